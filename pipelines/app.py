@@ -1,0 +1,97 @@
+"""What every app shares: composition, one-line errors, files that are never half-written."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+CONFIG = str(Path(__file__).parents[1] / "conf")
+USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError, KeyboardInterrupt)
+
+
+def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]]:
+    """A Hydra app over conf/<name>.yaml whose function gets the section <name> of the config.
+
+    Errors that the user can act on end the program with one line and exit code 1. With
+    HYDRA_FULL_ERROR=1 the full traceback is shown.
+    """
+
+    def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
+        full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+        def task(cfg: DictConfig) -> Any:
+            try:
+                return function(cfg[name])
+            except USER_ERRORS as error:
+                if full_error:
+                    raise
+                sys.exit(f"error: {one_line(error)}")  # before Hydra adds lines of its own
+
+        def main() -> None:
+            sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
+            try:
+                os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of exiting
+                hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
+            except USER_ERRORS as error:
+                if full_error:
+                    raise
+                sys.exit(f"error: {one_line(error)}")
+
+        return main
+
+    return decorate
+
+
+def scale_of_params(arguments: list[str]) -> list[str]:
+    """The override that makes the `scale` of params.yaml the group choice, unless one is given.
+
+    DVC reads the value and Hydra needs a choice; this keeps it written once.
+    """
+    if any(argument.startswith("scale=") for argument in arguments):
+        return []
+    if not Path("params.yaml").exists():
+        sys.exit("error: no params.yaml in the current folder; run from the repository's root")
+    return [f"scale={OmegaConf.load('params.yaml').scale}"]
+
+
+def one_line(error: BaseException) -> str:
+    """The error's message on one line, with the cause that Hydra wraps."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    cause = error.__cause__ if isinstance(error, HydraException) else None
+    text = f"{error}: {cause}" if cause else str(error)
+    text = text.partition("\nConfig search path:")[0]
+    return " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill that takes its place under `path` only when everything succeeded."""
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        shutil.rmtree(target, ignore_errors=True)
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Sorted, indented JSON; the file appears whole or not at all."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.partial")
+    partial.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    partial.replace(target)

@@ -1,0 +1,24 @@
+"""Stage corpus: real text, split into training and evaluation documents.
+
+python -m pipelines.corpus [corpus=docstrings|local|wikitext103|paper_mixture|...] [seed=0]
+"""
+
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from pipelines.app import app, write_json
+from value_aware_attention.data.corpora import write_corpus
+
+
+@app("corpus")
+def main(cfg: DictConfig) -> None:
+    """Writes <folder>/<source>/{train,evaluation}.jsonl and the counts of documents."""
+    sources = {name: instantiate(source.documents) for name, source in cfg.sources.items()}
+    counts = write_corpus(sources, Path(cfg.folder), cfg.seed, cfg.evaluation_fraction)
+    write_json(cfg.metrics, counts)
+
+
+if __name__ == "__main__":
+    main()

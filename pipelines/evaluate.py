@@ -1,0 +1,125 @@
+"""Stage evaluate: a trained model with its attention replaced, over a grid of approximations.
+
+The grid of a model:   python -m pipelines.evaluate model=masked length=long
+One cell:              python -m pipelines.evaluate kernel=elu approximation=sliding_window
+A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polynomial,elu \\
+                           approximation=optimal_v_oblivious approximation.r=1,4,16,65
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from pipelines.app import app, write_json
+from pipelines.run_on import run_on
+from pipelines.tracking import tracked
+from value_aware_attention.evaluation.cells import Cell, expand_axes
+from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid, file_hash
+from value_aware_attention.evaluation.task import Task
+
+SEEDS_PER_LAYER = 1000
+
+
+@app("evaluate")
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Writes <records>/<model>.json, or returns the row of the one cell asked for."""
+    if not Path(cfg.checkpoint).exists():
+        raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
+    hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
+    task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
+    cache = RecordCache(cfg.cache, hashes | {"task": OmegaConf.to_container(cfg.task)})
+    if cfg.approximation is not None:
+        cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
+        records = evaluate_grid(task, [cell], cache)["cells"]
+        return row(cfg, records[-1])
+    with tracked(cfg, "evaluate", cfg.name, **hashes) as run:
+        measured = evaluate_grid(task, grid(cfg, task.length), cache)
+        record = header(cfg, task, measured["cells"][0]) | hashes | measured
+        write_json(Path(cfg.records) / f"{cfg.name}.json", record)
+        write_json(Path(cfg.metrics) / "evaluate" / f"{cfg.name}.json", summary(record))
+        log_table(run, cfg, record)
+    return {}
+
+
+def grid(cfg: DictConfig, length: int) -> list[Cell]:
+    """Every approximation with every combination of its axes."""
+    return [
+        build_cell(cfg, name, {**cfg.methods[name], **setting})
+        for name, axes in cfg.axes.items()
+        for setting in expand_axes(OmegaConf.to_container(axes), length)
+    ]
+
+
+def build_cell(cfg: DictConfig, name: str, method: dict[str, Any]) -> Cell:
+    """The cell of one configured method; layers of a random method get different seeds."""
+
+    def build(layer: int) -> Any:
+        seeded = {"seed": method["seed"] * SEEDS_PER_LAYER + layer} if "seed" in method else {}
+        return instantiate(method | seeded)
+
+    parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
+    constructed = name == "optimal_v_aware" and method["r"] > 1
+    return Cell(name, parameters, build, cfg.constructed_units if constructed else None)
+
+
+def header(cfg: DictConfig, task: Task, exact: dict[str, Any]) -> dict[str, Any]:
+    """What the numbers of a record are about and were made on."""
+    return {
+        "model": cfg.name,
+        "task": "causal" if task.metric == "perplexity" else "masked",
+        "kernel": cfg.kernel,
+        "length": task.length,
+        "head_dim": task.head_dim,
+        "metric": task.metric,
+        "unit": task.unit,
+        "scale": cfg.scale,
+        "run_on": run_on()
+        | {
+            "data": cfg.data,
+            "targets": exact["count"],
+            "evaluation_units": len(exact["unit_counts"]),
+        },
+    }
+
+
+def row(cfg: DictConfig, record: dict[str, Any]) -> dict[str, Any]:
+    """A cell as a line of the table that a multirun prints."""
+    error = record["relative_output_error"]
+    metric = {key: record[key] for key in ("value", "low", "high", "count")}
+    return {
+        "model": cfg.name,
+        "approximation": record["approximation"],
+        **record["parameters"],
+        **metric,
+        "relative_output_error": sum(error) / len(error),
+    }
+
+
+def summary(record: dict[str, Any]) -> dict[str, float]:
+    """One number a cell, for `dvc metrics show` and `dvc metrics diff`."""
+    return {
+        "_".join([cell["approximation"], *map(str, cell["parameters"].values())]): cell["value"]
+        for cell in record["cells"]
+    }
+
+
+def log_table(run: Any, cfg: DictConfig, record: dict[str, Any]) -> None:
+    """The grid as a wandb.Table with a scatter of end metric against output error."""
+    if run is None:
+        return
+    import wandb
+
+    rows = [row(cfg, cell) for cell in record["cells"]]
+    columns = list(dict.fromkeys(key for line in rows for key in line))
+    data = [[line.get(column) for column in columns] for line in rows]
+    table = wandb.Table(columns=columns, data=data)
+    scatter = partial(wandb.plot.scatter, table, "relative_output_error", "value")
+    run.log({"grid": table, "metric_against_output_error": scatter(title=cfg.name)})
+
+
+if __name__ == "__main__":
+    main()

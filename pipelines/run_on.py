@@ -1,0 +1,30 @@
+"""What a number was measured on."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
+
+
+def run_on() -> dict[str, Any]:
+    """Hardware and versions, without anything that names a machine or a time."""
+    return {
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in PACKAGES},
+    }
+
+
+def processor() -> str:
+    """The CPU's model name and the number of cores this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{cores} cores of {names[0] if names else platform.processor() or platform.machine()}"

@@ -1,0 +1,94 @@
+"""What both training stages do once they have a module and batches: fit, save, record."""
+
+import math
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning import seed_everything
+from pytorch_lightning.loggers import WandbLogger
+from torch import nn
+from torch.utils.data import Dataset
+
+from pipelines.app import new_folder, write_json
+from pipelines.tracking import tracked
+from value_aware_attention.evaluation.grid import file_hash
+from value_aware_attention.training.fit import fit
+from value_aware_attention.training.module import LanguageModeling
+
+
+def train(
+    cfg: DictConfig,
+    build: Callable[[], LanguageModeling],
+    batches: Dataset,
+    held_out: Dataset,
+    *,
+    save: Callable[[Any, Path], None],
+    facts: Mapping[str, Any],
+) -> None:
+    """Trains what `build` makes, writes the model's folder and its metrics.
+
+    A killed run continues where it was, if nothing that determines it has changed.
+    """
+    data = file_hash([cfg.tokens])
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    settings = {key: value for key, value in plain.items() if key not in ("run", "trainer")}
+    fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
+    seed_everything(cfg.seed, verbose=False)
+    module = build()
+    with tracked(cfg, "train", cfg.name, data=data) as run:
+        curve = fit(
+            module,
+            batches,
+            held_out,
+            **cfg.fit,
+            evaluate_every=cfg.training.evaluate_every,
+            checkpoint_every=cfg.training.checkpoint_every,
+            log_every=cfg.training.log_every,
+            checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
+            fingerprint=fingerprint,
+            logger=WandbLogger(experiment=run) if run else None,
+            **cfg.trainer,
+        )
+    if not all(math.isfinite(point["loss"]) for point in curve):
+        raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
+    with new_folder(Path(cfg.models) / cfg.name) as folder:
+        save(module.model, folder)
+    write_json(Path(cfg.metrics) / f"{cfg.name}.json", metrics(cfg, module.model, curve, facts))
+
+
+def metrics(
+    cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The learning curve, its last point, and the hyper-parameters of Table 4."""
+    module = OmegaConf.to_container(cfg.module, resolve=True)
+    schedule, betas = module.pop("schedule"), module.pop("betas")
+    given = {**cfg.get("model", {}), **cfg.get("layers", {}), **cfg.get("positions", {})}
+    hyperparameters = {
+        **{key: value for key, value in given.items() if key not in ("_target_", "kernel")},
+        **cfg.batches,
+        **cfg.fit,
+        **{key: value for key, value in module.items() if key != "_target_"},
+        "learning_rate": schedule["peak"],
+        "warmup_steps": schedule.get("warmup_steps"),
+        "warmup_proportion": schedule.get("warmup_proportion"),
+        "schedule": schedule["_target_"].rpartition(".")[2],
+        "optimizer": cfg.optimizer,
+        "gradient_accumulation": 1,
+        "beta_1": betas[0],
+        "beta_2": betas[1],
+        **facts,
+    }
+    final = {key: value for key, value in curve[-1].items() if key != "step"}
+    tokens = cfg.fit.steps * cfg.batches.batch_size * hyperparameters["length"]
+    return {
+        "model": cfg.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": cfg.fit.steps,
+        "tokens": tokens,
+        "curve": curve,
+        "hyperparameters": hyperparameters,
+        **final,
+    }

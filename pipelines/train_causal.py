@@ -1,0 +1,36 @@
+"""Stage train_causal: a decoder whose every layer attends with one kernel (A.2).
+
+python -m pipelines.train_causal kernel=exponential|polynomial|elu [causal.steps=700]
+"""
+
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from transformers import PreTrainedTokenizerFast
+
+from pipelines.app import app
+from pipelines.train import train
+from value_aware_attention.data.batches import CausalBatches
+
+
+@app("train_causal")
+def main(cfg: DictConfig) -> None:
+    """Writes <models>/causal_<kernel>/ and the learning curve."""
+    folder = Path(cfg.tokens)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    batches = CausalBatches(folder / "train.npy", steps=cfg.fit.steps, **cfg.batches)
+    held_out = CausalBatches(
+        folder / "evaluation.npy", steps=cfg.training.evaluation_batches, **cfg.batches
+    )
+    facts = {"vocabulary_size": len(tokenizer), "head_dim": cfg.model.width // cfg.model.heads}
+
+    def module():
+        model = instantiate(cfg.model, vocabulary_size=len(tokenizer))
+        return instantiate(cfg.module, model)
+
+    train(cfg, module, batches, held_out, save=lambda model, path: model.save(path), facts=facts)
+
+
+if __name__ == "__main__":
+    main()

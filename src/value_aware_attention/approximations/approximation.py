@@ -1,0 +1,191 @@
+"""The interface of every approximation, and of those that keep a few keys per query."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from value_aware_attention.attention import attention, attention_weights, visibility
+from value_aware_attention.attention import working_precision as _working
+from value_aware_attention.error import squared_output_error
+from value_aware_attention.kernels import Exponential, Kernel
+
+__all__ = ["Approximation", "Inputs", "SparseApproximation", "SparseWeights", "check_at_least"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One attention call, checked, in at least fp32."""
+
+    query: Float[Tensor, "*#batch N D"]
+    key: Float[Tensor, "*#batch M D"]
+    value: Float[Tensor, "*#batch M V"]
+    kernel: Kernel
+    visible: Bool[Tensor, "*#batch #N #M"] | None
+    is_causal: bool
+
+    @property
+    def keys(self) -> int:
+        """Number of keys M."""
+        return self.key.shape[-2]
+
+    def weights(self) -> Float[Tensor, "*batch N M"]:
+        """The exact attention distribution alpha."""
+        return attention_weights(self.query, self.key, kernel=self.kernel, attn_mask=self.visible)
+
+    def output(self) -> Float[Tensor, "*batch N V"]:
+        """The exact output o."""
+        return attention(
+            self.query, self.key, self.value, kernel=self.kernel, attn_mask=self.visible
+        )
+
+
+class Approximation(nn.Module, ABC):
+    """Something that can stand in for exact attention: same inputs, an output of the same shape."""
+
+    supports_causal: bool = True
+    """False: the choice of keys would depend on later positions, so a causal mask is refused."""
+
+    needs_shared_keys: bool = False
+    """True: a mask must hide the same keys from every query (padding), shape (..., 1, keys)."""
+
+    kernels: tuple[type, ...] = ()
+    """The kernels it can approximate; empty = every kernel."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),  # noqa: B008
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "*batch N V"]:
+        """The approximate output, in the dtype of `value`; fully masked rows give zeros."""
+        inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
+        return self.approximate(inputs).to(value.dtype)
+
+    def inputs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kernel: Kernel,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> Inputs:
+        """The call, checked against what this method supports."""
+        name = type(self).__name__
+        visible = visibility(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+        if is_causal and not self.supports_causal:
+            raise ValueError(f"{name} does not support is_causal: its choice of keys would leak")
+        if self.needs_shared_keys and visible is not None and visible.shape[-2] != 1:
+            raise ValueError(
+                f"{name} got an attn_mask of shape {tuple(visible.shape)}; it supports key "
+                f"padding only, shape (..., 1, keys)"
+            )
+        if self.kernels and not isinstance(kernel, self.kernels):
+            allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
+            raise ValueError(f"{name} got the kernel {kernel}; it approximates {allowed}")
+        return Inputs(_working(query), _working(key), _working(value), kernel, visible, is_causal)
+
+    @abstractmethod
+    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+        """The approximate output."""
+
+    @abstractmethod
+    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+        """Multiply-adds per query; see `error.budget`."""
+
+
+@dataclass(frozen=True)
+class SparseWeights:
+    """At most R keys per query with their weights: a point of C_r (section 3)."""
+
+    indices: Int[Tensor, "*batch N R"]
+    """Keys, each in range; an unused slot has weight 0."""
+    weights: Float[Tensor, "*batch N R"]
+    """>= 0, summing to 1, or to 0 where every key is masked."""
+    error: Float[Tensor, "*batch N"]
+    """||o - o~||^2, recomputed from indices and weights."""
+    optimal: Bool[Tensor, "*batch N"] | None = None
+    """Where the choice is proved optimal; None for methods that do not claim it."""
+
+    def dense(self, keys: int) -> Float[Tensor, "*batch N M"]:
+        """The weights on every key, zero where not kept."""
+        return dense_weights(self.indices, self.weights, keys)
+
+    def support(self) -> Int[Tensor, "*batch N"]:
+        """Number of keys with a positive weight, per query."""
+        return (self.weights > 0).sum(dim=-1)
+
+
+def dense_weights(indices: Tensor, weights: Tensor, keys: int) -> Tensor:
+    """Scatters kept weights onto all keys; a key named twice gets the sum."""
+    zeros = weights.new_zeros(*weights.shape[:-1], keys)
+    return zeros.scatter_add(-1, indices, weights)
+
+
+class SparseApproximation(Approximation):
+    """An approximation that keeps at most `r` keys per query."""
+
+    solves_for_weights: bool = False
+    """True: weights come from a solver, so an evaluation keeps its largest support and error."""
+
+    def __init__(self, r: int) -> None:
+        super().__init__()
+        self.r = check_at_least(1, r=r)
+
+    def select(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),  # noqa: B008
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+    ) -> SparseWeights:
+        """The keys kept for each query, their weights, and the output error they leave."""
+        inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
+        indices, weights = self.choose(inputs)
+        output = dense_weights(indices, weights, inputs.keys) @ inputs.value
+        error = squared_output_error(output, inputs.output())
+        return SparseWeights(indices, weights, error, self.proved_optimal(inputs, weights))
+
+    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+        indices, weights = self.choose(inputs)
+        return dense_weights(indices, weights, inputs.keys) @ inputs.value
+
+    @abstractmethod
+    def choose(
+        self, inputs: Inputs
+    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        """Indices and weights of the keys kept; more than M slots are never returned."""
+
+    def proved_optimal(self, inputs: Inputs, weights: Tensor) -> Bool[Tensor, "*batch N"] | None:
+        """Where the choice is proved optimal in the value-aware sense; None = no claim."""
+        return None
+
+    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+        return float(min(self.r, keys) * (head_dim + value_dim))
+
+    def extra_repr(self) -> str:
+        return f"r={self.r}"
+
+
+def check_at_least(minimum: int, **arguments: int) -> int:
+    """The one argument given, if it is an integer >= `minimum`; ValueError otherwise."""
+    ((name, given),) = arguments.items()
+    if isinstance(given, bool) or not isinstance(given, int) or given < minimum:
+        raise ValueError(f"{name} is {given!r}; it must be an integer >= {minimum}")
+    return given
+
+
+def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:
+    """Weights divided by their sum; rows that sum to 0 stay 0."""
+    total = weights.sum(dim=-1, keepdim=True)
+    return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)

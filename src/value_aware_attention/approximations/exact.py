@@ -1,0 +1,35 @@
+"""Exact attention behind the interface of the approximations."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from value_aware_attention.approximations.approximation import Approximation, Inputs
+from value_aware_attention.attention import attention
+from value_aware_attention.kernels import Exponential, Kernel
+
+__all__ = ["Exact"]
+
+
+class Exact(Approximation):
+    """Eq. 1, with every key: the baseline of every table."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),  # noqa: B008
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "*batch N V"]:
+        """`attention`, with its own choice of precision and of fused code."""
+        return attention(
+            query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal
+        )
+
+    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+        return inputs.output()
+
+    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+        return float(keys * (head_dim + value_dim))

@@ -1,0 +1,126 @@
+"""LSH attention (section A.1, after Reformer): queries attend to keys that hash near them."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from value_aware_attention.approximations.approximation import (
+    Approximation,
+    Inputs,
+    check_at_least,
+)
+
+__all__ = ["LSH"]
+
+
+class LSH(Approximation):
+    """A.1's LSH attention: `rounds` hash rounds of r = 2B keys each, normalised once over all.
+
+    In each round H(x) = argmax([-Rx; Rx]) over C = 4M/r buckets, with R of C/2 x D standard
+    Gaussians; queries and keys are each sorted by hash, ties by position, and cut into chunks of B.
+    A query of chunk i sees the keys of chunks i - 1 (wrapping around) and i. Similarities add up
+    over the rounds before the single normalisation. Hidden (padded) keys sort last. r = M is exact
+    for any number of rounds. Later positions decide where a chunk is cut, so no causal masks.
+    """
+
+    supports_causal = False
+    needs_shared_keys = True
+
+    def __init__(self, r: int, rounds: int, seed: int) -> None:
+        super().__init__()
+        self.r = check_at_least(2, r=r)
+        if r % 2:
+            raise ValueError(f"r is {r}; LSH looks at two chunks of r/2 keys, so r must be even")
+        self.rounds = check_at_least(1, rounds=rounds)
+        self.seed = check_at_least(0, seed=seed)
+
+    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+        queries, keys = inputs.query.shape[-2], inputs.keys
+        if queries != keys:
+            raise ValueError(f"LSH got {queries} queries and {keys} keys; it needs as many of both")
+        generator = torch.Generator().manual_seed(self.seed)
+        rounds = [self._round(inputs, generator) for _ in range(self.rounds)]
+        log_totals = torch.stack([log_total for _, log_total in rounds])
+        # Rounds add un-normalised similarities: outputs are averaged by their shares of the total.
+        shares = log_totals.softmax(dim=0).nan_to_num(0.0)
+        return sum(share[..., None] * output for share, (output, _) in zip(shares, rounds))  # type: ignore[return-value]  # noqa: B905
+
+    def _round(
+        self, inputs: Inputs, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch N"]]:
+        """Output of one hash round and the log of its summed similarities."""
+        chunk = min(self.r // 2, math.ceil(inputs.keys / 2))
+        buckets = max(2, 2 * math.ceil(inputs.keys / chunk))
+        shape = (buckets // 2, inputs.key.shape[-1])
+        rotation = torch.randn(shape, generator=generator).to(inputs.key)
+        query_order = _sorted_by_hash(inputs.query, rotation, None)
+        key_order = _sorted_by_hash(inputs.key, rotation, inputs.visible)
+        query = _chunks(_take(inputs.query, query_order), chunk)
+        chunks = query.shape[-3]
+        key, value, seen = self._neighbourhoods(inputs, key_order, chunk, chunks)
+        scores = inputs.kernel.log_similarity(query, key)
+        scores = scores.masked_fill(~seen[..., None, :], -torch.inf)
+        output = scores.softmax(dim=-1).nan_to_num(0.0) @ value
+        rank = query_order.argsort(dim=-1)
+        log_total = scores.logsumexp(dim=-1).flatten(-2)
+        return _take(output.flatten(-3, -2), rank), log_total.expand(*rank.shape[:-1], -1).gather(
+            -1, rank
+        )
+
+    def _neighbourhoods(
+        self, inputs: Inputs, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and their visibility, chunk i holding the sorted chunks i - 1 and i."""
+        seen = torch.ones_like(order, dtype=torch.bool)
+        if inputs.visible is not None:
+            seen = inputs.visible[..., 0, :].expand_as(order).gather(-1, order)
+        parts = (
+            _take(inputs.key, order),
+            _take(inputs.value, order),
+            seen[..., None],
+        )
+        key, value, visible = (_with_previous(_chunks(part, chunk)) for part in parts)
+        return key[..., :chunks, :, :], value[..., :chunks, :, :], visible[..., :chunks, :, 0]
+
+    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+        """Attended keys of all rounds, plus hashing a query and its share of hashing the keys."""
+        attended = min(self.r, keys) * (head_dim + value_dim)
+        hashing = 2 * keys / self.r * head_dim * (1 + keys / queries)
+        return self.rounds * (attended + hashing)
+
+    def extra_repr(self) -> str:
+        return f"r={self.r}, rounds={self.rounds}, seed={self.seed}"
+
+
+def _sorted_by_hash(
+    x: Float[Tensor, "*batch L D"], rotation: Float[Tensor, "C D"], visible: Tensor | None
+) -> Int[Tensor, "*batch L"]:
+    """Positions in the order of their hash, ties by position, hidden ones last."""
+    rotated = x @ rotation.T
+    bucket = torch.cat([-rotated, rotated], dim=-1).argmax(dim=-1)
+    if visible is not None:
+        hidden = ~visible[..., 0, :]
+        batch = torch.broadcast_shapes(bucket.shape, hidden.shape)
+        bucket = bucket.expand(batch).masked_fill(hidden, 2 * len(rotation))
+    return bucket.argsort(dim=-1, stable=True)
+
+
+def _take(x: Float[Tensor, "*#batch L W"], order: Int[Tensor, "*#batch N"]) -> Tensor:
+    """Rows of x in the given order."""
+    batch = torch.broadcast_shapes(x.shape[:-2], order.shape[:-1])
+    index = order.expand(*batch, -1)[..., None].expand(*batch, -1, x.shape[-1])
+    return x.expand(*batch, -1, -1).gather(-2, index)
+
+
+def _chunks(x: Tensor, chunk: int) -> Tensor:
+    """(..., L, W) -> (..., chunks, chunk, W); the last chunk is filled with zeros."""
+    missing = -x.shape[-2] % chunk
+    filled = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+    return filled.unflatten(-2, (-1, chunk))
+
+
+def _with_previous(chunks: Tensor) -> Tensor:
+    """Each chunk preceded by the one before it, the first by the last."""
+    return torch.cat([chunks.roll(1, dims=-3), chunks], dim=-2)

@@ -1,0 +1,117 @@
+"""Exact kernel attention (Eq. 1): what every approximation is held against.
+
+Glossary of dimension letters, used in every shape of the library:
+    batch  any leading dimensions (batch, heads), broadcast    N  queries    M  keys
+    D      head_dim, numbers in a query or key                 V  value_dim, numbers in a value
+    R      keys kept per query                                 F  random features
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from value_aware_attention.kernels import Exponential, Kernel
+
+__all__ = ["attention", "attention_weights", "check_inputs", "visibility", "working_precision"]
+
+
+def attention(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    value: Float[Tensor, "*#batch M V"],
+    *,
+    kernel: Kernel = Exponential(),  # noqa: B008  frozen, so one instance may serve every call
+    attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+    is_causal: bool = False,
+) -> Float[Tensor, "*batch N V"]:
+    """sum_i kappa(q, k_i) v_i / sum_i kappa(q, k_i), Eq. 1 of the paper.
+
+    `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
+    bf16 and fp16 inputs are accumulated in fp32. Raises ValueError for shapes that do not fit.
+    """
+    visible = visibility(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+    if isinstance(kernel, Exponential) and attn_mask is None:
+        scale = kernel.scale_for(query.shape[-1])
+        return scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
+    weights = _weights(query, key, kernel, visible)
+    return (weights @ working_precision(value)).to(value.dtype)
+
+
+def attention_weights(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    *,
+    kernel: Kernel = Exponential(),  # noqa: B008
+    attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+    is_causal: bool = False,
+) -> Float[Tensor, "*batch N M"]:
+    """alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j), in fp32 or fp64; zeros where all is masked."""
+    visible = visibility(query, key, key, attn_mask=attn_mask, is_causal=is_causal)
+    return _weights(query, key, kernel, visible)
+
+
+def _weights(query: Tensor, key: Tensor, kernel: Kernel, visible: Tensor | None) -> Tensor:
+    scores = kernel.log_similarity(working_precision(query), working_precision(key))
+    if visible is None:
+        return scores.softmax(dim=-1)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return weights.masked_fill(~visible, 0.0)  # a fully masked row's softmax is NaN
+
+
+def working_precision(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """x in at least fp32, the precision every sum of the library is taken in."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def visibility(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    value: Float[Tensor, "*#batch M V"],
+    *,
+    attn_mask: Bool[Tensor, "*#batch #N #M"] | None,
+    is_causal: bool,
+) -> Bool[Tensor, "*#batch #N #M"] | None:
+    """One mask, True = visible, for `attn_mask` and `is_causal` together; None = everything."""
+    check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+    if not is_causal:
+        return attn_mask
+    queries, keys = query.shape[-2], key.shape[-2]
+    causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
+    return causal if attn_mask is None else causal & attn_mask
+
+
+def check_inputs(
+    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, is_causal: bool
+) -> None:
+    """Raises ValueError, naming the shapes, unless the inputs are those of one attention call."""
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise ValueError(f"{shapes}: each must have at least 2 dimensions, (..., length, width)")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"{shapes}: query and key must have the same last dimension (head_dim)")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"{shapes}: key and value must have the same number of keys")
+    try:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    except RuntimeError:
+        raise ValueError(f"{shapes}: the leading dimensions must broadcast together") from None
+    if is_causal and query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"{shapes}: is_causal needs as many queries as keys; pass attn_mask instead"
+        )
+    if attn_mask is not None:
+        _check_mask(attn_mask, (*leading, query.shape[-2], key.shape[-2]))
+
+
+def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
+    if attn_mask.dtype != torch.bool:
+        raise ValueError(f"attn_mask is {attn_mask.dtype}; it must be torch.bool, True = visible")
+    try:
+        fits = torch.broadcast_shapes(attn_mask.shape, shape) == torch.Size(shape)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"attn_mask of shape {tuple(attn_mask.shape)} does not broadcast to {shape}"
+        )

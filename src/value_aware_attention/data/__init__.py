@@ -1,0 +1,1 @@
+"""Text to batches: corpora -> tokens -> sequences -> masks (A.1)."""

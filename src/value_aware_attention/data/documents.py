@@ -1,0 +1,15 @@
+"""The unit every source yields."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "evaluation"]
+SPLITS: tuple[Split, ...] = ("train", "evaluation")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and the split its publisher put it in; None leaves the choice to `write_corpus`."""
+
+    text: str
+    split: Split | None = None

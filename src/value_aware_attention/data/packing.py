@@ -1,0 +1,161 @@
+"""Documents to one long token stream per source, and the stream to arrays on disk (A.1).
+
+Everything passes through Arrow files and `.npy` memory maps in blocks; nothing in memory grows
+with the corpus.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # slow to import, and reading packed tokens needs neither
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
+
+Tokens = NDArray[np.integer]
+DOCUMENTS_PER_BATCH = 256
+
+
+def token_stream(
+    file: Path, tokenizer: "PreTrainedTokenizerFast", *, seed: int | None, cache_dir: Path
+) -> "Dataset":
+    """The documents of one source and split as tokens: `input_ids`, `</s>` after each document.
+
+    The documents are in random order drawn from `seed`; None keeps the order of the file. Specials
+    written in a text are text. The Arrow files lie in `cache_dir` and may be deleted afterwards.
+    """
+    from datasets import Features, List, Value, load_dataset
+    from tokenizers import Tokenizer
+
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: write the corpus first")
+    documents = load_dataset(
+        "json",
+        data_files=str(file),
+        features=Features({"text": Value("string")}),
+        cache_dir=str(cache_dir),
+        split="train",
+    )
+    if seed is not None:
+        documents = documents.shuffle(seed=seed)
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.encode_special_tokens = True
+    end = tokenizer.eos_token_id
+
+    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        encoded = backend.encode_batch_fast(batch["text"], add_special_tokens=False)
+        return {"input_ids": [[*encoding.ids, end] for encoding in encoded]}
+
+    return documents.map(
+        tokenize,
+        batched=True,
+        batch_size=DOCUMENTS_PER_BATCH,
+        remove_columns=["text"],
+        features=Features({"input_ids": List(Value("int32"))}),
+        desc=f"tokenizing {file.parent.name}/{file.stem}",
+    )
+
+
+def count_tokens(stream: "Dataset") -> int:
+    """Tokens of a stream, `</s>` included."""
+    return sum(len(block) for block in _blocks(stream))
+
+
+def write_stream(
+    streams: Sequence["Dataset"], path: Path, *, vocabulary_size: int, seed: int | None = None
+) -> int:
+    """Write the streams of all sources as one 1-D `.npy`; returns the number of tokens.
+
+    With a `seed` the documents of all sources are in random order, so that a part of the array is
+    a sample of all of them; None keeps the streams one after the other.
+    """
+    from datasets import concatenate_datasets
+
+    stream = concatenate_datasets(list(streams))
+    total = count_tokens(stream)
+    if total == 0:
+        raise ValueError(f"{path}: the streams hold no tokens")
+    if seed is not None:
+        stream = stream.shuffle(seed=seed)
+    array = open_memmap(path, "w+", dtype=token_dtype(vocabulary_size), shape=(total,))
+    start = 0
+    for block in _blocks(stream):
+        array[start : start + len(block)] = block
+        start += len(block)
+    array.flush()
+    return total
+
+
+def write_instances(
+    stream: "Dataset",
+    path: Path,
+    *,
+    tokenizer: "PreTrainedTokenizerFast",
+    instance_length: int,
+    quota: int | None = None,
+) -> int:
+    """Cut one source's stream into instances: a 2-D `.npy` (instances, instance_length).
+
+    Each row is `<s>`, the next `instance_length` - 2 tokens, `</s>`; the rest of the stream that
+    fills no row is dropped. At most `quota` rows are written (None: all). Returns their number.
+    """
+    pieces = instance_length - 2
+    total = count_tokens(stream)
+    if pieces < 1 or total < pieces:
+        raise ValueError(
+            f"{path}: a stream of {total} tokens fills no instance of {instance_length} tokens"
+        )
+    count = total // pieces if quota is None else min(quota, total // pieces)
+    if count == 0:
+        raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
+    dtype = token_dtype(len(tokenizer))
+    array = open_memmap(path, "w+", dtype=dtype, shape=(count, instance_length))
+    array[:, 0], array[:, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
+    row = 0
+    for block in _whole_pieces(_blocks(stream), pieces):
+        rows = block.reshape(-1, pieces)[: count - row]
+        array[row : row + len(rows), 1:-1] = rows
+        row += len(rows)
+        if row == count:
+            break
+    array.flush()
+    return count
+
+
+def rearrange(instances: Tokens, length: int) -> Tokens:
+    """Join consecutive instances into sequences of `length` tokens (Table 4: BSZ x ISZ to SQL).
+
+    (instances, instance_length) -> (instances * instance_length // length, length): RoBERTa-4096
+    reads eight wrapped instances of 512 as one sequence. Left-over instances are dropped.
+    """
+    count, instance_length = instances.shape
+    if length % instance_length:
+        raise ValueError(f"length {length} is not a multiple of the instances' {instance_length}")
+    group = length // instance_length
+    if count < group:
+        raise ValueError(f"{count} instances of {instance_length} fill no sequence of {length}")
+    return instances[: count // group * group].reshape(-1, length)
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
+    """The smallest of uint16 and int32 that holds every id."""
+    return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)
+
+
+def _blocks(stream: "Dataset") -> Iterator[Tokens]:
+    for batch in stream.with_format("arrow").iter(batch_size=DOCUMENTS_PER_BATCH):
+        for chunk in batch["input_ids"].chunks:
+            yield chunk.flatten().to_numpy()
+
+
+def _whole_pieces(blocks: Iterator[Tokens], piece: int) -> Iterator[Tokens]:
+    rest = np.empty(0, dtype=np.int32)
+    for block in blocks:
+        joined = np.concatenate([rest, block])
+        whole = len(joined) // piece * piece
+        yield joined[:whole]
+        rest = joined[whole:]

@@ -1,0 +1,1 @@
+"""How a trained model does with its attention replaced: end metrics, output errors, skewness."""

@@ -1,0 +1,113 @@
+"""Perplexity of a causal LM with a context window: every target is scored exactly once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy, linear
+
+from value_aware_attention.evaluation.task import (
+    LayerCall,
+    LayerRecorder,
+    Layerwise,
+    UnitSums,
+    evenly_spaced,
+)
+from value_aware_attention.models.causal_lm import CausalLanguageModel
+
+__all__ = ["CausalTask", "context_windows"]
+
+
+def context_windows(
+    targets: int, length: int, context: int
+) -> Iterator[tuple[int, int, int]]:
+    """(start, first scored, end) of each window over a stream of `targets` predictions.
+
+    A window holds at most `length` inputs; it scores the predictions first..end-1 and reads the up
+    to `context` inputs before them, as fairseq does; the first windows have less. Raises ValueError
+    unless 0 <= context < length.
+    """
+    if not 0 <= context < length:
+        raise ValueError(f"context is {context}; it must be at least 0 and below length, {length}")
+    for first in range(0, targets, length - context):
+        yield max(0, first - context), first, min(first + length - context, targets)
+
+
+class CausalTask:
+    """A causal LM and a stream of evaluation tokens, read in windows; `units` None = all of them.
+
+    Fewer are taken evenly spaced, so that they sample the whole stream.
+    """
+
+    metric = "perplexity"
+    unit = "window"
+
+    def __init__(
+        self,
+        *,
+        model: CausalLanguageModel,
+        tokens: Path | str,
+        length: int,
+        context: int,
+        units: int | None,
+        batch_size: int,
+        recorded_units: int,
+        device: str,
+    ) -> None:
+        stream = np.load(tokens, mmap_mode="r")
+        if len(stream) <= length:
+            raise ValueError(
+                f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
+                f"of {length}"
+            )
+        self.model = model.to(device).eval()
+        self.length, self.context = length, context
+        self.head_dim = model.arguments["width"] // model.arguments["heads"]
+        self.batch_size, self.recorded_units = batch_size, recorded_units
+        self.device = device
+        windows = list(context_windows(len(stream) - 1, length, context))
+        self.windows = [windows[index] for index in evenly_spaced(len(windows), units)]
+        self.stream = stream
+
+    def run(self, method: Layerwise, units: int | None = None) -> UnitSums:
+        windows = self.windows[:units]
+        totals = np.zeros(len(windows))
+        with torch.inference_mode(), self.model.replaced_attention(method):
+            for batch in _same_length(windows, self.batch_size):
+                totals[batch] = self._losses([windows[index] for index in batch])
+        counts = np.array([end - first for _, first, end in windows], dtype=np.float64)
+        return UnitSums(totals, counts)
+
+    def _losses(self, windows: list[tuple[int, int, int]]) -> NDArray[np.float64]:
+        """Summed nats over the scored targets of each window; all windows of the same shape."""
+        context = windows[0][1] - windows[0][0]
+        rows = torch.from_numpy(
+            np.stack([self.stream[start : end + 1] for start, _, end in windows]).astype(np.int64)
+        ).to(self.device)
+        hidden = self.model.hidden(rows[:, :-1])[:, context:]
+        logits = linear(hidden, self.model.embedding.weight).flatten(0, 1).float()
+        losses = cross_entropy(logits, rows[:, context + 1 :].flatten(), reduction="none")
+        return losses.view(len(windows), -1).double().sum(dim=1).cpu().numpy()
+
+    def layer_calls(self) -> list[LayerCall]:
+        full = [window for window in self.windows if window[2] - window[0] == self.length]
+        recorders = [LayerRecorder() for _ in self.model.layers]
+        with torch.inference_mode(), self.model.replaced_attention(lambda layer: recorders[layer]):
+            for window in full[: self.recorded_units]:
+                self._losses([window])
+        return [
+            recorder.call(self.model.kernel, is_causal=True, first_row=self.context)
+            for recorder in recorders
+        ]
+
+
+def _same_length(windows: list[tuple[int, int, int]], batch_size: int) -> Iterator[list[int]]:
+    """Indices of windows in batches of one shape (inputs and scored targets)."""
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index, (start, first, end) in enumerate(windows):
+        shapes.setdefault((first - start, end - start), []).append(index)
+    for indices in shapes.values():
+        for position in range(0, len(indices), batch_size):
+            yield indices[position : position + batch_size]

@@ -1,0 +1,91 @@
+"""Evaluates a grid of cells on one trained model; cells already computed are found again."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from value_aware_attention.approximations import Exact
+from value_aware_attention.evaluation.cells import Cell, evaluate_cell, source_hash
+from value_aware_attention.evaluation.skewness import skewness
+from value_aware_attention.evaluation.task import LayerCall, Task, UnitSums
+
+__all__ = ["RecordCache", "evaluate_grid", "file_hash"]
+
+
+class RecordCache:
+    """Computed cells as JSON files, named by a hash of everything that determines them."""
+
+    def __init__(self, folder: Path | str, identity: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.identity = identity
+
+    def get(self, cell: Cell, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The cell's record, from the cache or computed and then kept."""
+        path = self._path(cell)
+        if path.exists():
+            return json.loads(path.read_text())
+        record = compute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps(record))
+        partial.replace(path)
+        return record
+
+    def _path(self, cell: Cell) -> Path:
+        key = {
+            **self.identity,
+            "approximation": cell.approximation,
+            "parameters": dict(cell.parameters),
+            "units": cell.units,
+            "method": repr(cell.build(0)),
+            "source": source_hash(cell.build(0)),
+        }
+        return self.folder / f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+
+
+def evaluate_grid(task: Task, cells: Sequence[Cell], cache: RecordCache) -> dict[str, Any]:
+    """Records of all cells, exact attention first, and the skewness of every layer."""
+    calls: list[LayerCall] = []
+
+    def recorded() -> list[LayerCall]:
+        calls.extend(task.layer_calls() if not calls else ())
+        return calls
+
+    everything = Cell("exact", {}, lambda layer: Exact())
+
+    def exact_record() -> dict[str, Any]:
+        return evaluate_cell(everything, task, recorded(), task.run(everything.build))
+
+    baseline = cache.get(everything, exact_record)
+    exact = UnitSums(np.array(baseline["unit_totals"]), np.array(baseline["unit_counts"]))
+    records = [baseline]
+    with tqdm(cells, unit="cell") as progress:
+        for cell in progress:
+            progress.set_postfix_str(_describe(cell))
+            record = cache.get(cell, lambda c=cell: evaluate_cell(c, task, recorded(), exact))
+            records.append(record)
+    shape = [{"layer": layer, **skewness(call)} for layer, call in enumerate(recorded())]
+    return {"cells": records, "skewness": shape}
+
+
+def _describe(cell: Cell) -> str:
+    return " ".join([cell.approximation, *(f"{k}={v}" for k, v in cell.parameters.items())])
+
+
+def file_hash(paths: Iterable[Path | str]) -> str:
+    """sha256 over the bytes of files and of every file below folders, in order of their names."""
+    digest = sha256()
+    for path in map(Path, paths):
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            digest.update(file.name.encode() + b"\0")
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,89 @@
+"""Masked-token error: the percentage of masked tokens that a masked LM predicts wrongly."""
+
+import torch
+from torch import Tensor
+from transformers import RobertaForMaskedLM
+
+from value_aware_attention.data.batches import MaskedSequences
+from value_aware_attention.evaluation.task import (
+    LayerCall,
+    LayerRecorder,
+    Layerwise,
+    UnitSums,
+    evenly_spaced,
+)
+from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.kernels import Exponential
+
+__all__ = ["MaskedTask"]
+
+
+class MaskedTask:
+    """A masked LM and its evaluation sequences; sequence i is masked from (seed, i) alone.
+
+    `units` None = all of them; fewer are taken evenly spaced over all sources. Raises ValueError
+    where the model has another vocabulary or fewer positions than the sequences need.
+    """
+
+    metric = "error"
+    unit = "sequence"
+
+    def __init__(
+        self,
+        *,
+        model: RobertaForMaskedLM,
+        sequences: MaskedSequences,
+        seed: int,
+        units: int | None,
+        batch_size: int,
+        recorded_units: int,
+        device: str,
+    ) -> None:
+        self.model = model.to(device).eval()  # type: ignore[arg-type]
+        chosen = evenly_spaced(len(sequences), units)
+        rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
+        self.inputs = torch.cat([row["input_ids"] for row in rows])
+        self.labels = torch.cat([row["labels"] for row in rows])
+        self.length = self.inputs.shape[1]
+        _check_fit(model, sequences.vocabulary_size, self.length)
+        self.head_dim = model.config.hidden_size // model.config.num_attention_heads
+        self.batch_size, self.recorded_units = batch_size, recorded_units
+        self.device = device
+
+    def run(self, method: Layerwise, units: int | None = None) -> UnitSums:
+        wrong = []
+        with torch.inference_mode(), replace_attention(self.model, method):
+            for start in range(0, len(self.inputs[:units]), self.batch_size):
+                stop = min(start + self.batch_size, len(self.inputs[:units]))
+                wrong.append(self._wrong(slice(start, stop)))
+        counts = (self.labels[:units] >= 0).sum(dim=1).double()
+        return UnitSums(torch.cat(wrong).numpy(), counts.numpy())
+
+    def _wrong(self, rows: slice) -> Tensor:
+        """Wrong predictions per sequence; only masked positions go through the output layer."""
+        labels = self.labels[rows].to(self.device)
+        hidden = self.model.roberta(self.inputs[rows].to(self.device)).last_hidden_state
+        masked = labels >= 0
+        predicted = self.model.lm_head(hidden[masked]).argmax(dim=-1)
+        wrong = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+        wrong[masked] = (predicted != labels[masked]).double()
+        return wrong.sum(dim=1).cpu()
+
+    def layer_calls(self) -> list[LayerCall]:
+        recorders = [LayerRecorder() for _ in range(self.model.config.num_hidden_layers)]
+        with torch.inference_mode(), replace_attention(self.model, lambda i: recorders[i]):
+            for row in range(min(self.recorded_units, len(self.inputs))):
+                self._wrong(slice(row, row + 1))
+        return [r.call(Exponential(), is_causal=False, first_row=0) for r in recorders]
+
+
+def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> None:
+    reserved = model.config.pad_token_id + 1  # RoBERTa counts positions from pad_token_id + 1
+    positions = model.config.max_position_embeddings - reserved
+    if model.config.vocab_size != vocabulary_size:
+        raise ValueError(
+            f"the model has a vocabulary of {model.config.vocab_size}, the tokens of "
+            f"{vocabulary_size}; evaluate it on tokens made with its own tokenizer"
+        )
+    if positions < length:
+        raise ValueError(f"sequences of {length} tokens; the model has {positions} positions")

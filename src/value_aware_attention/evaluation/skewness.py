@@ -1,0 +1,28 @@
+"""How skewed attention is: the property that section 3 argues from, per layer of a real model."""
+
+import torch
+
+from value_aware_attention.attention import attention_weights
+from value_aware_attention.evaluation.task import LayerCall
+
+__all__ = ["skewness"]
+
+
+def skewness(call: LayerCall) -> dict[str, float]:
+    """Means over the rows of a layer.
+
+    `largest_weight`: max_i alpha_i; `rows_over_half`: share of rows with a weight above 0.5, where
+    section 3 expects values to matter least; `effective_keys`: exp(entropy of alpha);
+    `keys_for_90_percent`: the fewest keys that hold 90% of the mass.
+    """
+    weights = attention_weights(
+        call.query, call.key, kernel=call.kernel, is_causal=call.is_causal
+    )[..., call.first_row :, :]
+    largest = weights.amax(dim=-1)
+    ordered = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+    return {
+        "largest_weight": largest.mean().item(),
+        "rows_over_half": (largest > 0.5).float().mean().item(),
+        "effective_keys": torch.special.entr(weights).sum(dim=-1).exp().mean().item(),
+        "keys_for_90_percent": (1 + (ordered < 0.9).sum(dim=-1)).float().mean().item(),
+    }

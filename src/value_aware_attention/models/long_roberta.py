@@ -1,0 +1,140 @@
+"""RoBERTa on sequences longer than its position table (A.1, after Gupta & Berant 2020, GMAT)."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from transformers import AutoConfig, RobertaConfig, RobertaForMaskedLM
+
+__all__ = ["BlockPositions", "build_roberta", "save_folded", "warm_start"]
+
+POSITIONS = "roberta.embeddings.position_embeddings"
+
+
+class BlockPositions(nn.Module):
+    """Position i = block q + r is embedded as R[r] + Q[q]: "POSq" in Table 4.
+
+    It takes the place of RoBERTa's table and is asked for the same rows: `reserved` ones first (the
+    last of them for padding), then position 0. R starts from the first `reserved + block` rows of
+    `table`, Q from zero, so that at first every block looks like the first one.
+    """
+
+    def __init__(
+        self, table: Float[Tensor, "rows width"], *, reserved: int, block: int, length: int
+    ) -> None:
+        super().__init__()
+        self.reserved, self.length = reserved, length
+        self.within = nn.Parameter(table[: reserved + block].detach().clone())  # R
+        self.blocks = nn.Parameter(table.new_zeros(-(-length // block), table.shape[1]))  # Q
+
+    def table(self) -> Float[Tensor, "rows width"]:
+        """R and Q folded: the ordinary table of `reserved + length` rows with the same values."""
+        reserved, within = self.within.tensor_split([self.reserved])
+        positions = (self.blocks[:, None] + within).flatten(0, 1)[: self.length]
+        return torch.cat([reserved, positions])
+
+    def forward(self, position_ids: Int[Tensor, "batch N"]) -> Float[Tensor, "batch N width"]:
+        return embedding(position_ids, self.table(), padding_idx=self.reserved - 1)
+
+
+def build_roberta(
+    *,
+    vocabulary_size: int,
+    layers: int,
+    width: int,
+    heads: int,
+    feedforward: int,
+    length: int,
+    block: int,
+    dropout: float,
+    bos_token: int = 0,
+    pad_token: int = 1,
+    eos_token: int = 2,
+) -> RobertaForMaskedLM:
+    """A RoBERTa with random weights for sequences of `length` tokens.
+
+    Positions past `block` are `BlockPositions`; with length <= block the model is a plain one.
+    """
+    if width % heads:
+        raise ValueError(f"width is {width}; it must be divisible by heads = {heads}")
+    config = RobertaConfig(
+        vocab_size=vocabulary_size,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=feedforward,
+        max_position_embeddings=pad_token + 1 + min(length, block),
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        bos_token_id=bos_token,
+        pad_token_id=pad_token,
+        eos_token_id=eos_token,
+    )
+    return _lengthen(RobertaForMaskedLM(config), length, block)
+
+
+def warm_start(
+    checkpoint: str | Path, *, vocabulary_size: int, length: int, block: int, dropout: float
+) -> RobertaForMaskedLM:
+    """A trained RoBERTa (a folder, or a name on the Hugging Face hub) for `length` tokens.
+
+    Up to `block` positions it is the checkpoint as it is; past it R is the checkpoint's table and
+    Q is zero. Raises ValueError for a model of another type, another vocabulary or with less than
+    `block` positions, FileNotFoundError for a folder without a model.
+    """
+    config = _read_config(checkpoint)
+    if config.vocab_size != vocabulary_size:
+        raise ValueError(
+            f"{checkpoint} was trained with {config.vocab_size} tokens, "
+            f"the vocabulary has {vocabulary_size}"
+        )
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
+    model = RobertaForMaskedLM.from_pretrained(checkpoint, config=config)
+    return _lengthen(model, length, block)
+
+
+def save_folded(model: RobertaForMaskedLM, folder: Path) -> None:
+    """Writes a model that `RobertaForMaskedLM.from_pretrained(folder)` reads, same logits.
+
+    R[r] + Q[q] become the rows of an ordinary position table.
+    """
+    state = model.state_dict()
+    positions = model.roberta.embeddings.position_embeddings
+    if isinstance(positions, BlockPositions):
+        for name in positions.state_dict():
+            del state[f"{POSITIONS}.{name}"]
+        state[f"{POSITIONS}.weight"] = positions.table().detach()
+    model.save_pretrained(folder, state_dict=state)
+
+
+def _read_config(checkpoint: str | Path) -> RobertaConfig:
+    try:
+        config = AutoConfig.from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise FileNotFoundError(f"no trained RoBERTa at {checkpoint}: {reason}") from None
+    if not isinstance(config, RobertaConfig):
+        raise ValueError(f"{checkpoint} is a {config.model_type}, not a roberta")
+    return config
+
+
+def _lengthen(model: RobertaForMaskedLM, length: int, block: int) -> RobertaForMaskedLM:
+    embeddings = model.roberta.embeddings
+    reserved = embeddings.padding_idx + 1
+    positions = model.config.max_position_embeddings - reserved
+    if positions < min(length, block):
+        raise ValueError(f"the model has {positions} positions, {min(length, block)} are needed")
+    if length <= block:
+        return model
+    embeddings.position_embeddings = BlockPositions(
+        embeddings.position_embeddings.weight, reserved=reserved, block=block, length=length
+    )
+    rows = reserved + length
+    model.config.max_position_embeddings = rows
+    embeddings.position_ids = torch.arange(rows).expand((1, -1))
+    embeddings.token_type_ids = torch.zeros((1, rows), dtype=torch.long)
+    return model

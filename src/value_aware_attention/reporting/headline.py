@@ -1,0 +1,33 @@
+"""The essentials of Tables 1 and 2 as plain text, for the end of a run."""
+
+from collections.abc import Sequence
+
+from value_aware_attention.reporting.published import TABLE_2_COLUMNS
+from value_aware_attention.reporting.records import Record
+from value_aware_attention.reporting.table import number
+from value_aware_attention.reporting.tables import table_1, table_2
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pair)]
+        for pair in (list(zip(row, widths, strict=True)) for row in rows)
+    )
+    return "\n".join("  " + "  ".join(line).rstrip() for line in lines)
+
+
+def headline(records: Sequence[Record]) -> str:
+    """Perplexity for each kernel and masked-LM error, ours and the paper's, as aligned text."""
+    perplexity = table_2(records).data
+    columns = [name for name, _, _ in TABLE_2_COLUMNS]
+    rows = [["perplexity", "", *columns]]
+    for kernel, group in perplexity.groupby("kernel", sort=False):
+        rows.append([str(kernel), "ours", *(number(value) for value in group["value"])])
+        rows.append(["", "paper", *(number(value) for value in group["paper"])])
+    errors = [["masked-LM error, %", "ours", "paper"]]
+    for row in table_1(records).data.to_dict("records"):
+        errors.append([str(row["method"]), number(row["value"]), number(row["paper"])])
+    scales = ", ".join(dict.fromkeys(str(record["scale"]) for record in records)) or "no records"
+    note = f"Ours: {scales} scale. The paper's models are larger: compare the pattern, not levels."
+    return "\n\n".join([_aligned(rows), _aligned(errors), note])

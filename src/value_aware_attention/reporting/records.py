@@ -1,0 +1,138 @@
+"""Records of the evaluation as tidy data frames, and the names a reader sees."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+Record = Mapping[str, Any]
+
+RANDOM_SEED = "seed"
+PARAMETERS = ("r", "rounds", "features", "scaling", RANDOM_SEED)
+MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
+MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
+EXTRAS = ("relative_output_error", "queries", "largest_support", "largest_error")
+
+KERNELS = ("exponential", "polynomial", "elu")
+KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
+METHOD_LABELS = {
+    "exact": "exact",
+    "optimal_v_oblivious": "OVO",
+    "optimal_v_aware": "OVA",
+    "sliding_window": "sliding window",
+    "lsh": "LSH",
+    "orf": "ORF",
+}
+SCALING_LABELS = {"paper": "as written", "performer": "Performer scaling"}
+MODEL_ORDER = (
+    "masked_long",
+    "masked_short",
+    "causal_exponential",
+    "causal_polynomial",
+    "causal_elu",
+)
+
+
+def model_named(records: Iterable[Record], name: str) -> Record | None:
+    return next((record for record in records if record["model"] == name), None)
+
+
+def causal_model(records: Iterable[Record], kernel: str) -> Record | None:
+    """The causal language model trained with a kernel, or None where none was evaluated."""
+    matches = (r for r in records if r["task"] == "causal" and r["kernel"] == kernel)
+    return next(matches, None)
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Records sorted by model, so that a report does not depend on the order they were read in."""
+    known = {name: position for position, name in enumerate(MODEL_ORDER)}
+    return sorted(records, key=lambda r: (known.get(r["model"], len(known)), r["model"]))
+
+
+def _cell_row(record: Record, cell: Record) -> dict[str, Any]:
+    layers = cell.get("relative_output_error") or []
+    row = {name: record.get(name) for name in MODEL_COLUMNS}
+    row |= {"approximation": cell["approximation"], **cell["parameters"]}
+    row |= {name: cell.get(name) for name in MEASURES + EXTRAS}
+    row["relative_output_error"] = float(np.mean(layers)) if layers else None
+    row["relative_output_error_by_layer"] = " ".join(f"{error:.6g}" for error in layers)
+    return row
+
+
+def cells(records: Iterable[Record]) -> pd.DataFrame:
+    """Every cell of the grid in one row, seeds apart; `relative_output_error` is the layers' mean.
+
+    Parameters that no method of the grid has are empty columns, parameters that are not in the
+    usual list get a column of their own.
+    """
+    rows = [_cell_row(record, cell) for record in in_order(records) for cell in record["cells"]]
+    measured = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
+    known = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
+    others = sorted({name for row in rows for name in row} - {*known, *measured})
+    frame = pd.DataFrame(rows, columns=[*known, *others, *measured])
+    integers = ["length", "head_dim", "r", "rounds", "features", "seed", "count", "queries"]
+    for name in [*integers, "largest_support"]:
+        frame[name] = frame[name].astype("Int64")
+    for name in (*MEASURES[1:], "relative_output_error", "largest_error"):
+        frame[name] = frame[name].astype(float)
+    return frame
+
+
+def _summary(group: pd.DataFrame) -> dict[str, Any]:
+    """Mean of the seeds: arithmetic for an error, geometric (mean of nats) for a perplexity."""
+    row = group.iloc[0].to_dict()
+    perplexity = row["metric"] == "perplexity"
+    for name in ("value", "low", "high"):
+        values = group[name].to_numpy(float)
+        row[name] = float(np.exp(np.log(values).mean()) if perplexity else values.mean())
+    for name in ("difference", "difference_low", "difference_high", "relative_output_error"):
+        row[name] = group[name].mean()
+    values = group["value"]
+    row |= {"seeds": len(group), "seeds_low": values.min(), "seeds_high": values.max()}
+    return row
+
+
+def settings(records: Iterable[Record]) -> pd.DataFrame:
+    """One row per model and method setting: `cells` with the seeds of random methods averaged.
+
+    Adds `seeds` (how many) and `seeds_low`, `seeds_high` (range of the seeds' values). `low` and
+    `high` average the seeds' intervals: never narrower than the interval of the averaged value.
+    """
+    frame = cells(records)
+    measured = {*MEASURES, *EXTRAS, "relative_output_error_by_layer", RANDOM_SEED}
+    keys = [name for name in frame.columns if name not in measured]
+    groups = frame.groupby(keys, dropna=False, sort=False)
+    rows = [_summary(group) for _, group in groups]
+    columns = [*frame.columns, "seeds", "seeds_low", "seeds_high"]
+    return pd.DataFrame(rows, columns=columns).drop(columns=RANDOM_SEED)
+
+
+def find(
+    frame: pd.DataFrame, model: str, approximation: str, parameters: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The setting of a model with exactly these values of these parameters, or None."""
+    rows = frame[(frame["model"] == model) & (frame["approximation"] == approximation)]
+    for name, value in parameters.items():
+        rows = rows[(rows[name] == value).fillna(False)]
+    return rows.iloc[0].to_dict() if len(rows) else None
+
+
+def series_label(row: Mapping[str, Any]) -> str:
+    """The curve a setting belongs to: the method, with all parameters but r and features."""
+    name = METHOD_LABELS.get(row["approximation"], row["approximation"])
+    if row["approximation"] == "lsh":
+        return f"{name}, {row['rounds']} round{'' if row['rounds'] == 1 else 's'}"
+    if row["approximation"] == "orf":
+        return f"{name}, {SCALING_LABELS.get(row['scaling'], row['scaling'])}"
+    return name
+
+
+def setting_label(row: Mapping[str, Any]) -> str:
+    """Name of a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
+    name = METHOD_LABELS.get(row["approximation"], row["approximation"])
+    if row["approximation"] == "lsh":
+        return series_label(row).replace(f"{name},", f"{name} r = {row['r']},")
+    if row["approximation"] == "orf":
+        return series_label(row).replace(f"{name},", f"{name} {row['features']} features,")
+    return name if pd.isna(row.get("r")) else f"{name} {row['r']}"

@@ -1,0 +1,105 @@
+"""A table of the report: numbers for the CSV, text for Markdown and the page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """`data` holds numbers and goes to CSV; `display` holds the same as text, ready to read."""
+
+    name: str
+    title: str
+    caption: str
+    data: pd.DataFrame
+    display: pd.DataFrame
+
+    def markdown(self) -> str:
+        return f"**{self.title}.** {self.caption}\n\n{markdown(self.display)}\n"
+
+    def csv(self) -> str:
+        return self.data.to_csv(index=False, lineterminator="\n", float_format="%.8g")
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A data frame of text as a Markdown table: first column to the left, the others right."""
+    rule = [":--"] + ["--:"] * (len(frame.columns) - 1)
+    rows: Iterable[Sequence[Any]] = [list(frame.columns), rule, *frame.to_numpy().tolist()]
+    lines = (" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def missing(value: Any) -> bool:
+    return value is None or bool(pd.isna(value))
+
+
+def number(value: Any, digits: int = 1) -> str:
+    """A number with thousands separators and a fixed number of decimals; a dash when missing."""
+    return DASH if missing(value) else f"{float(value):,.{digits}f}"
+
+
+def whole(value: Any) -> str:
+    return number(value, 0)
+
+
+def signed(value: Any, digits: int = 1) -> str:
+    if missing(value):
+        return DASH
+    text = f"{float(value):+,.{digits}f}"
+    return text.replace("-", "−") if float(text.replace(",", "")) else f"{0:.{digits}f}"
+
+
+def interval(low: Any, high: Any, digits: int = 1) -> str:
+    if missing(low) or missing(high):
+        return DASH
+    return f"{number(low, digits)} to {number(high, digits)}"
+
+
+def signed_interval(low: Any, high: Any, digits: int = 1) -> str:
+    if missing(low) or missing(high):
+        return DASH
+    return f"{signed(low, digits)} to {signed(high, digits)}"
+
+
+def ratio(value: Any, base: Any) -> float | None:
+    return None if missing(value) or missing(base) or not base else float(value) / float(base)
+
+
+def times(value: Any) -> str:
+    """A ratio: two decimals below ten, none from a hundred on."""
+    if missing(value):
+        return DASH
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"× {number(value, digits)}"
+
+
+def tokens_count(value: Any) -> str:
+    """A count of tokens as the paper prints it: 1.53B, 1.02M, 482K."""
+    if missing(value):
+        return DASH
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return str(int(value))
+
+
+def setting_value(value: Any) -> str:
+    """A hyperparameter as text; flags as y and n, the way Table 4 has them."""
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-")
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {setting_value(part)}" for name, part in sorted(value.items()))
+    if isinstance(value, (list, tuple)):
+        return ", ".join(setting_value(part) for part in value)
+    return str(value)

@@ -1,0 +1,192 @@
+"""Tables 1 and 2 beside the paper's, the skewness of the attention, and the whole grid."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from value_aware_attention.reporting import captions
+from value_aware_attention.reporting.published import (
+    SHORT_EXACT,
+    TABLE_1,
+    TABLE_2,
+    TABLE_2_COLUMNS,
+)
+from value_aware_attention.reporting.records import (
+    KERNEL_LABELS,
+    KERNELS,
+    Record,
+    causal_model,
+    cells,
+    find,
+    in_order,
+    model_named,
+    setting_label,
+    settings,
+)
+from value_aware_attention.reporting.table import (
+    DASH,
+    Table,
+    interval,
+    number,
+    ratio,
+    signed,
+    signed_interval,
+    times,
+    whole,
+)
+
+_TABLE_1_MEASURES = (
+    *("value", "low", "high", "difference", "difference_low", "difference_high"),
+    *("seeds", "seeds_low", "seeds_high", "count"),
+)
+
+
+def _table_1_row(label: str, paper: float | None, ours: Mapping[str, Any] | None) -> dict[str, Any]:
+    row = {"method": label, "paper": paper} | dict.fromkeys(_TABLE_1_MEASURES)
+    return row if ours is None else row | {name: ours[name] for name in _TABLE_1_MEASURES}
+
+
+def _approximate_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The paper's cells in the paper's order, then our other LSH and ORF cells."""
+    frame = settings(records)
+    rows, shown = [], set()
+    for cell in TABLE_1:
+        ours = find(frame, "masked_long", cell.approximation, cell.parameters)
+        label = setting_label({"approximation": cell.approximation, **cell.parameters})
+        rows.append(_table_1_row(label, cell.error, ours))
+        shown.add(label)
+    long = frame[(frame["model"] == "masked_long") & frame["approximation"].isin(["orf", "lsh"])]
+    for ours in long.sort_values(["approximation", "rounds", "r", "features"]).to_dict("records"):
+        label = setting_label(ours)
+        if label not in shown:
+            rows.append(_table_1_row(label, None, ours))
+    return rows
+
+
+def _error_text(row: Mapping[str, Any]) -> dict[str, str]:
+    approximate = not row["method"].startswith(("exact", "short"))
+    pair = (row["low"], row["high"]) if approximate else (None, None)
+    change = (row["difference_low"], row["difference_high"]) if approximate else (None, None)
+    several = row["seeds"] is not None and row["seeds"] > 1
+    seeds = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
+    return {
+        "method": row["method"],
+        "paper, error %": number(row["paper"], 2 if row["method"][:3] in ("ORF", "LSH") else 1),
+        "ours, error %": number(row["value"]),
+        "95% interval": interval(*pair),
+        "change from exact, points": signed(row["difference"]) if approximate else DASH,
+        "95% interval of the change": signed_interval(*change),
+        "range over seeds (number)": seeds if several else DASH,
+        "masked tokens": whole(row["count"]),
+    }
+
+
+def table_1(records: Sequence[Record]) -> Table:
+    """Masked-LM error of the long model under each approximation (Table 1 of the paper)."""
+    rows = _approximate_rows(records)
+    short = find(settings(records), "masked_short", "exact", {})
+    rows.append(_table_1_row("short model, exact", SHORT_EXACT, short))
+    models = [model_named(records, name) for name in ("masked_long", "masked_short")]
+    caption = " ".join(
+        [
+            "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a",
+            "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and",
+            "RoBERTa-512 in the last row; its ORF is ours as written in A.1.",
+            captions.NOT_THE_SAME_EXPERIMENT,
+            captions.INTERVAL,
+            captions.SEEDS,
+            captions.ours(model for model in models if model),
+        ]
+    )
+    display = pd.DataFrame([_error_text(row) for row in rows])
+    title = "Table 1. Masked-LM error under approximate attention"
+    return Table("table_1", title, caption, pd.DataFrame(rows), display)
+
+
+def _table_2_rows(records: Sequence[Record], kernel: str) -> list[dict[str, Any]]:
+    model, frame = causal_model(records, kernel), settings(records)
+    rows: list[dict[str, Any]] = []
+    exact: Any = None
+    for (column, approximation, r), paper in zip(TABLE_2_COLUMNS, TABLE_2[kernel], strict=True):
+        parameters = {} if r is None else {"r": r}
+        found = find(frame, model["model"], approximation, parameters) if model else None
+        ours = found or {}
+        value, low, high = (ours.get(name) for name in ("value", "low", "high"))
+        exact = value if r is None else exact
+        row = {"kernel": kernel, "column": column, "paper": paper, "value": value}
+        row |= {"low": low, "high": high, "ratio": ratio(value, exact)}
+        row |= {"ratio_low": ratio(low, exact), "ratio_high": ratio(high, exact)}
+        row |= {"paper_ratio": paper / TABLE_2[kernel][0], "count": ours.get("count")}
+        rows.append(row)
+    return rows
+
+
+def _table_2_lines(kernel: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    def line(label: str, cells_of_line: Sequence[str]) -> dict[str, str]:
+        names = (str(row["column"]) for row in rows)
+        head = {"kernel": KERNEL_LABELS[kernel], "perplexity": label}
+        return head | dict(zip(names, cells_of_line, strict=True))
+
+    intervals = [interval(row["low"], row["high"]) for row in rows[1:]]
+    return [
+        line("ours", [number(row["value"]) for row in rows]),
+        line("95% interval", [DASH, *intervals]),
+        line("relative to exact", [times(row["ratio"]) for row in rows]),
+        line("paper", [number(row["paper"]) for row in rows]),
+        line("paper, relative to exact", [times(row["paper_ratio"]) for row in rows]),
+    ]
+
+
+def table_2(records: Sequence[Record]) -> Table:
+    """Perplexity of one causal model a kernel under approximate attention (Table 2)."""
+    by_kernel = {kernel: _table_2_rows(records, kernel) for kernel in KERNELS}
+    models = [model for kernel in KERNELS if (model := causal_model(records, kernel))]
+    caption = " ".join(
+        [
+            "One model trained with each kernel, then evaluated with its attention replaced.",
+            "The paper's models have 156M parameters and were trained on WikiText-103.",
+            captions.NOT_THE_SAME_EXPERIMENT,
+            captions.INTERVAL,
+            captions.ours(models),
+        ]
+    )
+    lines = [line for kernel in KERNELS for line in _table_2_lines(kernel, by_kernel[kernel])]
+    data = pd.DataFrame([row for rows in by_kernel.values() for row in rows])
+    title = "Table 2. Perplexity under approximate attention, for each kernel"
+    return Table("table_2", title, caption, data, pd.DataFrame(lines))
+
+
+_SKEWNESS = {
+    "largest_weight": ("mean largest weight", 3),
+    "rows_over_half": ("queries with a weight over 1/2, %", 1),
+    "effective_keys": ("effective keys", 1),
+    "keys_for_90_percent": ("keys holding 90% of the weight", 1),
+}
+
+
+def skewness_table(records: Sequence[Record]) -> Table:
+    """How concentrated the attention weights of each model and layer are (section 3)."""
+    head = ["model", "kernel", "layer"]
+    rows = [
+        {"model": record["model"], "kernel": record["kernel"], **layer}
+        for record in in_order(records)
+        for layer in record.get("skewness", [])
+    ]
+    data = pd.DataFrame(rows, columns=[*head, *_SKEWNESS])
+    display = data[head].astype(str)
+    for name, (label, digits) in _SKEWNESS.items():
+        scale = 100 if name == "rows_over_half" else 1
+        display[label] = [number(value * scale, digits) for value in data[name].astype(float)]
+    caption = (
+        "A flat row (small largest weight, many effective keys) is one where the values decide "
+        "which keys matter (section 3). Means over queries and heads; layers count from 0. "
+        + captions.ours(in_order(records))
+    )
+    title = "Skewness of the attention weights"
+    return Table("skewness", title, caption, data, display)
+
+
+def grid_csv(records: Sequence[Record]) -> str:
+    """Every cell of every model, each seed on its own line, as CSV."""
+    return cells(records).to_csv(index=False, lineterminator="\n", float_format="%.8g")

@@ -1,0 +1,18 @@
+"""Training: Lightning modules, optimizers and schedules (appendix A)."""
+
+from value_aware_attention.training.bert_adam import BertAdam
+from value_aware_attention.training.causal import CausalTraining
+from value_aware_attention.training.fit import fit
+from value_aware_attention.training.masked import MaskedTraining
+from value_aware_attention.training.one_step import one_step
+from value_aware_attention.training.schedules import InverseSquareRoot, LinearWarmupDecay
+
+__all__ = [
+    "BertAdam",
+    "CausalTraining",
+    "InverseSquareRoot",
+    "LinearWarmupDecay",
+    "MaskedTraining",
+    "fit",
+    "one_step",
+]

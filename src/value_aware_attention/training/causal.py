@@ -1,0 +1,67 @@
+"""Training of the causal language model (A.2)."""
+
+import math
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn import LinearCrossEntropyOptions
+from torch.nn.functional import linear_cross_entropy
+from torch.optim import AdamW, Optimizer
+
+from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.training.module import LanguageModeling
+from value_aware_attention.training.schedules import Schedule
+
+__all__ = ["CausalTraining"]
+
+
+class CausalTraining(LanguageModeling):
+    """Next-token prediction; a batch is (batch, length + 1) tokens.
+
+    AdamW with fairseq's settings: weight decay on every parameter, no clipping. The loss goes
+    through the full vocabulary in chunks of tokens, so that the logits of a batch (of 70 GB at the
+    paper's size) are never in memory at once.
+    """
+
+    model: CausalLanguageModel
+
+    def __init__(
+        self,
+        model: CausalLanguageModel,
+        *,
+        schedule: Schedule,
+        weight_decay: float,
+        seed: int,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(model, schedule=schedule, seed=seed)
+        self.weight_decay, self.betas, self.eps = weight_decay, (betas[0], betas[1]), eps
+
+    def loss(self, batch: Int[Tensor, "batch N1"]) -> Tensor:
+        return self._cross_entropy(batch, "mean")
+
+    def totals(self, batch: Int[Tensor, "batch N1"]) -> dict[str, Tensor]:
+        nats = self._cross_entropy(batch, "sum")
+        return {"nats": nats, "targets": nats.new_tensor(batch[:, 1:].numel())}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        loss = totals["nats"] / totals["targets"]
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+    def tokens(self, batch: Int[Tensor, "batch N1"]) -> int:
+        return batch[:, 1:].numel()
+
+    def optimizer(self) -> Optimizer:
+        settings: dict[str, Any] = {"betas": self.betas, "eps": self.eps, "fused": True}
+        return AdamW(self.parameters(), lr=1.0, weight_decay=self.weight_decay, **settings)
+
+    def _cross_entropy(self, batch: Int[Tensor, "batch N1"], reduction: str) -> Tensor:
+        return linear_cross_entropy(
+            self.model.hidden(batch[:, :-1]).flatten(0, 1),
+            self.model.embedding.weight,
+            batch[:, 1:].flatten(),
+            reduction=reduction,
+            options=LinearCrossEntropyOptions(),
+        )

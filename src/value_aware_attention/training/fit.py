@@ -1,0 +1,162 @@
+"""Training that can be killed: `fit` continues where the last checkpoint left off."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import Logger
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from value_aware_attention.training.module import LanguageModeling
+
+__all__ = ["fit"]
+
+UNHELPFUL = (
+    r".*does not have many workers.*",
+    r".*is smaller than the logging interval.*",
+    r".*your dataloader is not resumable.*",  # it is: `_Steps` starts after the steps taken
+    r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+)
+
+
+def fit(
+    module: LanguageModeling,
+    train_batches: Dataset[Any],
+    evaluation_batches: Dataset[Any],
+    *,
+    steps: int,
+    evaluate_every: int,
+    checkpoint_every: int,
+    checkpoint_folder: Path,
+    fingerprint: str,
+    log_every: int = 10,
+    logger: Logger | None = None,
+    accelerator: str = "auto",
+    devices: int = 1,
+    strategy: str = "auto",
+    precision: str = "32-true",
+    progress_bar: bool = True,
+    workers: int = 0,
+) -> list[dict[str, float]]:
+    """Takes `steps` optimizer steps, step s on train_batches[s]; returns the learning curve.
+
+    The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
+    steps and for the last. With several devices each takes its share of a batch's rows. A run that
+    was killed continues, bit by bit, from `checkpoint_folder`/last.ckpt, if that was written with
+    the same `fingerprint` (anything that identifies the settings); the file is gone when fit
+    returns. Raises ValueError for settings that leave nothing to do.
+    """
+    _check(train_batches, steps, evaluate_every, checkpoint_every)
+    checkpoint = _Checkpoint(checkpoint_folder / "last.ckpt", fingerprint, checkpoint_every)
+    taken = checkpoint.steps_taken()
+    evaluation = DataLoader(evaluation_batches, batch_size=None, num_workers=workers)
+    training = DataLoader(
+        train_batches, batch_size=None, sampler=_Steps(taken, steps), num_workers=workers
+    )
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        trainer = Trainer(
+            accelerator=accelerator,
+            devices=devices,
+            strategy=strategy,
+            precision=precision,  # type: ignore[arg-type]  # one of Lightning's names
+            logger=logger or False,
+            log_every_n_steps=log_every,
+            max_steps=steps,
+            val_check_interval=evaluate_every,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            callbacks=[checkpoint],
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=progress_bar,
+            use_distributed_sampler=False,
+        )
+        resume = checkpoint.path if taken else None
+        module.train()
+        trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
+        if steps % evaluate_every:
+            trainer.validate(module, evaluation, verbose=False)
+    checkpoint.path.unlink(missing_ok=True)
+    return module.curve
+
+
+class _Steps(Sampler[int]):
+    """The steps still to take; its length is that of the whole run, which Lightning counts."""
+
+    def __init__(self, taken: int, steps: int) -> None:
+        self.taken, self.steps = taken, steps
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.taken, self.steps))
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+class _Checkpoint(Callback):
+    """Writes the whole state every so many steps, after the evaluation where one is due."""
+
+    def __init__(self, path: Path, fingerprint: str, every: int) -> None:
+        self.path, self.fingerprint, self.every = path, fingerprint, every
+
+    def steps_taken(self) -> int:
+        """By the run that the checkpoint can continue; 0 where there is none."""
+        if not self.path.is_file():
+            return 0
+        saved = torch.load(self.path, map_location="meta", weights_only=True)
+        if saved["callbacks"].get(self.state_key, {}).get("fingerprint") != self.fingerprint:
+            return 0
+        return int(saved["global_step"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint}
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
+        if trainer.global_step % int(trainer.val_check_interval):
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, module: Any) -> None:
+        if trainer.state.fn == "fit":
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.global_step % self.every or trainer.global_step == trainer.max_steps:
+            return
+        unfinished = self.path.with_suffix(".partial")
+        trainer.save_checkpoint(unfinished)
+        if trainer.is_global_zero:
+            os.replace(unfinished, self.path)
+
+
+def _check(batches: Any, steps: int, evaluate_every: int, checkpoint_every: int) -> None:
+    if min(steps, evaluate_every, checkpoint_every) < 1:
+        raise ValueError(
+            f"steps {steps}, evaluate_every {evaluate_every} and checkpoint_every "
+            f"{checkpoint_every} must be at least 1"
+        )
+    if len(batches) < steps:
+        raise ValueError(f"{len(batches)} training batches are too few for {steps} steps")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Lightning's notices about hardware, and warnings that no user can act on."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for message in UNHELPFUL:
+            warnings.filterwarnings("ignore", message=message)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,80 @@
+"""Training of the masked language model (A.1)."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from transformers import RobertaForMaskedLM
+
+from value_aware_attention.training.bert_adam import BertAdam
+from value_aware_attention.training.module import LanguageModeling
+from value_aware_attention.training.schedules import Schedule
+
+__all__ = ["MaskedTraining"]
+
+IGNORED = -100
+
+
+class MaskedTraining(LanguageModeling):
+    """Masked-token prediction; a batch has input_ids and labels, -100 where nothing is asked.
+
+    The output layer sees the masked positions only: the same loss as on all of them, much cheaper.
+    BertAdam, without decay of biases and norms as in BERT's code. The metric is the error of Table
+    1: percent of masked tokens predicted wrongly.
+    """
+
+    model: RobertaForMaskedLM
+
+    def __init__(
+        self,
+        model: RobertaForMaskedLM,
+        *,
+        schedule: Schedule,
+        weight_decay: float,
+        max_grad_norm: float,
+        seed: int,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(model, schedule=schedule, seed=seed)
+        self.weight_decay, self.max_grad_norm = weight_decay, max_grad_norm
+        self.betas, self.eps = (betas[0], betas[1]), eps
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        return cross_entropy(*self._masked_positions(batch))
+
+    def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits, labels = self._masked_positions(batch)
+        return {
+            "nats": cross_entropy(logits, labels, reduction="sum"),
+            "wrong": (logits.argmax(-1) != labels).sum(),
+            "targets": labels.new_tensor(len(labels)),
+        }
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        return {
+            "loss": totals["nats"] / totals["targets"],
+            "error": 100.0 * totals["wrong"] / totals["targets"],
+        }
+
+    def tokens(self, batch: dict[str, Tensor]) -> int:
+        return batch["input_ids"].numel()
+
+    def optimizer(self) -> Optimizer:
+        matrices = [p for p in self.parameters() if p.ndim > 1]
+        vectors = [p for p in self.parameters() if p.ndim <= 1]
+        return BertAdam(
+            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+            lr=1.0,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+    def _masked_positions(
+        self, batch: dict[str, Tensor]
+    ) -> tuple[Float[Tensor, "targets vocabulary"], Int[Tensor, " targets"]]:
+        asked = batch["labels"] != IGNORED
+        hidden = self.model.roberta(batch["input_ids"]).last_hidden_state
+        return self.model.lm_head(hidden[asked]), batch["labels"][asked]

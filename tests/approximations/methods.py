@@ -1,0 +1,54 @@
+"""The one list of methods that drives every test of what all approximations promise."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from value_aware_attention import approximations, kernels
+from value_aware_attention.approximations import Approximation
+
+HEAD_DIM = 8
+KEYS = 24
+KERNELS = {
+    "exponential": kernels.Exponential(),
+    "polynomial": kernels.Polynomial(),
+    "elu": kernels.Elu(),
+}
+
+
+class Method(NamedTuple):
+    """How to build a method and what it supports."""
+
+    build: Callable[[], Approximation]
+    exact_when_full: Callable[[], Approximation] | None = None
+    any_kernel: bool = True
+    causal: bool = True
+    any_mask: bool = True
+
+
+METHODS = {
+    "exact": Method(approximations.Exact, approximations.Exact),
+    "optimal_value_oblivious": Method(
+        lambda: approximations.OptimalValueOblivious(4),
+        lambda: approximations.OptimalValueOblivious(KEYS),
+    ),
+    "optimal_value_aware_1": Method(lambda: approximations.OptimalValueAware(1)),
+    "optimal_value_aware_9": Method(
+        lambda: approximations.OptimalValueAware(HEAD_DIM + 1),
+        lambda: approximations.OptimalValueAware(HEAD_DIM + 1),
+    ),
+    "sliding_window": Method(
+        lambda: approximations.SlidingWindow(5), lambda: approximations.SlidingWindow(KEYS)
+    ),
+    "lsh": Method(
+        lambda: approximations.LSH(8, 2, 0),
+        lambda: approximations.LSH(KEYS, 3, 0),
+        causal=False,
+        any_mask=False,
+    ),
+    "orf_performer": Method(
+        lambda: approximations.OrthogonalRandomFeatures(16, 0), any_kernel=False
+    ),
+    "orf_paper": Method(
+        lambda: approximations.OrthogonalRandomFeatures(16, 0, scaling="paper"), any_kernel=False
+    ),
+}

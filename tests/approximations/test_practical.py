@@ -1,0 +1,132 @@
+"""Sliding window, LSH and ORF against slow references and the facts they are known by."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from methods import KERNELS
+
+from value_aware_attention import attention
+from value_aware_attention.approximations import (
+    LSH,
+    OrthogonalRandomFeatures,
+    SlidingWindow,
+    reference,
+)
+from value_aware_attention.attention import attention_weights
+from value_aware_attention.error import relative_output_error
+
+
+def draw(seed: int, *shape: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(keys=st.integers(1, 20), r=st.integers(1, 25))
+def test_window_against_its_reference(keys: int, r: int) -> None:
+    query, key, value = draw(keys, keys, 4)
+    alpha = attention_weights(query, key)
+    dense = SlidingWindow(r).select(query, key, value).dense(keys)
+    for row in range(keys):
+        window = reference.sliding_window(row, keys, r)
+        assert len(window) == min(r, keys)
+        expected = torch.zeros(keys, dtype=torch.float64)
+        expected[window] = alpha[row, window] / alpha[row, window].sum()
+        torch.testing.assert_close(dense[row], expected)
+
+
+def test_causal_window_holds_the_token_and_those_before_it() -> None:
+    query, key, value = draw(0, 10, 4)
+    dense = SlidingWindow(3).select(query, key, value, is_causal=True).dense(10)
+    rows, columns = torch.arange(10)[:, None], torch.arange(10)
+    assert ((dense > 0) == ((columns <= rows) & (columns > rows - 3))).all()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("r", "rounds"), [(4, 1), (8, 3), (6, 2)])
+def test_lsh_against_its_reference(name: str, r: int, rounds: int) -> None:
+    length, chunk = 24, r // 2
+    query, key, value = draw(r, length, 5)
+    generator = torch.Generator().manual_seed(7)
+    buckets = 2 * length // chunk
+    rotations = [
+        torch.randn(buckets // 2, 5, generator=generator).double() for _ in range(rounds)
+    ]
+    weights = reference.lsh_weights(query, key, getattr(reference, name), rotations, chunk)
+    output = LSH(r, rounds, seed=7)(query, key, value, kernel=KERNELS[name])
+    torch.testing.assert_close(output, weights @ value)
+
+
+@settings(max_examples=15, deadline=None)
+@given(length=st.integers(2, 33), rounds=st.integers(1, 4), seed=st.integers(0, 99))
+def test_lsh_with_two_chunks_is_exact_for_any_rounds(length: int, rounds: int, seed: int) -> None:
+    query, key, value = draw(seed, length, 4)
+    output = LSH(length + length % 2, rounds, seed)(query, key, value)
+    torch.testing.assert_close(output, attention(query, key, value))
+
+
+def test_lsh_ignores_where_padding_stands() -> None:
+    """Hidden keys sort last, so a padded batch gives what the bare sequence gives."""
+    query, key, value = draw(3, 16, 4)
+    padded = [torch.cat([x, torch.full((4, 4), 5.0).double()]) for x in (query, key, value)]
+    mask = (torch.arange(20) < 16)[None]
+    full = LSH(20, 2, 0)(*padded, attn_mask=mask)[:16]
+    torch.testing.assert_close(full, attention(query, key, value))
+
+
+def test_lsh_refuses_odd_r_and_cross_attention() -> None:
+    with pytest.raises(ValueError, match="must be even"):
+        LSH(5, 1, 0)
+    x = torch.ones(4, 2)
+    with pytest.raises(ValueError, match="4 queries and 3 keys"):
+        LSH(2, 1, 0)(x, x[:3], x[:3])
+
+
+@pytest.mark.parametrize("scaling", ["paper", "performer"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_orf_against_its_reference(scaling: str, causal: bool) -> None:
+    query, key, value = draw(1, 12, 8)
+    method = OrthogonalRandomFeatures(20, 3, scaling=scaling)
+    output = method(query, key, value, is_causal=causal)
+    projection = method.projection(8).double()
+    for row in range(12):
+        seen = row + 1 if causal else 12
+        weights = reference.random_feature_weights(query[row], key[:seen], projection)
+        torch.testing.assert_close(output[row], weights @ value[:seen])
+
+
+def orf_error(features: int, scaling: str) -> float:
+    query, key, value = draw(5, 4, 64, 8)
+    query, key = query / 2, key / 2  # mild: at large norms any number of features is too few
+    exact = attention(query, key, value)
+    errors = [
+        relative_output_error(
+            OrthogonalRandomFeatures(features, seed, scaling)(query, key, value), exact
+        ).mean()
+        for seed in range(3)
+    ]
+    return float(sum(errors) / 3)
+
+
+def test_performers_features_converge_and_the_papers_do_not() -> None:
+    performer = [orf_error(features, "performer") for features in (16, 256, 4096)]
+    paper = [orf_error(features, "paper") for features in (16, 256, 4096)]
+    assert performer[0] > 2 * performer[1] > 4 * performer[2]
+    assert paper[2] > 0.8 * paper[0]
+
+
+def test_the_papers_projection_has_orthonormal_columns_and_performers_orthogonal_rows() -> None:
+    paper = OrthogonalRandomFeatures(64, 0, "paper").projection(16)
+    torch.testing.assert_close(paper.T @ paper, torch.eye(16), atol=1e-5, rtol=0)
+    assert paper.norm(dim=1).mean() == pytest.approx(math.sqrt(16 / 64), rel=0.1)
+    performer = OrthogonalRandomFeatures(16, 0).projection(16)
+    gram = performer @ performer.T
+    torch.testing.assert_close(gram, torch.diag(gram.diagonal()), atol=1e-4, rtol=0)
+
+
+def test_orf_refuses_unknown_scalings() -> None:
+    with pytest.raises(ValueError, match="performer, paper"):
+        OrthogonalRandomFeatures(4, 0, scaling="none")

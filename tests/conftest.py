@@ -1,0 +1,20 @@
+"""Shared by all tests: one thread, so that workers do not fight over two cores, and no network."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_MODE", "disabled")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A generator with a fixed seed."""
+    return torch.Generator().manual_seed(0)

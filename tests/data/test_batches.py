@@ -1,0 +1,186 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from value_aware_attention.data.batches import (
+    CausalBatches,
+    FrozenMaskedBatches,
+    MaskedBatches,
+    MaskedSequences,
+    write_frozen,
+)
+
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def stream(folder, tokens):
+    np.save(folder / "stream.npy", np.arange(tokens, dtype=np.uint16))
+    return folder / "stream.npy"
+
+
+class TestCausalBatches:
+    def test_inputs_and_targets_overlap_by_one(self, tmp_path):
+        batches = CausalBatches(stream(tmp_path, 1000), length=16, batch_size=4, steps=9, seed=0)
+        batch = batches[3]
+        assert batch.shape == (4, 17) and batch.dtype == torch.int64 and len(batches) == 9
+        assert (batch[:, 1:] - batch[:, :-1] == 1).all()
+
+    @same_folder
+    @given(tokens=st.integers(9, 400), length=st.integers(1, 8), seed=st.integers(0, 99))
+    def test_an_epoch_visits_each_block_once(self, tmp_path, tokens, length, seed):
+        path = stream(tmp_path, tokens)
+        batches = CausalBatches(path, length=length, batch_size=1, steps=10**9, seed=seed)
+        starts = sorted(int(batches[step][0, 0]) for step in range(batches.blocks))
+        assert all(b - a == length for a, b in zip(starts, starts[1:], strict=False))
+        assert starts[-1] + length < tokens  # the last target exists
+        # all but the random offset and what is too short for a block is seen
+        assert len(starts) * length > tokens - 3 * length
+
+    def test_epochs_differ_in_order_and_offset(self, tmp_path):
+        path = stream(tmp_path, 1000)
+        batches = CausalBatches(path, length=16, batch_size=1, steps=10**6, seed=0)
+        epochs = [
+            [int(batches[epoch * batches.blocks + i][0, 0]) for i in range(batches.blocks)]
+            for epoch in range(4)
+        ]
+        assert len({min(epoch) for epoch in epochs}) > 1
+        assert len({tuple(np.argsort(epoch)) for epoch in epochs}) == 4
+
+    def test_a_step_is_a_function_of_seed_and_step(self, tmp_path):
+        path = stream(tmp_path, 500)
+        options = {"length": 8, "batch_size": 3, "steps": 300}
+        batches = CausalBatches(path, seed=1, **options)
+        run = [batches[step] for step in range(300)]
+        resumed = CausalBatches(path, seed=1, **options)
+        assert all(torch.equal(resumed[step], run[step]) for step in (299, 140, 0, 7))
+        assert not torch.equal(CausalBatches(path, seed=2, **options)[0], run[0])
+
+    def test_a_stream_of_exactly_one_block(self, tmp_path):
+        batches = CausalBatches(stream(tmp_path, 9), length=8, batch_size=2, steps=3, seed=0)
+        assert batches[2].tolist() == [list(range(9))] * 2
+
+    def test_errors(self, tmp_path):
+        options = {"batch_size": 1, "steps": 1, "seed": 0}
+        with pytest.raises(ValueError, match="8 tokens are too few for length 8"):
+            CausalBatches(stream(tmp_path, 8), length=8, **options)
+        with pytest.raises(FileNotFoundError, match="nowhere.npy is missing: tokenize the corpus"):
+            CausalBatches(tmp_path / "nowhere.npy", length=8, **options)
+        np.save(tmp_path / "two.npy", np.zeros((3, 3)))
+        with pytest.raises(ValueError, match="two.npy has 2 dimensions, 1 are needed"):
+            CausalBatches(tmp_path / "two.npy", length=2, **options)
+
+    def test_a_loop_over_the_batches_ends(self, tmp_path):
+        batches = CausalBatches(stream(tmp_path, 50), length=8, batch_size=1, steps=5, seed=0)
+        assert len(list(torch.utils.data.DataLoader(batches, batch_size=None))) == 5
+        with pytest.raises(IndexError):
+            batches[5]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Two sources: 7 and 12 instances of 8 tokens, ordinary tokens 100 + number of the instance."""
+    instances = np.arange(19)[:, None] + 100 + np.zeros((19, 8), np.uint16)
+    instances[:, 0], instances[:, -1] = 0, 2
+    files = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for file, part in zip(files, np.split(instances.astype(np.uint16), [7]), strict=True):
+        np.save(file, part)
+    return files
+
+
+def sequences(paths, length=8, **options):
+    return MaskedSequences(
+        paths,
+        length=length,
+        mask_token=4,
+        special_tokens=[0, 1, 2, 3, 4],
+        vocabulary_size=200,
+        **options,
+    )
+
+
+def numbers(batch):
+    """The instance numbers of a batch, read from the unmasked tokens."""
+    tokens = torch.where(batch["labels"] >= 0, batch["labels"], batch["input_ids"])
+    return [row[row >= 100].unique().tolist() for row in tokens]
+
+
+class TestMaskedBatches:
+    def test_an_epoch_visits_every_sequence_of_every_source_once(self, paths):
+        batches = MaskedBatches(sequences(paths), batch_size=1, steps=99, seed=0)
+        for epoch in range(2):
+            seen = [numbers(batches[epoch * 19 + step])[0] for step in range(19)]
+            assert sorted(seen) == [[100 + i] for i in range(19)]
+            assert seen != sorted(seen)
+
+    def test_batches_run_over_the_end_of_an_epoch(self, paths):
+        batches = MaskedBatches(sequences(paths), batch_size=8, steps=5, seed=0)
+        assert [len(batches[step]["labels"]) for step in range(5)] == [8] * 5
+        seen = sum((numbers(batches[step]) for step in range(5)), [])
+        assert sorted(seen[:19]) == sorted(seen[19:38]) == [[100 + i] for i in range(19)]
+
+    def test_instances_are_joined_within_a_source(self, paths):
+        joined = sequences(paths, length=16)
+        assert len(joined) == 3 + 6
+        batches = MaskedBatches(joined, batch_size=9, steps=1, seed=0)
+        pairs = [[100 + i, 101 + i] for i in (0, 2, 4, 7, 9, 11, 13, 15, 17)]
+        assert batches[0]["input_ids"].shape == (9, 16)
+        assert sorted(numbers(batches[0])) == pairs
+
+    def test_a_step_is_a_function_of_seed_and_step_and_masks_change(self, paths):
+        options = {"batch_size": 19, "steps": 4}
+        batches = MaskedBatches(sequences(paths), seed=1, **options)
+        again = MaskedBatches(sequences(paths), seed=1, **options)
+        for name in ("input_ids", "labels"):
+            assert torch.equal(batches[3][name], again[3][name])
+        masks = [torch.stack(by_number(batches[step]))[:, :] >= 0 for step in range(2)]
+        assert not torch.equal(*masks)
+
+    def test_options_reach_the_masking(self, paths):
+        batch = MaskedBatches(sequences(paths, fraction=0.5), batch_size=19, steps=1, seed=0)[0]
+        assert (batch["labels"] >= 0).sum(-1).tolist() == [3] * 19
+        assert not (batch["labels"][:, [0, -1]] >= 0).any()
+
+    def test_errors(self, paths):
+        with pytest.raises(ValueError, match="at least one file of instances"):
+            sequences([])
+        with pytest.raises(ValueError, match="length 20 is not a multiple"):
+            sequences(paths, length=20)
+
+
+def by_number(batch):
+    """Label rows in the order of the instance numbers."""
+    order = np.argsort([number[0] for number in numbers(batch)])
+    return [batch["labels"][int(index)] for index in order]
+
+
+class TestFrozenMaskedBatches:
+    @pytest.mark.parametrize("limit", [None, 5, 100])
+    def test_batch_size_changes_nothing(self, paths, limit):
+        rows = []
+        for batch_size in (1, 4, 19):
+            batches = FrozenMaskedBatches(
+                sequences(paths), batch_size=batch_size, seed=0, limit=limit
+            )
+            everything = [batches[index] for index in range(len(batches))]
+            rows.append({n: torch.cat([b[n] for b in everything]) for n in everything[0]})
+        assert len(rows[0]["labels"]) == (5 if limit == 5 else 19)
+        for other in rows[1:]:
+            assert all(torch.equal(rows[0][name], other[name]) for name in other)
+
+    def test_a_limit_is_a_sample_of_all_sources(self, paths):
+        batch = FrozenMaskedBatches(sequences(paths), batch_size=8, seed=0, limit=8)[0]
+        seen = [number[0] for number in numbers(batch)]
+        assert len(set(seen)) == 8 and min(seen) < 107 <= max(seen)
+
+    def test_written_arrays_hold_the_batches(self, paths, tmp_path):
+        batches = FrozenMaskedBatches(sequences(paths), batch_size=4, seed=0)
+        files = tmp_path / "inputs.npy", tmp_path / "labels.npy"
+        rows, masked = write_frozen(batches, *files)
+        inputs, labels = map(np.load, files)
+        assert rows == len(inputs) == len(labels) == 19
+        assert masked == (labels != -100).sum() > 0
+        assert inputs.dtype == np.uint16 and labels.dtype == np.int32
+        assert np.array_equal(inputs[16:], batches[4]["input_ids"])
+        assert np.array_equal(labels[16:], batches[4]["labels"])

@@ -1,0 +1,168 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from value_aware_attention.data import packing
+from value_aware_attention.data.packing import (
+    count_tokens,
+    rearrange,
+    token_dtype,
+    token_stream,
+    write_instances,
+    write_stream,
+)
+from value_aware_attention.data.tokenization import ByteLevelBPE
+
+TEXTS = [
+    f"document {i}: " + "value aware attention, " * (i % 4) + "<mask> </s> é\n" for i in range(40)
+]
+TEXTS += ["2020-01-01", "true"]  # Arrow would guess dates and truth values
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return ByteLevelBPE(vocabulary_size=300, training_characters=10**6).build(TEXTS)
+
+
+def corpus_file(folder, texts=TEXTS, name="train"):
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file
+
+
+@pytest.fixture
+def stream(tmp_path, tokenizer):
+    file = corpus_file(tmp_path / "source")
+    return token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
+
+
+def documents_of(tokens, tokenizer):
+    """The texts between `</s>`, decoded."""
+    ends = np.flatnonzero(np.asarray(tokens) == tokenizer.eos_token_id)
+    pieces = np.split(np.asarray(tokens), ends + 1)
+    assert not len(pieces[-1])
+    decode = tokenizer.backend_tokenizer.decode
+    return [decode(piece[:-1].tolist(), skip_special_tokens=False) for piece in pieces[:-1]]
+
+
+class TestTokenStream:
+    def test_every_document_comes_back_with_one_end(self, stream, tokenizer, tmp_path):
+        total = write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
+        tokens = np.load(tmp_path / "s.npy")
+        assert total == len(tokens) == count_tokens(stream)
+        assert documents_of(tokens, tokenizer) == TEXTS
+
+    def test_specials_written_in_a_text_are_text(self, stream, tokenizer, tmp_path):
+        write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
+        tokens = np.load(tmp_path / "s.npy")
+        assert (tokens == tokenizer.mask_token_id).sum() == 0
+        assert (tokens == tokenizer.eos_token_id).sum() == len(TEXTS)
+
+    def test_random_order_is_a_function_of_the_seed(self, tmp_path, tokenizer):
+        file = corpus_file(tmp_path / "source")
+        orders = []
+        for number, seed in enumerate((1, 1, 2)):
+            cache = tmp_path / f"cache-{number}"
+            shuffled = token_stream(file, tokenizer, seed=seed, cache_dir=cache)
+            write_stream([shuffled], tmp_path / "s.npy", vocabulary_size=300)
+            orders.append(documents_of(np.load(tmp_path / "s.npy"), tokenizer))
+        assert orders[0] == orders[1] != orders[2]
+        assert orders[0] != TEXTS and sorted(orders[0]) == sorted(TEXTS)
+
+    def test_streams_of_sources_are_joined_in_order_or_mixed(self, tmp_path, tokenizer):
+        streams = [
+            token_stream(
+                corpus_file(tmp_path / name, [f"{name} {i}" for i in range(30)]),
+                tokenizer,
+                seed=None,
+                cache_dir=tmp_path / "cache",
+            )
+            for name in "ab"
+        ]
+        expected = [f"{name} {i}" for name in "ab" for i in range(30)]
+        path = tmp_path / "s.npy"
+        write_stream(streams, path, vocabulary_size=300)
+        assert documents_of(np.load(path), tokenizer) == expected
+        total = write_stream(streams, path, vocabulary_size=300, seed=5)
+        mixed = documents_of(np.load(path), tokenizer)
+        assert total == len(np.load(path)) and sorted(mixed) == sorted(expected)
+        assert 0 < sum(text.startswith("a") for text in mixed[:30]) < 30
+
+    def test_a_missing_file_is_named(self, tmp_path, tokenizer):
+        with pytest.raises(FileNotFoundError, match="train.jsonl is missing: write the corpus"):
+            token_stream(tmp_path / "train.jsonl", tokenizer, seed=0, cache_dir=tmp_path)
+
+
+class TestWriteInstances:
+    @pytest.mark.parametrize("length", [8, 16, 33])
+    @pytest.mark.parametrize("documents_a_block", [1, 7, 256])
+    def test_wrapped_pieces_of_the_stream(
+        self, stream, tokenizer, tmp_path, monkeypatch, length, documents_a_block
+    ):
+        monkeypatch.setattr(packing, "DOCUMENTS_PER_BATCH", documents_a_block)
+        total = write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
+        path = tmp_path / "i.npy"
+        count = write_instances(stream, path, tokenizer=tokenizer, instance_length=length)
+        instances = np.load(path)
+        assert instances.shape == (count, length) and count == total // (length - 2)
+        assert (instances[:, 0] == 0).all() and (instances[:, -1] == 2).all()
+        expected = np.load(tmp_path / "s.npy")[: count * (length - 2)]
+        assert np.array_equal(instances[:, 1:-1].ravel(), expected)
+
+    @pytest.mark.parametrize("quota", [1, 3, 10**6])
+    def test_quota(self, stream, tokenizer, tmp_path, quota):
+        options = {"tokenizer": tokenizer, "instance_length": 16}
+        everything = write_instances(stream, tmp_path / "all.npy", **options)
+        count = write_instances(stream, tmp_path / "some.npy", quota=quota, **options)
+        assert count == min(quota, everything)
+        assert np.array_equal(np.load(tmp_path / "some.npy"), np.load(tmp_path / "all.npy")[:count])
+
+    def test_a_stream_shorter_than_an_instance_is_refused(self, stream, tokenizer, tmp_path):
+        with pytest.raises(ValueError, match=r"a stream of \d+ tokens fills no instance of 9999"):
+            write_instances(stream, tmp_path / "i.npy", tokenizer=tokenizer, instance_length=9999)
+        with pytest.raises(ValueError, match="fills no instance of 2 tokens"):
+            write_instances(stream, tmp_path / "i.npy", tokenizer=tokenizer, instance_length=2)
+
+    def test_an_empty_quota_is_refused(self, stream, tokenizer, tmp_path):
+        options = {"tokenizer": tokenizer, "instance_length": 16, "quota": 0}
+        with pytest.raises(ValueError, match="quota must be at least 1 or null, not 0"):
+            write_instances(stream, tmp_path / "i.npy", **options)
+
+
+class TestRearrange:
+    @given(st.integers(1, 20), st.integers(3, 9), st.integers(1, 5))
+    def test_consecutive_instances_joined(self, count, instance_length, group):
+        instances = np.arange(count * instance_length).reshape(count, instance_length)
+        if count < group:
+            with pytest.raises(ValueError, match=f"{count} instances of {instance_length} fill no"):
+                rearrange(instances, group * instance_length)
+            return
+        sequences = rearrange(instances, group * instance_length)
+        assert len(sequences) == count // group
+        for index, sequence in enumerate(sequences):
+            expected = np.concatenate(list(instances[index * group : (index + 1) * group]))
+            assert np.array_equal(sequence, expected)
+
+    def test_eight_instances_of_512_are_one_sequence_of_4096(self):
+        assert rearrange(np.zeros((20, 512)), 4096).shape == (2, 4096)
+
+    def test_a_memory_map_is_not_copied(self, tmp_path):
+        np.save(tmp_path / "i.npy", np.zeros((8, 4), np.uint16))
+        instances = np.load(tmp_path / "i.npy", mmap_mode="r")
+        assert np.shares_memory(rearrange(instances, 8), instances)
+
+    def test_length_must_be_a_multiple(self):
+        with pytest.raises(ValueError, match="length 100 is not a multiple of the instances' 64"):
+            rearrange(np.zeros((8, 64)), 100)
+
+
+def test_token_dtype_is_the_smallest_that_holds_every_id():
+    assert [token_dtype(size) for size in (300, 2**16, 2**16 + 1)] == [
+        np.uint16,
+        np.uint16,
+        np.int32,
+    ]

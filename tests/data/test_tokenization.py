@@ -1,0 +1,160 @@
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoTokenizer
+
+from value_aware_attention.data.tokenization import (
+    SPECIALS,
+    ByteLevelBPE,
+    PretrainedTokenizer,
+    WordLevel,
+    sample,
+)
+
+WORDS = ["attention", "value", "kernel", "queries", "keys", "näïve", "“quoted”", "r=65", "\t"]
+
+
+def texts(count=60, seed=0):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=12)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return ByteLevelBPE(vocabulary_size=300, training_characters=10**6).build(texts())
+
+
+class TestByteLevelBPE:
+    def test_specials_come_first(self, bpe):
+        assert bpe.convert_ids_to_tokens(range(5)) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        assert (bpe.bos_token_id, bpe.pad_token_id, bpe.eos_token_id) == (0, 1, 2)
+        assert (bpe.unk_token_id, bpe.mask_token_id) == (3, 4)
+        assert len(bpe) == 300
+
+    def test_same_texts_same_tokenizer(self, bpe):
+        again = ByteLevelBPE(vocabulary_size=300, training_characters=10**6).build(iter(texts()))
+        assert again.backend_tokenizer.to_str() == bpe.backend_tokenizer.to_str()
+
+    def test_merges_equal_those_of_the_tokenizers_library(self, bpe):
+        reference = ByteLevelBPETokenizer()
+        reference.train_from_iterator(
+            texts(), vocab_size=300, min_frequency=0, special_tokens=list(SPECIALS.values())
+        )
+        assert reference.get_vocab() == bpe.get_vocab()
+
+    @given(st.text())
+    def test_any_text_comes_back(self, bpe, text):
+        ids = bpe(text)["input_ids"]
+        assert bpe.unk_token_id not in ids
+        assert bpe.decode(ids, clean_up_tokenization_spaces=False) == text
+
+    def test_it_survives_being_saved(self, bpe, tmp_path):
+        bpe.save_pretrained(tmp_path)
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        assert loaded.get_vocab() == bpe.get_vocab()
+        assert loaded(texts()[0])["input_ids"] == bpe(texts()[0])["input_ids"]
+        assert loaded.mask_token_id == 4
+
+    def test_a_vocabulary_below_the_bytes_is_refused(self):
+        with pytest.raises(ValueError, match="vocabulary_size must be at least 261, not 260"):
+            ByteLevelBPE(vocabulary_size=260, training_characters=10)
+
+    def test_texts_too_poor_for_the_vocabulary_are_refused(self):
+        factory = ByteLevelBPE(vocabulary_size=5000, training_characters=10**6)
+        with pytest.raises(ValueError, match=r"the texts hold \d+ tokens, vocabulary_size is 5000"):
+            factory.build(["a b c"])
+
+
+class TestSample:
+    @given(
+        st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=30),
+        st.integers(1, 200),
+        st.randoms(),
+    )
+    def test_is_bounded_and_independent_of_the_order(self, items, bound, rng):
+        drawn = sample(items, bound)
+        assert sum(map(len, drawn)) <= bound
+        shuffled = list(items)
+        rng.shuffle(shuffled)
+        assert sample(shuffled, bound) == drawn
+        if sum(map(len, items)) <= bound:
+            assert sorted(drawn) == sorted(items)
+
+    def test_fills_most_of_the_bound_from_everywhere(self):
+        items = [f"{i:04d}" + "x" * 96 for i in range(2000)]
+        drawn = sample(items, 20_000)
+        assert 19_900 <= sum(map(len, drawn)) <= 20_000
+        positions = sorted(int(text[:4]) for text in drawn)
+        gaps = [b - a for a, b in itertools.pairwise([0, *positions, 2000])]
+        assert max(gaps) < 120  # 200 draws of 2,000; the longest gap is about 60
+
+
+class TestWordLevel:
+    TEXTS = ["the cat saw the <unk> \n\n the dog \n", "a cat , the end"]
+
+    def test_the_papers_rule(self):
+        tokenizer = WordLevel(padding_multiple=8).build(self.TEXTS)
+        # by falling count, then alphabetically; 4 specials and 7 types, padded to 16
+        expected = ["<s>", "<pad>", "</s>", "<unk>", "the", "cat", ",", "a", "dog", "end", "saw"]
+        assert tokenizer.convert_ids_to_tokens(range(11)) == expected
+        assert len(tokenizer) == 16
+        assert tokenizer.convert_ids_to_tokens([11, 15]) == ["madeupword0000", "madeupword0004"]
+        assert tokenizer.mask_token_id is None
+
+    def test_lines_end_in_eos_and_unknown_words_are_unk(self):
+        tokenizer = WordLevel(padding_multiple=1).build(self.TEXTS)
+        ids = tokenizer(" the mouse \n saw <unk>")["input_ids"]
+        assert tokenizer.convert_ids_to_tokens(ids) == ["the", "<unk>", "</s>", "saw", "<unk>"]
+
+    @given(st.lists(st.text(alphabet="abc \n"), min_size=1), st.integers(1, 16))
+    def test_size_is_the_padded_number_of_types(self, items, multiple):
+        types = {word for text in items for word in text.split()}
+        if not types:
+            with pytest.raises(ValueError, match="at least one word"):
+                WordLevel(padding_multiple=multiple).build(items)
+            return
+        size = len(WordLevel(padding_multiple=multiple).build(items))
+        assert size % multiple == 0 and 0 <= size - len(types) - 4 < multiple
+
+    def test_it_survives_being_saved(self, tmp_path):
+        tokenizer = WordLevel(padding_multiple=8).build(self.TEXTS)
+        tokenizer.save_pretrained(tmp_path)
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        assert loaded("cat \n dog")["input_ids"] == tokenizer("cat \n dog")["input_ids"]
+        assert len(loaded) == 16
+
+    def test_padding_multiple_is_checked(self):
+        with pytest.raises(ValueError, match="padding_multiple must be at least 1, not 0"):
+            WordLevel(padding_multiple=0)
+
+
+class TestPretrainedTokenizer:
+    def test_vocabulary_files(self, bpe, tmp_path):
+        bpe.backend_tokenizer.model.save(str(tmp_path))
+        loaded = PretrainedTokenizer(path=str(tmp_path)).build(iter([]))
+        assert loaded.get_vocab() == bpe.get_vocab()
+        assert loaded(texts()[0])["input_ids"] == bpe(texts()[0])["input_ids"]
+        assert loaded.mask_token_id == 4
+
+    def test_a_saved_folder(self, bpe, tmp_path):
+        bpe.save_pretrained(tmp_path)
+        assert PretrainedTokenizer(path=str(tmp_path)).build([]).get_vocab() == bpe.get_vocab()
+
+    def test_missing_merges_and_specials_are_named(self, bpe, tmp_path):
+        bpe.backend_tokenizer.model.save(str(tmp_path))
+        (tmp_path / "merges.txt").unlink()
+        with pytest.raises(FileNotFoundError, match="merges.txt is missing beside vocab.json"):
+            PretrainedTokenizer(path=str(tmp_path)).build([])
+        (tmp_path / "merges.txt").write_text("")
+        (tmp_path / "vocab.json").write_text('{"<s>": 0, "a": 1}')
+        with pytest.raises(ValueError, match="vocab.json lacks the tokens <pad> </s> <unk> <mask>"):
+            PretrainedTokenizer(path=str(tmp_path)).build([])
+
+    def test_a_missing_tokenizer_is_one_line(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="no tokenizer at") as caught:
+            PretrainedTokenizer(path=str(tmp_path / "nowhere")).build([])
+        assert "\n" not in str(caught.value)
