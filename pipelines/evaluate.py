@@ -15,10 +15,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import app, write_json
-from pipelines.run_on import run_on
+from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
 from value_aware_attention.evaluation.cells import Cell, expand_axes
-from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid, file_hash
+from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid
 from value_aware_attention.evaluation.task import Task
 
 SEEDS_PER_LAYER = 1000
@@ -31,7 +31,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
     task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
-    cache = RecordCache(cfg.cache, hashes | {"task": OmegaConf.to_container(cfg.task)})
+    cache = RecordCache(cfg.cache, hashes | {"task": OmegaConf.to_container(cfg.task, resolve=True)})
     if cfg.approximation is not None:
         cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
         records = evaluate_grid(task, [cell], cache)["cells"]
@@ -50,7 +50,7 @@ def grid(cfg: DictConfig, length: int) -> list[Cell]:
     return [
         build_cell(cfg, name, {**cfg.methods[name], **setting})
         for name, axes in cfg.axes.items()
-        for setting in expand_axes(OmegaConf.to_container(axes), length)
+        for setting in expand_axes(OmegaConf.to_container(axes, resolve=True), length)
     ]
 
 

@@ -5,6 +5,7 @@ python -m pipelines.tokens [tokens.vocabulary_size=4096] [tokens.rearrange=false
 
 import json
 from pathlib import Path
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -16,25 +17,31 @@ from value_aware_attention.data.tokens import SourceQuota, write_tokens
 @app("tokens")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
-    shared = {"corpus": Path(cfg.corpus), "seed": cfg.seed}
     lengths = sorted({cfg.instance_length, *(() if cfg.rearrange else (cfg.long_length,))})
     with new_folder(cfg.folder) as folder:
-        causal = write_tokens(
-            **shared,
-            sources={name: SourceQuota() for name in cfg.causal_sources or cfg.sources},
-            tokenizer=instantiate(cfg.causal_tokenizer),
-            instance_lengths=(),
-            folder=folder / "causal",
-        )
-        masked = write_tokens(
-            **shared,
-            sources={name: quota(cfg, name) for name in cfg.masked_sources or cfg.sources},
-            tokenizer=instantiate(cfg.masked_tokenizer),
-            instance_lengths=lengths,
-            folder=folder / "masked",
-        )
+        shared = {"corpus": Path(cfg.corpus), "seed": cfg.seed, "scratch": folder}
+        causal: dict = {
+            "tokenizer": cfg.causal_tokenizer,
+            "sources": {name: quota(cfg, name) for name in cfg.causal_sources or cfg.sources},
+        }
+        masked: dict = {
+            "tokenizer": cfg.masked_tokenizer,
+            "sources": {name: quota(cfg, name) for name in cfg.masked_sources or cfg.sources},
+        }
+        stream = {"stream_folder": folder / "causal"}
+        instances = {"instance_folder": folder / "masked", "instance_lengths": lengths}
+        if causal == masked:  # the same text and tokenizer serve both: tokenize once
+            made = [write(causal, **shared, **stream, **instances)]
+        else:
+            made = [write(causal, **shared, **stream), write(masked, **shared, **instances)]
     documents = json.loads(Path(cfg.corpus_metrics).read_text())
-    write_json(cfg.metrics, counts(documents, causal, masked))
+    write_json(cfg.metrics, counts(documents, made[0], made[-1]))
+
+
+def write(task: dict, **options: Any) -> dict[str, Any]:
+    """Tokenizes for one task; the tokenizer is built only now."""
+    tokenizer = instantiate(task["tokenizer"])
+    return write_tokens(tokenizer=tokenizer, sources=task["sources"], **options)
 
 
 def quota(cfg: DictConfig, name: str) -> SourceQuota:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from pipelines.app import new_folder, write_json
+from pipelines.provenance import file_hash
 from pipelines.tracking import tracked
-from value_aware_attention.evaluation.grid import file_hash
 from value_aware_attention.training.fit import fit
 from value_aware_attention.training.module import LanguageModeling
 

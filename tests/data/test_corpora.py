@@ -1,10 +1,6 @@
-import gzip
-import importlib
-import inspect
 import json
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,21 +9,14 @@ from hypothesis import strategies as st
 
 import value_aware_attention.data
 from value_aware_attention.data.corpora import (
-    Docstrings,
     Document,
-    TextFiles,
     read_texts,
     write_corpus,
 )
-from value_aware_attention.data.text_files import articles
 
 
 def written(folder, source):
     return [list(read_texts([folder / source / f"{s}.jsonl"])) for s in ("train", "evaluation")]
-
-
-def texts(source):
-    return [document.text for document in source]
 
 
 class TestWriteCorpus:
@@ -75,6 +64,14 @@ class TestWriteCorpus:
         train, evaluation = written(folder, "a")
         assert evaluation and sorted(train + evaluation, key=int) == [str(i) for i in range(count)]
 
+    def test_the_one_evaluation_document_is_drawn(self, tmp_path):
+        documents = [Document(str(i)) for i in range(5)]
+        drawn = set()
+        for seed in range(20):
+            write_corpus({"a": documents}, tmp_path / "corpus", seed, 1e-9)
+            drawn.update(written(tmp_path / "corpus", "a")[1])
+        assert len(drawn) > 3
+
     def test_empty_documents_are_dropped(self, tmp_path):
         documents = [Document("  \n"), Document("x", "train"), Document("y", "evaluation")]
         counts = write_corpus({"a": documents}, tmp_path / "corpus", 0, 0.5)
@@ -110,161 +107,6 @@ class TestWriteCorpus:
     def test_evaluation_fraction_is_checked(self, tmp_path, fraction):
         with pytest.raises(ValueError, match="evaluation_fraction must lie between 0 and 1"):
             write_corpus({"a": []}, tmp_path / "corpus", 0, fraction)
-
-
-class TestDocstrings:
-    @pytest.fixture
-    def package(self, tmp_path, monkeypatch):
-        files = {
-            "__init__.py": '"""The package."""\nraise SystemExit("imported")',
-            "b.py": '''
-                """Second."""
-                class C:
-                    """A class.
-
-                    Flush.
-                        Indented.
-                    """
-                    def f(self):
-                        "Method."
-                    async def g(self):
-                        """Second."""
-                if True:
-                    try:
-                        def hidden():
-                            """Hidden in a branch."""
-                    except ValueError:
-                        x = """not a docstring"""
-            ''',
-            "a/__init__.py": "",
-            "a/nested.py": '"""Nested \\ud800 surrogate."""',
-            "a/broken.py": '"""Broken."""\ndef f(:',
-            "tests/test_b.py": '"""A test."""',
-            "a/test_nested.py": '"""Another test."""',
-        }
-        for name, source in files.items():
-            file = tmp_path / "toy_package" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(textwrap.dedent(source))
-        monkeypatch.syspath_prepend(tmp_path)
-        return "toy_package"
-
-    def test_one_document_a_module_without_repeats_and_tests(self, package):
-        assert texts(Docstrings(package=package)) == [
-            "The package.",
-            "Nested  surrogate.",
-            "Second.\n\nA class.\n\nFlush.\n    Indented.\n\nMethod.\n\nHidden in a branch.",
-        ]
-
-    def test_the_package_is_not_imported(self, package):
-        texts(Docstrings(package=package))
-        assert package not in sys.modules
-
-    def test_a_pool_of_processes_keeps_the_order(self, package, monkeypatch):
-        alone = texts(Docstrings(package=package))
-        monkeypatch.setattr("value_aware_attention.data.docstrings.FILES_WORTH_A_POOL", 1)
-        monkeypatch.setattr("os.cpu_count", lambda: 2)
-        assert texts(Docstrings(package=package)) == alone
-
-    def test_a_single_module(self, tmp_path, monkeypatch):
-        (tmp_path / "toy_module.py").write_text('"""Alone."""')
-        monkeypatch.syspath_prepend(tmp_path)
-        assert texts(Docstrings(package="toy_module")) == ["Alone."]
-
-    @pytest.mark.parametrize("name", ["no_such_package", "no_such_package.part"])
-    def test_a_missing_package_is_named(self, name):
-        with pytest.raises(ValueError, match=f"package '{name}' is not installed"):
-            texts(Docstrings(package=name))
-
-    def test_docstrings_equal_those_of_the_imported_module(self):
-        module = importlib.import_module("networkx.algorithms.bridges")
-        names = ["bridges", "has_bridges", "local_bridges"]
-        expected = [inspect.getdoc(module), *(inspect.getdoc(getattr(module, n)) for n in names)]
-        found = "\n\n".join(text.strip() for text in expected)
-        assert any(found == text for text in texts(Docstrings(package="networkx.algorithms")))
-
-
-class TestTextFiles:
-    def test_a_folder_of_every_kind_plain_and_compressed(self, tmp_path):
-        (tmp_path / "a.txt").write_text("plain\r\ntext\n")
-        (tmp_path / "deep").mkdir()
-        (tmp_path / "deep/b.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
-        with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
-            file.write("compressed")
-        (tmp_path / "notes.md").write_text("ignored in a folder")
-        assert texts(TextFiles(tmp_path)) == ["plain\r\ntext\n", "compressed", "one", "two"]
-
-    def test_a_glob_and_an_evaluation_path(self, tmp_path):
-        for name in ("train-1", "train-2", "test"):
-            (tmp_path / f"{name}.txt").write_text(name)
-        source = TextFiles(f"{tmp_path}/train-*.txt", evaluation_path=tmp_path / "test.txt")
-        assert list(source) == [
-            Document("train-1", "train"),
-            Document("train-2", "train"),
-            Document("test", "evaluation"),
-        ]
-
-    def test_a_relative_glob(self, tmp_path, monkeypatch):
-        (tmp_path / "a.txt").write_text("a")
-        monkeypatch.chdir(tmp_path)
-        assert texts(TextFiles("*.txt")) == ["a"]
-
-    def test_another_field(self, tmp_path):
-        (tmp_path / "a.jsonl").write_text('{"body": "x", "text": "y"}\n')
-        assert texts(TextFiles(tmp_path / "a.jsonl", field="body")) == ["x"]
-
-    @pytest.mark.parametrize(
-        ("name", "content", "message"),
-        [
-            ("a.txt", b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
-            ("a.txt", b"ab\x00cd", "a.txt is binary"),
-            ("a.txt.gz", b"not gzip", "a.txt.gz is not a complete gzip file"),
-            ("a.txt.gz", gzip.compress(b"cut off" * 99)[:-9], "is not a complete gzip file"),
-            ("a.pdf", b"%PDF", "a.pdf: unknown suffix, allowed are .txt, .jsonl, .tokens"),
-            ("a.jsonl", b'{"text": "x"}\n{"text"', "a.jsonl, line 2, is not JSON"),
-            ("a.jsonl", b'{"title": "x"}', "a.jsonl, line 1, has no field 'text' with a text"),
-            ("a.jsonl", b'{"text": 3}', "a.jsonl, line 1, has no field 'text' with a text"),
-        ],
-    )
-    def test_a_bad_file_is_named_in_one_line(self, tmp_path, name, content, message):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=message) as caught:
-            texts(TextFiles(tmp_path / name))
-        assert "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "."])
-    def test_a_missing_path_is_named(self, tmp_path, path):
-        with pytest.raises(FileNotFoundError, match="no such file, or a folder or glob without"):
-            texts(TextFiles(tmp_path / path))
-
-
-class TestArticles:
-    LINES = [
-        " \n",
-        " = One = \n",
-        " \n",
-        " Text , of <unk> . \n",
-        " = 3 = \n",  # a score, not a title: no empty lines around it
-        " \n",
-        " = = Section = = \n",
-        " \n",
-        " = Two = \n",
-        " \n",
-        " Text . \n",
-    ]
-
-    def test_an_article_starts_at_a_title_between_empty_lines(self):
-        first, second = articles(self.LINES)
-        assert first.endswith(" = = Section = = \n ") and second == " = Two = \n \n Text . "
-
-    @given(st.lists(st.sampled_from([*LINES, "\n", " = Three = \n"]), max_size=30))
-    def test_no_line_is_lost(self, lines):
-        joined = "\n".join(articles(lines))
-        assert joined == ("".join(lines)[:-1] if "".join(lines).strip() else "")
-
-    def test_tokens_files_are_read_as_articles(self, tmp_path):
-        (tmp_path / "wiki.train.tokens").write_text("".join(self.LINES))
-        assert len(texts(TextFiles(tmp_path))) == 2
 
 
 def test_corpora_import_neither_torch_nor_datasets():

@@ -19,7 +19,6 @@ from value_aware_attention.data.tokenization import ByteLevelBPE
 TEXTS = [
     f"document {i}: " + "value aware attention, " * (i % 4) + "<mask> </s> é\n" for i in range(40)
 ]
-TEXTS += ["2020-01-01", "true"]  # Arrow would guess dates and truth values
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +61,19 @@ class TestTokenStream:
         assert (tokens == tokenizer.mask_token_id).sum() == 0
         assert (tokens == tokenizer.eos_token_id).sum() == len(TEXTS)
 
+    def test_a_text_stays_a_text(self, tmp_path, tokenizer):
+        file = corpus_file(tmp_path / "source", ["2020-01-01"] * 3)  # Arrow would guess dates
+        dates = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
+        write_stream([dates], tmp_path / "s.npy", vocabulary_size=300)
+        assert documents_of(np.load(tmp_path / "s.npy"), tokenizer) == ["2020-01-01"] * 3
+
+    def test_a_rewritten_file_is_read_anew(self, tmp_path, tokenizer):
+        for text in ("before", "after"):
+            file = corpus_file(tmp_path / "source", [text])
+            stream = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
+            write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
+            assert documents_of(np.load(tmp_path / "s.npy"), tokenizer) == [text]
+
     def test_random_order_is_a_function_of_the_seed(self, tmp_path, tokenizer):
         file = corpus_file(tmp_path / "source")
         orders = []
@@ -93,7 +105,7 @@ class TestTokenStream:
         assert 0 < sum(text.startswith("a") for text in mixed[:30]) < 30
 
     def test_a_missing_file_is_named(self, tmp_path, tokenizer):
-        with pytest.raises(FileNotFoundError, match="train.jsonl is missing: write the corpus"):
+        with pytest.raises(FileNotFoundError, match=r"train\.jsonl is missing: write the corpus"):
             token_stream(tmp_path / "train.jsonl", tokenizer, seed=0, cache_dir=tmp_path)
 
 

@@ -93,11 +93,12 @@ class TestSample:
         assert max(gaps) < 120  # 200 draws of 2,000; the longest gap is about 60
 
 
-class TestWordLevel:
-    TEXTS = ["the cat saw the <unk> \n\n the dog \n", "a cat , the end"]
+LINES = ["the cat saw the <unk> \n\n the dog \n", "a cat , the end"]
 
+
+class TestWordLevel:
     def test_the_papers_rule(self):
-        tokenizer = WordLevel(padding_multiple=8).build(self.TEXTS)
+        tokenizer = WordLevel(padding_multiple=8).build(LINES)
         # by falling count, then alphabetically; 4 specials and 7 types, padded to 16
         expected = ["<s>", "<pad>", "</s>", "<unk>", "the", "cat", ",", "a", "dog", "end", "saw"]
         assert tokenizer.convert_ids_to_tokens(range(11)) == expected
@@ -106,7 +107,7 @@ class TestWordLevel:
         assert tokenizer.mask_token_id is None
 
     def test_lines_end_in_eos_and_unknown_words_are_unk(self):
-        tokenizer = WordLevel(padding_multiple=1).build(self.TEXTS)
+        tokenizer = WordLevel(padding_multiple=1).build(LINES)
         ids = tokenizer(" the mouse \n saw <unk>")["input_ids"]
         assert tokenizer.convert_ids_to_tokens(ids) == ["the", "<unk>", "</s>", "saw", "<unk>"]
 
@@ -121,7 +122,7 @@ class TestWordLevel:
         assert size % multiple == 0 and 0 <= size - len(types) - 4 < multiple
 
     def test_it_survives_being_saved(self, tmp_path):
-        tokenizer = WordLevel(padding_multiple=8).build(self.TEXTS)
+        tokenizer = WordLevel(padding_multiple=8).build(LINES)
         tokenizer.save_pretrained(tmp_path)
         loaded = AutoTokenizer.from_pretrained(tmp_path)
         assert loaded("cat \n dog")["input_ids"] == tokenizer("cat \n dog")["input_ids"]
@@ -147,11 +148,13 @@ class TestPretrainedTokenizer:
     def test_missing_merges_and_specials_are_named(self, bpe, tmp_path):
         bpe.backend_tokenizer.model.save(str(tmp_path))
         (tmp_path / "merges.txt").unlink()
-        with pytest.raises(FileNotFoundError, match="merges.txt is missing beside vocab.json"):
+        with pytest.raises(FileNotFoundError, match=r"merges\.txt is missing beside vocab\.json"):
             PretrainedTokenizer(path=str(tmp_path)).build([])
         (tmp_path / "merges.txt").write_text("")
         (tmp_path / "vocab.json").write_text('{"<s>": 0, "a": 1}')
-        with pytest.raises(ValueError, match="vocab.json lacks the tokens <pad> </s> <unk> <mask>"):
+        with pytest.raises(
+            ValueError, match=r"vocab\.json lacks the tokens <pad> </s> <unk> <mask>"
+        ):
             PretrainedTokenizer(path=str(tmp_path)).build([])
 
     def test_a_missing_tokenizer_is_one_line(self, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import product
 
 import pytest
 
@@ -68,9 +69,7 @@ def _causal(kernel, rate):
         rest = 0.0 if r == R_GRID[-1] else r**-rate
         perplexity = exact * math.exp(3 * rest)
         spread = perplexity * 0.03 * rest
-        cells.append(
-            _cell("optimal_v_oblivious", {"r": r}, exact, perplexity, spread, rest * 0.8)
-        )
+        cells.append(_cell("optimal_v_oblivious", {"r": r}, exact, perplexity, spread, rest * 0.8))
         rest = 0.0 if r >= 65 else 0.6 * r ** -(1.6 * rate) * (1 - r / 80)
         perplexity = exact * math.exp(3 * rest)
         spread = perplexity * 0.03 * rest
@@ -78,32 +77,30 @@ def _causal(kernel, rate):
     return _record(f"causal_{kernel}", "causal", kernel, 256, cells)
 
 
+def _optimal_and_window():
+    for r in (*R_GRID, 512):
+        yield "optimal_v_oblivious", {"r": r}, 0.0 if r == 512 else 45 * r**-0.45
+        yield "optimal_v_aware", {"r": r}, 0.0 if r >= 65 else 38 * r**-0.7 * (1 - r / 80)
+        yield "sliding_window", {"r": r}, 0.0 if r == 512 else 48 * r**-0.25
+
+
+def _random(noise):
+    for rounds, r, seed in product((1, 4, 16), (16, 64, 128, 256, 512), range(3)):
+        more = 0.0 if r == 512 else 50 * (r * rounds) ** -0.2 * (1 + 0.04 * noise.random())
+        yield "lsh", {"r": r, "rounds": rounds, "seed": seed}, more
+    scalings = (("paper", 0.01), ("performer", 0.25))
+    for (scaling, power), features, seed in product(scalings, (16, 64, 256, 1024), range(3)):
+        more = 45 * (features / 16) ** -power * (1 - 0.05 * noise.random())
+        yield "orf", {"features": features, "scaling": scaling, "seed": seed}, more
+
+
 def _masked_long(noise):
     exact = 45.0
-    cells = [_cell("exact", {}, exact, exact, 0.0, 0.0)]
-    for r in (*R_GRID, 512):
-        oblivious = 0.0 if r == 512 else 45 * r**-0.45
-        aware = 0.0 if r >= 65 else 38 * r**-0.7 * (1 - r / 80)
-        window = 0.0 if r == 512 else 48 * r**-0.25
-        for name, more in (
-            ("optimal_v_oblivious", oblivious),
-            ("optimal_v_aware", aware),
-            ("sliding_window", window),
-        ):
-            cells.append(_cell(name, {"r": r}, exact, exact + more, 0.05 * more, more / 60))
-    for rounds in (1, 4, 16):
-        for r in (16, 64, 128, 256, 512):
-            more = 0.0 if r == 512 else 50 * (r * rounds) ** -0.2
-            for seed in range(3):
-                wobble = more * (1 + 0.04 * noise.random())
-                parameters = {"r": r, "rounds": rounds, "seed": seed}
-                cells.append(_cell("lsh", parameters, exact, exact + wobble, 1.0, wobble / 60))
-    for scaling, power in (("paper", 0.01), ("performer", 0.25)):
-        for features in (16, 64, 256, 1024):
-            for seed in range(3):
-                more = 45 * (features / 16) ** -power * (1 - 0.05 * noise.random())
-                parameters = {"features": features, "scaling": scaling, "seed": seed}
-                cells.append(_cell("orf", parameters, exact, exact + more, 1.2, more / 50))
+    settings = [("exact", {}, 0.0), *_optimal_and_window(), *_random(noise)]
+    cells = [
+        _cell(name, parameters, exact, exact + more, 0.05 * more, more / 60)
+        for name, parameters, more in settings
+    ]
     return _record("masked_long", "masked", "exponential", 512, cells)
 
 

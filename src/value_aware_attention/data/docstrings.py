@@ -84,5 +84,7 @@ def _parsed(files: list[Path]) -> Iterator[list[str]]:
     if processes == 1 or len(files) < FILES_WORTH_A_POOL:
         yield from map(docstrings_of, files)
         return
-    with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:  # `map` keeps the order of the files
+    with ProcessPoolExecutor(
+        processes, initializer=gc.disable
+    ) as pool:  # `map` keeps the order of the files
         yield from pool.map(docstrings_of, files, chunksize=16)

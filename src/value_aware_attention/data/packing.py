@@ -12,12 +12,14 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from value_aware_attention.data.corpora import read_texts
+
 if TYPE_CHECKING:  # slow to import, and reading packed tokens needs neither
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
 
 Tokens = NDArray[np.integer]
-DOCUMENTS_PER_BATCH = 256
+DOCUMENTS_PER_BATCH = 64  # whole books too: bounds the memory
 
 
 def token_stream(
@@ -28,17 +30,17 @@ def token_stream(
     The documents are in random order drawn from `seed`; None keeps the order of the file. Specials
     written in a text are text. The Arrow files lie in `cache_dir` and may be deleted afterwards.
     """
-    from datasets import Features, List, Value, load_dataset
+    from datasets import Dataset, Features, List, Value
     from tokenizers import Tokenizer
 
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: write the corpus first")
-    documents = load_dataset(
-        "json",
-        data_files=str(file),
+    # not the JSON reader of `datasets`: Arrow's rewrites texts that look like dates
+    documents = Dataset.from_generator(
+        _rows,
         features=Features({"text": Value("string")}),
         cache_dir=str(cache_dir),
-        split="train",
+        gen_kwargs={"file": file, "written": file.stat().st_mtime_ns},  # what names the cache
     )
     if seed is not None:
         documents = documents.shuffle(seed=seed)
@@ -54,6 +56,7 @@ def token_stream(
         tokenize,
         batched=True,
         batch_size=DOCUMENTS_PER_BATCH,
+        writer_batch_size=DOCUMENTS_PER_BATCH,
         remove_columns=["text"],
         features=Features({"input_ids": List(Value("int32"))}),
         desc=f"tokenizing {file.parent.name}/{file.stem}",
@@ -144,6 +147,11 @@ def rearrange(instances: Tokens, length: int) -> Tokens:
 def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
     """The smallest of uint16 and int32 that holds every id."""
     return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)
+
+
+def _rows(file: Path, written: int) -> Iterator[dict[str, str]]:
+    for text in read_texts([file]):
+        yield {"text": text}
 
 
 def _blocks(stream: "Dataset") -> Iterator[Tokens]:

@@ -43,14 +43,17 @@ def write_tokens(
     corpus: Path,
     sources: Mapping[str, SourceQuota],
     tokenizer: TokenizerFactory,
-    instance_lengths: Sequence[int],
-    folder: Path,
     seed: int,
+    scratch: Path,
+    stream_folder: Path | None = None,
+    instance_folder: Path | None = None,
+    instance_lengths: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Tokenizes `sources` of a corpus into `folder`; returns counts per source and split.
+    """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
-    Writes tokenizer/ (a Hugging Face folder), and without `instance_lengths` one stream a split,
-    {train,evaluation}.npy; with them <length>/<source>/{train,evaluation}.npy for each length.
+    `stream_folder` gets one stream a split, {train,evaluation}.npy, for a causal LM; its evaluation
+    text stays in order. `instance_folder` gets <length>/<source>/{train,evaluation}.npy for a
+    masked LM. Each gets tokenizer/, a Hugging Face folder. Arrow files lie in `scratch` meanwhile.
     """
     missing = [name for name in sources if not (corpus / name).is_dir()]
     if missing or not sources:
@@ -58,43 +61,54 @@ def write_tokens(
         wanted = ", ".join(missing or ["no source"])
         raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
     built = tokenizer.build(read_texts(corpus / name / "train.jsonl" for name in sources))
-    built.save_pretrained(folder / "tokenizer")
-    with TemporaryDirectory(prefix="arrow-") as arrow:
-        streams = {
-            split: {
+    counts: Counts = {name: {} for name in sources}
+    for folder in filter(None, (stream_folder, instance_folder)):
+        built.save_pretrained(folder / "tokenizer")
+    with TemporaryDirectory(prefix="arrow-", dir=scratch) as arrow:
+        for split in SPLITS:
+            order = seed if split == "train" or stream_folder is None else None
+            streams = {
                 name: token_stream(
-                    corpus / name / f"{split}.jsonl", built, seed=seed, cache_dir=Path(arrow)
+                    corpus / name / f"{split}.jsonl", built, seed=order, cache_dir=Path(arrow)
                 )
                 for name in sources
             }
-            for split in SPLITS
-        }
-        counts: Counts = {
-            name: {split: {"tokens": count_tokens(streams[split][name])} for split in SPLITS}
-            for name in sources
-        }
-        if not instance_lengths:
-            for split in SPLITS:
-                parts = list(streams[split].values())
-                path = folder / f"{split}.npy"
-                write_stream(parts, path, vocabulary_size=len(built), seed=seed)
-        for length in instance_lengths:
-            for split in SPLITS:
-                for name, quota in sources.items():
-                    path = folder / str(length) / name / f"{split}.npy"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    rows = write_instances(
-                        streams[split][name],
-                        path,
-                        tokenizer=built,
-                        instance_length=length,
-                        quota=getattr(quota, split),
+            for name, stream in streams.items():
+                counts[name][split] = {"tokens": count_tokens(stream)}
+            if stream_folder is not None:
+                path = stream_folder / f"{split}.npy"
+                write_stream(
+                    list(streams.values()), path, vocabulary_size=len(built), seed=order
+                )
+            if instance_folder is not None:
+                for length in instance_lengths:
+                    rows = _write_instances(
+                        streams, sources, split, built, length, instance_folder / str(length)
                     )
-                    counts[name][split] |= {
-                        "instances": rows,
-                        "instance_tokens": rows * (length - 2),
-                    }
+                    for name, count in rows.items():
+                        tokens = count * (length - 2)
+                        counts[name][split] |= {"instances": count, "instance_tokens": tokens}
     return {"vocabulary_size": len(built), "sources": counts}
+
+
+def _write_instances(
+    streams: Mapping[str, Any],
+    sources: Mapping[str, SourceQuota],
+    split: str,
+    tokenizer: "PreTrainedTokenizerFast",
+    length: int,
+    folder: Path,
+) -> dict[str, int]:
+    """Instances of one length and split, each source apart; their number per source."""
+    rows = {}
+    for name, stream in streams.items():
+        path = folder / name / f"{split}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        quota = getattr(sources[name], split)
+        rows[name] = write_instances(
+            stream, path, tokenizer=tokenizer, instance_length=length, quota=quota
+        )
+    return rows
 
 
 def masked_sequences(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from value_aware_attention.evaluation.cells import Cell, evaluate_cell, source_h
 from value_aware_attention.evaluation.skewness import skewness
 from value_aware_attention.evaluation.task import LayerCall, Task, UnitSums
 
-__all__ = ["RecordCache", "evaluate_grid", "file_hash"]
+__all__ = ["RecordCache", "evaluate_grid"]
 
 
 class RecordCache:
@@ -76,16 +76,3 @@ def evaluate_grid(task: Task, cells: Sequence[Cell], cache: RecordCache) -> dict
 
 def _describe(cell: Cell) -> str:
     return " ".join([cell.approximation, *(f"{k}={v}" for k, v in cell.parameters.items())])
-
-
-def file_hash(paths: Iterable[Path | str]) -> str:
-    """sha256 over the bytes of files and of every file below folders, in order of their names."""
-    digest = sha256()
-    for path in map(Path, paths):
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in files:
-            digest.update(file.name.encode() + b"\0")
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-    return digest.hexdigest()

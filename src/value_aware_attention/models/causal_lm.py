@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -78,13 +78,13 @@ class CausalLanguageModel(nn.Module):
     @contextmanager
     def replaced_attention(
         self, approximation: nn.Module | Callable[[int], nn.Module]
-    ) -> Iterator[Self]:
+    ) -> Iterator["CausalLanguageModel"]:
         """Within the context, every layer attends with `approximation`.
 
         It is a module, or a callable layer_index -> module. On exit, also after an exception, the
         model is as it was; contexts nest.
         """
-        layers = [layer.attention for layer in self.layers]
+        layers = [module for module in self.modules() if isinstance(module, _CausalAttention)]
         before = [layer.method for layer in layers]
         after = [_method(approximation, index) for index in range(len(layers))]
         try:
@@ -105,7 +105,7 @@ class CausalLanguageModel(nn.Module):
     @classmethod
     def load(
         cls, folder: Path, *, kernel: Kernel | None = None, vocabulary_size: int | None = None
-    ) -> Self:
+    ) -> "CausalLanguageModel":
         """The model that `save` wrote, in evaluation mode.
 
         Raises FileNotFoundError where there is none, ValueError where the folder holds a model of
@@ -163,7 +163,7 @@ class _CausalAttention(nn.Module):
 def sinusoidal_positions(
     length: int, width: int, *, device: torch.device | None = None
 ) -> Float[Tensor, "N width"]:
-    """sin(n w_i) then cos(n w_i), w_i = 10000^(-i / (width/2 - 1)): fairseq's halves, from n = 0."""
+    """sin(n w_i) then cos(n w_i), w_i = 10000^(-i / (width/2 - 1)): fairseq's halves."""
     steps = torch.arange(width // 2, device=device, dtype=torch.float32)
     frequencies = torch.exp(steps * (-math.log(10000.0) / max(1, width // 2 - 1)))
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies

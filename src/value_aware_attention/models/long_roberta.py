@@ -130,11 +130,12 @@ def _lengthen(model: RobertaForMaskedLM, length: int, block: int) -> RobertaForM
         raise ValueError(f"the model has {positions} positions, {min(length, block)} are needed")
     if length <= block:
         return model
-    embeddings.position_embeddings = BlockPositions(
-        embeddings.position_embeddings.weight, reserved=reserved, block=block, length=length
+    table = embeddings.position_embeddings.weight
+    embeddings.position_embeddings = BlockPositions(  # type: ignore[assignment]
+        table, reserved=reserved, block=block, length=length
     )
     rows = reserved + length
     model.config.max_position_embeddings = rows
-    embeddings.position_ids = torch.arange(rows).expand((1, -1))
-    embeddings.token_type_ids = torch.zeros((1, rows), dtype=torch.long)
+    embeddings.position_ids = nn.Buffer(torch.arange(rows)[None], persistent=False)
+    embeddings.token_type_ids = nn.Buffer(torch.zeros(1, rows, dtype=torch.long), persistent=False)
     return model

@@ -5,15 +5,28 @@ from collections.abc import Iterable
 from value_aware_attention.reporting.records import Record
 
 NOT_THE_SAME_EXPERIMENT = (
-    "Ours and the paper's are different models on different data: compare the order of the "
+    "Ours and the paper's are different models on different text: compare the order of the "
     "methods and the distances between them, not the levels."
 )
 INTERVAL = (
     "Intervals are paired 95% intervals of the change from exact attention on the same evaluation "
-    "text, added to the exact value; they cover the choice of evaluation text, not of training run."
+    "text, added to the exact value; they cover the choice of evaluation text, not the training "
+    "run."
 )
-SEEDS = "Random methods are means over seeds."
+FEWER_TARGETS = (
+    "Where a method was run on fewer targets than exact attention was, its value is the exact one "
+    "on all targets plus the paired change on those."
+)
+SEEDS = "LSH and ORF: means over seeds, with the seeds' mean interval."
+NOT_JOINED = "Curves of fewer than three settings are not joined."
 NO_RECORDS = "No model of this kind was evaluated."
+
+
+def keys(records: Iterable[Record], paper: int) -> str:
+    """A reminder that the same r is another share of the keys in a shorter sequence."""
+    lengths = sorted({int(record["length"]) for record in records})
+    ours = " and ".join(map(str, lengths)) or "no"
+    return f"r counts keys and is no share of them: ours have {ours} keys, the paper's {paper}."
 
 
 def _plural(count: int, unit: str) -> str:
@@ -21,7 +34,7 @@ def _plural(count: int, unit: str) -> str:
 
 
 def measured_on(record: Record) -> str:
-    """"5,000 masked tokens in 90 sequences"."""
+    """How much text exact attention was evaluated on: "5,000 masked tokens in 90 sequences"."""
     run_on = record.get("run_on", {})
     kind = "masked token" if record["task"] == "masked" else "target"
     parts = []
@@ -32,23 +45,26 @@ def measured_on(record: Record) -> str:
     return " in ".join(parts) or "an unrecorded amount of text"
 
 
-def run_on(record: Record) -> str:
-    """One sentence: scale, length, head size, data, size of the evaluation, hardware, versions."""
-    facts = record.get("run_on", {})
-    versions = facts.get("versions", {})
-    software = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
-    parts = [
-        f"{record['scale']} scale",
-        f"sequences of {record['length']} tokens",
-        f"heads of {record['head_dim']} dimensions",
-        f"measured on {measured_on(record)}",
-        f"data: {facts.get('data', 'not recorded')}",
-        f"run on {facts.get('hardware', 'unrecorded hardware')}",
-    ]
-    return "; ".join([*parts, software] if software else parts) + "."
+def versions(record: Record) -> str:
+    installed = record.get("run_on", {}).get("versions", {})
+    return ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
+
+
+def _setting(record: Record) -> str:
+    run_on = record.get("run_on", {})
+    data, hardware = (run_on.get(name, "not recorded") for name in ("data", "hardware"))
+    return f"{record['scale']} scale; data: {data}; hardware: {hardware}"
+
+
+def _model(record: Record) -> str:
+    size = f"{record['length']} tokens, heads of {record['head_dim']} dimensions"
+    return f"{record['model']}: {size}, {measured_on(record)}"
 
 
 def ours(records: Iterable[Record]) -> str:
-    """The facts of `run_on` for a figure or table about several models, each said once."""
-    sentences = list(dict.fromkeys(run_on(record) for record in records))
-    return " ".join(f"Ours: {sentence}" for sentence in sentences) or NO_RECORDS
+    """What our numbers were made on: scale, data and hardware once, then each model's sizes."""
+    models: dict[str, list[str]] = {}
+    for record in records:
+        models.setdefault(_setting(record), []).append(_model(record))
+    sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
+    return " ".join(sentences) or NO_RECORDS

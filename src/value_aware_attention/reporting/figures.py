@@ -1,4 +1,4 @@
-"""Figures 1 to 3 of the paper from our records, and two more about what the values add."""
+"""Figures 1 to 3 of the paper, drawn from our records and learning curves."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from value_aware_attention.reporting.records import (
     KERNELS,
     Record,
     find,
+    model_named,
     series_label,
     settings,
 )
@@ -21,6 +22,7 @@ from value_aware_attention.reporting.records import (
 ERROR_TITLE = "masked tokens predicted wrongly (%)"
 LOSS_TITLE = "evaluation loss (nats per token)"
 KEYS_TITLE = "r, keys per query (log scale)"
+FEATURES_TITLE = "random features (log scale)"
 
 
 def save(chart: Any, path: Path) -> None:
@@ -37,47 +39,54 @@ def curves(
     frame: pd.DataFrame,
     x: alt.X,
     y: style.ValueAxis,
-    colours: Mapping[str, str],
-    width: int,
+    encodings: Mapping[str, Any],
     fields: tuple[str, str, str] = ("value", "low", "high"),
 ) -> list[alt.Chart]:
-    """Error bars, lines and points of every series of a frame, as layers."""
+    """Error bars, lines and points of every series of a frame, as layers.
+
+    `fields` names the value and the ends of its interval; rows without an interval get no bar. A
+    series of fewer than three points is not joined: what lies between them was not measured.
+    """
     value, low, high = fields
-    base = alt.Chart(frame, width=width, height=style.HEIGHT).encode(
-        x=x, color=style.colour("series", colours)
-    )
-    marks = base.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45, filled=True))
-    return [style.error_bars(base, low, high, y), marks.encode(y=y.of(value))]
+    frame = frame[["series", "r", "features", *fields]]
+    frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
+    base = alt.Chart(frame, height=style.HEIGHT).encode(x=x, color=encodings["color"])
+    bars = base.mark_rule(strokeWidth=1.4, opacity=0.7).encode(y=y.of(low), y2=f"{high}:Q")
+    lines = base.mark_line(strokeWidth=1.8).encode(y=y.of(value))
+    lines = lines.transform_filter("datum.points >= 3")
+    points = base.mark_point(filled=True, size=48, opacity=1)
+    return [bars, lines, points.encode(y=y.of(value), shape=encodings["shape"])]
 
 
-def _masked_panel(
-    frame: pd.DataFrame, field: str, title: str, name: str, exact: float | None, width: int
-) -> alt.LayerChart:
-    counts = frame[field].astype(float).tolist()
-    x = style.count_axis(field, title, counts)
-    y = style.ValueAxis(ERROR_TITLE, alt.Scale(zero=False, padding=8))
-    line = style.dashed_line(exact, f"exact {exact or 0:.1f}%", min(counts, default=1), y)
-    colours = style.method_colours(frame["series"])
-    return alt.layer(*line, *curves(frame, x, y, colours, width), title=name)
+def _masked_long(records: Sequence[Record]) -> pd.DataFrame:
+    frame = settings(records)
+    frame = frame[(frame["model"] == "masked_long") & frame["value"].notna()]
+    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
 
 
 def figure_1(records: Sequence[Record]) -> style.Chart:
     """Masked-LM error of the long model against r (sparse methods) and features (ORF)."""
-    frame = settings(records)
-    frame = frame[frame["model"] == "masked_long"].copy()
-    exact = exact_value(frame, "masked_long")
-    frame["series"] = [series_label(row) for row in frame.to_dict("records")]
-    sparse = frame[frame["r"].notna()].dropna(subset="value")
-    dense = frame[frame["features"].notna()].dropna(subset="value")
-    panels = []
-    if len(sparse):
-        panels.append(_masked_panel(sparse, "r", KEYS_TITLE, "(a) sparse", exact, 430))
-    if len(dense):
-        title = "random features (log scale)"
-        panels.append(_masked_panel(dense, "features", title, "(b) random features", exact, 230))
-    if not panels:
+    frame = _masked_long(records)
+    model, exact = model_named(records, "masked_long"), exact_value(frame, "masked_long")
+    approximate = frame[frame["r"].notna() | frame["features"].notna()]
+    if model is None or approximate.empty:
         return style.empty("No approximation of the long masked model was evaluated.")
-    return alt.hconcat(*panels).resolve_scale(color="independent", y="shared")
+    y = style.value_axis(ERROR_TITLE, [exact, *approximate["low"], *approximate["high"]])
+    line = f"exact, {exact or 0:.1f}%"
+    panels = []
+    for field, title, name, width in (
+        ("r", KEYS_TITLE, "(a) sparse methods", 430),
+        ("features", FEATURES_TITLE, "(b) random features", 260),
+    ):
+        rows = approximate[approximate[field].notna()]
+        if len(rows):
+            counts = rows[field].astype(float).tolist()
+            marks = style.head_line(model["head_dim"], counts, y) if field == "r" else []
+            marks += style.dashed_line(exact, line, min(counts), y)
+            encodings = style.series("series", style.method_marks(rows["series"]))
+            marks += curves(rows, style.count_axis(field, title, counts), y, encodings)
+            panels.append(alt.layer(*marks, title=name, width=width))
+    return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
 
 
 def causal_losses(records: Sequence[Record]) -> pd.DataFrame:
@@ -86,65 +95,75 @@ def causal_losses(records: Sequence[Record]) -> pd.DataFrame:
     frame = frame[(frame["task"] == "causal") & frame["kernel"].isin(KERNELS)].copy()
     for source, name in (("value", "loss"), ("low", "loss_low"), ("high", "loss_high")):
         frame[name] = [math.log(value) for value in frame[source].astype(float)]
-    frame["kernel_label"] = frame["kernel"].map(KERNEL_LABELS)
-    return frame
+    return frame.assign(kernel_label=frame["kernel"].map(KERNEL_LABELS))
 
 
 def figure_2(records: Sequence[Record]) -> style.Chart:
     """Loss of OVO-r against r up to all keys for each kernel; dashed: exact attention."""
     frame = causal_losses(records)
-    frame = frame[frame["approximation"].isin(["optimal_v_oblivious", "exact"])]
-    curves = frame[frame["approximation"] == "optimal_v_oblivious"]
-    if curves.empty:
+    frame = frame.assign(series=frame["kernel_label"])
+    exact = frame[frame["approximation"] == "exact"]
+    oblivious = frame[frame["approximation"] == "optimal_v_oblivious"]
+    if oblivious.empty:
         return style.empty("No optimal value-oblivious setting of a causal model was evaluated.")
-    colours = {k: v for k, v in style.KERNEL_COLOURS.items() if k in set(frame["kernel_label"])}
-    x = style.count_axis("r", KEYS_TITLE, curves["r"].astype(float).tolist())
-    y = style.ValueAxis(LOSS_TITLE, alt.Scale(zero=False))
-    colour = style.colour("kernel_label", colours, title="kernel")
-    base = alt.Chart(curves, width=520, height=style.HEIGHT).encode(x=x, color=colour)
-    marks = base.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45)).encode(y=y.of("loss"))
-    dashes = alt.Chart(frame[frame["approximation"] == "exact"]).mark_rule(strokeDash=[6, 4])
-    exact = dashes.encode(y=y.of("loss"), color=colour)
-    return alt.layer(exact, style.error_bars(base, "loss_low", "loss_high", y), marks)
+    present = {*exact["kernel_label"], *oblivious["kernel_label"]}
+    marks = {name: mark for name, mark in style.KERNEL_MARKS.items() if name in present}
+    encodings = style.series("series", marks)
+    losses = [*exact["loss"], *oblivious["loss_low"], *oblivious["loss_high"]]
+    y = style.value_axis(LOSS_TITLE, losses)
+    x = style.count_axis("r", KEYS_TITLE, oblivious["r"].astype(float).tolist())
+    rules = alt.Chart(exact[["series", "approximation", "loss"]]).mark_rule(
+        strokeDash=[6, 4], strokeWidth=1.4
+    )
+    dashed = rules.encode(y=y.of("loss"), color=encodings["color"])
+    lines = curves(oblivious, x, y, encodings, ("loss", "loss_low", "loss_high"))
+    lowest = float(exact["loss"].min()) if len(exact) else None
+    name = style.line_name(lowest, "dashed: exact attention", float(oblivious["r"].min()), y)
+    return alt.layer(dashed, *name, *lines, width=540)
 
 
-def _curve_rows(
-    training: Mapping[str, Mapping[str, Any]], models: Mapping[str, str], metric: str
-) -> list[dict[str, Any]]:
-    return [
-        {"series": label, "step": point["step"], "y": point[metric]}
-        for model, label in models.items()
-        for point in training.get(model, {}).get("curve", [])
-        if point.get(metric) is not None
-    ]
+def _curve(metrics: Mapping[str, Any], metric: str, name: str) -> pd.DataFrame:
+    points = [point for point in metrics.get("curve", []) if point.get(metric) is not None]
+    rows = [{"series": name, "step": point["step"], "y": point[metric]} for point in points]
+    return pd.DataFrame(rows, columns=["series", "step", "y"])
 
 
 def _learning_panel(
-    rows: Sequence[Mapping[str, Any]], name: str, y_title: str, colours: Mapping[str, str]
-) -> alt.LayerChart:
-    frame = pd.DataFrame(rows)
-    kept = {label: value for label, value in colours.items() if label in set(frame["series"])}
-    base = alt.Chart(frame, width=330, height=style.HEIGHT).encode(
-        x=alt.X("step:Q", title="optimizer steps", axis=alt.Axis(grid=False, format="~s")),
-        y=alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=False)),
-        color=style.colour("series", kept),
+    frame: pd.DataFrame, title: str, y_title: str, marks: Mapping[str, style.Mark]
+) -> style.Panel:
+    present = {name: mark for name, mark in marks.items() if name in set(frame["series"])}
+    encodings = style.series("series", present)
+    y = style.value_axis(y_title, frame["y"])
+    axis = alt.Axis(grid=False, tickCount=5, format=",d")
+    scale = alt.Scale(domainMin=0, nice=False)
+    base = alt.Chart(frame, width=340, height=style.HEIGHT).encode(
+        x=alt.X("step:Q", title="optimizer steps", axis=axis, scale=scale),
+        y=y.of("y"),
+        color=encodings["color"],
     )
-    line = base.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=25))
-    return alt.layer(line, title=name)
+    points = base.mark_point(filled=True, size=34, opacity=1).encode(shape=encodings["shape"])
+    return alt.layer(base.mark_line(strokeWidth=1.8), points, title=title)
 
 
-def figure_3(training: Mapping[str, Mapping[str, Any]]) -> style.Chart:
-    """Learning curves with exact attention: both masked models, and the causal ones."""
-    masked = _curve_rows(training, {"masked_short": "short", "masked_long": "long"}, "error")
-    causal_models = {f"causal_{kernel}": KERNEL_LABELS[kernel] for kernel in KERNELS}
-    causal = _curve_rows(training, causal_models, "loss")
-    panels = []
-    if masked:
-        name = "(a) masked language models"
-        panels.append(_learning_panel(masked, name, ERROR_TITLE, style.MODEL_COLOURS))
-    if causal:
-        name = "(b) causal language models"
-        panels.append(_learning_panel(causal, name, LOSS_TITLE, style.KERNEL_COLOURS))
+def figure_3(records: Sequence[Record], training: Mapping[str, Mapping[str, Any]]) -> style.Chart:
+    """Evaluation with exact attention during training: both masked models, and the causal ones."""
+    masked_marks, masked, causal = {}, [], []
+    for short, mark in (("short", style.SHORT), ("long", style.LONG)):
+        record = model_named(records, f"masked_{short}")
+        name = f"{short}, {record['length']} tokens" if record else short
+        masked_marks[name] = mark
+        masked.append(_curve(training.get(f"masked_{short}", {}), "error", name))
+    for kernel in KERNELS:
+        metrics = training.get(f"causal_{kernel}", {})
+        causal.append(_curve(metrics, "loss", KERNEL_LABELS[kernel]))
+    panels = [
+        _learning_panel(frame, title, y_title, marks)
+        for frames, title, y_title, marks in (
+            (masked, "(a) masked language models", ERROR_TITLE, masked_marks),
+            (causal, "(b) causal language models", LOSS_TITLE, style.KERNEL_MARKS),
+        )
+        if len(frame := pd.concat(frames))
+    ]
     if not panels:
         return style.empty("No learning curve was recorded.")
-    return alt.hconcat(*panels).resolve_scale(color="independent")
+    return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")

@@ -1,9 +1,11 @@
 """Records of the evaluation as tidy data frames, and the names a reader sees."""
 
-from collections.abc import Iterable, Mapping
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 Record = Mapping[str, Any]
@@ -13,6 +15,12 @@ PARAMETERS = ("r", "rounds", "features", "scaling", RANDOM_SEED)
 MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
 EXTRAS = ("relative_output_error", "queries", "largest_support", "largest_error")
+MEASURED = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
+SEED_COLUMNS = ("seeds", "seeds_low", "seeds_high")
+INTEGERS = (
+    *("length", "head_dim", "r", "rounds", "features", "seed"),
+    *("count", "queries", "largest_support"),
+)
 
 KERNELS = ("exponential", "polynomial", "elu")
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
@@ -55,42 +63,47 @@ def _cell_row(record: Record, cell: Record) -> dict[str, Any]:
     row = {name: record.get(name) for name in MODEL_COLUMNS}
     row |= {"approximation": cell["approximation"], **cell["parameters"]}
     row |= {name: cell.get(name) for name in MEASURES + EXTRAS}
-    row["relative_output_error"] = float(np.mean(layers)) if layers else None
+    row["relative_output_error"] = fmean(layers) if layers else None
     row["relative_output_error_by_layer"] = " ".join(f"{error:.6g}" for error in layers)
     return row
+
+
+def _rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    return [_cell_row(record, cell) for record in in_order(records) for cell in record["cells"]]
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], last: Sequence[str] = ()) -> pd.DataFrame:
+    """Rows as a data frame of fixed columns; a parameter not in the usual list gets its own."""
+    known = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
+    others = sorted({name for row in rows for name in row} - {*known, *MEASURED, *last})
+    frame = pd.DataFrame(rows, columns=[*known, *others, *MEASURED, *last])
+    frame[list(INTEGERS)] = frame[list(INTEGERS)].astype("Int64")
+    numbers = [*MEASURES[1:], "relative_output_error", "largest_error"]
+    frame[numbers] = frame[numbers].astype(float)
+    return frame
 
 
 def cells(records: Iterable[Record]) -> pd.DataFrame:
     """Every cell of the grid in one row, seeds apart; `relative_output_error` is the layers' mean.
 
-    Parameters that no method of the grid has are empty columns, parameters that are not in the
-    usual list get a column of their own.
+    The columns are the same for every grid, but for parameters that are not in the usual list.
     """
-    rows = [_cell_row(record, cell) for record in in_order(records) for cell in record["cells"]]
-    measured = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
-    known = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
-    others = sorted({name for row in rows for name in row} - {*known, *measured})
-    frame = pd.DataFrame(rows, columns=[*known, *others, *measured])
-    integers = ["length", "head_dim", "r", "rounds", "features", "seed", "count", "queries"]
-    for name in [*integers, "largest_support"]:
-        frame[name] = frame[name].astype("Int64")
-    for name in (*MEASURES[1:], "relative_output_error", "largest_error"):
-        frame[name] = frame[name].astype(float)
-    return frame
+    return _frame(_rows(records))
 
 
-def _summary(group: pd.DataFrame) -> dict[str, Any]:
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(fmean(math.log(value) for value in values))
+
+
+def _mean_of_seeds(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Mean of the seeds: arithmetic for an error, geometric (mean of nats) for a perplexity."""
-    row = group.iloc[0].to_dict()
-    perplexity = row["metric"] == "perplexity"
-    for name in ("value", "low", "high"):
-        values = group[name].to_numpy(float)
-        row[name] = float(np.exp(np.log(values).mean()) if perplexity else values.mean())
-    for name in ("difference", "difference_low", "difference_high", "relative_output_error"):
-        row[name] = group[name].mean()
-    values = group["value"]
-    row |= {"seeds": len(group), "seeds_low": values.min(), "seeds_high": values.max()}
-    return row
+    row, values = dict(rows[0]), [row["value"] for row in rows]
+    mean = _geometric_mean if row["metric"] == "perplexity" else fmean
+    if len(rows) > 1:
+        row |= {name: mean([row[name] for row in rows]) for name in ("value", "low", "high")}
+        for name in ("difference", "difference_low", "difference_high", "relative_output_error"):
+            row[name] = fmean(row[name] for row in rows) if row[name] is not None else None
+    return row | {"seeds": len(rows), "seeds_low": min(values), "seeds_high": max(values)}
 
 
 def settings(records: Iterable[Record]) -> pd.DataFrame:
@@ -99,13 +112,12 @@ def settings(records: Iterable[Record]) -> pd.DataFrame:
     Adds `seeds` (how many) and `seeds_low`, `seeds_high` (range of the seeds' values). `low` and
     `high` average the seeds' intervals: never narrower than the interval of the averaged value.
     """
-    frame = cells(records)
-    measured = {*MEASURES, *EXTRAS, "relative_output_error_by_layer", RANDOM_SEED}
-    keys = [name for name in frame.columns if name not in measured]
-    groups = frame.groupby(keys, dropna=False, sort=False)
-    rows = [_summary(group) for _, group in groups]
-    columns = [*frame.columns, "seeds", "seeds_low", "seeds_high"]
-    return pd.DataFrame(rows, columns=columns).drop(columns=RANDOM_SEED)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in _rows(records):
+        setting = {name: row[name] for name in row if name not in (*MEASURED, RANDOM_SEED)}
+        groups.setdefault(json.dumps(setting, sort_keys=True), []).append(row)
+    rows = [_mean_of_seeds(group) for group in groups.values()]
+    return _frame(rows, SEED_COLUMNS).drop(columns=RANDOM_SEED)
 
 
 def find(
@@ -122,7 +134,7 @@ def series_label(row: Mapping[str, Any]) -> str:
     """The curve a setting belongs to: the method, with all parameters but r and features."""
     name = METHOD_LABELS.get(row["approximation"], row["approximation"])
     if row["approximation"] == "lsh":
-        return f"{name}, {row['rounds']} round{'' if row['rounds'] == 1 else 's'}"
+        return f"{name}, {int(row['rounds'])} round{'' if row['rounds'] == 1 else 's'}"
     if row["approximation"] == "orf":
         return f"{name}, {SCALING_LABELS.get(row['scaling'], row['scaling'])}"
     return name
@@ -132,7 +144,7 @@ def setting_label(row: Mapping[str, Any]) -> str:
     """Name of a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
     name = METHOD_LABELS.get(row["approximation"], row["approximation"])
     if row["approximation"] == "lsh":
-        return series_label(row).replace(f"{name},", f"{name} r = {row['r']},")
+        return series_label(row).replace(f"{name},", f"{name} r = {int(row['r'])},")
     if row["approximation"] == "orf":
-        return series_label(row).replace(f"{name},", f"{name} {row['features']} features,")
-    return name if pd.isna(row.get("r")) else f"{name} {row['r']}"
+        return series_label(row).replace(f"{name},", f"{name} {int(row['features'])} features,")
+    return name if pd.isna(row.get("r")) else f"{name} {int(row['r'])}"

@@ -3,105 +3,137 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import pandas as pd
 
-# Okabe and Ito's palette: told apart with every common colour blindness.
-EXACT = "#404040"
-METHOD_COLOURS = {
-    "OVO": "#D55E00",
-    "OVA": "#0072B2",
-    "sliding window": "#009E73",
-    "ORF, as written": "#7A5C00",
-    "ORF, Performer scaling": "#E69F00",
+
+class Mark(NamedTuple):
+    colour: str
+    shape: str
+
+
+# Okabe and Ito's palette: told apart with every common colour blindness; shapes for print.
+METHOD_MARKS = {
+    "OVO": Mark("#D55E00", "circle"),
+    "OVA": Mark("#0072B2", "square"),
+    "sliding window": Mark("#009E73", "triangle-up"),
+    "ORF, as written": Mark("#7A5C00", "cross"),
+    "ORF, Performer scaling": Mark("#E69F00", "triangle-down"),
 }
 # Shades of one hue, from the fewest hash rounds to the most.
 LSH_SHADES = ("#E3A6CC", "#C66BA4", "#98337A", "#5F1049")
-METHOD_SHAPES = {"OVO": "circle", "OVA": "square", "sliding window": "triangle-up"}
-KERNEL_COLOURS = {"exponential": "#332288", "polynomial (deg 2)": "#AA4466", "elu": "#44AA99"}
-KERNEL_SHAPES = {"exponential": "circle", "polynomial (deg 2)": "square", "elu": "triangle-up"}
-MODEL_COLOURS = {"short": "#88A8C8", "long": "#1F3A5F"}
+KERNEL_MARKS = {
+    "exponential": Mark("#332288", "circle"),
+    "polynomial (deg 2)": Mark("#AA4466", "square"),
+    "elu": Mark("#44AA99", "triangle-up"),
+}
+SHORT, LONG = Mark("#7FA3C7", "circle"), Mark("#1F3A5F", "square")
 OTHER = "#777777"
+EXACT = "#404040"
 
 FONT = "Liberation Sans"
-HEIGHT = 300
+HEIGHT = 290
 
-Chart = alt.Chart | alt.LayerChart | alt.HConcatChart
+Panel = alt.LayerChart | alt.FacetChart
+Chart = alt.Chart | Panel | alt.HConcatChart
 
 
-def method_colours(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each curve, in legend order; the same method always gets the same colour."""
+def method_marks(labels: Iterable[str]) -> dict[str, Mark]:
+    """Colour and shape of each curve, in legend order; a method looks the same in every figure."""
     present = set(labels)
-    colours = {name: colour for name, colour in METHOD_COLOURS.items() if name in present}
+    marks = {name: mark for name, mark in METHOD_MARKS.items() if name in present}
     lsh = sorted((name for name in present if name.startswith("LSH")), key=_rounds)
+    last = len(LSH_SHADES) - 1
     for place, name in enumerate(lsh):
-        last = len(LSH_SHADES) - 1
-        colours[name] = LSH_SHADES[round(place * last / max(len(lsh) - 1, 1)) if lsh[1:] else 2]
-    return colours | {name: OTHER for name in sorted(present - set(colours))}
+        shade = LSH_SHADES[round(place * last / (len(lsh) - 1)) if len(lsh) > 1 else 2]
+        marks[name] = Mark(shade, "diamond")
+    return marks | {name: Mark(OTHER, "circle") for name in sorted(present - set(marks))}
 
 
 def _rounds(label: str) -> int:
     return int("".join(filter(str.isdigit, label)) or 0)
 
 
-def colour(
-    field: str, colours: Mapping[str, str], *, columns: int = 1, title: str | None = None
-) -> alt.Color:
-    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    legend = alt.Legend(title=title, columns=columns, symbolType="circle")
-    return alt.Color(f"{field}:N", scale=scale, legend=legend)
-
-
-def shape(field: str, shapes: Mapping[str, str]) -> alt.Shape:
-    scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
-    return alt.Shape(f"{field}:N", scale=scale, legend=alt.Legend(title=None))
-
-
-def powers_of_two(values: Iterable[float]) -> list[int]:
-    """Ticks of an axis of counts: the powers of two that span the values."""
-    counts = list(values)
-    if not counts:
-        return [1]
-    first, last = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))
-    return [2**power for power in range(first, last + 1)]
-
-
-def count_axis(field: str, title: str, values: Sequence[float]) -> alt.X:
-    """A logarithmic axis of keys or features, marked at the powers of two."""
-    ticks = powers_of_two(values)
-    low, high = min(values, default=1), max(values, default=2)
-    scale = alt.Scale(type="log", base=2, domain=[low / 1.15, high * 1.15], nice=False)
-    axis = alt.Axis(values=ticks, format="d", grid=False, labelOverlap="greedy")
-    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+def series(field: str, marks: Mapping[str, Mark], columns: int = 3) -> dict[str, Any]:
+    """Colour and shape encodings of a field, with one legend for both under the panel."""
+    names = list(marks)
+    legend = alt.Legend(title=None, orient="bottom", columns=columns, symbolOpacity=1)
+    colours = alt.Scale(domain=names, range=[mark.colour for mark in marks.values()])
+    shapes = alt.Scale(domain=names, range=[mark.shape for mark in marks.values()])
+    return {
+        "color": alt.Color(f"{field}:N", scale=colours, legend=legend),
+        "shape": alt.Shape(f"{field}:N", scale=shapes, legend=legend),
+    }
 
 
 @dataclass(frozen=True)
 class ValueAxis:
     """The vertical axis that the points, bars and lines of one panel share."""
 
-    title: str
-    scale: alt.Scale
+    title: str | None
+    domain: tuple[float, float]
 
     def of(self, field: str) -> alt.Y:
-        return alt.Y(f"{field}:Q", title=self.title, scale=self.scale)
+        scale = alt.Scale(domain=list(self.domain), nice=False, zero=False)
+        axis = alt.Axis(tickCount=6)
+        return alt.Y(f"{field}:Q", title=self.title, scale=scale, axis=axis)
 
 
-def error_bars(base: alt.Chart, low: str, high: str, y: ValueAxis) -> alt.Chart:
-    """Vertical bars from `low` to `high`, in the colour of their points."""
-    return base.mark_rule(strokeWidth=1.3, opacity=0.75).encode(y=y.of(low), y2=f"{high}:Q")
+def value_axis(title: str | None, values: Iterable[Any]) -> ValueAxis:
+    """An axis that spans the values, with room for the name of a line at the lowest of them."""
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    span = (high - low) or 1.0
+    return ValueAxis(title, (low - 0.1 * span, high + 0.04 * span))
 
 
-def dashed_line(value: float | None, label: str, at: float, y: ValueAxis) -> list[alt.Chart]:
-    """A dashed horizontal line at the exact model's value, with its name above the left end."""
+def powers_of_two(values: Iterable[float]) -> list[int]:
+    """Ticks of an axis of counts: the powers of two that span the values."""
+    counts = list(values) or [1.0]
+    first, last = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))
+    return [2**power for power in range(first, last + 1)]
+
+
+def count_axis(field: str, title: str, values: Sequence[float]) -> alt.X:
+    """A logarithmic axis of keys or features, marked at the powers of two."""
+    low, high = min(values, default=1.0), max(values, default=2.0)
+    scale = alt.Scale(type="log", base=2, domain=[low / 1.2, high * 1.2], nice=False)
+    axis = alt.Axis(values=powers_of_two(values), format="d", grid=False, labelOverlap="greedy")
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+
+
+def line_name(value: float | None, name: str, at: float, y: ValueAxis) -> list[alt.Chart]:
+    """The name of a horizontal line at a value, under its left end."""
     if value is None:
         return []
-    frame = pd.DataFrame({"exact": [value], "at": [at], "label": [label]})
-    position = y.of("exact")
-    rule = alt.Chart(frame).mark_rule(strokeDash=[6, 4], strokeWidth=1.4, color=EXACT)
+    frame = pd.DataFrame({"exact": [value], "at": [at], "name": [name]})
     text = alt.Chart(frame).mark_text(align="left", baseline="top", dy=5, color=EXACT, fontSize=12)
-    return [rule.encode(y=position), text.encode(x="at:Q", y=position, text="label:N")]
+    return [text.encode(x="at:Q", y=y.of("exact"), text="name:N")]
+
+
+def dashed_line(value: float | None, name: str, at: float, y: ValueAxis) -> list[alt.Chart]:
+    """A dashed horizontal line at the exact model's value, with its name under the left end."""
+    if value is None:
+        return []
+    rule = alt.Chart(pd.DataFrame({"exact": [value]})).mark_rule(
+        strokeDash=[6, 4], strokeWidth=1.4, color=EXACT
+    )
+    return [rule.encode(y=y.of("exact")), *line_name(value, name, at, y)]
+
+
+def head_line(head_dim: int, counts: Sequence[float], y: ValueAxis) -> list[alt.Chart]:
+    """A thin vertical line at r = d + 1, from where OVA is exact (Caratheodory), if on the axis."""
+    keys = head_dim + 1
+    if not counts or not min(counts) <= keys <= max(counts):
+        return []
+    frame = pd.DataFrame({"keys": [keys], "top": [y.domain[1]], "label": [f"d + 1 = {keys}"]})
+    rule = alt.Chart(frame).mark_rule(color="#B5B5B5", strokeWidth=1).encode(x="keys:Q")
+    text = alt.Chart(frame).mark_text(
+        align="left", baseline="top", dx=5, dy=2, color="#707070", fontSize=12
+    )
+    return [rule, text.encode(x="keys:Q", y=y.of("top"), text="label:N")]
 
 
 def empty(message: str) -> alt.Chart:
@@ -117,8 +149,8 @@ def styled(chart: Any) -> Any:
     return (
         chart.configure(font=FONT, background="white", padding=12)
         .configure_axis(**text, **axis, titlePadding=8)
-        .configure_legend(labelFontSize=12, titleFontSize=12, labelLimit=260, symbolSize=90)
-        .configure_title(fontSize=14, fontWeight="bold", anchor="start", offset=10)
+        .configure_legend(labelFontSize=12, labelLimit=260, symbolSize=80, columnPadding=22)
+        .configure_title(fontSize=14, fontWeight="bold", anchor="start", frame="group", offset=8)
         .configure_view(stroke=None)
-        .configure_concat(spacing=36)
+        .configure_concat(spacing=30)
     )

@@ -1,12 +1,14 @@
 """A table of the report: numbers for the CSV, text for Markdown and the page."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 DASH = "–"
+# From here on a number is written with a power of ten.
+LARGE = 1e7
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ def missing(value: Any) -> bool:
 
 def number(value: Any, digits: int = 1) -> str:
     """A number with thousands separators and a fixed number of decimals; a dash when missing."""
-    return DASH if missing(value) else f"{float(value):,.{digits}f}"
+    if missing(value):
+        return DASH
+    return f"{float(value):,.{digits}f}" if abs(value) < LARGE else f"{float(value):.2e}"
 
 
 def whole(value: Any) -> str:
@@ -50,8 +54,9 @@ def whole(value: Any) -> str:
 def signed(value: Any, digits: int = 1) -> str:
     if missing(value):
         return DASH
-    text = f"{float(value):+,.{digits}f}"
-    return text.replace("-", "−") if float(text.replace(",", "")) else f"{0:.{digits}f}"
+    if not round(value, digits):
+        return f"{0:.{digits}f}"
+    return f"{'+' if value > 0 else '−'}{number(abs(value), digits)}"
 
 
 def interval(low: Any, high: Any, digits: int = 1) -> str:
@@ -95,11 +100,7 @@ def setting_value(value: Any) -> str:
     if isinstance(value, bool):
         return "y" if value else "n"
     if isinstance(value, int):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+        return f"{value:,}"
     if isinstance(value, float):
         return f"{value:g}".replace("e-0", "e-")
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {setting_value(part)}" for name, part in sorted(value.items()))
-    if isinstance(value, (list, tuple)):
-        return ", ".join(setting_value(part) for part in value)
     return str(value)

@@ -93,8 +93,11 @@ def table_1(records: Sequence[Record]) -> Table:
             "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a",
             "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and",
             "RoBERTa-512 in the last row; its ORF is ours as written in A.1.",
+            captions.keys((model for model in models[:1] if model), 4096),
+            "LSH with as many keys as the sequence sees all of them.",
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
+            captions.FEWER_TARGETS,
             captions.SEEDS,
             captions.ours(model for model in models if model),
         ]
@@ -133,6 +136,7 @@ def _table_2_lines(kernel: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[
         line("ours", [number(row["value"]) for row in rows]),
         line("95% interval", [DASH, *intervals]),
         line("relative to exact", [times(row["ratio"]) for row in rows]),
+        line("targets", [whole(row["count"]) for row in rows]),
         line("paper", [number(row["paper"]) for row in rows]),
         line("paper, relative to exact", [times(row["paper_ratio"]) for row in rows]),
     ]
@@ -146,8 +150,10 @@ def table_2(records: Sequence[Record]) -> Table:
         [
             "One model trained with each kernel, then evaluated with its attention replaced.",
             "The paper's models have 156M parameters and were trained on WikiText-103.",
+            captions.keys(models, 512),
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
+            captions.FEWER_TARGETS,
             captions.ours(models),
         ]
     )
@@ -180,8 +186,8 @@ def skewness_table(records: Sequence[Record]) -> Table:
         display[label] = [number(value * scale, digits) for value in data[name].astype(float)]
     caption = (
         "A flat row (small largest weight, many effective keys) is one where the values decide "
-        "which keys matter (section 3). Means over queries and heads; layers count from 0. "
-        + captions.ours(in_order(records))
+        "which keys matter (section 3). Means over the recorded queries of all heads; effective "
+        "keys: exp of the entropy; layers count from 0. " + captions.ours(in_order(records))
     )
     title = "Skewness of the attention weights"
     return Table("skewness", title, caption, data, display)

@@ -40,6 +40,14 @@ MASKED_ROWS = {
     "weight_decay": "weight decay",
     "max_grad_norm": "largest gradient norm",
     "seed": "seed",
+    "schedule": "learning-rate schedule",
+    "layers": "layers",
+    "width": "hidden size",
+    "heads": "heads",
+    "feedforward": "feed-forward size",
+    "block": "positions of the initial model (block)",
+    "vocabulary_size": "vocabulary",
+    "parameters": "parameters",
 }
 CAUSAL_ROWS = {
     "data": "data",
@@ -88,8 +96,9 @@ def table_3(tokens: Mapping[str, Any]) -> Table:
         display[name.replace("_", " ")] = [whole(value) for value in data[name]]
     caption = (
         "All: tokens of the source in training and evaluation text together. Training and "
-        "evaluation: tokens in the instances of the masked language models; a dash where a source "
-        f"or count is not there. Our vocabulary: {_vocabulary(tokens)}."
+        "evaluation: tokens in the instances of the masked language models, a dash where they do "
+        f"not use the source. Our vocabulary: {_vocabulary(tokens)}. The paper prints more "
+        "training tokens than tokens for PubMed."
     )
     return Table("table_3", "Table 3. Tokens of the training text", caption, data, display)
 
@@ -114,8 +123,9 @@ def _source_row(name: str, parts: Mapping[str, Mapping[str, int]]) -> dict[str, 
 def _hyperparameters(training: Mapping[str, Mapping[str, Any]], model: str) -> dict[str, Any]:
     """A model's hyperparameters, with what else its metrics say about its size and length."""
     metrics = training.get(model, {})
-    totals = {name: metrics[name] for name in ("parameters", "steps") if name in metrics}
-    return totals | dict(metrics.get("hyperparameters", {}))
+    totals = {name: metrics.get(name) for name in ("parameters", "steps")}
+    known = totals | dict(metrics.get("hyperparameters", {}))
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _settings_table(

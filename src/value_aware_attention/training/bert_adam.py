@@ -34,7 +34,9 @@ class BertAdam(Optimizer):
         max_grad_norm: float = 1.0,
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0:
-            raise ValueError(f"lr {lr}, eps {eps}, weight_decay {weight_decay} must not be negative")
+            raise ValueError(
+                f"lr {lr}, eps {eps}, weight_decay {weight_decay} must not be negative"
+            )
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas are {betas}; both must lie in [0, 1)")
         defaults = {

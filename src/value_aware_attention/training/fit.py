@@ -1,7 +1,6 @@
 """Training that can be killed: `fit` continues where the last checkpoint left off."""
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +9,10 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from value_aware_attention.training.callbacks import ResumableCheckpoint, StepProgress
 from value_aware_attention.training.module import LanguageModeling
 
 __all__ = ["fit"]
@@ -54,7 +53,9 @@ def fit(
     returns. Raises ValueError for settings that leave nothing to do.
     """
     _check(train_batches, steps, evaluate_every, checkpoint_every)
-    checkpoint = _Checkpoint(checkpoint_folder / "last.ckpt", fingerprint, checkpoint_every)
+    checkpoint = ResumableCheckpoint(
+        checkpoint_folder / "last.ckpt", fingerprint=fingerprint, every=checkpoint_every
+    )
     taken = checkpoint.steps_taken()
     evaluation = DataLoader(evaluation_batches, batch_size=None, num_workers=workers)
     training = DataLoader(
@@ -72,10 +73,10 @@ def fit(
             val_check_interval=evaluate_every,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
-            callbacks=[checkpoint],
+            callbacks=[checkpoint, StepProgress()] if progress_bar else [checkpoint],
             enable_checkpointing=False,
             enable_model_summary=False,
-            enable_progress_bar=progress_bar,
+            enable_progress_bar=False,
             use_distributed_sampler=False,
         )
         resume = checkpoint.path if taken else None
@@ -83,7 +84,7 @@ def fit(
         trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
         if steps % evaluate_every:
             trainer.validate(module, evaluation, verbose=False)
-    checkpoint.path.unlink(missing_ok=True)
+    checkpoint.remove()
     return module.curve
 
 
@@ -98,41 +99,6 @@ class _Steps(Sampler[int]):
 
     def __len__(self) -> int:
         return self.steps
-
-
-class _Checkpoint(Callback):
-    """Writes the whole state every so many steps, after the evaluation where one is due."""
-
-    def __init__(self, path: Path, fingerprint: str, every: int) -> None:
-        self.path, self.fingerprint, self.every = path, fingerprint, every
-
-    def steps_taken(self) -> int:
-        """By the run that the checkpoint can continue; 0 where there is none."""
-        if not self.path.is_file():
-            return 0
-        saved = torch.load(self.path, map_location="meta", weights_only=True)
-        if saved["callbacks"].get(self.state_key, {}).get("fingerprint") != self.fingerprint:
-            return 0
-        return int(saved["global_step"])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"fingerprint": self.fingerprint}
-
-    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
-        if trainer.global_step % int(trainer.val_check_interval):
-            self._save(trainer)
-
-    def on_validation_end(self, trainer: Trainer, module: Any) -> None:
-        if trainer.state.fn == "fit":
-            self._save(trainer)
-
-    def _save(self, trainer: Trainer) -> None:
-        if trainer.global_step % self.every or trainer.global_step == trainer.max_steps:
-            return
-        unfinished = self.path.with_suffix(".partial")
-        trainer.save_checkpoint(unfinished)
-        if trainer.is_global_zero:
-            os.replace(unfinished, self.path)
 
 
 def _check(batches: Any, steps: int, evaluate_every: int, checkpoint_every: int) -> None:

@@ -1,18 +1,19 @@
 """Training of the masked language model (A.1)."""
 
+from typing import Any
+
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from transformers import RobertaForMaskedLM
 
+from value_aware_attention.data.masking import IGNORED
 from value_aware_attention.training.bert_adam import BertAdam
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.schedules import Schedule
 
 __all__ = ["MaskedTraining"]
-
-IGNORED = -100
 
 
 class MaskedTraining(LanguageModeling):
@@ -63,8 +64,12 @@ class MaskedTraining(LanguageModeling):
     def optimizer(self) -> Optimizer:
         matrices = [p for p in self.parameters() if p.ndim > 1]
         vectors = [p for p in self.parameters() if p.ndim <= 1]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
         return BertAdam(
-            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+            groups,
             lr=1.0,
             betas=self.betas,
             eps=self.eps,

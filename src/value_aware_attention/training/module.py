@@ -16,6 +16,8 @@ from value_aware_attention.training.schedules import Schedule
 
 __all__ = ["LanguageModeling"]
 
+SHOWN = ("/loss", "/perplexity", "/error")  # in the progress bar
+
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
 
@@ -24,14 +26,16 @@ class LanguageModeling(LightningModule):
 
     Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
     train/gradient_norm (before any clipping) and train/tokens_per_second, at every evaluation
-    evaluation/loss and the task's own metric. `curve` collects the evaluations. Step n draws its
-    dropout from (seed, n) alone, so that a run that was killed continues as if it had not been.
+    evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
+    value of each loss and metric. Step n draws its dropout from (seed, n) alone, so that a run that
+    was killed continues as if it had not been.
     """
 
     def __init__(self, model: nn.Module, *, schedule: Schedule, seed: int) -> None:
         super().__init__()
         self.model, self.schedule, self.seed = model, schedule, seed
         self.curve: list[dict[str, float]] = []
+        self.latest: dict[str, float] = {}
         self._totals: dict[str, Tensor] = {}
         self._pending: dict[str, Tensor | float] = {}
         self._tokens, self._since = 0, time.perf_counter()
@@ -127,11 +131,11 @@ class LanguageModeling(LightningModule):
         self.curve = checkpoint["curve"]
 
     def _is_due(self, step: int) -> bool:
-        return step % self.trainer.log_every_n_steps == 0
+        return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
     def _log_values(self, values: dict[str, float]) -> None:
-        """To the loggers at the number of steps taken, and to the progress bar."""
+        """To every logger, at the number of steps taken."""
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
-        shown = [name for name in values if name.endswith(("/loss", "/perplexity", "/error"))]
-        self.log_dict({name: values[name] for name in shown}, logger=False, prog_bar=True)
+        shown = {name: value for name, value in values.items() if name.endswith(SHOWN)}
+        self.latest.update(shown)

@@ -23,7 +23,7 @@ def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
     optimizer = module.train().configure_optimizers()["optimizer"]
     start = time.perf_counter()
     loss = module.loss(batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     value = float(loss.detach())
     if on_gpu:

@@ -1,7 +1,9 @@
-"""What a number was measured on."""
+"""What a number was made from and measured on."""
 
 import os
 import platform
+from collections.abc import Iterable
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,3 +30,16 @@ def processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{cores} cores of {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def file_hash(paths: Iterable[Path | str]) -> str:
+    """sha256 over the bytes of files and of every file below folders, in order of their names."""
+    digest = sha256()
+    for path in map(Path, paths):
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            digest.update(file.name.encode() + b"\0")
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()

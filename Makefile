@@ -1,0 +1,45 @@
+# Two commands on a fresh machine: `make repro` and `make test`.
+# TORCH_INDEX chooses the wheel index for torch, for machines without a GPU, for example
+#   make repro TORCH_INDEX=<URL of PyTorch's CPU wheels>
+PYTHON ?= python3.11
+TORCH_INDEX ?=
+VENV := .venv
+RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help repro test lint setup setup-dev headline clean
+
+help:  ## what each command does
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+repro: setup  ## set up, run the whole pipeline, print the headline table
+	@$(RUN) dvc repro
+	@$(RUN) python -m pipelines.headline
+
+test: setup-dev  ## set up and run the tests
+	@$(RUN) python -m pytest -q
+
+lint: setup-dev  ## style, formatting and types
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+
+setup: $(VENV)/.installed  ## the virtual environment with the pinned requirements
+setup-dev: $(VENV)/.installed-dev  ## the same with what tests and checks need
+
+$(VENV)/bin/python:
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements.txt | $(VENV)/bin/python
+	@echo "installing requirements.txt (about a minute)"
+	@if [ -n "$(TORCH_INDEX)" ]; then PIP_INDEX_URL="$(TORCH_INDEX)" $(PIP) "$$(grep '^torch==' requirements.txt)"; fi
+	@$(PIP) -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	@$(PIP) -r requirements-dev.txt
+	@touch $@
+
+clean:  ## remove the environment, outputs and caches, keep results
+	rm -rf $(VENV) outputs logs .cache

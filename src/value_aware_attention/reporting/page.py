@@ -1,0 +1,133 @@
+"""The whole report: every table, every figure and the page, written to one folder."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from value_aware_attention.reporting import captions, figures, value_figures
+from value_aware_attention.reporting.document import html_document
+from value_aware_attention.reporting.headline import headline
+from value_aware_attention.reporting.records import Record, in_order
+from value_aware_attention.reporting.style import Chart
+from value_aware_attention.reporting.table import Table
+from value_aware_attention.reporting.tables import grid_csv, skewness_table, table_1, table_2
+from value_aware_attention.reporting.training_tables import table_3, table_4, table_4_causal
+
+__all__ = ["headline", "write_report"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    title: str
+    caption: str
+    chart: Chart
+
+
+def _figures(records: Sequence[Record], training: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    long = [record for record in records if record["model"] == "masked_long"]
+    causal = [record for record in records if record["task"] == "causal"]
+    return [
+        Figure(
+            "figure_1",
+            "Figure 1. Masked-LM error of the long model under approximate attention",
+            "OVO: optimal value-oblivious; OVA: optimal value-aware; ORF as written in the paper's "
+            f"A.1 and with Performer's scaling. {captions.INTERVAL} {captions.FEWER_TARGETS} "
+            f"{captions.SEEDS} {captions.NOT_JOINED} {captions.ours(long)}",
+            figures.figure_1(records),
+        ),
+        Figure(
+            "figure_2",
+            "Figure 2. Loss of the optimal value-oblivious approximation, for each kernel",
+            f"Top r keys by attention weight, up to all keys. {captions.INTERVAL} "
+            f"{captions.ours(causal)}",
+            figures.figure_2(records),
+        ),
+        Figure(
+            "figure_3",
+            "Figure 3. Learning curves with exact attention",
+            "The long masked model starts from the trained short one, with new positions; a step "
+            "of one model need not see as many tokens as a step of another. "
+            f"{captions.ours(records)}",
+            figures.figure_3(records, training),
+        ),
+        Figure(
+            "figure_4",
+            "Figure 4. Output error of the attention against the error of the model",
+            "Each point is one setting: the mean over layers and recorded queries of |o − õ|² / "
+            "|o|², and the metric with that approximation in every layer. Settings with an output "
+            f"error under {value_figures.SMALLEST_ERROR:g} count as exact and are left out. Not in "
+            f"the paper. {captions.ours([*long, *causal])}",
+            value_figures.figure_4(records),
+        ),
+        Figure(
+            "figure_5",
+            "Figure 5. What choosing by the output gains, for each kernel",
+            "OVO keeps the r largest attention weights, OVA the convex combination of r values "
+            "closest to the exact output. From r = d + 1 on OVA is exact (Carathéodory); between "
+            "1 and d + 1 it is the best combination a search found. Not in the paper, "
+            f"which has r = 1 and 65 in Table 2. {captions.INTERVAL} {captions.FEWER_TARGETS} "
+            f"{captions.NOT_JOINED} {captions.ours(causal)}",
+            value_figures.figure_5(records),
+        ),
+    ]
+
+
+def _tables(
+    records: Sequence[Record],
+    training: Mapping[str, Mapping[str, Any]],
+    tokens: Mapping[str, Any],
+) -> list[Table]:
+    return [
+        table_1(records),
+        table_2(records),
+        skewness_table(records),
+        table_3(tokens),
+        table_4(training),
+        table_4_causal(training),
+    ]
+
+
+def _write(
+    folder: Path, records: Sequence[Record], tables: Sequence[Table], drawn: Sequence[Figure]
+) -> None:
+    for table in tables:
+        (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+        (folder / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
+    (folder / "grid.csv").write_text(grid_csv(records), encoding="utf-8")
+    for figure in drawn:
+        figures.save(figure.chart, folder / f"{figure.name}.png")
+    html = html_document(records, tables, [(f.name, f.title, f.caption) for f in drawn])
+    (folder / "index.html").write_text(html, encoding="utf-8")
+
+
+def write_report(
+    records: Sequence[Record],
+    training: Mapping[str, Mapping[str, Any]],
+    tokens: Mapping[str, Any],
+    folder: Path,
+) -> None:
+    """Write every table (.csv, .md), figure (.png), grid.csv and index.html to a folder.
+
+    `records` are the evaluation's, `training` the training metrics by model, `tokens` the token
+    counts. The set of files is always the same: what was not evaluated is a dash in a table and
+    one line of text in place of a figure. The same input gives the same bytes. Files appear in
+    `folder` only once all of them are written.
+    """
+    if not records:
+        raise ValueError("no evaluation records given; a report needs at least one")
+    records = in_order(records)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
+        _write(
+            Path(temporary),
+            records,
+            _tables(records, training, tokens),
+            _figures(records, training),
+        )
+        for path in sorted(Path(temporary).iterdir()):
+            os.replace(path, folder / path.name)

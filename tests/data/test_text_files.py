@@ -1,0 +1,99 @@
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from value_aware_attention.data.documents import Document
+from value_aware_attention.data.text_files import TextFiles, articles
+
+
+def texts(source):
+    return [document.text for document in source]
+
+
+class TestTextFiles:
+    def test_a_folder_of_every_kind_plain_and_compressed(self, tmp_path):
+        (tmp_path / "a.txt").write_text("plain\r\ntext\n")
+        (tmp_path / "deep").mkdir()
+        (tmp_path / "deep/b.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
+        with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
+            file.write("compressed")
+        (tmp_path / "notes.md").write_text("ignored in a folder")
+        assert texts(TextFiles(tmp_path)) == ["plain\r\ntext\n", "compressed", "one", "two"]
+
+    def test_a_glob_and_an_evaluation_path(self, tmp_path):
+        for name in ("train-1", "train-2", "test"):
+            (tmp_path / f"{name}.txt").write_text(name)
+        source = TextFiles(f"{tmp_path}/train-*.txt", evaluation_path=tmp_path / "test.txt")
+        assert list(source) == [
+            Document("train-1", "train"),
+            Document("train-2", "train"),
+            Document("test", "evaluation"),
+        ]
+
+    def test_a_relative_glob(self, tmp_path, monkeypatch):
+        (tmp_path / "a.txt").write_text("a")
+        monkeypatch.chdir(tmp_path)
+        assert texts(TextFiles("*.txt")) == ["a"]
+
+    def test_another_field(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text('{"body": "x", "text": "y"}\n')
+        assert texts(TextFiles(tmp_path / "a.jsonl", field="body")) == ["x"]
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("a.txt", b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
+            ("a.txt", b"ab\x00cd", "a.txt is binary"),
+            ("a.txt.gz", b"not gzip", "a.txt.gz is not a complete gzip file"),
+            ("a.txt.gz", gzip.compress(b"cut off" * 99)[:-9], "is not a complete gzip file"),
+            ("a.pdf", b"%PDF", "a.pdf: unknown suffix, allowed are .txt, .jsonl, .tokens"),
+            ("a.jsonl", b'{"text": "x"}\n{"text"', "a.jsonl, line 2, is not JSON"),
+            ("a.jsonl", b'{"title": "x"}', "a.jsonl, line 1, has no field 'text' with a text"),
+            ("a.jsonl", b'{"text": 3}', "a.jsonl, line 1, has no field 'text' with a text"),
+        ],
+    )
+    def test_a_bad_file_is_named_in_one_line(self, tmp_path, name, content, message):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message) as caught:
+            texts(TextFiles(tmp_path / name))
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "."])
+    def test_a_missing_path_is_named(self, tmp_path, path):
+        with pytest.raises(FileNotFoundError, match="no such file, or a folder or glob without"):
+            texts(TextFiles(tmp_path / path))
+
+
+LINES = [
+    " \n",
+    " = One = \n",
+    " \n",
+    " Text , of <unk> . \n",
+    " = 3 = \n",  # a score, not a title: no empty line before it
+    " \n",
+    " = x = \n",  # a formula, not a title: no empty line after it
+    " Text . \n",
+    " \n",
+    " = = Section = = \n",
+    " \n",
+    " = Two = \n",
+    " \n",
+    " Text . \n",
+]
+
+
+class TestArticles:
+    def test_an_article_starts_at_a_title_between_empty_lines(self):
+        first, second = articles(LINES)
+        assert first.endswith(" = = Section = = \n ") and second == " = Two = \n \n Text . "
+
+    @given(st.lists(st.sampled_from([*LINES, "\n", " = Three = \n"]), max_size=30))
+    def test_no_line_is_lost(self, lines):
+        joined = "\n".join(articles(lines))
+        assert joined == ("".join(lines)[:-1] if "".join(lines).strip() else "")
+
+    def test_tokens_files_are_read_as_articles(self, tmp_path):
+        (tmp_path / "wiki.train.tokens").write_text("".join(LINES))
+        assert len(texts(TextFiles(tmp_path))) == 2

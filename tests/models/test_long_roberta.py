@@ -1,0 +1,141 @@
+"""Positions past RoBERTa's table, and checkpoints that plain transformers reads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertConfig, RobertaForMaskedLM
+
+from value_aware_attention.models import BlockPositions, build_roberta, save_folded, warm_start
+
+SIZE = {"vocabulary_size": 60, "layers": 2, "width": 16, "heads": 2, "feedforward": 32}
+
+
+def roberta(length: int, block: int) -> RobertaForMaskedLM:
+    torch.manual_seed(0)
+    return build_roberta(**SIZE, length=length, block=block, dropout=0.0).eval()
+
+
+def tokens(length: int, padding: int = 0) -> Tensor:
+    drawn = torch.randint(5, 60, (2, length), generator=torch.Generator().manual_seed(1))
+    drawn[0, length - padding :] = 1
+    return drawn
+
+
+def positions_of(model: RobertaForMaskedLM) -> BlockPositions:
+    positions = model.roberta.embeddings.position_embeddings
+    assert isinstance(positions, BlockPositions)
+    return positions
+
+
+def test_position_i_is_the_sum_of_its_two_parts() -> None:
+    table = torch.randn(2 + 8, 4)
+    positions = BlockPositions(table, reserved=2, block=8, length=20)
+    positions.blocks.data.normal_()
+    embedded = positions(torch.arange(22)[None])[0]
+    assert torch.equal(embedded[:2], table[:2])  # reserved: no position at all
+    for i in range(20):
+        expected = table[2 + i % 8] + positions.blocks[i // 8]
+        torch.testing.assert_close(embedded[2 + i], expected)
+    assert positions.blocks.shape == (3, 4)
+
+
+def test_every_block_starts_as_the_first_one() -> None:
+    positions = BlockPositions(torch.randn(10, 4), reserved=2, block=8, length=24)
+    rows = positions.table()[2:].reshape(3, 8, 4)
+    assert torch.equal(rows, rows[:1].expand(3, 8, 4))
+    assert not positions.blocks.any()
+
+
+def test_both_parts_learn() -> None:
+    model = roberta(length=24, block=8)
+    model(tokens(24)).logits.square().mean().backward()
+    positions = positions_of(model)
+    assert positions.blocks.grad is not None and (positions.blocks.grad != 0).any(dim=1).all()
+    assert positions.within.grad is not None
+    assert (positions.within.grad[2:] != 0).any(dim=1).all()
+
+
+@pytest.mark.parametrize("length", [4, 8])
+def test_up_to_one_block_the_model_is_a_plain_one(length: int) -> None:
+    embeddings = roberta(length=length, block=8).roberta.embeddings
+    assert type(embeddings.position_embeddings) is torch.nn.Embedding
+    assert embeddings.position_embeddings.weight.shape == (2 + length, 16)
+
+
+def test_a_folded_model_gives_the_same_logits_in_plain_transformers(tmp_path: Path) -> None:
+    model = roberta(length=20, block=8)
+    positions_of(model).blocks.data.normal_()
+    save_folded(model, tmp_path)
+    plain = RobertaForMaskedLM.from_pretrained(tmp_path)
+    assert type(plain.roberta.embeddings.position_embeddings) is torch.nn.Embedding
+    assert plain.config.max_position_embeddings == 22
+    padded, mask = tokens(20, padding=3), tokens(20, padding=3) != 1
+    torch.testing.assert_close(
+        plain(padded, attention_mask=mask).logits, model(padded, attention_mask=mask).logits
+    )
+    positions_of(model)  # saving left the model itself alone
+
+
+def test_saving_a_plain_model(tmp_path: Path) -> None:
+    model = roberta(length=8, block=8)
+    save_folded(model, tmp_path)
+    again = RobertaForMaskedLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(tokens(8)).logits, model(tokens(8)).logits)
+
+
+def test_warm_start_keeps_the_first_block_and_repeats_it(tmp_path: Path) -> None:
+    short = roberta(length=8, block=8)
+    save_folded(short, tmp_path)
+    long = warm_start(tmp_path, vocabulary_size=60, length=20, block=8, dropout=0.0).eval()
+    torch.testing.assert_close(long(tokens(8)).logits, short(tokens(8)).logits)
+    table = short.roberta.embeddings.position_embeddings.weight
+    assert torch.equal(positions_of(long).within, table)
+    assert not positions_of(long).blocks.any()
+    assert long(tokens(20)).logits.shape == (2, 20, 60)
+
+
+def test_warm_start_of_one_block_is_the_checkpoint(tmp_path: Path) -> None:
+    short = roberta(length=8, block=8)
+    save_folded(short, tmp_path)
+    again = warm_start(tmp_path, vocabulary_size=60, length=8, block=8, dropout=0.25)
+    assert (again.config.hidden_dropout_prob, again.config.attention_probs_dropout_prob) == (
+        0.25,
+        0.25,
+    )
+    torch.testing.assert_close(again.eval()(tokens(8)).logits, short(tokens(8)).logits)
+
+
+def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+    save_folded(roberta(length=8, block=8), tmp_path)
+    with pytest.raises(ValueError, match=r"trained with 60 tokens, the vocabulary has 61$"):
+        warm_start(tmp_path, vocabulary_size=61, length=20, block=8, dropout=0.0)
+    with pytest.raises(ValueError, match=r"has 8 positions, 9 are needed$"):
+        warm_start(tmp_path, vocabulary_size=60, length=20, block=9, dropout=0.0)
+    BertConfig(vocab_size=60).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is a bert, not a roberta$"):
+        warm_start(tmp_path, vocabulary_size=60, length=20, block=8, dropout=0.0)
+    with pytest.raises(FileNotFoundError, match=r"^no trained RoBERTa at .*nothing"):
+        warm_start(tmp_path / "nothing", vocabulary_size=60, length=20, block=8, dropout=0.0)
+
+
+def test_the_paper_size_has_robertas_125_million_parameters() -> None:
+    with torch.device("meta"):
+        model = build_roberta(
+            vocabulary_size=50_265,
+            layers=12,
+            width=768,
+            heads=12,
+            feedforward=3072,
+            length=4096,
+            block=512,
+            dropout=0.0,
+        )
+    # roberta-base with its masked-LM head, and eight rows of Q
+    assert sum(p.numel() for p in model.parameters()) == 124_697_433 + 8 * 768
+
+
+def test_width_must_fit_the_heads() -> None:
+    with pytest.raises(ValueError, match="width is 16; it must be divisible by heads = 3"):
+        build_roberta(**{**SIZE, "heads": 3}, length=8, block=8, dropout=0.0)

@@ -1,0 +1,127 @@
+import copy
+
+import pytest
+
+from value_aware_attention.reporting import style
+from value_aware_attention.reporting.figures import (
+    causal_losses,
+    figure_1,
+    figure_2,
+    figure_3,
+    save,
+)
+from value_aware_attention.reporting.value_figures import SMALLEST_ERROR, figure_4, figure_5
+
+KERNELS = ["exponential", "polynomial (deg 2)", "elu"]
+
+
+def rows(chart):
+    """Every row of data a chart draws from."""
+    return [row for data in chart.to_dict()["datasets"].values() for row in data]
+
+
+def parts(spec):
+    """Every nested mapping of a Vega-Lite specification."""
+    if isinstance(spec, dict):
+        yield spec
+        spec = list(spec.values())
+    if isinstance(spec, list):
+        for item in spec:
+            yield from parts(item)
+
+
+def colours(chart):
+    """label -> colour, over all legends of a chart."""
+    found = {}
+    for part in parts(chart.to_dict()):
+        scale = part["color"].get("scale", {}) if isinstance(part.get("color"), dict) else {}
+        found |= dict(zip(scale.get("domain", []), scale.get("range", []), strict=True))
+    return found
+
+
+def test_figure_1_draws_every_setting_once_and_the_exact_line(records):
+    drawn = rows(figure_1(records))
+    sparse = {(r["series"], r["r"]) for r in drawn if r.get("r") is not None}
+    assert len(sparse) == 3 * 11 + 3 * 5
+    dense = {(r["series"], r["features"]) for r in drawn if r.get("features") is not None}
+    assert len(dense) == 2 * 4
+    assert {r["exact"] for r in drawn if "exact" in r} == {45.0}
+    assert {r["keys"] for r in drawn if "keys" in r} == {65}
+
+
+def test_figure_2_draws_nats_up_to_all_keys_and_one_exact_line_a_kernel(records):
+    drawn = rows(figure_2(records))
+    losses = causal_losses(records)
+    exact = {r["series"]: r["loss"] for r in drawn if r.get("approximation") == "exact"}
+    assert sorted(exact) == sorted(KERNELS)
+    last = {r["series"]: r["loss"] for r in drawn if r.get("r") == 256}
+    assert last == pytest.approx(exact)
+    assert losses["loss"].max() == pytest.approx(max(r.get("loss", 0) for r in drawn))
+
+
+def test_figure_3_draws_the_curves_as_recorded(records, training):
+    drawn = rows(figure_3(records, training))
+    curve = [(r["step"], r["y"]) for r in drawn if r["series"] == "long, 512 tokens"]
+    assert curve == [(p["step"], p["error"]) for p in training["masked_long"]["curve"]]
+    assert len({r["series"] for r in drawn}) == 5
+
+
+def test_figure_4_leaves_out_what_is_exact(records):
+    errors = [r["relative_output_error"] for r in rows(figure_4(records)) if "series" in r]
+    assert errors and min(errors) >= SMALLEST_ERROR
+
+
+def test_figure_5_has_a_panel_for_each_kernel(records):
+    panels = figure_5(records).to_dict()["hconcat"]
+    assert [panel["title"] for panel in panels] == KERNELS
+
+
+def test_a_method_has_the_same_colour_in_every_figure(records):
+    first, fourth, fifth = (colours(draw(records)) for draw in (figure_1, figure_4, figure_5))
+    assert len(set(first.values())) == len(first) == 8
+    assert {name: fourth[name] for name in first} == first
+    assert {name: first[name] for name in fifth} == fifth
+
+
+def test_lsh_shades_deepen_with_rounds():
+    marks = style.method_marks(["LSH, 16 rounds", "LSH, 4 rounds", "LSH, 1 round"])
+    assert list(marks) == ["LSH, 1 round", "LSH, 4 rounds", "LSH, 16 rounds"]
+    red = [int(mark.colour[1:3], 16) for mark in marks.values()]
+    assert red == sorted(red, reverse=True)
+
+
+def test_two_settings_are_not_joined_by_a_line(records):
+    few = copy.deepcopy(records)
+    for record in few:
+        record["cells"] = [
+            cell
+            for cell in record["cells"]
+            if cell["approximation"] != "optimal_v_aware" or cell["parameters"]["r"] in (1, 65)
+        ]
+    points = {r["series"]: r["points"] for r in rows(figure_5(few)) if "points" in r}
+    assert points == {"OVO": 10, "OVA": 2}
+    filters = [part["filter"] for part in parts(figure_5(few).to_dict()) if "filter" in part]
+    assert set(filters) == {"datum.points >= 3"}
+
+
+def test_a_shape_and_a_colour_of_a_curve_share_one_legend(records):
+    for part in parts(figure_1(records).to_dict()):
+        if isinstance(part.get("shape"), dict):
+            assert part["shape"]["scale"]["domain"] == part["color"]["scale"]["domain"]
+
+
+@pytest.mark.parametrize("draw", [figure_1, figure_2, figure_4, figure_5])
+def test_no_records_draw_a_sentence(draw, tmp_path):
+    save(draw([]), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_axis_has_a_title_with_a_unit(records, training):
+    for chart in (figure_1(records), figure_2(records), figure_3(records, training)):
+        titles = [
+            part[axis].get("title")
+            for part in parts(chart.to_dict())
+            for axis in ("x", "y")
+            if isinstance(part.get(axis), dict) and "scale" in part[axis]
+        ]
+        assert titles and all(titles)

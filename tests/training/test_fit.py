@@ -1,0 +1,204 @@
+"""The training loop: learning, curves, logs, and resuming bit by bit."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning.loggers import CSVLogger
+
+from tests.training.tiny import Batches, causal_module, masked_module, module_for
+from value_aware_attention.training import fit
+from value_aware_attention.training.module import LanguageModeling
+
+State = dict[str, torch.Tensor]
+
+
+def run(
+    module: LanguageModeling,
+    folder: Path,
+    *,
+    masked: bool = False,
+    breaks_at: int | None = None,
+    fingerprint: str = "a",
+    steps: int = 13,
+    evaluate_every: int = 5,
+    checkpoint_every: int = 3,
+    logger: CSVLogger | None = None,
+) -> tuple[list[dict[str, float]], list[int]]:
+    """The curve, and the batches that were read."""
+    train = Batches(steps, masked=masked, breaks_at=breaks_at)
+    curve = fit(
+        module,
+        train,
+        Batches(2, masked=masked),
+        steps=steps,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        checkpoint_folder=folder,
+        fingerprint=fingerprint,
+        log_every=4,
+        logger=logger,
+        accelerator="cpu",
+        progress_bar=False,
+    )
+    return curve, train.read
+
+
+def logged(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+
+
+def same(one: State, other: State) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(tmp_path: Path) -> None:
+    curve, read = run(causal_module(), tmp_path)
+    assert read == list(range(13))
+    assert [point["step"] for point in curve] == [5, 10, 13]
+    assert set(curve[0]) == {"step", "loss", "perplexity"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_evaluation_twice_at_the_end(tmp_path: Path) -> None:
+    curve, _ = run(causal_module(), tmp_path, steps=10)
+    assert [point["step"] for point in curve] == [5, 10]
+
+
+def test_the_masked_curve(tmp_path: Path) -> None:
+    curve, _ = run(masked_module(), tmp_path, masked=True)
+    assert [set(point) for point in curve] == [{"step", "loss", "error"}] * 3
+
+
+class SameBatch(Batches):
+    def __getitem__(self, step: int) -> object:
+        return super().__getitem__(0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_repeated_batch_is_learned_by_heart(tmp_path: Path, masked: bool) -> None:
+    module = masked_module(dropout=0.0) if masked else causal_module(dropout=0.0, peak=3e-2)
+    curve = fit(
+        module,
+        SameBatch(60, masked=masked),
+        SameBatch(1, masked=masked),
+        steps=60,
+        evaluate_every=20,
+        checkpoint_every=1000,
+        checkpoint_folder=tmp_path,
+        fingerprint="",
+        accelerator="cpu",
+        progress_bar=False,
+    )
+    losses = [point["loss"] for point in curve]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.5 * 3.7
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("evaluate_every", "checkpoint_every", "breaks_at", "resumes_at"),
+    [(5, 3, 4, 3), (5, 5, 5, 5), (5, 5, 7, 5), (3, 6, 12, 12), (4, 2, 11, 10), (100, 4, 9, 8)],
+)
+def test_a_killed_run_continues_bit_by_bit(
+    tmp_path: Path,
+    masked: bool,
+    evaluate_every: int,
+    checkpoint_every: int,
+    breaks_at: int,
+    resumes_at: int,
+) -> None:
+    every = {"evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
+    straight, killed, resumed = (module_for(masked) for _ in range(3))
+    curve, _ = run(straight, tmp_path / "straight", masked=masked, **every)
+    with pytest.raises(KeyError):
+        run(killed, tmp_path / "run", masked=masked, breaks_at=breaks_at, **every)
+    again, read = run(resumed, tmp_path / "run", masked=masked, **every)
+    assert read == list(range(resumes_at, 13))
+    assert again == curve
+    assert same(resumed.state_dict(), straight.state_dict())
+
+
+def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        run(causal_module(), tmp_path, breaks_at=8)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    _, read = run(causal_module(), tmp_path, fingerprint="b")
+    assert read == list(range(13))
+
+
+def test_dropout_depends_on_the_seed_and_the_step_alone(tmp_path: Path) -> None:
+    modules = [causal_module(seed=3), causal_module(seed=3), causal_module(seed=4)]
+    for number, module in enumerate(modules):
+        torch.manual_seed(number)
+        run(module, tmp_path)
+    states = [module.state_dict() for module in modules]
+    assert same(states[0], states[1])
+    assert not same(states[0], states[2])
+
+
+def test_the_callers_random_state_is_left_alone(tmp_path: Path) -> None:
+    module = causal_module()
+    before = torch.get_rng_state()
+    run(module, tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_logged_and_at_which_steps(tmp_path: Path) -> None:
+    module = causal_module()
+    logger = CSVLogger(tmp_path, name="", version="")
+    curve, _ = run(module, tmp_path / "checkpoint", logger=logger)
+    rows = logged(tmp_path)
+    train = {int(row["step"]): row for row in rows if row["train/loss"]}
+    evaluation = {int(row["step"]): row for row in rows if row["evaluation/loss"]}
+    assert list(train) == [4, 8, 12]
+    assert list(evaluation) == [5, 10, 13]
+    for step, row in train.items():
+        assert float(row["train/learning_rate"]) == pytest.approx(module.schedule(step - 1))
+        assert float(row["train/gradient_norm"]) > 0
+        assert float(row["train/tokens_per_second"]) > 0
+    for point in curve:
+        row = evaluation[int(point["step"])]
+        assert float(row["evaluation/perplexity"]) == pytest.approx(point["perplexity"])
+
+
+def test_the_gradient_norm_is_that_before_clipping(tmp_path: Path) -> None:
+    module = masked_module(dropout=0.0)
+    module.max_grad_norm = 1e-3
+    train = Batches(1, masked=True)
+    module.loss(train[0]).backward()
+    expected = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    module.zero_grad()
+    fit(
+        module,
+        train,
+        Batches(1, masked=True),
+        steps=1,
+        evaluate_every=1,
+        checkpoint_every=1,
+        checkpoint_folder=tmp_path / "checkpoint",
+        fingerprint="",
+        log_every=1,
+        logger=CSVLogger(tmp_path, name="", version=""),
+        accelerator="cpu",
+        progress_bar=False,
+    )
+    (row,) = [row for row in logged(tmp_path) if row["train/loss"]]
+    assert float(row["train/gradient_norm"]) == pytest.approx(float(expected.norm()), rel=1e-4)
+
+
+def test_settings_that_leave_nothing_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"steps 0, .* must be at least 1$"):
+        run(causal_module(), tmp_path, steps=0)
+    with pytest.raises(ValueError, match="2 training batches are too few for 3 steps"):
+        fit(
+            causal_module(),
+            Batches(2),
+            Batches(1),
+            steps=3,
+            evaluate_every=1,
+            checkpoint_every=1,
+            checkpoint_folder=tmp_path,
+            fingerprint="",
+        )

@@ -1,0 +1,86 @@
+"""Losses and metrics of the two tasks against the models' plain outputs."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.training.tiny import VOCABULARY, causal_batch, causal_module, masked_batch, masked_module
+from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+
+
+@pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])
+def test_the_causal_loss_is_the_cross_entropy_of_the_next_token(kernel: Kernel) -> None:
+    module, batch = causal_module(kernel=kernel, dropout=0.0), causal_batch(0)
+    module.loss(batch).backward()
+    gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad()
+    expected = cross_entropy(module.model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    expected.backward()
+    torch.testing.assert_close(module.loss(batch), expected)
+    for ours, p in zip(gradients, module.parameters(), strict=True):
+        torch.testing.assert_close(ours, p.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_causal_metrics() -> None:
+    module, batches = causal_module(dropout=0.0), [causal_batch(0), causal_batch(1)[:2]]
+    sums: dict[str, float] = {}
+    for batch in batches:
+        for name, value in module.totals(batch).items():
+            sums[name] = sums.get(name, 0.0) + value.item()
+    logits = torch.cat([module.model(batch[:, :-1]) for batch in batches]).flatten(0, 1)
+    targets = torch.cat([batch[:, 1:] for batch in batches]).flatten()
+    loss = cross_entropy(logits, targets).item()
+    assert sums["targets"] == 6 * 12
+    expected = {"loss": loss, "perplexity": math.exp(loss)}
+    assert module.metrics(sums) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_masked_loss_is_that_of_plain_transformers() -> None:
+    module, batch = masked_module(dropout=0.0), masked_batch(0)
+    expected = module.model(**batch).loss
+    torch.testing.assert_close(module.loss(batch), expected)
+    gradient = torch.autograd.grad(module.loss(batch), list(module.parameters()))
+    for ours, theirs in zip(
+        gradient, torch.autograd.grad(expected, list(module.parameters())), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_masked_metrics() -> None:
+    module, batch = masked_module(dropout=0.0), masked_batch(0)
+    asked = batch["labels"] != -100
+    predicted = module.model(input_ids=batch["input_ids"]).logits.argmax(-1)
+    wrong = int((predicted != batch["labels"])[asked].sum())
+    totals = {name: value.item() for name, value in module.totals(batch).items()}
+    assert totals["targets"] == int(asked.sum())
+    assert totals["wrong"] == wrong
+    metrics = module.metrics(totals)
+    assert metrics["error"] == pytest.approx(100 * wrong / int(asked.sum()))
+    assert metrics["loss"] == pytest.approx(module.loss(batch).item())
+
+
+def test_optimizers_are_those_of_the_appendix() -> None:
+    causal = causal_module().optimizer()
+    assert type(causal) is torch.optim.AdamW
+    (group,) = causal.param_groups
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-8, 0.01)
+    matrices, vectors = masked_module().optimizer().param_groups
+    assert (matrices["betas"], matrices["max_grad_norm"]) == ((0.9, 0.98), 5.0)
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.01, 0.0)
+    assert all(p.ndim == 1 for p in vectors["params"])
+    # ids: the tied output embedding is one parameter, in one group
+    sizes = [id(p) for group in (matrices, vectors) for p in group["params"]]
+    assert len(sizes) == len(set(sizes)) == len(list(masked_module().parameters()))
+
+
+def test_tokens_are_those_the_model_reads() -> None:
+    assert causal_module().tokens(causal_batch(0)) == 4 * 12
+    assert masked_module().tokens(masked_batch(0)) == 4 * 12
+
+
+def test_a_hopeless_loss_has_a_finite_perplexity() -> None:
+    metrics = causal_module().metrics({"nats": 1e6, "targets": 1.0})
+    assert math.isfinite(metrics["perplexity"])
+    assert metrics["perplexity"] > VOCABULARY

@@ -1,0 +1,86 @@
+"""Models and step-indexed batches small enough to train in a test."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.models import CausalLanguageModel, build_roberta
+from value_aware_attention.training import (
+    CausalTraining,
+    InverseSquareRoot,
+    LinearWarmupDecay,
+    MaskedTraining,
+)
+from value_aware_attention.training.module import LanguageModeling
+
+VOCABULARY = 40
+
+
+class Batches(Dataset[Any]):
+    """Random batches, item s from seed s; remembers which were read and can break at one."""
+
+    def __init__(self, count: int, *, masked: bool = False, breaks_at: int | None = None) -> None:
+        self.count, self.masked, self.breaks_at = count, masked, breaks_at
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, step: int) -> Any:
+        if not 0 <= step < self.count:
+            raise IndexError(step)
+        if step == self.breaks_at:
+            raise KeyError("killed")
+        self.read.append(step)
+        return masked_batch(step) if self.masked else causal_batch(step)
+
+
+def causal_batch(seed: int) -> Tensor:
+    return torch.randint(VOCABULARY, (4, 13), generator=torch.Generator().manual_seed(seed))
+
+
+def masked_batch(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(5, VOCABULARY, (4, 12), generator=generator)
+    asked = torch.rand(tokens.shape, generator=generator) < 0.3
+    return {"input_ids": tokens.where(~asked, 4), "labels": tokens.where(asked, -100)}
+
+
+def causal_module(
+    *, kernel: Kernel | None = None, dropout: float = 0.1, seed: int = 3, peak: float = 1e-2
+) -> CausalTraining:
+    torch.manual_seed(0)
+    model = CausalLanguageModel(
+        vocabulary_size=VOCABULARY,
+        layers=2,
+        width=16,
+        heads=2,
+        feedforward=32,
+        kernel=kernel or Exponential(),
+        dropout=dropout,
+    )
+    schedule = InverseSquareRoot(peak=peak, warmup_steps=5)
+    return CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=seed)
+
+
+def masked_module(*, dropout: float = 0.1, length: int = 12) -> MaskedTraining:
+    torch.manual_seed(0)
+    model = build_roberta(
+        vocabulary_size=VOCABULARY,
+        layers=2,
+        width=16,
+        heads=2,
+        feedforward=32,
+        length=length,
+        block=4,
+        dropout=dropout,
+    )
+    schedule = LinearWarmupDecay(peak=1e-2, warmup_proportion=0.1, steps=30)
+    return MaskedTraining(model, schedule=schedule, weight_decay=0.01, max_grad_norm=5.0, seed=3)
+
+
+def module_for(masked: bool) -> LanguageModeling:
+    return masked_module() if masked else causal_module()
