@@ -70,7 +70,9 @@ def one_line(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, HydraException) else None
     text = f"{error}: {cause}" if cause else str(error)
     text = text.partition("\nConfig search path:")[0]
-    return " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
+    return (
+        " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
+    )
 
 
 @contextmanager

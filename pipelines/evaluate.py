@@ -31,7 +31,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
     task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
-    cache = RecordCache(cfg.cache, hashes | {"task": OmegaConf.to_container(cfg.task, resolve=True)})
+    cache = RecordCache(
+        cfg.cache, hashes | {"task": OmegaConf.to_container(cfg.task, resolve=True)}
+    )
     if cfg.approximation is not None:
         cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
         records = evaluate_grid(task, [cell], cache)["cells"]

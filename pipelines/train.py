@@ -34,7 +34,7 @@ def train(
     """
     data = file_hash([cfg.tokens])
     plain = OmegaConf.to_container(cfg, resolve=True)
-    settings = {key: value for key, value in plain.items() if key not in ("run", "trainer")}
+    settings = {key: value for key, value in plain.items() if key not in ("run", "trainer", "data")}
     fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()

@@ -23,7 +23,14 @@ def main(cfg: DictConfig) -> None:
     held_out = CausalBatches(
         folder / "evaluation.npy", steps=cfg.training.evaluation_batches, **cfg.batches
     )
-    facts = {"vocabulary_size": len(tokenizer), "head_dim": cfg.model.width // cfg.model.heads}
+    read = cfg.fit.steps * cfg.batches.batch_size * cfg.batches.length
+    facts = {
+        "vocabulary_size": len(tokenizer),
+        "head_dim": cfg.model.width // cfg.model.heads,
+        "epochs": round(read / len(batches.tokens), 2),
+        "data": cfg.data,
+        "context": cfg.context,
+    }
 
     def module():
         model = instantiate(cfg.model, vocabulary_size=len(tokenizer))

@@ -43,6 +43,8 @@ def main(cfg: DictConfig) -> None:
         facts={
             "initialisation": Path(cfg.warm_start).name if cfg.warm_start else "random",
             "instances": len(text),
+            "instance_length": cfg.positions.block,
+            "epochs": round(cfg.fit.steps * cfg.batches.batch_size / len(text), 2),
             "block_positions": "y" if length > cfg.positions.block else "n",
             "vocabulary_size": text.vocabulary_size,
         },

@@ -114,8 +114,10 @@ def test_every_value_a_stage_reads_is_tracked_and_nothing_else(name: str) -> Non
     unread = {
         key
         for key in keys - {"scale"}
-        if not any(path == key or path.startswith(key + ".") or key.startswith(path + ".")
-                   for path in leaves)
+        if not any(
+            path == key or path.startswith(key + ".") or key.startswith(path + ".")
+            for path in leaves
+        )
     }
     # the corpus group shares its section with params.yaml's: tracked for evaluation_fraction
     assert unread <= {"corpus"}, f"{name} tracks {unread} of params.yaml and does not read it"

@@ -133,5 +133,3 @@ def _visible(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> Tenso
     if mask.shape[-2] > 1 and bool((mask == mask[..., :1, :]).all()):
         mask = mask[..., :1, :]
     return mask
-
-

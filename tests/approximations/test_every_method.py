@@ -86,7 +86,9 @@ def test_later_keys_do_not_move_earlier_outputs(
     assert not torch.allclose(after[..., 15:, :], before[..., 15:, :])
 
 
-def test_is_causal_equals_the_triangular_mask(inputs: Inputs, kernel: Kernel, method: Method) -> None:
+def test_is_causal_equals_the_triangular_mask(
+    inputs: Inputs, kernel: Kernel, method: Method
+) -> None:
     triangle = torch.ones(KEYS, KEYS, dtype=torch.bool).tril()
     approximation = method.build()
     if not method.any_mask:

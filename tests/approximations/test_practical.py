@@ -52,9 +52,7 @@ def test_lsh_against_its_reference(name: str, r: int, rounds: int) -> None:
     query, key, value = draw(r, length, 5)
     generator = torch.Generator().manual_seed(7)
     buckets = 2 * length // chunk
-    rotations = [
-        torch.randn(buckets // 2, 5, generator=generator).double() for _ in range(rounds)
-    ]
+    rotations = [torch.randn(buckets // 2, 5, generator=generator).double() for _ in range(rounds)]
     weights = reference.lsh_weights(query, key, getattr(reference, name), rotations, chunk)
     output = LSH(r, rounds, seed=7)(query, key, value, kernel=KERNELS[name])
     torch.testing.assert_close(output, weights @ value)

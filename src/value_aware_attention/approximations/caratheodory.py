@@ -127,9 +127,7 @@ def _eliminate(mass: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     return basis, kept
 
 
-def _solve_spoiled_rows(
-    indices: Tensor, reduced: Tensor, weights: Tensor, points: Tensor
-) -> None:
+def _solve_spoiled_rows(indices: Tensor, reduced: Tensor, weights: Tensor, points: Tensor) -> None:
     """Replaces, in place, the rows that do not reproduce their weighted mean to the tolerance."""
     reduced.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     mean = _weighted_means(indices[:, None], reduced[:, None], points)[:, 0]

@@ -24,9 +24,7 @@ class Exact(Approximation):
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N V"]:
         """`attention`, with its own choice of precision and of fused code."""
-        return attention(
-            query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal
-        )
+        return attention(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         return inputs.output()

@@ -45,7 +45,8 @@ class LSH(Approximation):
         log_totals = torch.stack([log_total for _, log_total in rounds])
         # Rounds add un-normalised similarities: outputs are averaged by their shares of the total.
         shares = log_totals.softmax(dim=0).nan_to_num(0.0)
-        return sum(share[..., None] * output for share, (output, _) in zip(shares, rounds))  # type: ignore[return-value]  # noqa: B905
+        outputs = torch.stack([output for output, _ in rounds])
+        return (shares[..., None] * outputs).sum(dim=0)
 
     def _round(
         self, inputs: Inputs, generator: torch.Generator

@@ -67,7 +67,9 @@ def optimal_value_aware_1(
 ) -> int:
     """argmin_i ||o - v_i||^2 over visible keys, by trying all of them (section 3, r = 1)."""
     output = sum(a * v for a, v in zip(alpha, value, strict=True))
-    distances = {i: float(((output - value[i]) ** 2).sum()) for i in range(len(value)) if visible[i]}
+    distances = {
+        i: float(((output - value[i]) ** 2).sum()) for i in range(len(value)) if visible[i]
+    }
     return min(distances, key=distances.__getitem__)
 
 

@@ -77,9 +77,7 @@ def write_tokens(
                 counts[name][split] = {"tokens": count_tokens(stream)}
             if stream_folder is not None:
                 path = stream_folder / f"{split}.npy"
-                write_stream(
-                    list(streams.values()), path, vocabulary_size=len(built), seed=order
-                )
+                write_stream(list(streams.values()), path, vocabulary_size=len(built), seed=order)
             if instance_folder is not None:
                 for length in instance_lengths:
                     rows = _write_instances(

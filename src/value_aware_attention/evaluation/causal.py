@@ -20,9 +20,7 @@ from value_aware_attention.models.causal_lm import CausalLanguageModel
 __all__ = ["CausalTask", "context_windows"]
 
 
-def context_windows(
-    targets: int, length: int, context: int
-) -> Iterator[tuple[int, int, int]]:
+def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
     """(start, first scored, end) of each window over a stream of `targets` predictions.
 
     A window holds at most `length` inputs; it scores the predictions first..end-1 and reads the up

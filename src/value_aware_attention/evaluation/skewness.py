@@ -15,9 +15,9 @@ def skewness(call: LayerCall) -> dict[str, float]:
     section 3 expects values to matter least; `effective_keys`: exp(entropy of alpha);
     `keys_for_90_percent`: the fewest keys that hold 90% of the mass.
     """
-    weights = attention_weights(
-        call.query, call.key, kernel=call.kernel, is_causal=call.is_causal
-    )[..., call.first_row :, :]
+    weights = attention_weights(call.query, call.key, kernel=call.kernel, is_causal=call.is_causal)[
+        ..., call.first_row :, :
+    ]
     largest = weights.amax(dim=-1)
     ordered = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
     return {

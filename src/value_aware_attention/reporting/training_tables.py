@@ -156,11 +156,12 @@ def table_4(training: Mapping[str, Mapping[str, Any]]) -> Table:
         ("ours, long", _hyperparameters(training, "masked_long")),
     ]
     caption = (
-        f"A {DASH} is not stated, or not recorded. The paper's numbers do not quite agree with "
-        "each other: 2 epochs of 10M instances in batches of 8 are 2.5M steps, while 2.476M steps "
-        "are 2 epochs of 9.904M instances. The paper does not say whether its largest gradient "
-        "norm is of the whole gradient or of each parameter; Bert-Adam's own clipping, which we "
-        "use, is of each parameter."
+        f"A {DASH} is not stated, or not recorded. Our instances and batches count sequences of "
+        "the model's full length (SQL), the paper's count instances of 512 tokens. The paper's "
+        "numbers do not quite agree with each other: 2 epochs of 10M instances in batches of 8 are "
+        "2.5M steps, while 2.476M steps are 2 epochs of 9.904M instances. The paper does not say "
+        "whether its largest gradient norm is of the whole gradient or of each parameter; "
+        "Bert-Adam's own clipping, which we use, is of each parameter."
     )
     title = "Table 4. Hyperparameters of the masked language models"
     return _settings_table("table_4", title, caption, MASKED_ROWS, columns)

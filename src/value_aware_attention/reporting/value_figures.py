@@ -26,6 +26,7 @@ from value_aware_attention.reporting.records import (
 # Settings with a smaller output error are exact for every purpose of figure 4, and not drawn.
 SMALLEST_ERROR = 1e-3
 OUTPUT_ERROR_TITLE = "relative squared output error, mean of layers (log scale)"
+OUTPUT_ERROR_TICKS = [step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5)]
 INCREASE_TITLE = "loss minus exact loss (nats per token)"
 
 
@@ -37,7 +38,7 @@ def _approximate(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _points(frame: pd.DataFrame, title: str, y: alt.Y) -> alt.Chart:
     scale = alt.Scale(type="log", nice=False, padding=12)
-    axis = alt.Axis(format="~g", values=[10.0**power for power in range(-3, 4)], grid=False)
+    axis = alt.Axis(format="~g", values=OUTPUT_ERROR_TICKS, grid=False, labelOverlap="greedy")
     points = alt.Chart(frame, width=350, height=style.HEIGHT, title=title).mark_point(
         filled=True, size=62, opacity=0.8
     )

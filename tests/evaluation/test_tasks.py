@@ -1,0 +1,158 @@
+"""End metrics against brute force: every target once, frozen masks, cells and skewness."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from value_aware_attention import kernels
+from value_aware_attention.approximations import Exact, OptimalValueOblivious
+from value_aware_attention.data.batches import MaskedSequences
+from value_aware_attention.evaluation.causal import CausalTask, context_windows
+from value_aware_attention.evaluation.cells import Cell, evaluate_cell, expand_axes, source_hash
+from value_aware_attention.evaluation.masked import MaskedTask
+from value_aware_attention.evaluation.skewness import skewness
+from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
+from value_aware_attention.models import CausalLanguageModel, build_roberta
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@settings(max_examples=50, deadline=None)
+@given(targets=st.integers(1, 200), length=st.integers(1, 40), data=st.data())
+def test_windows_score_every_target_once_with_the_context_asked_for(
+    targets: int, length: int, data: st.DataObject
+) -> None:
+    context = data.draw(st.integers(0, length - 1))
+    scored = []
+    for start, first, end in context_windows(targets, length, context):
+        assert end - start <= length and first - start == min(first, context)
+        scored += range(first, end)
+    assert scored == list(range(targets))
+
+
+@pytest.fixture
+def causal(tmp_path: Path) -> CausalTask:
+    torch.manual_seed(0)
+    model = CausalLanguageModel(
+        vocabulary_size=50, layers=2, width=16, heads=2, feedforward=32,
+        kernel=kernels.Elu(), dropout=0.0,
+    )  # fmt: skip
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(50, size=90))
+    return CausalTask(
+        model=model, tokens=tmp_path / "tokens.npy", length=20, context=12, units=None,
+        batch_size=3, recorded_units=2, device="cpu",
+    )  # fmt: skip
+
+
+def test_perplexity_equals_a_brute_force_scorer(causal: CausalTask) -> None:
+    """Each target alone, from exactly the inputs its window may read."""
+    tokens = torch.from_numpy(np.asarray(causal.stream))
+    total = 0.0
+    with torch.no_grad():
+        for target in range(len(tokens) - 1):
+            first = target // 8 * 8
+            inputs = tokens[max(0, first - 12) : target + 1]
+            logits = causal.model(inputs[None])[0, -1]
+            total -= float(logits.log_softmax(-1)[tokens[target + 1]])
+    sums = causal.run(lambda layer: Exact())
+    assert sums.counts.sum() == len(tokens) - 1
+    assert sums.totals.sum() == pytest.approx(total, rel=1e-5)
+
+
+def test_a_context_as_long_as_the_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="context is 8"):
+        list(context_windows(10, 8, 8))
+
+
+def test_layer_calls_reproduce_the_layers(causal: CausalTask) -> None:
+    calls = causal.layer_calls()
+    assert len(calls) == 2 and calls[0].query.shape == (2, 2, 20, 8)
+    assert calls[0].is_causal and calls[0].first_row == 12
+
+
+def masked_task(tmp_path: Path, units: int | None) -> MaskedTask:
+    torch.manual_seed(0)
+    model = build_roberta(
+        vocabulary_size=60, layers=2, width=16, heads=2, feedforward=32, length=12, block=12,
+        dropout=0.0,
+    )  # fmt: skip
+    rows = np.random.default_rng(0).integers(5, 60, size=(9, 12))
+    np.save(tmp_path / "rows.npy", rows)
+    sequences = MaskedSequences(
+        [tmp_path / "rows.npy"], length=12, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
+        vocabulary_size=60, fraction=0.3,
+    )  # fmt: skip
+    return MaskedTask(
+        model=model, sequences=sequences, seed=1, units=units, batch_size=4, recorded_units=2,
+        device="cpu",
+    )  # fmt: skip
+
+
+def test_masked_error_equals_the_full_output_layer(tmp_path: Path) -> None:
+    task = masked_task(tmp_path, None)
+    sums = task.run(lambda layer: Exact())
+    with torch.no_grad():
+        predicted = task.model(task.inputs).logits.argmax(-1)
+    asked = task.labels >= 0
+    wrong = ((predicted != task.labels) & asked).sum(1).numpy()
+    np.testing.assert_array_equal(sums.totals, wrong)
+    np.testing.assert_array_equal(sums.counts, asked.sum(1).numpy())
+
+
+def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path: Path) -> None:
+    every, some = masked_task(tmp_path, None), masked_task(tmp_path, 3)
+    for row, index in enumerate(evenly_spaced(9, 3)):
+        assert torch.equal(every.inputs[index], some.inputs[row])
+        assert torch.equal(every.labels[index], some.labels[row])
+
+
+def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
+    task = masked_task(tmp_path, None)
+    from value_aware_attention.evaluation.masked import _check_fit
+
+    with pytest.raises(ValueError, match="vocabulary of 60, the tokens of 61"):
+        _check_fit(task.model, 61, 12)
+    with pytest.raises(ValueError, match="13 tokens; the model has 12 positions"):
+        _check_fit(task.model, 60, 13)
+
+
+def test_a_cell_is_measured_against_exact_on_the_same_units(causal: CausalTask) -> None:
+    exact = causal.run(lambda layer: Exact())
+    calls = causal.layer_calls()
+    cell = Cell("optimal_v_oblivious", {"r": 1}, lambda layer: OptimalValueOblivious(1), units=5)
+    record = evaluate_cell(cell, causal, calls, exact)
+    sums = causal.run(cell.build, 5)
+    nats = (sums.totals - exact.totals[:5]).sum() / sums.counts.sum()
+    assert record["value"] == pytest.approx(math.exp(exact.mean() + nats))
+    assert record["count"] == 40 and len(record["unit_totals"]) == 5
+    assert len(record["relative_output_error"]) == 2 and record["queries"] == 2 * 2 * 8
+
+
+def test_axes_expand_to_budgets_that_fit() -> None:
+    cells = list(expand_axes({"r": [1, 4, 300, "all"], "seed": [0, 1]}, 64))
+    assert cells == [{"r": r, "seed": s} for r in (1, 4, 64) for s in (0, 1)]
+    assert list(expand_axes({}, 64)) == [{}]
+
+
+def test_the_source_hash_knows_what_a_method_runs() -> None:
+    from value_aware_attention.approximations import LSH, OptimalValueAware
+
+    assert source_hash(LSH(4, 1, 0)) == source_hash(LSH(8, 2, 1))
+    assert source_hash(LSH(4, 1, 0)) != source_hash(OptimalValueAware(1))
+
+
+def test_skewness_of_known_distributions() -> None:
+    key = torch.eye(4)[None, None]
+    uniform = LayerCall(torch.zeros(1, 1, 3, 4), key, key, kernels.Exponential(), False, 0)
+    assert skewness(uniform) == pytest.approx(
+        {"largest_weight": 0.25, "rows_over_half": 0, "effective_keys": 4, "keys_for_90_percent": 4}
+    )
+    peaked = LayerCall(100 * key[:, :, :3], key, key, kernels.Exponential(), False, 1)
+    assert skewness(peaked) == pytest.approx(
+        {"largest_weight": 1, "rows_over_half": 1, "effective_keys": 1, "keys_for_90_percent": 1}
+    )

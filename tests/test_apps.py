@@ -1,0 +1,217 @@
+"""Every app, run tiny in a temporary folder: what it writes, what it refuses, what it reuses."""
+
+import csv
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from value_aware_attention.evaluation.causal import CausalTask
+from value_aware_attention.evaluation.cells import evaluate_cell
+from value_aware_attention.models import CausalLanguageModel
+
+ROOT = Path(__file__).parents[1]
+CHAIN = (
+    "corpus",
+    "tokens",
+    "train_causal kernel=exponential",
+    "train_causal kernel=elu",
+    "train_masked length=short",
+    "train_masked length=long",
+    "evaluate kernel=exponential",
+    "evaluate kernel=elu",
+    "evaluate model=masked length=long",
+    "report",
+)
+# Warnings of libraries that tests of our own code cannot mend.
+pytestmark = pytest.mark.filterwarnings("ignore")
+Run = Callable[[str], None]
+
+
+def run_app(command: str, folder: Path) -> None:
+    """Runs an app in this process, at smoke scale, as the command line would."""
+    name, *overrides = command.split()
+    overrides += [f"paths.root={folder}", "logger=none", "trainer.accelerator=cpu"]
+    if not any(o.startswith("scale=") for o in overrides):
+        overrides.append("scale=smoke")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [f"pipelines.{name}", *overrides])
+        import_module(f"pipelines.{name}").main()
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one whole smoke run."""
+    folder = tmp_path_factory.mktemp("smoke")
+    for command in CHAIN:
+        run_app(command, folder)
+    return folder
+
+
+@pytest.fixture
+def run(made: Path) -> Run:
+    return lambda command: run_app(command, made)
+
+
+def record(folder: Path, model: str) -> dict:
+    return json.loads((folder / "outputs/records" / f"{model}.json").read_text())
+
+
+def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
+    results = {path.name for path in (made / "results").iterdir()}
+    wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
+    wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html"}
+    assert wanted <= results
+    assert not list(made.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("model", ["causal_exponential", "causal_elu", "masked_long"])
+def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, model: str) -> None:
+    cells = record(made, model)["cells"]
+    length = record(made, model)["length"]
+    exact = cells[0]
+    assert exact["approximation"] == "exact" and exact["difference"] == 0
+    full = [c for c in cells if c["parameters"].get("r") == length and len(c["parameters"]) == 1]
+    assert len(full) >= 2
+    for cell in full:
+        assert cell["value"] == pytest.approx(exact["value"], rel=1e-3)
+        assert max(cell["relative_output_error"]) < 1e-9
+    for cell in cells:
+        assert cell["count"] == sum(cell["unit_counts"]) > 0
+        assert cell["low"] <= cell["value"] <= cell["high"]
+
+
+def test_constructed_cells_record_their_support_and_error(made: Path) -> None:
+    for model in ("causal_exponential", "causal_elu", "masked_long"):
+        cells = record(made, model)["cells"]
+        (cell,) = [c for c in cells if c["parameters"] == {"r": 65} and "largest_support" in c]
+        assert 0 < cell["largest_support"] <= 65
+        assert cell["largest_error"] < 5e-6
+        assert cell["difference"] == pytest.approx(0, abs=1e-2 * cells[0]["value"])
+
+
+def test_random_methods_have_three_seeds(made: Path) -> None:
+    cells = record(made, "masked_long")["cells"]
+    for name in ("lsh", "orf"):
+        settings: dict[str, set[int]] = {}
+        for cell in cells:
+            if cell["approximation"] == name:
+                rest = {k: v for k, v in cell["parameters"].items() if k != "seed"}
+                settings.setdefault(str(rest), set()).add(cell["parameters"]["seed"])
+        assert settings and all(len(seeds) >= 3 for seeds in settings.values())
+
+
+def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
+    """Three randomly chosen cells of the report's grid, recomputed from the saved model."""
+    from value_aware_attention.approximations import OptimalValueOblivious, SlidingWindow
+
+    methods = {"optimal_v_oblivious": OptimalValueOblivious, "sliding_window": SlidingWindow}
+    model = CausalLanguageModel.load(made / "outputs/models/causal_elu")
+    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
+    tokens = made / "outputs/tokens/causal/evaluation.npy"
+    task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
+    with (made / "results/grid.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["model"] == "causal_elu"]
+    rows = [row for row in rows if row["approximation"] in methods]
+    for row in random.Random(0).sample(rows, 3):
+        method = methods[row["approximation"]](int(float(row["r"])))
+        sums = task.run(lambda layer, method=method: method)
+        import math
+
+        assert math.exp(sums.mean()) == pytest.approx(float(row["value"]), rel=1e-4)
+    assert evaluate_cell  # the function that made them
+
+
+def test_computed_cells_are_found_again(made: Path, run: Run) -> None:
+    cells = {p: p.stat().st_mtime_ns for p in (made / ".cache/cells").iterdir()}
+    before = record(made, "causal_elu")
+    run("evaluate kernel=elu")
+    assert {p: p.stat().st_mtime_ns for p in (made / ".cache/cells").iterdir()} == cells
+    assert record(made, "causal_elu") == before
+
+
+def test_a_sweep_prints_a_table_and_leaves_the_outputs_alone(
+    made: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = {p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()}
+    run("evaluate -m kernel=exponential,elu approximation=optimal_v_oblivious approximation.r=1,4")
+    table = [line for line in capsys.readouterr().out.splitlines() if "causal_" in line]
+    assert len(table) == 4
+    assert {
+        p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()
+    } == outputs
+
+
+def test_training_again_gives_the_same_weights(made: Path, tmp_path: Path) -> None:
+    weights = made / "outputs/models/causal_elu/model.safetensors"
+    before = weights.read_bytes()
+    shutil.copytree(made / "outputs/tokens", tmp_path / "outputs/tokens")
+    run_app("train_causal kernel=elu", tmp_path)
+    assert (tmp_path / "outputs/models/causal_elu/model.safetensors").read_bytes() == before
+
+
+def test_no_record_names_the_machine(made: Path) -> None:
+    for path in (made / "results").glob("*.[chm]*"):
+        assert str(made) not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("evaluate kernel=gaussian", ("gaussian", "elu, exponential, polynomial")),
+        ("evaluate approximation=best", ("best", "sliding_window")),
+        ("corpus scale=huge", ("huge", "laptop, paper, smoke")),
+        ("evaluate approximation=optimal_v_oblivious approximation.r=0", ("r is 0", ">= 1")),
+        ("evaluate approximation=optimal_v_aware approximation.r=7", ("r is 7", "65")),
+        ("evaluate kernel=polynomial", ("causal_polynomial", "missing")),
+        ("corpus corpus=local corpus.path=/no/such/file.txt", ("/no/such/file.txt",)),
+        ("train_causal causal.length=10000000", ("10000000", "tokens")),
+        ("evaluate causal.context=96", ("context is 96", "96")),
+        ("train_causal causal.wdith=64", ("wdith",)),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_nothing_written(
+    made: Path, run: Run, command: str, named: tuple[str, ...]
+) -> None:
+    outputs = {p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()}
+    with pytest.raises(SystemExit) as stopped:
+        run(command)
+    message = str(stopped.value.code)
+    assert message.startswith("error: ") and "\n" not in message
+    for words in named:
+        assert words in message
+    assert {
+        p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()
+    } == outputs
+
+
+def test_a_checkpoint_of_another_kernel_or_vocabulary_is_refused(
+    made: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made / "outputs", tmp_path / "outputs")
+    models = tmp_path / "outputs/models"
+    shutil.rmtree(models / "causal_elu")
+    shutil.copytree(models / "causal_exponential", models / "causal_elu")
+    with pytest.raises(SystemExit, match=r"Exponential.*not.*Elu"):
+        run_app("evaluate kernel=elu", tmp_path)
+    with pytest.raises(SystemExit, match="vocabulary"):
+        run_app("tokens tokens.vocabulary_size=600", tmp_path)
+        run_app("train_masked length=long", tmp_path)
+
+
+def test_plan_prints_the_papers_sizes(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_app("plan scale=paper", made)
+    printed = capsys.readouterr().out
+    for number in ("156,000,256", "31,520", "2,476,000", "2,500,000", "4,096"):
+        assert number in printed
+
+
+def test_the_headline_names_the_report(made: Path, run: Run, capsys) -> None:
+    run("headline")
+    assert "index.html" in capsys.readouterr().out
