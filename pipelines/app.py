@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra.errors import HydraException
@@ -73,6 +73,11 @@ def one_line(error: BaseException) -> str:
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
     )
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """A config as dictionaries and lists, interpolations resolved."""
+    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
 
 
 @contextmanager

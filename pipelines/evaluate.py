@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from pipelines.app import app, write_json
+from pipelines.app import app, plain, write_json
 from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
 from value_aware_attention.evaluation.cells import Cell, expand_axes
@@ -31,9 +31,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
     task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
-    cache = RecordCache(
-        cfg.cache, hashes | {"task": OmegaConf.to_container(cfg.task, resolve=True)}
-    )
+    cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
     if cfg.approximation is not None:
         cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
         records = evaluate_grid(task, [cell], cache)["cells"]
@@ -52,7 +50,7 @@ def grid(cfg: DictConfig, length: int) -> list[Cell]:
     return [
         build_cell(cfg, name, {**cfg.methods[name], **setting})
         for name, axes in cfg.axes.items()
-        for setting in expand_axes(OmegaConf.to_container(axes, resolve=True), length)
+        for setting in expand_axes(plain(axes), length)
     ]
 
 
@@ -116,7 +114,7 @@ def log_table(run: Any, cfg: DictConfig, record: dict[str, Any]) -> None:
     import wandb
 
     rows = [row(cfg, cell) for cell in record["cells"]]
-    columns = list(dict.fromkeys(key for line in rows for key in line))
+    columns: list[Any] = list(dict.fromkeys(key for line in rows for key in line))
     data = [[line.get(column) for column in columns] for line in rows]
     table = wandb.Table(columns=columns, data=data)
     scatter = partial(wandb.plot.scatter, table, "relative_output_error", "value")

@@ -7,7 +7,7 @@ python -m pipelines.plan scale=paper plan.one_step=true   # and one real step of
 import torch
 from omegaconf import DictConfig
 from tabulate import tabulate
-from torch import nn
+from transformers import RobertaForMaskedLM
 
 from pipelines.app import app
 from value_aware_attention.kernels import Exponential
@@ -84,7 +84,7 @@ def causal_model(cfg: DictConfig) -> CausalLanguageModel:
     )
 
 
-def masked_model(cfg: DictConfig, length: int) -> nn.Module:
+def masked_model(cfg: DictConfig, length: int) -> RobertaForMaskedLM:
     """The masked LM at the scale's size, random weights."""
     keys = ("layers", "width", "heads", "feedforward", "block", "dropout")
     size = {key: cfg.masked[key] for key in keys}

@@ -8,7 +8,9 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+
+from pipelines.app import plain
 
 
 @contextmanager
@@ -22,7 +24,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **facts: Any) -> Iterator[An
     if run is None:
         yield None
         return
-    run.config.update(OmegaConf.to_container(cfg, resolve=True) | facts, allow_val_change=True)
+    run.config.update(plain(cfg) | facts, allow_val_change=True)
     try:
         yield run
     except BaseException:
@@ -31,7 +33,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **facts: Any) -> Iterator[An
     run.finish()
 
 
-def wandb_run(*, project: str, group: str, mode: str, dir: str, job_type: str, name: str) -> Any:
+def wandb_run(*, project: str, group: str, mode: Any, dir: str, job_type: str, name: str) -> Any:
     """Starts a run; with mode "offline" no account and no network are needed."""
     import wandb
 

@@ -6,13 +6,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.loggers import WandbLogger
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import new_folder, write_json
+from pipelines.app import new_folder, plain, write_json
 from pipelines.provenance import file_hash
 from pipelines.tracking import tracked
 from value_aware_attention.training.fit import fit
@@ -33,8 +33,9 @@ def train(
     A killed run continues where it was, if nothing that determines it has changed.
     """
     data = file_hash([cfg.tokens])
-    plain = OmegaConf.to_container(cfg, resolve=True)
-    settings = {key: value for key, value in plain.items() if key not in ("run", "trainer", "data")}
+    settings = {
+        key: value for key, value in plain(cfg).items() if key not in ("run", "trainer", "data")
+    }
     fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()
@@ -63,7 +64,7 @@ def metrics(
     cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The learning curve, its last point, and the hyper-parameters of Table 4."""
-    module = OmegaConf.to_container(cfg.module, resolve=True)
+    module = plain(cfg.module)
     schedule, betas = module.pop("schedule"), module.pop("betas")
     given = {**cfg.get("model", {}), **cfg.get("layers", {}), **cfg.get("positions", {})}
     hyperparameters = {

@@ -73,7 +73,7 @@ def test_odd_or_negative_degrees_are_refused(degree: object) -> None:
 
 
 def test_low_precision_is_accumulated_in_fp32() -> None:
-    query, key, value = (x.bfloat16() for x in draw(64, 8))
+    query, key, _ = (x.bfloat16() for x in draw(64, 8))
     weights = attention_weights(query, key, kernel=kernels.Elu())
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights.sum(-1), torch.ones(64))

@@ -1,4 +1,4 @@
-"""The adapter: exact equals eager with and without padding, lost masks show, everything restores."""
+"""The adapter: exact equals eager, padded or not; lost masks show; everything restores."""
 
 import pytest
 import torch
@@ -92,13 +92,13 @@ def test_everything_is_restored_after_an_exception_and_contexts_nest(
     from transformers import AttentionInterface
 
     expected, names = logits(model, batch), set(AttentionInterface._global_mapping)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        with replace_attention(model, approximations.OptimalValueOblivious(1)):
-            outer = logits(model, batch)
-            with replace_attention(model, approximations.Exact()):
-                torch.testing.assert_close(logits(model, batch), expected, atol=1e-4, rtol=1e-4)
-            assert torch.equal(logits(model, batch), outer)
-            raise RuntimeError("on purpose")
+    one_key = approximations.OptimalValueOblivious(1)
+    with pytest.raises(RuntimeError, match="on purpose"), replace_attention(model, one_key):
+        outer = logits(model, batch)
+        with replace_attention(model, approximations.Exact()):
+            torch.testing.assert_close(logits(model, batch), expected, atol=1e-4, rtol=1e-4)
+        assert torch.equal(logits(model, batch), outer)
+        raise RuntimeError("on purpose")
     assert torch.equal(logits(model, batch), expected)
     assert set(AttentionInterface._global_mapping) == names
 
@@ -126,6 +126,6 @@ def test_what_cannot_be_honoured_is_refused(batch: dict) -> None:
         attention_layers(deberta)
     model = sharpened("gpt2").train()
     model.config.attn_pdrop = 0.5
-    with replace_attention(model, approximations.Exact()):
-        with pytest.raises(ValueError, match=r"model\.eval"):
-            model(**batch)
+    exact = approximations.Exact()
+    with replace_attention(model, exact), pytest.raises(ValueError, match=r"model\.eval"):
+        model(**batch)

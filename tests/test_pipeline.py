@@ -125,7 +125,7 @@ def test_every_value_a_stage_reads_is_tracked_and_nothing_else(name: str) -> Non
 
 def test_the_config_files_of_a_stage_are_tracked(name: str) -> None:
     stage, cfg = stages()[name], composed(name)
-    app, overrides = app_of(stage)
+    app, _ = app_of(stage)
     _, param_files = tracked_params(stage)
     deps = file_deps(stage)
     assert f"conf/{app}.yaml" in deps
@@ -188,8 +188,9 @@ def module_file(module: str) -> Path | None:
 def exported_from(package: Path, name: str) -> str | None:
     """The module that a package's __init__ re-exports a name from."""
     for node in ast.walk(ast.parse(package.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            if name in {alias.asname or alias.name for alias in node.names}:
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name for alias in node.names}
+            if name in names:
                 return node.module
     return None
 

@@ -168,10 +168,10 @@ def test_aware_is_never_worse_than_oblivious_and_ignores_shifts_and_rotations() 
 
 def test_unsolved_sizes_and_bad_arguments_are_refused() -> None:
     query, key, value = draw(15, 20, 8)
-    with pytest.raises(ValueError, match="r is 4; .* must be 1 or at least 9"):
+    with pytest.raises(ValueError, match="must be 1 or at least 9"):
         OptimalValueAware(4)(query, key, value)
     for bad in (0, -1, 1.5, True, "3"):
-        with pytest.raises(ValueError, match="r is .*integer >= 1"):
+        with pytest.raises(ValueError, match="integer >= 1"):
             OptimalValueAware(bad)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="fast, default, best"):
         OptimalValueAware(1, search="slow")

@@ -41,18 +41,18 @@ def elu(query: Tensor, key: Tensor) -> float:
 
 
 def attention_weights(
-    query: Float[Tensor, "D"],
+    query: Float[Tensor, " D"],
     key: Float[Tensor, "M D"],
     similarity: Similarity,
-    visible: Bool[Tensor, "M"],
-) -> Float[Tensor, "M"]:
+    visible: Bool[Tensor, " M"],
+) -> Float[Tensor, " M"]:
     """alpha of Eq. 1: similarities divided by their sum; all zero where nothing is visible."""
     scores = [similarity(query, k) if sees else 0.0 for k, sees in zip(key, visible, strict=True)]
     total = sum(scores)
     return torch.tensor([score / total if total else 0.0 for score in scores], dtype=torch.float64)
 
 
-def optimal_value_oblivious(alpha: Float[Tensor, "M"], r: int) -> Float[Tensor, "M"]:
+def optimal_value_oblivious(alpha: Float[Tensor, " M"], r: int) -> Float[Tensor, " M"]:
     """The r largest weights, renormalised (Eq. 2)."""
     kept = set(sorted(range(len(alpha)), key=lambda i: -float(alpha[i]))[:r])
     total = sum(float(alpha[i]) for i in kept)
@@ -63,7 +63,7 @@ def optimal_value_oblivious(alpha: Float[Tensor, "M"], r: int) -> Float[Tensor, 
 
 
 def optimal_value_aware_1(
-    alpha: Float[Tensor, "M"], value: Float[Tensor, "M V"], visible: Bool[Tensor, "M"]
+    alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], visible: Bool[Tensor, " M"]
 ) -> int:
     """argmin_i ||o - v_i||^2 over visible keys, by trying all of them (section 3, r = 1)."""
     output = sum(a * v for a, v in zip(alpha, value, strict=True))
@@ -83,7 +83,7 @@ def sliding_window(position: int, keys: int, r: int) -> list[int]:
     return window
 
 
-def caratheodory(alpha: Float[Tensor, "M"], value: Float[Tensor, "M V"]) -> Float[Tensor, "M"]:
+def caratheodory(alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
     """The textbook proof: move along an affine dependency until a weight reaches 0, and repeat."""
     weights = alpha.double().clone()
     points = torch.cat([value.double(), torch.ones(len(value), 1, dtype=torch.float64)], dim=1)
@@ -115,7 +115,7 @@ def lsh_weights(
             [int(torch.cat([-rotation @ x, rotation @ x]).argmax()) for x in vectors]
             for vectors in (query, key)
         ]
-        orders = [sorted(range(length), key=lambda i: (h[i], i)) for h in hashes]  # noqa: B023
+        orders = [sorted(range(length), key=lambda i: (h[i], i)) for h in hashes]
         chunks = [[order[i : i + chunk] for i in range(0, length, chunk)] for order in orders]
         for number, queries in enumerate(chunks[0]):
             for q in queries:
@@ -125,8 +125,8 @@ def lsh_weights(
 
 
 def random_feature_weights(
-    query: Float[Tensor, "D"], key: Float[Tensor, "M D"], projection: Float[Tensor, "F D"]
-) -> Float[Tensor, "M"]:
+    query: Float[Tensor, " D"], key: Float[Tensor, "M D"], projection: Float[Tensor, "F D"]
+) -> Float[Tensor, " M"]:
     """A.1's ORF: <Phi(q), Phi(k)> normalised, with q and k divided by D ** (1/4)."""
     scale = len(query) ** -0.25
 

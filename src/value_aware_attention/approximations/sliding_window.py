@@ -18,7 +18,7 @@ class SlidingWindow(SparseApproximation):
 
     Bidirectional: the token itself, r // 2 keys to its left and the rest to its right; at the edges
     of the sequence the window is shifted inwards, so every query sees r keys and r = M is exact.
-    Causal: the token itself and the r - 1 keys before it. Queries are the last N of the M positions.
+    Causal: the token itself and the r - 1 keys before it. Queries are the last N of M positions.
     """
 
     def choose(

@@ -55,11 +55,7 @@ def write_tokens(
     text stays in order. `instance_folder` gets <length>/<source>/{train,evaluation}.npy for a
     masked LM. Each gets tokenizer/, a Hugging Face folder. Arrow files lie in `scratch` meanwhile.
     """
-    missing = [name for name in sources if not (corpus / name).is_dir()]
-    if missing or not sources:
-        written = ", ".join(sorted(p.name for p in corpus.glob("*"))) or "nothing"
-        wanted = ", ".join(missing or ["no source"])
-        raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
+    _check_written(corpus, sources)
     built = tokenizer.build(read_texts(corpus / name / "train.jsonl" for name in sources))
     counts: Counts = {name: {} for name in sources}
     for folder in filter(None, (stream_folder, instance_folder)):
@@ -78,15 +74,21 @@ def write_tokens(
             if stream_folder is not None:
                 path = stream_folder / f"{split}.npy"
                 write_stream(list(streams.values()), path, vocabulary_size=len(built), seed=order)
-            if instance_folder is not None:
-                for length in instance_lengths:
-                    rows = _write_instances(
-                        streams, sources, split, built, length, instance_folder / str(length)
-                    )
-                    for name, count in rows.items():
-                        tokens = count * (length - 2)
-                        counts[name][split] |= {"instances": count, "instance_tokens": tokens}
+            for length in instance_lengths:
+                target = (instance_folder or scratch) / str(length)
+                rows = _write_instances(streams, sources, split, built, length, target)
+                for name, count in rows.items():
+                    tokens = count * (length - 2)
+                    counts[name][split] |= {"instances": count, "instance_tokens": tokens}
     return {"vocabulary_size": len(built), "sources": counts}
+
+
+def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
+    missing = [name for name in sources if not (corpus / name).is_dir()]
+    if missing or not sources:
+        written = ", ".join(sorted(p.name for p in corpus.glob("*"))) or "nothing"
+        wanted = ", ".join(missing or ["no source"])
+        raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
 
 
 def _write_instances(

@@ -93,7 +93,7 @@ def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float]:
 def _relative_error(method: nn.Module, call: LayerCall) -> float:
     """Mean relative output error of a layer on its own exact inputs."""
     inputs = (call.query, call.key, call.value)
-    options = {"kernel": call.kernel, "is_causal": call.is_causal}
+    options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
     errors = relative_output_error(method(*inputs, **options), attention(*inputs, **options))
     return errors[..., call.first_row :].mean().item()
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,16 @@ def evaluate_grid(task: Task, cells: Sequence[Cell], cache: RecordCache) -> dict
     with tqdm(cells, unit="cell") as progress:
         for cell in progress:
             progress.set_postfix_str(_describe(cell))
-            record = cache.get(cell, lambda c=cell: evaluate_cell(c, task, recorded(), exact))
-            records.append(record)
+            compute = partial(_compute, cell, task, recorded, exact)
+            records.append(cache.get(cell, compute))
     shape = [{"layer": layer, **skewness(call)} for layer, call in enumerate(recorded())]
     return {"cells": records, "skewness": shape}
+
+
+def _compute(
+    cell: Cell, task: Task, calls: Callable[[], list[LayerCall]], exact: UnitSums
+) -> dict[str, Any]:
+    return evaluate_cell(cell, task, calls(), exact)
 
 
 def _describe(cell: Cell) -> str:

@@ -78,7 +78,9 @@ class MaskedTask:
 
 
 def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> None:
-    reserved = model.config.pad_token_id + 1  # RoBERTa counts positions from pad_token_id + 1
+    reserved = (
+        model.config.pad_token_id or 0
+    ) + 1  # RoBERTa counts positions from pad_token_id + 1
     positions = model.config.max_position_embeddings - reserved
     if model.config.vocab_size != vocabulary_size:
         raise ValueError(
