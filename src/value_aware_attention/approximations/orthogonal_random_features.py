@@ -1,6 +1,7 @@
 """ORF attention (section A.1): positive random features of the exponential kernel."""
 
 import math
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -52,14 +53,7 @@ class OrthogonalRandomFeatures(Approximation):
 
     def projection(self, head_dim: int) -> Float[Tensor, "F D"]:
         """The random matrix R, drawn from the seed on the CPU."""
-        generator = torch.Generator().manual_seed(self.seed)
-        if self.scaling == "paper":
-            matrix = torch.empty(self.features, head_dim)
-            return torch.nn.init.orthogonal_(matrix, generator=generator)
-        blocks = math.ceil(self.features / head_dim)
-        rows = torch.cat([_random_rotation(head_dim, generator) for _ in range(blocks)])
-        norms = torch.randn(self.features, head_dim, generator=generator).norm(dim=-1)
-        return norms[:, None] * rows[: self.features]
+        return _projection(self.features, head_dim, self.seed, self.scaling)
 
     def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Features of a query, its share of the keys' features and their sum, and the product."""
@@ -67,6 +61,18 @@ class OrthogonalRandomFeatures(Approximation):
 
     def extra_repr(self) -> str:
         return f"features={self.features}, seed={self.seed}, scaling={self.scaling!r}"
+
+
+@lru_cache(maxsize=128)
+def _projection(features: int, head_dim: int, seed: int, scaling: str) -> Float[Tensor, "F D"]:
+    # Cached: a QR decomposition at every call cost more than the attention.
+    generator = torch.Generator().manual_seed(seed)
+    if scaling == "paper":
+        return torch.nn.init.orthogonal_(torch.empty(features, head_dim), generator=generator)
+    blocks = math.ceil(features / head_dim)
+    rows = torch.cat([_random_rotation(head_dim, generator) for _ in range(blocks)])
+    norms = torch.randn(features, head_dim, generator=generator).norm(dim=-1)
+    return norms[:, None] * rows[:features]
 
 
 def _random_rotation(head_dim: int, generator: torch.Generator) -> Float[Tensor, "D D"]:
