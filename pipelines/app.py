@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
+# Asked for by the user; `main` sets the variable itself so that Hydra raises instead of exiting.
+FULL_ERROR = os.environ.get("HYDRA_FULL_ERROR") == "1"
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError, KeyboardInterrupt)
 
 
@@ -26,23 +28,21 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
     """
 
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
-        full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
-
         def task(cfg: DictConfig) -> Any:
             try:
                 return function(cfg[name])
             except USER_ERRORS as error:
-                if full_error:
+                if FULL_ERROR:
                     raise
                 sys.exit(f"error: {one_line(error)}")  # before Hydra adds lines of its own
 
         def main() -> None:
             sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
             try:
-                os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of exiting
+                os.environ["HYDRA_FULL_ERROR"] = "1"
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
             except USER_ERRORS as error:
-                if full_error:
+                if FULL_ERROR:
                     raise
                 sys.exit(f"error: {one_line(error)}")
 
