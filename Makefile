@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make repro` and `make test`.
 # TORCH_INDEX chooses the wheel index for torch, for machines without a GPU, for example
 #   make repro TORCH_INDEX=<URL of PyTorch's CPU wheels>
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX ?=
 VENV := .venv
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"

@@ -51,7 +51,7 @@ def causal(tmp_path: Path) -> CausalTask:
 
 def test_perplexity_equals_a_brute_force_scorer(causal: CausalTask) -> None:
     """Each target alone, from exactly the inputs its window may read."""
-    tokens = torch.from_numpy(np.asarray(causal.stream))
+    tokens = torch.from_numpy(np.array(causal.stream))
     total = 0.0
     with torch.no_grad():
         for target in range(len(tokens) - 1):
