@@ -36,7 +36,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
         records = evaluate_grid(task, [cell], cache)["cells"]
         return row(cfg, records[-1])
-    with tracked(cfg, "evaluate", cfg.name, **hashes) as run:
+    facts = {f"{name}_sha256": value for name, value in hashes.items()}
+    with tracked(cfg, "evaluate", cfg.name, **facts) as run:
         measured = evaluate_grid(task, grid(cfg, task.length), cache)
         record = header(cfg, task, measured["cells"][0]) | hashes | measured
         write_json(Path(cfg.records) / f"{cfg.name}.json", record)

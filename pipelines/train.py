@@ -39,7 +39,7 @@ def train(
     fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()
-    with tracked(cfg, "train", cfg.name, data=data) as run:
+    with tracked(cfg, "train", cfg.name, data_sha256=data) as run:
         curve = fit(
             module,
             batches,

@@ -38,8 +38,8 @@ If attention may look at only r keys, how much of the loss comes from choosing t
 weight instead of by the attention output? Language models are trained with exact attention, then
 evaluated with the attention of every layer replaced by an approximation: optimal value-oblivious
 (OVO, the r largest weights, renormalised), optimal value-aware (OVA, the convex combination of at
-most r values closest to the exact output; between r = 1 and head size + 1, the best one that a
-search found), a sliding window, LSH and orthogonal random features (ORF). Numbers called the
+most r values closest to the exact output: exhaustively at r = 1, constructed from r = head size
++ 1 on), a sliding window, LSH and orthogonal random features (ORF). Numbers called the
 paper's are those printed in Value-aware Approximate Attention (Gupta and Berant, 2021); they
 belong to larger models trained on other text.
 """
