@@ -67,8 +67,8 @@ def _figures(records: Sequence[Record], training: Mapping[str, Mapping[str, Any]
             "figure_5",
             "Figure 5. What choosing by the output gains, for each kernel",
             "OVO keeps the r largest attention weights, OVA the convex combination of r values "
-            "closest to the exact output: tried exhaustively at r = 1, constructed (Carathéodory) and "
-            "so exact from r = d + 1 on; sizes between them are not computed. Not in the paper, "
+            "closest to the exact output: tried exhaustively at r = 1, constructed (Carathéodory) "
+            "and so exact from r = d + 1 on; sizes between are not computed. Not in the paper, "
             f"which has r = 1 and 65 in Table 2. {captions.INTERVAL} {captions.FEWER_TARGETS} "
             f"{captions.NOT_JOINED} {captions.ours(causal)}",
             value_figures.figure_5(records),
