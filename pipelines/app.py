@@ -64,10 +64,12 @@ def scale_of_params(arguments: list[str]) -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's message on one line, with the cause that Hydra wraps."""
+    """The error's message on one line; of one that Hydra wraps, what the library said."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     cause = error.__cause__ if isinstance(error, HydraException) else None
+    if isinstance(cause, (ValueError, OSError)):
+        return one_line(cause)
     text = f"{error}: {cause}" if cause else str(error)
     text = text.partition("\nConfig search path:")[0]
     return (
