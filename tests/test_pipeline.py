@@ -247,22 +247,16 @@ def target_module(target: str) -> str:
 def test_the_python_files_a_stage_runs_are_its_deps(name: str) -> None:
     stage, cfg = stages()[name], composed(name)
     app, _ = app_of(stage)
-    section = OmegaConf.to_container(_without_hydra(cfg[app]), resolve=False)
-    section = OmegaConf.to_container(
-        OmegaConf.create({k: v for k, v in section.items() if k not in ("run", "choice")}),
-        resolve=False,
-    )
-    resolved = {key: _resolve(cfg, f"{app}.{key}") for key in section}
+    # `run` is the logger; `choice` is known only when Hydra runs the app
+    resolved = {
+        key: _resolve(cfg, f"{app}.{key}") for key in cfg[app] if key not in ("run", "choice")
+    }
     needed = closure({f"pipelines.{app}", *filter(None, map(target_module, targets(resolved)))})
     deps = {dep for dep in file_deps(stage) if dep.startswith(("pipelines", "src"))}
     missing = {file for file in needed if not covers(deps, file, "/")}
     assert not missing, f"{name} runs {sorted(missing)}, which are not deps"
     unused = {dep for dep in deps if not any(covers({dep}, file, "/") for file in needed)}
     assert not unused, f"{name} has deps it does not run: {sorted(unused)}"
-
-
-def _without_hydra(section: DictConfig) -> DictConfig:
-    return section
 
 
 def _resolve(cfg: DictConfig, path: str) -> Any:
