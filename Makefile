@@ -31,10 +31,11 @@ setup-dev: $(VENV)/.installed-dev  ## the same with what tests and checks need
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: requirements.txt | $(VENV)/bin/python
+$(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/python
 	@echo "installing requirements.txt (about a minute)"
 	@if [ -n "$(TORCH_INDEX)" ]; then PIP_INDEX_URL="$(TORCH_INDEX)" $(PIP) "$$(grep '^torch==' requirements.txt)"; fi
 	@$(PIP) -r requirements.txt
+	@$(PIP) --no-deps --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
