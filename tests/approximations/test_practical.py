@@ -75,6 +75,21 @@ def test_lsh_ignores_where_padding_stands() -> None:
     torch.testing.assert_close(full, attention(query, key, value))
 
 
+def test_lsh_sorts_padding_behind_everything_else() -> None:
+    """16 tokens and 4 hidden ones in chunks of 4: hidden ones fill the last chunk, nobody else's."""
+    query, key, value = draw(4, 20, 5)
+    rotation = torch.randn(5, 5, generator=torch.Generator().manual_seed(7)).double()
+    hashes = [torch.cat([-x @ rotation.T, x @ rotation.T], -1).argmax(-1) for x in (query, key)]
+    orders = [sorted(range(16), key=lambda i, h=h: (int(h[i]), i)) for h in hashes]
+    output = LSH(8, 1, seed=7)(query, key, value, attn_mask=(torch.arange(20) < 16)[None])
+    for place, row in enumerate(orders[0]):
+        first = max(0, place // 4 * 4 - 4)
+        seen = orders[1][first : place // 4 * 4 + 4]
+        torch.testing.assert_close(
+            output[row], attention(query[row : row + 1], key[seen], value[seen])[0]
+        )
+
+
 def test_lsh_refuses_odd_r_and_cross_attention() -> None:
     with pytest.raises(ValueError, match="must be even"):
         LSH(5, 1, 0)

@@ -14,6 +14,7 @@ from value_aware_attention.approximations import Exact, OptimalValueOblivious
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.evaluation.causal import CausalTask, context_windows
 from value_aware_attention.evaluation.cells import Cell, evaluate_cell, expand_axes, source_hash
+from value_aware_attention.evaluation.grid import RecordCache
 from value_aware_attention.evaluation.masked import MaskedTask
 from value_aware_attention.evaluation.skewness import skewness
 from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
@@ -144,6 +145,17 @@ def test_the_source_hash_knows_what_a_method_runs() -> None:
 
     assert source_hash(LSH(4, 1, 0)) == source_hash(LSH(8, 2, 1))
     assert source_hash(LSH(4, 1, 0)) != source_hash(OptimalValueAware(1))
+
+
+def test_a_cached_cell_is_computed_again_when_its_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell("exact", {}, lambda layer: Exact())
+    cache = RecordCache(tmp_path, {"checkpoint": "a"})
+    assert cache.get(cell, lambda: {"n": 1}) == cache.get(cell, lambda: {"n": 2}) == {"n": 1}
+    assert RecordCache(tmp_path, {"checkpoint": "b"}).get(cell, lambda: {"n": 3}) == {"n": 3}
+    monkeypatch.setattr("value_aware_attention.evaluation.grid.source_hash", lambda method: "new")
+    assert cache.get(cell, lambda: {"n": 4}) == {"n": 4}
 
 
 def test_skewness_of_known_distributions() -> None:

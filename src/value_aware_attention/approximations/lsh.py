@@ -21,7 +21,8 @@ class LSH(Approximation):
     In each round H(x) = argmax([-Rx; Rx]) over C = 4M/r buckets, with R of C/2 x D standard
     Gaussians; queries and keys are each sorted by hash, ties by position, and cut into chunks of B.
     A query of chunk i sees the keys of chunks i - 1 (wrapping around) and i. Similarities add up
-    over the rounds before the single normalisation. Hidden (padded) keys sort last. r = M is exact
+    over the rounds before the single normalisation. Padded positions sort last, as
+    keys and as queries, so what stands in them moves nothing. r = M is exact
     for any number of rounds. Later positions decide where a chunk is cut, so no causal masks.
     """
 
@@ -56,7 +57,7 @@ class LSH(Approximation):
         buckets = max(2, 2 * math.ceil(inputs.keys / chunk))
         shape = (buckets // 2, inputs.key.shape[-1])
         rotation = torch.randn(shape, generator=generator).to(inputs.key)
-        query_order = _sorted_by_hash(inputs.query, rotation, None)
+        query_order = _sorted_by_hash(inputs.query, rotation, inputs.visible)
         key_order = _sorted_by_hash(inputs.key, rotation, inputs.visible)
         query = _chunks(_take(inputs.query, query_order), chunk)
         chunks = query.shape[-3]
