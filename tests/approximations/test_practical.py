@@ -76,7 +76,7 @@ def test_lsh_ignores_where_padding_stands() -> None:
 
 
 def test_lsh_sorts_padding_behind_everything_else() -> None:
-    """16 tokens and 4 hidden ones in chunks of 4: hidden ones fill the last chunk, nobody else's."""
+    """16 tokens and 4 hidden ones in chunks of 4: the hidden ones have the last to themselves."""
     query, key, value = draw(4, 20, 5)
     rotation = torch.randn(5, 5, generator=torch.Generator().manual_seed(7)).double()
     hashes = [torch.cat([-x @ rotation.T, x @ rotation.T], -1).argmax(-1) for x in (query, key)]
