@@ -36,6 +36,31 @@ METHODS = {
         lambda: approximations.OptimalValueAware(HEAD_DIM + 1),
         lambda: approximations.OptimalValueAware(HEAD_DIM + 1),
     ),
+    **{
+        f"optimal_value_aware_3_{search}": Method(
+            lambda search=search: approximations.OptimalValueAware(3, search)
+        )
+        for search in ("fast", "default", "best")
+    },
+    "oblivious_keys_optimal_weights": Method(
+        lambda: approximations.ObliviousKeysOptimalWeights(4),
+        lambda: approximations.ObliviousKeysOptimalWeights(KEYS),
+    ),
+    "value_aware_keys_attention_weights": Method(
+        lambda: approximations.ValueAwareKeysAttentionWeights(4),
+        lambda: approximations.ValueAwareKeysAttentionWeights(KEYS),
+    ),
+    "norm_weighted_keys_2": Method(
+        lambda: approximations.NormWeightedKeys(4), lambda: approximations.NormWeightedKeys(KEYS)
+    ),
+    "norm_weighted_keys_1": Method(
+        lambda: approximations.NormWeightedKeys(4, norm=1),
+        lambda: approximations.NormWeightedKeys(KEYS, norm=1),
+    ),
+    "leave_one_out_keys": Method(
+        lambda: approximations.LeaveOneOutKeys(4), lambda: approximations.LeaveOneOutKeys(KEYS)
+    ),
+    "sampled_keys": Method(lambda: approximations.SampledKeys(4, 0)),
     "sliding_window": Method(
         lambda: approximations.SlidingWindow(5), lambda: approximations.SlidingWindow(KEYS)
     ),

@@ -1,24 +1,34 @@
-"""The optimal choices against slow references, scipy and the identities of section 3."""
+"""The optimal choices of keys: references, identities of section 3, and what they promise."""
+
+import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instances import ENGINES, SEARCHES, VALUES, spread
 from methods import KERNELS
-from scipy.optimize import nnls
 
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
+    ObliviousKeysOptimalWeights,
     OptimalValueAware,
     OptimalValueOblivious,
     SlidingWindow,
+    SparseWeights,
     reference,
+    reference_solver,
 )
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.kernels import Exponential, Polynomial
 
 SIMILARITIES = {name: getattr(reference, name) for name in KERNELS}
 seeds = st.integers(0, 2**31)
+quick = settings(max_examples=10, deadline=None)
+every_search = pytest.mark.parametrize("search", SEARCHES)
+every_solver = pytest.mark.parametrize(
+    ("search", "engine"), list(itertools.product(SEARCHES, ENGINES))
+)
 
 
 def draw(seed: int, keys: int, width: int) -> list[torch.Tensor]:
@@ -27,7 +37,7 @@ def draw(seed: int, keys: int, width: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@settings(max_examples=10, deadline=None)
+@quick
 @given(seed=seeds, keys=st.integers(1, 12), r=st.integers(1, 12), causal=st.booleans())
 def test_oblivious_and_aware_1_against_their_references(
     name: str, seed: int, keys: int, r: int, causal: bool
@@ -48,66 +58,301 @@ def test_oblivious_and_aware_1_against_their_references(
     assert aware.optimal is not None and aware.optimal.all()
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=seeds, keys=st.integers(1, 60), width=st.integers(1, 9), sharpness=st.floats(0, 6))
+@pytest.mark.parametrize("name", KERNELS)
+@every_search
+def test_few_keys_against_brute_force(name: str, search: str) -> None:
+    """What is proved optimal is; the rest is never better, for the paper's kernels and masks."""
+    query, key, value = draw(2, 10, 6)
+    for r, causal in itertools.product((1, 2, 3), (False, True)):
+        options = {"kernel": KERNELS[name], "is_causal": causal}
+        output = attention(query, key, value, **options)
+        chosen = OptimalValueAware(r, search).select(query, key, value, **options)
+        assert chosen.optimal is not None
+        for row in range(10):
+            shown = value[: row + 1] if causal else value
+            best = reference_solver.brute_force(shown, output[row], r)
+            optimum = reference_solver.squared_error(best, shown, output[row]).item()
+            assert chosen.error[row] >= optimum - 1e-12
+            if chosen.optimal[row]:
+                assert chosen.error[row].item() == pytest.approx(optimum, abs=1e-12)
+            else:
+                assert r > 1 and len(shown) > r
+
+
+@every_solver
+@settings(max_examples=8, deadline=None)
+@given(seed=seeds, keys=st.integers(1, 40), width=st.integers(1, 9), sharpness=st.floats(0, 6))
 def test_more_keys_than_the_width_give_the_exact_output(
-    seed: int, keys: int, width: int, sharpness: float
+    search: str, engine: str, seed: int, keys: int, width: int, sharpness: float
 ) -> None:
     query, key, value = draw(seed, keys, width)
-    chosen = OptimalValueAware(width + 1).select(query * sharpness, key, value)
-    assert chosen.indices.shape[-1] == min(width + 1, keys)
+    method = OptimalValueAware(width + 1, search, engine)
+    chosen = method.select(query * sharpness, key, value)
     assert (chosen.indices >= 0).all() and (chosen.indices < keys).all()
-    assert (chosen.weights >= 0).all()
+    assert (chosen.weights >= 0).all() and chosen.support().max() <= width + 1
     torch.testing.assert_close(chosen.weights.sum(-1), torch.ones(keys, dtype=torch.float64))
-    assert chosen.error.sqrt().max() <= 1e-8 * value.norm(dim=-1).max()
+    assert chosen.error.sqrt().max() <= 1e-9 * value.norm(dim=-1).max()
+    assert chosen.optimal is not None and chosen.optimal.all()
+    torch.testing.assert_close(
+        method(query * sharpness, key, value), attention(query * sharpness, key, value)
+    )
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda v: torch.ones_like(v),  # one point
-        lambda v: v[:, :1] * torch.ones(8, dtype=v.dtype),  # a line
-        lambda v: v[: len(v) // 4].repeat(4, 1),  # duplicates
-        lambda v: v + 1e4,  # far from the origin
-        lambda v: v**5,  # heavy tails
-        lambda v: v * torch.logspace(0, -7, 8, dtype=v.dtype),  # nearly rank-deficient
-    ],
-)
+@every_solver
+@pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_degenerate_values_are_combined_exactly(make, dtype: torch.dtype) -> None:
-    query, key, value = draw(1, 64, 8)
-    inputs = [x.to(dtype) for x in (query, key, make(value))]
-    chosen = OptimalValueAware(9).select(*inputs)
+def test_values_of_every_character_are_combined_exactly(
+    search: str, engine: str, values: str, dtype: torch.dtype
+) -> None:
+    query, key, value = draw(1, 48, 8)
+    inputs = [x.to(dtype) for x in (query, key, VALUES[values](value))]
+    chosen = OptimalValueAware(9, search, engine).select(*inputs)
     assert chosen.support().max() <= 9
     tolerance = 5e-6 if dtype == torch.float32 else 1e-9
-    assert chosen.error.sqrt().max() <= tolerance * inputs[2].norm(dim=-1).max()
+    assert chosen.error.sqrt().max() <= tolerance * inputs[2].double().norm(dim=-1).max()
 
 
-def test_combination_agrees_with_the_textbook_and_with_nnls() -> None:
-    query, key, value = draw(3, 40, 5)
-    alpha = attention_weights(query, key)
-    exact = alpha @ value
-    combined = OptimalValueAware(6)(query, key, value)
-    stacked = torch.cat([value, torch.ones(40, 1, dtype=torch.float64)], dim=1).T.numpy()
-    for row in range(0, 40, 7):
-        textbook = reference.caratheodory(alpha[row], value)
-        assert (textbook > 0).sum() <= 6
-        torch.testing.assert_close(textbook @ value, exact[row])
-        solution, residual = nnls(stacked, stacked @ alpha[row].numpy())
-        assert residual < 1e-9 and (solution > 0).sum() <= 6
-        torch.testing.assert_close(combined[row], exact[row])
+@every_solver
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_far_from_the_origin_are_told_apart(
+    search: str, engine: str, dtype: torch.dtype
+) -> None:
+    """Spread 1e-3 around 100: the error is small against the spread, not only against 100."""
+    query, key, value = draw(4, 40, 8)
+    inputs = [x.to(dtype) for x in (query, key, 100 + 1e-3 * value)]
+    alpha = attention_weights(*inputs[:2]).double()
+    centred = inputs[2].double() - inputs[2].double().mean(0)
+    errors = []
+    for r in (1, 4, 9):
+        chosen = OptimalValueAware(r, search, engine).select(*inputs)
+        left = chosen.dense(40).double() @ centred - alpha / alpha.sum(-1, keepdim=True) @ centred
+        errors.append(left.norm(dim=-1).max() / spread(centred))
+        reported = chosen.error.double().sqrt() - left.norm(dim=-1)
+        assert reported.abs().max() <= 1e-4 * spread(centred)
+        if r == 1:
+            exact = (alpha @ centred)[:, None] - centred
+            assert (left.norm(dim=-1) <= exact.norm(dim=-1).amin(-1) * (1 + 1e-3)).all()
+    assert errors[2] <= 1e-4 < errors[1] < errors[0]
 
 
-def test_masked_keys_are_never_kept() -> None:
-    query, key, value = draw(5, 30, 4)
-    mask = torch.rand(30, 30, generator=torch.Generator().manual_seed(0)) > 0.6
+# What a selection is
+
+
+@every_solver
+@quick
+@given(seed=seeds, r=st.integers(1, 7), name=st.sampled_from(list(KERNELS)))
+def test_the_error_is_that_of_the_indices_and_weights_returned(
+    search: str, engine: str, seed: int, r: int, name: str
+) -> None:
+    query, key, value = draw(seed, 14, 5)
+    mask = torch.rand(14, 14, generator=torch.Generator().manual_seed(seed)) > 0.4
     mask[3] = False
-    for method in (OptimalValueOblivious(6), OptimalValueAware(1), OptimalValueAware(5)):
-        chosen = method.select(query, key, value, attn_mask=mask)
-        assert (chosen.dense(30)[~mask] == 0).all()
-        sums = chosen.weights.sum(-1)
-        torch.testing.assert_close(sums, mask.any(-1).double())
-        assert chosen.error[3] == 0
+    options = {"kernel": KERNELS[name], "attn_mask": mask}
+    chosen = OptimalValueAware(r, search, engine).select(query, key, value, **options)
+    assert chosen.indices.shape == chosen.weights.shape == (14, min(r, 14))
+    output = attention(query, key, value, **options)
+    recomputed = (chosen.weights[..., None] * value[chosen.indices]).sum(-2)
+    torch.testing.assert_close(
+        chosen.error, (output - recomputed).square().sum(-1), rtol=1e-9, atol=1e-20
+    )
+    assert (chosen.weights >= 0).all() and (chosen.dense(14)[~mask] == 0).all()
+    torch.testing.assert_close(chosen.weights.sum(-1), mask.any(-1).double())
+    assert chosen.optimal is not None and chosen.optimal[3] and chosen.error[3] == 0
+    few = mask.sum(-1) <= r
+    assert chosen.optimal[few].all() and (chosen.error[few] <= 1e-18).all()
+
+
+@every_solver
+def test_the_error_is_recomputed_in_fp64(search: str, engine: str) -> None:
+    query, key, value = (x.float() for x in draw(6, 40, 8))
+    for r in (2, 9):
+        chosen = OptimalValueAware(r, search, engine).select(query, key, value)
+        output = attention(query.double(), key.double(), value.double())
+        combined = (chosen.weights.double()[..., None] * value.double()[chosen.indices]).sum(-2)
+        error = (combined - output).norm(dim=-1)
+        # fp32 sums could be wrong by more than what they leave at r = value_dim + 1
+        torch.testing.assert_close(chosen.error.sqrt().double(), error, atol=2e-6, rtol=1e-5)
+
+
+@every_solver
+def test_half_precision_is_solved_in_fp32(search: str, engine: str) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        query, key, value = (x.to(dtype) for x in draw(8, 30, 8))
+        method = OptimalValueAware(9, search, engine)
+        chosen = method.select(query, key, value)
+        assert chosen.weights.dtype == torch.float32
+        assert chosen.error.sqrt().max() <= 5e-6 * value.float().norm(dim=-1).max()
+        assert method(query, key, value).dtype == dtype
+
+
+@every_solver
+def test_leading_dimensions_broadcast(search: str, engine: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 3, 7, 4, generator=generator, dtype=torch.float64)
+    key = torch.randn(3, 12, 4, generator=generator, dtype=torch.float64)
+    value = torch.randn(2, 1, 12, 5, generator=generator, dtype=torch.float64)  # shared by heads
+    mask = torch.rand(2, 1, 7, 12, generator=generator) > 0.3
+    method = OptimalValueAware(3, search, engine)
+    chosen = method.select(query, key, value, attn_mask=mask)
+    path = method.path(query, key, value, attn_mask=mask)
+    assert chosen.indices.shape == (2, 3, 7, 3) and path.shape == (2, 3, 7, 3)
+    for batch, head in itertools.product(range(2), range(3)):
+        one = (query[batch, head], key[head], value[batch, 0])
+        alone = method.select(*one, attn_mask=mask[batch, 0])
+        torch.testing.assert_close(alone.error, chosen.error[batch, head], rtol=1e-8, atol=1e-16)
+        alone_path = method.path(*one, attn_mask=mask[batch, 0])
+        torch.testing.assert_close(alone_path, path[batch, head], rtol=1e-8, atol=1e-16)
+
+
+def test_no_queries_no_heads_one_key(subtests: pytest.Subtests) -> None:
+    for engine, search in itertools.product(ENGINES, SEARCHES):
+        with subtests.test(engine=engine, search=search):
+            method = OptimalValueAware(3, search, engine)
+            empty = method.select(torch.ones(0, 4), torch.ones(5, 4), torch.ones(5, 2))
+            assert empty.weights.shape[0] == 0 and empty.error.shape == (0,)
+            no_heads = method.select(*(torch.ones(0, 5, 4),) * 3)
+            assert no_heads.error.shape == (0, 5)
+            single = method.select(torch.ones(2, 4), torch.ones(1, 4), torch.ones(1, 2))
+            torch.testing.assert_close(single.weights.sum(-1), torch.ones(2))
+            assert (single.error == 0).all()
+
+
+@every_solver
+@pytest.mark.parametrize("size", [2.0**-40, 2.0**40])
+def test_tiny_and_huge_values_in_fp32(search: str, engine: str, size: float) -> None:
+    """A power of two changes no digit, unless a square of a square leaves the range of fp32."""
+    query, key, value = (x.float() for x in draw(28, 24, 8))
+    for method in (
+        OptimalValueAware(1, search, engine),
+        OptimalValueAware(3, search, engine),
+        OptimalValueAware(9, search, engine),
+        ObliviousKeysOptimalWeights(4),
+    ):
+        before = method.select(query, key, value)
+        after = method.select(query, key, value * size)
+        torch.testing.assert_close(after.dense(24), before.dense(24), rtol=1e-3, atol=1e-5)
+        if isinstance(method, OptimalValueAware):
+            path = method.path(query, key, value)
+            scaled = method.path(query, key, value * size) / size**2
+            torch.testing.assert_close(scaled, path, rtol=1e-3, atol=1e-9)
+
+
+# Against the other choices
+
+
+INPUTS = {
+    "peaked": lambda q, k, v: (8 * q, k, v),
+    "usual": lambda q, k, v: (q, k, v),
+    "flat": lambda q, k, v: (0.01 * q, k, v),
+    "heavy tails": lambda q, k, v: (q, k, v * torch.exp(3 * v[:, :1].roll(1, dims=0))),
+}
+
+
+@every_solver
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_never_worse_than_the_keys_with_the_largest_weights(
+    search: str, engine: str, inputs: str, dtype: torch.dtype
+) -> None:
+    given = [x.to(dtype) for x in INPUTS[inputs](*draw(10, 40, 8))]
+    # errors this small count as none
+    slack = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype] * spread(given[2])
+    for r, causal in itertools.product((1, 3, 8), (False, True)):
+        aware = OptimalValueAware(r, search, engine).select(*given, is_causal=causal)
+        for other in (OptimalValueOblivious, ObliviousKeysOptimalWeights, SlidingWindow):
+            if causal and other is SlidingWindow:
+                continue
+            error = other(r).select(*given, is_causal=causal).error
+            assert (aware.error.sqrt() <= error.sqrt() + slack).all(), other
+            if r > 1 and not causal and inputs != "peaked":
+                assert aware.error.mean() < 0.8 * error.mean()
+
+
+@every_solver
+def test_shifts_and_rotations_of_the_values_change_nothing(search: str, engine: str) -> None:
+    query, key, value = draw(13, 50, 6)
+    generator = torch.Generator().manual_seed(0)
+    rotation = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q
+    for r in (1, 4):
+        method = OptimalValueAware(r, search, engine)
+        before = method.select(query, key, value)
+        after = method.select(query, key, value @ rotation + 300.0)
+        torch.testing.assert_close(after.dense(50), before.dense(50), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(after.error, before.error, rtol=1e-7, atol=1e-16)
+
+
+@every_solver
+@pytest.mark.parametrize("values", ["gauss", "heavy tails", "rank 2", "duplicates"])
+def test_a_causal_row_is_the_call_on_its_prefix(search: str, engine: str, values: str) -> None:
+    query, key, value = draw(12, 16, 6)
+    value = VALUES[values](value)
+    tolerance = float(1e-12 * spread(value) ** 2)
+    for r in (1, 3, 7):
+        method = OptimalValueAware(r, search, engine)
+        causal = method.select(query, key, value, is_causal=True)
+        assert (causal.indices <= torch.arange(16)[:, None]).logical_or(causal.weights == 0).all()
+        for row in range(16):
+            alone = method.select(query[row : row + 1], key[: row + 1], value[: row + 1])
+            torch.testing.assert_close(causal.error[row], alone.error[0], rtol=1e-7, atol=tolerance)
+            assert causal.optimal is not None and alone.optimal is not None
+            assert causal.optimal[row] == alone.optimal[0]
+    path = OptimalValueAware(3, search, engine).path(query, key, value, is_causal=True)
+    for row in range(16):
+        prefix = query[row : row + 1], key[: row + 1], value[: row + 1]
+        alone_path = OptimalValueAware(3, search, engine).path(*prefix)[0]
+        torch.testing.assert_close(path[row], alone_path, rtol=1e-7, atol=tolerance)
+
+
+# Every size from one solve
+
+
+@every_solver
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_the_path_holds_the_error_of_every_size(search: str, engine: str, inputs: str) -> None:
+    given = INPUTS[inputs](*draw(14, 20, 7))
+    method = OptimalValueAware(8, search, engine)
+    for causal in (False, True):
+        path = method.path(*given, is_causal=causal)
+        assert path.shape == (20, 8) and (path >= 0).all()
+        assert (path.diff(dim=-1) <= 0).all()
+        slack = 1e-12 * spread(given[2]) ** 2
+        for r in (1, 3, 5, 8):
+            error = OptimalValueAware(r, search, engine).select(*given, is_causal=causal).error
+            assert (path[:, r - 1] <= error * (1 + 1e-7) + slack).all()
+            oblivious = ObliviousKeysOptimalWeights(r).select(*given, is_causal=causal).error
+            assert (path[:, r - 1] <= oblivious * (1 + 1e-7) + slack).all()
+            if r in (1, 8):
+                torch.testing.assert_close(path[:, r - 1], error, rtol=1e-7, atol=float(slack))
+    assert (path[:, 7] <= slack).all()  # value_dim + 1 keys
+
+
+@every_solver
+def test_the_path_never_goes_below_brute_force(search: str, engine: str) -> None:
+    query, key, value = draw(16, 9, 6)
+    output = attention(query, key, value)
+    path = OptimalValueAware(5, search, engine).path(query, key, value)
+    for row, size in itertools.product(range(9), range(1, 6)):
+        best = reference_solver.brute_force(value, output[row], size)
+        optimum = reference_solver.squared_error(best, value, output[row])
+        assert path[row, size - 1] >= optimum - 1e-12
+
+
+@every_solver
+def test_the_path_is_flat_beyond_the_keys_and_zero_where_nothing_is_visible(
+    search: str, engine: str
+) -> None:
+    query, key, value = draw(18, 4, 9)
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[2] = False
+    path = OptimalValueAware(7, search, engine).path(query, key, value, attn_mask=mask)
+    assert path.shape == (4, 7)
+    assert (path[:, 4:] == path[:, 3:4]).all() and (path[:, 3] <= 1e-18).all()
+    assert (path[2] == 0).all() and (path[0, :3] > 1e-3).all()
+    chosen = OptimalValueAware(7, search, engine).select(query, key, value, attn_mask=mask)
+    assert chosen.indices.shape == (4, 4)
+
+
+# Identities of section 3
 
 
 def test_the_example_of_section_3() -> None:
@@ -155,23 +400,79 @@ def test_dropping_one_key_errs_by_its_share() -> None:
     torch.testing.assert_close(chosen.error.sqrt(), expected)
 
 
-def test_aware_is_never_worse_than_oblivious_and_ignores_shifts_and_rotations() -> None:
-    query, key, value = draw(13, 50, 6)
-    aware = OptimalValueAware(1).select(query, key, value)
-    for other in (OptimalValueOblivious(1), SlidingWindow(1)):
-        assert (aware.error <= other.select(query, key, value).error + 1e-12).all()
-    rotation = torch.linalg.qr(torch.randn(6, 6).double()).Q
-    moved = OptimalValueAware(1).select(query, key, value @ rotation + 3.0)
-    assert (moved.indices == aware.indices).all()
-    torch.testing.assert_close(moved.error, aware.error)
+@every_solver
+def test_keys_orthogonal_to_the_query_have_no_weight(search: str, engine: str) -> None:
+    """<q, k> ** 2 = 0 for all but three keys: three keys give the output, two do not."""
+    query, key, value = draw(20, 12, 6)
+    key[3:] = key[3:] - (key[3:] @ query[0])[:, None] * query[0] / query[0].square().sum()
+    query = torch.zeros_like(query).index_fill(1, torch.tensor([0]), 1.0)[:2]
+    key[3:, 0] = 0.0
+    options = {"kernel": Polynomial()}
+    for r, exact in ((2, False), (3, True), (4, True)):
+        chosen = OptimalValueAware(r, search, engine).select(query, key, value, **options)
+        assert ((chosen.error <= 1e-18) == exact).all()
 
 
-def test_unsolved_sizes_and_bad_arguments_are_refused() -> None:
-    query, key, value = draw(15, 20, 8)
-    with pytest.raises(ValueError, match="must be 1 or at least 9"):
-        OptimalValueAware(4)(query, key, value)
-    for bad in (0, -1, 1.5, True, "3"):
+# Bad input
+
+
+def test_bad_arguments_are_refused() -> None:
+    for bad in (0, -1, 1.5, True, "3", None):
         with pytest.raises(ValueError, match="integer >= 1"):
             OptimalValueAware(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="fast, default, best"):
+    with pytest.raises(ValueError, match=r"search is 'slow'.*fast, default, best"):
         OptimalValueAware(1, search="slow")
+    with pytest.raises(ValueError, match=r"engine is 'fortran'.*compiled.*torch"):
+        OptimalValueAware(1, engine="fortran")
+
+
+def calls(method: OptimalValueAware, *inputs: torch.Tensor, **options: object) -> list[object]:
+    """The three ways to call a method, not yet called."""
+    return [lambda f=f: f(*inputs, **options) for f in (method, method.select, method.path)]
+
+
+@pytest.mark.parametrize("r", [1, 3, 9])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf")])
+def test_inputs_that_are_not_numbers_are_refused(r: int, name: str, content: float) -> None:
+    inputs = dict(zip(("query", "key", "value"), draw(22, 10, 8), strict=True))
+    inputs[name][4, 2] = content
+    for call in calls(OptimalValueAware(r), *inputs.values()):
+        with pytest.raises(ValueError, match=rf"\b{name}\b.*(NaN|inf|finite)"):
+            call()
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    query, key, value = draw(24, 10, 8)
+    method = OptimalValueAware(3)
+    for inputs, options, message in (
+        ((query[:, :5], key, value), {}, "head_dim"),
+        ((query, key[:7], value), {}, "number of keys"),
+        ((query[:4], key, value), {"is_causal": True}, "is_causal"),
+        ((query, key, value), {"attn_mask": torch.ones(3, 10, dtype=torch.bool)}, "broadcast"),
+        ((query, key, value), {"attn_mask": torch.ones(10, 10)}, "torch.bool"),
+    ):
+        for call in calls(method, *inputs, **options):
+            with pytest.raises(ValueError, match=message):
+                call()
+
+
+def test_masked_keys_are_never_kept() -> None:
+    query, key, value = draw(5, 30, 4)
+    mask = torch.rand(30, 30, generator=torch.Generator().manual_seed(0)) > 0.6
+    mask[3] = False
+    for method in (OptimalValueOblivious(6), OptimalValueAware(1), OptimalValueAware(5)):
+        chosen: SparseWeights = method.select(query, key, value, attn_mask=mask)
+        assert (chosen.dense(30)[~mask] == 0).all()
+        torch.testing.assert_close(chosen.weights.sum(-1), mask.any(-1).double())
+        assert chosen.error[3] == 0
+
+
+def test_nothing_random_is_left() -> None:
+    inputs = draw(26, 24, 6)
+    for engine, search in itertools.product(ENGINES, SEARCHES):
+        torch.manual_seed(0)
+        first = OptimalValueAware(4, search, engine).select(*inputs)
+        torch.manual_seed(1)
+        again = OptimalValueAware(4, search, engine).select(*inputs)
+        assert (first.indices == again.indices).all() and (first.weights == again.weights).all()

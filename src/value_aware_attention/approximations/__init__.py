@@ -6,22 +6,36 @@ from value_aware_attention.approximations.approximation import (
     SparseWeights,
 )
 from value_aware_attention.approximations.exact import Exact
+from value_aware_attention.approximations.leave_one_out_keys import LeaveOneOutKeys
 from value_aware_attention.approximations.lsh import LSH
+from value_aware_attention.approximations.norm_weighted_keys import NormWeightedKeys
+from value_aware_attention.approximations.oblivious_keys_optimal_weights import (
+    ObliviousKeysOptimalWeights,
+)
 from value_aware_attention.approximations.optimal_value_aware import OptimalValueAware
 from value_aware_attention.approximations.optimal_value_oblivious import OptimalValueOblivious
 from value_aware_attention.approximations.orthogonal_random_features import (
     OrthogonalRandomFeatures,
 )
+from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import SlidingWindow
+from value_aware_attention.approximations.value_aware_keys_attention_weights import (
+    ValueAwareKeysAttentionWeights,
+)
 
 __all__ = [
     "LSH",
     "Approximation",
     "Exact",
+    "LeaveOneOutKeys",
+    "NormWeightedKeys",
+    "ObliviousKeysOptimalWeights",
     "OptimalValueAware",
     "OptimalValueOblivious",
     "OrthogonalRandomFeatures",
+    "SampledKeys",
     "SlidingWindow",
     "SparseApproximation",
     "SparseWeights",
+    "ValueAwareKeysAttentionWeights",
 ]

@@ -1,11 +1,14 @@
 """The interface of every approximation, and of those that keep a few keys per query."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
 
 from value_aware_attention.attention import attention, attention_weights, visibility
 from value_aware_attention.attention import working_precision as _working
@@ -13,6 +16,9 @@ from value_aware_attention.error import squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["Approximation", "Inputs", "SparseApproximation", "SparseWeights", "check_at_least"]
+
+WEIGHTS_AT_ONCE = 2**24
+"""Attention weights that a block of queries may hold: 64 MiB of fp32."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +37,47 @@ class Inputs:
         """Number of keys M."""
         return self.key.shape[-2]
 
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The leading dimensions, broadcast."""
+        leading = (x.shape[:-2] for x in (self.query, self.key, self.value))
+        return tuple(torch.broadcast_shapes(*leading))
+
     def weights(self) -> Float[Tensor, "*batch N M"]:
         """The exact attention distribution alpha."""
         return attention_weights(self.query, self.key, kernel=self.kernel, attn_mask=self.visible)
 
     def output(self) -> Float[Tensor, "*batch N V"]:
         """The exact output o."""
-        return attention(
-            self.query, self.key, self.value, kernel=self.kernel, attn_mask=self.visible
-        )
+        parts = [
+            attention(part.query, self.key, self.value, kernel=self.kernel, attn_mask=part.visible)
+            for part in self.blocks()
+        ]
+        return torch.cat(parts, dim=-2)
+
+    def centred(self) -> "Inputs":
+        """The same with values measured from the mean of those seen: a shift moves no distance.
+
+        Values far from the origin keep their digits so; those that no query sees become 0.
+        """
+        value = self.value
+        if self.visible is not None:
+            seen = self.visible.any(dim=-2).unsqueeze(-1)
+            value = value.where(seen, 0.0)
+            count = seen.expand(*seen.shape[:-2], value.shape[-2], 1).sum(dim=-2, keepdim=True)
+            mean = value.sum(dim=-2, keepdim=True) / count.clamp_min(1)
+            return replace(self, value=(value - mean).where(seen, 0.0))
+        return replace(self, value=value - value.mean(dim=-2, keepdim=True))
+
+    def blocks(self) -> Iterator["Inputs"]:
+        """The call in blocks of queries, so that all heads' N x M weights need not be held."""
+        heads = torch.Size(self.batch).numel()
+        rows = max(1, WEIGHTS_AT_ONCE // max(1, heads * self.keys))
+        for first in range(0, max(1, self.query.shape[-2]), rows):
+            visible = self.visible
+            if visible is not None and visible.shape[-2] > 1:
+                visible = visible[..., first : first + rows, :]
+            yield replace(self, query=self.query[..., first : first + rows, :], visible=visible)
 
 
 class Approximation(nn.Module, ABC):
@@ -129,6 +167,23 @@ def dense_weights(indices: Tensor, weights: Tensor, keys: int) -> Tensor:
     return zeros.scatter_add(-1, indices, weights)
 
 
+def weighted_sum(
+    indices: Int[Tensor, "*batch N R"],
+    weights: Float[Tensor, "*batch N R"],
+    value: Float[Tensor, "*#batch M V"],
+) -> Float[Tensor, "*batch N V"]:
+    """sum_r weights_r value[indices_r], reading only the keys kept where they are few."""
+    keys, width = value.shape[-2:]
+    if 8 * indices.shape[-1] > keys:
+        return dense_weights(indices, weights, keys) @ value
+    batch = indices.shape[:-2]
+    every = value.expand(*batch, keys, width).reshape(-1, width)
+    first = torch.arange(0, len(every), keys, device=value.device).view(*batch, 1, 1)
+    bags = (indices + first).flatten(0, -2), every
+    output = embedding_bag(*bags, per_sample_weights=weights.flatten(0, -2), mode="sum")
+    return output.unflatten(0, indices.shape[:-1])
+
+
 class SparseApproximation(Approximation):
     """An approximation that keeps at most `r` keys per query."""
 
@@ -138,6 +193,13 @@ class SparseApproximation(Approximation):
     def __init__(self, r: int) -> None:
         super().__init__()
         self.r = check_at_least(1, r=r)
+
+    def inputs(self, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Inputs:
+        """The call, checked: a choice among keys that are not numbers would mean nothing."""
+        for name, given in (("query", query), ("key", key), ("value", value)):
+            if not given.isfinite().all():
+                raise ValueError(f"{name} holds NaN or infinity; it must be finite")
+        return super().inputs(query, key, value, *options)
 
     def select(
         self,
@@ -152,13 +214,13 @@ class SparseApproximation(Approximation):
         """The keys kept for each query, their weights, and the output error they leave."""
         inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
         indices, weights = self.choose(inputs)
-        output = dense_weights(indices, weights, inputs.keys) @ inputs.value
-        error = squared_output_error(output, inputs.output())
-        return SparseWeights(indices, weights, error, self.proved_optimal(inputs, weights))
+        centred = inputs.centred()
+        output = weighted_sum(indices, weights, centred.value)
+        error = squared_output_error(output, centred.output())
+        return SparseWeights(indices, weights, error, self.proved_optimal(inputs, error))
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        indices, weights = self.choose(inputs)
-        return dense_weights(indices, weights, inputs.keys) @ inputs.value
+        return weighted_sum(*self.choose(inputs), inputs.value)
 
     @abstractmethod
     def choose(
@@ -166,7 +228,9 @@ class SparseApproximation(Approximation):
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         """Indices and weights of the keys kept; more than M slots are never returned."""
 
-    def proved_optimal(self, inputs: Inputs, weights: Tensor) -> Bool[Tensor, "*batch N"] | None:
+    def proved_optimal(
+        self, inputs: Inputs, error: Float[Tensor, "*batch N"]
+    ) -> Bool[Tensor, "*batch N"] | None:
         """Where the choice is proved optimal in the value-aware sense; None = no claim."""
         return None
 

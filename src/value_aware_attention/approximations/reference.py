@@ -11,14 +11,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from value_aware_attention.approximations.reference_solver import closest_in_hull
+
 __all__ = [
     "attention_weights",
     "caratheodory",
+    "leave_one_out_keys",
     "lsh_weights",
+    "norm_weighted_keys",
+    "oblivious_keys_optimal_weights",
     "optimal_value_aware_1",
     "optimal_value_oblivious",
     "random_feature_weights",
+    "sampled_keys",
     "sliding_window",
+    "value_aware_keys_attention_weights",
 ]
 
 Similarity = Callable[[Tensor, Tensor], float]
@@ -71,6 +78,82 @@ def optimal_value_aware_1(
         i: float(((output - value[i]) ** 2).sum()) for i in range(len(value)) if visible[i]
     }
     return min(distances, key=distances.__getitem__)
+
+
+def oblivious_keys_optimal_weights(
+    alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], visible: Bool[Tensor, " M"], r: int
+) -> Float[Tensor, " M"]:
+    """The r visible keys with the largest alpha, weighted to come closest to the output."""
+    kept = _largest([float(a) for a in alpha], [i for i in range(len(alpha)) if visible[i]], r)
+    weights = torch.zeros(len(alpha), dtype=torch.float64)
+    if kept:
+        weights[kept] = closest_in_hull(value[kept], alpha @ value)
+    return weights
+
+
+def value_aware_keys_attention_weights(
+    alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], r: int
+) -> Float[Tensor, " M"]:
+    """Greedy: the key whose addition errs least, r times; then the best of the sizes passed."""
+
+    def error(kept: list[int]) -> float:
+        return float((_renormalised(alpha, kept) @ value - alpha @ value).square().sum())
+
+    passed: list[list[int]] = [[]]
+    for _ in range(r):
+        longer = [[*passed[-1], i] for i in _positive(alpha) if i not in passed[-1]]
+        passed += [min(longer, key=error)] if longer else []
+    return _renormalised(alpha, min(passed[1:], key=error, default=[]))
+
+
+def norm_weighted_keys(
+    alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], r: int, norm: int
+) -> Float[Tensor, " M"]:
+    """The r largest alpha_i ||v_i||, renormalised: sum of |v| for norm 1, Euclidean for norm 2."""
+    sizes = [sum(abs(float(x)) ** norm for x in v) ** (1 / norm) for v in value]
+    scores = [float(a) * size for a, size in zip(alpha, sizes, strict=True)]
+    return _renormalised(alpha, _largest(scores, _positive(alpha), r))
+
+
+def leave_one_out_keys(
+    alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], r: int
+) -> Float[Tensor, " M"]:
+    """The r keys without which, each alone, the renormalised output would move the most."""
+    keys = _positive(alpha)
+    scores = [math.inf] * len(alpha)
+    for i in keys:
+        others = [j for j in keys if j != i]
+        if others:
+            without = _renormalised(alpha, others) @ value
+            scores[i] = float((without - alpha @ value).norm())
+    return _renormalised(alpha, _largest(scores, keys, r))
+
+
+def sampled_keys(alpha: Float[Tensor, " M"], uniforms: list[float]) -> Float[Tensor, " M"]:
+    """One draw per number u in [0, 1): the key at which the running sum of alpha passes u."""
+    weights = torch.zeros(len(alpha), dtype=torch.float64)
+    for u in uniforms if alpha.sum() else []:
+        running = 0.0
+        for i, a in enumerate(alpha):
+            running += float(a)
+            if running > u:
+                weights[i] += 1 / len(uniforms)
+                break
+    return weights
+
+
+def _positive(alpha: Float[Tensor, " M"]) -> list[int]:
+    return [i for i in range(len(alpha)) if alpha[i] > 0]
+
+
+def _largest(scores: list[float], keys: list[int], r: int) -> list[int]:
+    return sorted(keys, key=lambda i: (-scores[i], i))[:r]
+
+
+def _renormalised(alpha: Float[Tensor, " M"], kept: list[int]) -> Float[Tensor, " M"]:
+    weights = torch.zeros(len(alpha), dtype=torch.float64)
+    weights[kept] = alpha[kept] / (alpha[kept].sum() if kept else 1.0)
+    return weights
 
 
 def sliding_window(position: int, keys: int, r: int) -> list[int]:

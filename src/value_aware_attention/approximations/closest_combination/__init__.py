@@ -1,0 +1,123 @@
+"""The closest convex combination of at most r values to an attention output, for every r.
+
+Section 3's objective, min over C_r of ||o - o~||^2. Both engines, compiled.py and batched.py, build
+the set of keys one by one, each time with the best weights on it, so that one run passes through
+every size. r = 1 and the r that leaves no error are optimal; in between is the best found, an upper
+bound on the optimal error.
+"""
+
+from types import ModuleType
+
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import nnls
+from torch import Tensor
+from torch.nn.functional import embedding_bag, pad
+
+from value_aware_attention.approximations.closest_combination import batched, compiled
+from value_aware_attention.approximations.closest_combination.problem import (
+    SEARCHES,
+    Problem,
+    flatten,
+    negligible,
+)
+
+__all__ = [
+    "ENGINES",
+    "SEARCHES",
+    "Problem",
+    "flatten",
+    "negligible",
+    "optimal_weights",
+    "solve",
+    "solve_path",
+]
+
+ENGINES: dict[str, ModuleType] = {"compiled": compiled, "torch": batched}
+
+
+def solve(
+    problem: Problem, r: int, search: str, engine: str | None = None
+) -> tuple[Int[Tensor, "H N R"], Float[Tensor, "H N R"]]:
+    """Indices and weights of at most R = min(r, M) keys; at most V + 1 of them have a weight."""
+    keys, width = problem.value.shape[1:]
+    slots = min(r, keys, width + 1)
+    effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
+    found = _engine(problem, engine).search(problem, slots, effort, 1)
+    indices, weights = (x[:, :, 0] for x in found)
+    if slots > width:
+        _finish(problem, indices, weights)
+    spare = min(r, keys) - slots
+    return pad(indices, (0, spare)), pad(weights, (0, spare))
+
+
+def solve_path(
+    problem: Problem, r: int, search: str, engine: str | None = None
+) -> Float[Tensor, "H N {r}"]:
+    """||o - o~||^2 of the best set found of every size 1 to r, recomputed from keys and weights."""
+    keys, width = problem.value.shape[1:]
+    slots = min(r, keys, width + 1)
+    indices, weights = _engine(problem, engine).search(problem, slots, search, slots)
+    if slots > width:
+        _finish(problem, indices[:, :, -1], weights[:, :, -1])
+    errors = torch.stack(
+        [
+            _errors(problem.value[head], problem.output[head], indices[head], weights[head])
+            for head in range(len(problem.value))
+        ]
+    )
+    found = weights.sum(-1) > 0
+    errors = errors.where(found | ~found.any(-1, keepdim=True), torch.inf).cummin(-1).values
+    errors = errors * problem.unit[:, None, None].square()
+    return torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
+
+
+def optimal_weights(
+    problem: Problem, indices: Int[Tensor, "H N R"], engine: str | None = None
+) -> Float[Tensor, "H N R"]:
+    """The weights on given keys that come closest to the output; 0 for hidden or repeated keys."""
+    return _engine(problem, engine).weigh(problem, indices)
+
+
+def _engine(problem: Problem, name: str | None) -> ModuleType:
+    """The one asked for; without a name the compiled one where it runs."""
+    if name is not None:
+        return ENGINES[name]
+    on_cpu = problem.value.device.type == "cpu"
+    return compiled if on_cpu and compiled.library() is not None else batched
+
+
+def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """(N, S) errors of (N, S, R) choices of one head, without a gathered copy of the values."""
+    bags = embedding_bag(
+        indices.flatten(0, -2), value, per_sample_weights=weights.flatten(0, -2), mode="sum"
+    )
+    reached = bags.unflatten(0, indices.shape[:-1])
+    return (reached - output.reshape(len(output), *[1] * (reached.dim() - 2), -1)).square().sum(-1)
+
+
+def _finish(problem: Problem, indices: Tensor, weights: Tensor) -> None:
+    """With V + 1 keys nothing need be left: rows that rounding stopped early are solved again."""
+    limit = negligible(problem.value, problem.visible)
+    for head, value in enumerate(problem.value):
+        left = _errors(value, problem.output[head], indices[head], weights[head])
+        for row in (left > limit[head]).nonzero()[:, 0].tolist():
+            keys, mass = _exact(value, problem.weights[head, row])
+            indices[head, row] = pad(keys, (0, indices.shape[-1] - len(keys)))
+            weights[head, row] = pad(mass, (0, weights.shape[-1] - len(mass)))
+
+
+def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Caratheodory for one row by non-negative least squares, whose active set is independent."""
+    alive = alpha.nonzero()[:, 0]
+    points = value[alive].double()
+    share = alpha[alive].double() / alpha[alive].double().sum()
+    points = points - share @ points
+    scale = points.norm(dim=-1).max().clamp_min(torch.finfo(torch.float64).tiny)
+    lifted = torch.cat([points / scale, torch.ones_like(points[:, :1])], dim=1)
+    target = torch.zeros_like(lifted[0])
+    target[-1] = 1
+    solution, _ = nnls(lifted.T.cpu().numpy(), target.cpu().numpy())
+    mass = torch.from_numpy(solution).to(alpha.device)
+    kept = mass.nonzero()[:, 0]
+    return alive[kept], (mass[kept] / mass.sum()).to(alpha.dtype)

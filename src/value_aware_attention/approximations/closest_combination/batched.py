@@ -1,0 +1,576 @@
+"""The search on batched tensors, for any device: the torch twin of active_set.cpp.
+
+Per query, with o the output and w_i = v_i - o, the weights that bring sum_i beta_i w_i closest to 0
+over the simplex are those of a non-negative least squares problem, normalised: atoms (w_i, c),
+target (0, c), for any lift c > 0. Its active set is kept as an orthonormal frame of the atoms in
+use, with the matrix that writes the frame in those atoms, so that adding or removing one costs
+O(size (size + V)) and stays accurate in fp32 (an inverted Gram matrix does not).
+
+Every query is a row; rows that are done wait until few are left, and the rest then moves on alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from value_aware_attention.approximations.closest_combination.problem import (
+    INDEPENDENCE,
+    TOLERANCE,
+    Problem,
+)
+
+__all__ = ["search", "weigh"]
+
+ROWS_AT_ONCE = {"cpu": 512, "cuda": 65536}
+GROUPS = 16
+"""Interleaved groups of keys; the steepest of each group is looked at closely."""
+BEAM = 32
+"""Sets of every size that the "best" search extends."""
+NEARLY = 0.5
+"""Of the steepest slope: a key worth a closer look."""
+LOOKS = 256
+"""Keys looked at closely, times the size of the set: the larger, the less a look matters."""
+
+
+@dataclass
+class _Sets:
+    """One set of keys per row, with the best weights on it. Slots from `size` on are empty."""
+
+    frame: Float[Tensor, "B K W"]
+    """Orthonormal rows: transform @ the lifted atoms."""
+    across: Float[Tensor, "B W K"]
+    """Its transpose: a batch of row vectors times a matrix is fast in this layout only."""
+    transform: Float[Tensor, "B K K"]
+    keys: Int[Tensor, "B K"]
+    mass: Float[Tensor, "B K"]
+    """The weights beta."""
+    raw: Float[Tensor, "B K"]
+    """The same before normalisation and without the bound at 0."""
+    lifted: Float[Tensor, "B W"]
+    """Residual of the lifted target."""
+    residual: Float[Tensor, "B V"]
+    """o - x, x the combination."""
+    size: Int[Tensor, " B"]
+    lift: Float[Tensor, " B"]
+    error: Float[Tensor, " B"]
+    zero: Float[Tensor, " B"]
+    """The error that counts as none."""
+    largest: Int[Tensor, " B"]
+    """The size reached so far."""
+    taken_back: Int[Tensor, " B"]
+    stalled: Int[Tensor, " B"]
+
+    @classmethod
+    def of_one(
+        cls, atom: Tensor, key: Tensor, scale: Tensor, zero: Tensor, capacity: int
+    ) -> "_Sets":
+        """Sets of one key each; atom (B, V) is its value minus o, scale the largest ||v - o||^2."""
+        rows, width = atom.shape[0], atom.shape[1] + 1
+        squared = atom.square().sum(-1)
+        lift = torch.maximum(squared, 1e-4 * scale).sqrt()
+        inverse = (squared + lift.square()).rsqrt()
+        frame = atom.new_zeros(rows, capacity + 1, width)
+        frame[:, 0] = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
+        transform = atom.new_zeros(rows, capacity + 1, capacity + 1)
+        transform[:, 0, 0] = inverse
+        slots = atom.new_zeros(rows, capacity + 1)
+        mass = slots.clone()
+        mass[:, 0] = 1
+        keys = torch.zeros_like(slots, dtype=torch.int64)
+        keys[:, 0] = key
+        count = torch.ones_like(key)
+        sets = cls(
+            frame, frame.mT.contiguous(), transform, keys, mass, slots, atom.new_zeros(rows, width),
+            -atom, count, lift, squared, zero, count.clone(), count * 0, count * 0,
+        )  # fmt: skip
+        sets.rebuild(torch.arange(rows, device=atom.device))
+        return sets
+
+    def take(self, rows: Tensor) -> "_Sets":
+        """The sets of some rows, copied."""
+        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def done(self) -> Bool[Tensor, " B"]:
+        return self.error <= self.zero
+
+    def insert(
+        self, atom: Float[Tensor, "B V"], key: Int[Tensor, " B"], live: Bool[Tensor, " B"]
+    ) -> Bool[Tensor, " B"]:
+        """Adds an atom to the live rows by Gram-Schmidt; where it succeeded (is independent)."""
+        used = min(self.frame.shape[1], int(self.size.max()))
+        atom = torch.cat([atom, self.lift[:, None]], dim=1)
+        before = atom.square().sum(-1)
+        frame, across = self.frame[:, :used], self.across[:, :, :used]
+        share = torch.bmm(atom[:, None], across)
+        rest = atom - torch.bmm(share, frame)[:, 0]
+        if bool((rest.square().sum(-1) < 0.05 * before).any()):
+            again = torch.bmm(rest[:, None], across)
+            rest -= torch.bmm(again, frame)[:, 0]
+            share = share + again
+        length = rest.norm(dim=-1)
+        live = live & (length > INDEPENDENCE[atom.dtype] * before.sqrt())
+        inverse = torch.where(live, 1 / length, 0.0)[:, None]
+        direction = torch.where(live[:, None], rest * inverse, 0.0)
+        row = torch.zeros_like(self.raw)
+        row[:, :used] = torch.bmm(share, self.transform[:, :used, :used])[:, 0] * -inverse
+        row.scatter_(1, self.size[:, None], inverse)
+        where = live.nonzero()[:, 0]
+        slot = self.size[where]
+        self.frame[where, slot] = direction[where]
+        self.across[where, :, slot] = direction[where]
+        self.transform[where, slot] = row[where]
+        self.keys[where, slot] = key[where]
+        self.mass[where, slot] = 0
+        step = (self.lift * direction[:, -1])[:, None]
+        self.raw += step * row
+        self.lifted -= step * direction
+        self.size += live
+        torch.maximum(self.largest, self.size, out=self.largest)
+        self.residual, self.error = _measure(self.lifted, self.lift)
+        return live
+
+    def rebuild(self, rows: Tensor) -> None:
+        """Raw weights and residuals from the frame: the projection of (0, lift) on its span."""
+        lift = self.lift[rows]
+        step = lift[:, None] * self.frame[rows, :, -1]
+        self.raw[rows] = torch.bmm(step[:, None], self.transform[rows])[:, 0]
+        lifted = -torch.bmm(step[:, None], self.frame[rows])[:, 0]
+        lifted[:, -1] += lift
+        self.lifted[rows] = lifted
+        self.residual[rows], self.error[rows] = _measure(lifted, lift)
+
+    def settle(self, rows: Tensor) -> None:
+        """Walks from the weights to the unconstrained ones, dropping atoms that reach zero."""
+        while len(rows):
+            wanted = self.raw[rows]
+            wanted = wanted / wanted.sum(-1, keepdim=True)
+            slots = torch.arange(wanted.shape[1], device=rows.device)
+            stop = (wanted <= 0) & (slots < self.size[rows, None])
+            blocked = stop.any(-1) & (self.size[rows] > 1)
+            free = ~blocked
+            self.mass[rows[free]] = wanted[free]
+            rows, wanted, stop = rows[blocked], wanted[blocked], stop[blocked]
+            mass = self.mass[rows]
+            reach = torch.where(stop, mass / (mass - wanted).clamp_min(_tiny(mass)), torch.inf)
+            reach, slot = reach.min(dim=-1)
+            self.mass[rows] = (mass + reach[:, None] * (wanted - mass)).clamp_min(0)
+            self.drop(rows, slot)
+
+    def drop(self, rows: Tensor, slot: Tensor) -> None:
+        """Removes an atom: one reflection leaves it to the last row of the frame, which goes."""
+        each = torch.arange(len(rows), device=rows.device)
+        transform, frame, last = self.transform[rows], self.frame[rows], self.size[rows] - 1
+        column = transform[each, :, slot]
+        column = column / column.norm(dim=-1, keepdim=True).clamp_min(_tiny(column))
+        column[each, last] += torch.where(column[each, last] >= 0, 1.0, -1.0).to(column)
+        share = (-2 / column.square().sum(-1, keepdim=True) * column)[:, :, None]
+        frame += share * torch.bmm(column[:, None], frame)
+        transform += share * torch.bmm(column[:, None], transform)
+        frame[each, last] = 0
+        transform[each, last] = 0
+        transform[each, :, slot] = transform[each, :, last]
+        transform[each, :, last] = 0
+        self.frame[rows], self.across[rows], self.transform[rows] = frame, frame.mT, transform
+        mass = self.mass[rows]
+        self.keys[rows, slot] = self.keys[rows, last]
+        mass[each, slot] = mass[each, last]
+        mass[each, last] = 0
+        self.mass[rows] = mass / mass.sum(-1, keepdim=True).clamp_min(_tiny(mass))
+        self.size[rows] -= 1
+        self.rebuild(rows)
+
+    def cheapest(self, rows: Tensor, spare_last: bool) -> tuple[Tensor, Tensor]:
+        """The atom whose removal costs least, and the error if no weight then turns negative."""
+        raw, size = self.raw[rows], self.size[rows, None]
+        slots = torch.arange(raw.shape[1], device=rows.device)
+        cost = raw.square() / self.transform[rows].square().sum(1).clamp_min(_tiny(raw))
+        cost = torch.where(slots < (size - 1 if spare_last else size), cost, torch.inf)
+        least, slot = cost.min(dim=-1)
+        lift = self.lift[rows].square()
+        left = raw.sum(-1) - least / lift
+        error = torch.where(left > 0, lift * (1 / left - 1), torch.inf)
+        return slot, torch.where(error > 0, error, torch.inf)
+
+
+def _measure(lifted: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
+    """o - x and its square: the lifted residual is (o - x) times the sum of the raw weights."""
+    residual = lifted[:, :-1] / (1 - lifted[:, -1] / lift)[:, None]
+    return residual, residual.square().sum(-1)
+
+
+def _tiny(x: Tensor) -> float:
+    return torch.finfo(x.dtype).tiny
+
+
+class _Kept:
+    """The best set found of every size (or of all sizes up to r, where `sizes` is 1)."""
+
+    def __init__(self, rows: int, sizes: int, r: int, like: Tensor) -> None:
+        self.r = r
+        self.keys = torch.zeros(rows, sizes, r, dtype=torch.int64, device=like.device)
+        self.mass = like.new_zeros(rows, sizes, r)
+        self.error = like.new_full((rows, sizes), torch.inf)
+        self.best = like.new_full((rows, r + 3), torch.inf)
+
+    def record(self, rows: Tensor, sets: _Sets, which: Tensor) -> None:
+        """Keeps those of `which` sets that improve on what the rows they belong to have."""
+        size, error = sets.size[which], sets.error[which]
+        better = (size <= self.r) & (error < self.best[rows, size])
+        rows, which = rows[better], which[better]
+        size, error = size[better], error[better]
+        self.best[rows, size] = error
+        self.write(rows, size, sets.keys[which], sets.mass[which], error)
+
+    def write(self, rows: Tensor, size: Tensor, keys: Tensor, mass: Tensor, error: Tensor) -> None:
+        """Replaces what is kept where this is better."""
+        column = torch.zeros_like(size) if self.error.shape[1] == 1 else size - 1
+        better = error < self.error[rows, column]
+        rows, column = rows[better], column[better]
+        spare = max(0, self.r - keys.shape[1])
+        self.error[rows, column] = error[better]
+        self.keys[rows, column] = pad(keys[better, : self.r], (0, spare))
+        self.mass[rows, column] = pad(mass[better, : self.r], (0, spare))
+
+
+class _Rows:
+    """The queries still searched: per head the same number, so that one product scans them all."""
+
+    PER_ROW = ("row", "output", "distance", "scale", "zero", "inverse")
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.heads, self.queries = problem.output.shape[:2]
+        self.row = torch.arange(self.heads * self.queries, device=problem.value.device)
+        self.output = problem.output.flatten(0, 1)
+        squared = self.output.square().sum(-1).unflatten(0, (self.heads, -1))[..., None]
+        norms = problem.value.square().sum(-1)[:, None]
+        distance = torch.baddbmm(norms + squared, problem.output, problem.value.mT, alpha=-2)
+        visible = problem.visible
+        hidden = torch.zeros_like(distance, dtype=torch.bool) if visible is None else ~visible
+        self.distance = distance.masked_fill_(hidden, torch.inf).flatten(0, 1)
+        seen = self.distance.masked_fill(hidden.flatten(0, 1), 0.0)
+        self.scale = seen.amax(-1).clamp_min(_tiny(distance))
+        norm = norms.expand_as(distance).masked_fill(hidden, 0.0).amax(-1).flatten()
+        epsilon = torch.finfo(distance.dtype).eps
+        tolerance = TOLERANCE[distance.dtype]
+        self.zero = tolerance**2 * self.scale + epsilon**2 * norm + _tiny(distance)
+        inverse = torch.maximum(self.distance, 1e-8 * self.scale[:, None]).rsqrt_()
+        self.inverse = pad(
+            inverse, (0, -inverse.shape[1] % GROUPS)
+        )  # hidden keys and padding: slope 0
+
+    def atoms(self, keys: Int[Tensor, "B ..."]) -> Float[Tensor, "B ... V"]:
+        """v - o of the keys of every row."""
+        count, width = self.problem.value.shape[1:]
+        head = torch.arange(self.heads, device=keys.device).repeat_interleave(self.queries)
+        shape = [-1, *[1] * (keys.dim() - 1)]
+        index = keys + count * head.view(shape)
+        value = self.problem.value.reshape(-1, width)[index]
+        return value - self.output.view(*shape, width)
+
+    def steepest(self, sets: _Sets) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
+        """Slope <v - x, o - x> / ||v - o|| and key of the steepest of every group."""
+        shift = sets.error - (sets.residual * self.output).sum(-1)
+        residual = sets.residual.unflatten(0, (self.heads, -1))
+        shift = shift.view(self.heads, -1, 1)
+        slope = torch.baddbmm(shift, residual, self.problem.value.mT).flatten(0, 1)
+        slope = pad(slope, (0, self.inverse.shape[1] - slope.shape[1])).mul_(self.inverse)
+        most, place = _largest(slope.clamp_min_(0).unflatten(1, (-1, GROUPS)))
+        return most, place * GROUPS + torch.arange(GROUPS, device=place.device)
+
+    def widen(self, times: int) -> None:
+        """Every query `times` times, next to each other."""
+        self.queries *= times
+        for name in self.PER_ROW:
+            setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
+
+    def keep(self, live: Bool[Tensor, " B"]) -> Tensor:
+        """Goes on with the live rows (padded per head to one number); the positions kept."""
+        order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
+        most = int(live.view(self.heads, -1).sum(1).max())
+        first = torch.arange(self.heads, device=live.device)[:, None] * self.queries
+        kept = (order[:, :most] + first).flatten()
+        self.queries = most
+        for name in self.PER_ROW:
+            setattr(self, name, getattr(self, name)[kept])
+        return kept
+
+
+def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
+    """max over M and its place, M being short; the values are >= 0."""
+    if groups.dtype != torch.float32:
+        return groups.max(dim=1)
+    # One vectorised pass instead of a slow one: the place goes into the lowest bits of the number.
+    low = (1 << (groups.shape[1] - 1).bit_length()) - 1
+    place = torch.arange(groups.shape[1], dtype=torch.int32, device=groups.device)[:, None]
+    packed = groups.contiguous().view(torch.int32).bitwise_and_(~low).bitwise_or_(low - place)
+    packed = packed.amax(dim=1)
+    return (packed & ~low).view(torch.float32), (low - (packed & low)).long()
+
+
+def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor]:
+    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r."""
+    heads, queries = problem.output.shape[:2]
+    found = []
+    at_once = ROWS_AT_ONCE.get(problem.value.device.type, ROWS_AT_ONCE["cuda"])
+    if effort == "best":
+        at_once = max(1, at_once // BEAM)
+    for part in _parts(problem, at_once):
+        kept = _Kept(part.output.shape[0] * part.output.shape[1], sizes, r, part.value)
+        _search(part, r, effort, kept)
+        found.append((kept.keys, kept.mass))
+    keys, mass = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return keys.view(heads, queries, sizes, r), mass.view(heads, queries, sizes, r)
+
+
+def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
+    """Whole heads where they fit, else parts of one, at most `rows` queries in all."""
+    heads, queries = problem.output.shape[:2]
+    step = max(1, rows // max(1, queries))
+    for head in range(0, heads, step):
+        several = slice(head, head + step)
+        for first in range(0, queries, min(rows, max(1, queries))):
+            some = slice(first, first + rows)
+            visible = None if problem.visible is None else problem.visible[several, some]
+            yield Problem(
+                problem.value[several],
+                problem.output[several, some],
+                problem.weights[several, some],
+                visible,
+                problem.unit[several],
+            )
+
+
+def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> None:
+    capacity = min(r + 1, problem.value.shape[2] + 1, problem.value.shape[1])
+    weights = problem.weights.flatten(0, 1)
+    few = _keep_few(problem, weights, r, kept)
+    rows = _Rows(problem)
+    first = rows.distance.argmin(-1)
+    sets = _Sets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
+    everything = rows.row[~few]
+    kept.record(everything, sets, everything)
+    reach = r if effort == "fast" else r + 1
+    live = ~few & ~sets.done() & (r > 1)
+    _grow(rows, sets, kept, live, min(reach, capacity), effort)
+    if r == 1:
+        return
+    if effort == "best":
+        _beam(problem, r, kept, few)
+    _guard(problem, r, kept)
+
+
+def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
+    """Rows with few enough exact weights keep them: the error is 0. Where that ends the search."""
+    positive = (weights > 0).sum(-1)
+    few = (positive <= min(r, problem.value.shape[2] + 1)).nonzero()[:, 0]
+    mass, keys = weights[few].topk(min(r, weights.shape[1]), dim=-1)
+    size = positive[few].clamp_min(1)
+    kept.best[few, size] = 0
+    kept.write(few, size, keys * (mass > 0), mass, torch.zeros_like(mass[:, 0]))
+    ended = torch.zeros_like(positive, dtype=torch.bool)
+    ended[few] = True if kept.error.shape[1] == 1 else positive[few] <= 1
+    return ended
+
+
+def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effort: str) -> None:
+    """Forward steps, each followed by backward steps unless the search is "fast"."""
+    while bool(live.any()):
+        if int(live.sum()) < 0.7 * len(live):
+            chosen = rows.keep(live)
+            sets, live = sets.take(chosen), live[chosen]
+        slope, keys = rows.steepest(sets)
+        place = _place(rows, sets, slope, keys) if effort != "fast" else slope.argmax(-1)
+        key = keys.gather(1, place[:, None])[:, 0].clamp_max(rows.problem.value.shape[1] - 1)
+        steepest = slope.gather(1, place[:, None])[:, 0]
+        atom = rows.atoms(key)
+        before = sets.error
+        descent = (atom * sets.residual).sum(-1) + before
+        live = sets.insert(atom, key, live & (steepest > 0) & (descent > sets.zero))
+        which = live.nonzero()[:, 0]
+        sets.settle(which)
+        kept.record(rows.row[which], sets, which)
+        stuck = sets.error > before * (1 - 1e-4)
+        sets.stalled = torch.where(stuck, sets.stalled + 1, 0)
+        if effort != "fast":
+            _backward(rows, sets, kept, which)
+        live = live & ~sets.done() & (sets.size < reach) & (sets.stalled < 3)
+
+
+def _place(rows: _Rows, sets: _Sets, slope: Tensor, keys: Tensor) -> Tensor:
+    """Of the groups' steepest keys near the steepest of all, the one that leaves least error."""
+    gain = _gain(rows, sets, slope, keys)
+    ordered = slope.sort(dim=-1, descending=True).values
+    looks = (LOOKS // sets.size).clamp(2, GROUPS)[:, None]
+    least = torch.maximum(NEARLY * ordered[:, :1], ordered.gather(1, looks - 1))
+    return torch.where(slope >= least, gain, -1.0).argmax(-1)
+
+
+def _gain(rows: _Rows, sets: _Sets, slope: Tensor, keys: Tensor) -> Tensor:
+    """descent^2 / (part of the atom outside the span)^2 for candidate keys (B, G)."""
+    keys = keys.clamp_max(rows.problem.value.shape[1] - 1)
+    lift = sets.lift[:, None, None].expand(-1, keys.shape[1], 1)
+    atoms = torch.cat([rows.atoms(keys), lift], dim=-1)
+    used = int(sets.size.max())
+    share = torch.bmm(atoms, sets.across[:, :, :used])
+    whole = atoms.square().sum(-1)
+    left = torch.maximum(whole - share.square().sum(-1), 1e-4 * whole)
+    descent = slope / rows.inverse.gather(1, keys).clamp_min(_tiny(slope))
+    return torch.where(slope > 0, descent.square() / left, 0.0)
+
+
+def _backward(rows: _Rows, sets: _Sets, kept: _Kept, which: Tensor) -> None:
+    """While giving up an atom beats the best set of that size, give it up.
+
+    At most as often as the size reached, a bound that does not depend on r: a search for more keys
+    passes through everything that a search for fewer has seen.
+    """
+    resolved = 16 * torch.finfo(sets.error.dtype).eps * sets.lift.square()
+    spare_last = True
+    while len(which):
+        may = (sets.size[which] >= 3) & (sets.error[which] > resolved[which])
+        which = which[may & (sets.taken_back[which] < sets.largest[which])]
+        slot, error = sets.cheapest(which, spare_last)
+        best = kept.best[rows.row[which], sets.size[which] - 1]
+        pays = error < 0.999 * best
+        which, slot = which[pays], slot[pays]
+        sets.taken_back[which] += 1
+        sets.drop(which, slot)
+        sets.settle(which)
+        kept.record(rows.row[which], sets, which)
+        spare_last = False
+
+
+def _beam(problem: Problem, r: int, kept: _Kept, ended: Tensor) -> None:
+    """Extends the BEAM best sets of every size at once, from the BEAM closest values."""
+    rows = _Rows(problem)
+    count = len(rows.row)
+    distance, first = rows.distance.topk(min(BEAM, rows.distance.shape[1]), largest=False)
+    width = first.shape[1]
+    rows.widen(width)
+    capacity = min(r, problem.value.shape[2] + 1, problem.value.shape[1])
+    first = first.flatten()
+    sets = _Sets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
+    live = (distance < torch.inf).flatten() & ~ended.repeat_interleave(width)
+    for _ in range(2, capacity + 1):
+        slope, keys = rows.steepest(sets)
+        error = _child_errors(rows, sets, slope, keys)
+        error = error.masked_fill(~(live & ~sets.done())[:, None], torch.inf)
+        support = _hashed(sets.keys).where(sets.mass > 0, 0).sum(-1, keepdim=True) + _hashed(keys)
+        child, live = _survivors(error.view(count, -1), support.view(count, -1), width)
+        if not bool(live.any()):
+            return
+        key = keys.view(count, -1).gather(1, child).flatten()
+        parent = child // GROUPS + width * torch.arange(count, device=child.device)[:, None]
+        sets = sets.take(parent.flatten())
+        key = key.clamp_max(problem.value.shape[1] - 1)
+        live = sets.insert(rows.atoms(key), key, live.flatten())
+        which = live.nonzero()[:, 0]
+        sets.settle(which)
+        for lane in range(width):  # one set of every row at a time: each may improve on the last
+            mine = which[which % width == lane]
+            kept.record(rows.row[mine], sets, mine)
+
+
+def _child_errors(rows: _Rows, sets: _Sets, slope: Tensor, keys: Tensor) -> Tensor:
+    """The error after adding a key, exact as long as no weight turns negative."""
+    lift, error = sets.lift.square()[:, None], sets.error[:, None]
+    grown = _gain(rows, sets, slope, keys) * (lift / (lift + error)).square() / lift
+    missing = (error / (lift + error) - grown).clamp_min(0)
+    inverse = rows.inverse.gather(1, keys)
+    pays = (slope > 0) & (slope > sets.zero[:, None] * inverse)
+    return torch.where(pays, lift * missing / (1 - missing), torch.inf)
+
+
+def _hashed(keys: Tensor) -> Tensor:
+    """Numbers whose sum names a set of keys; arithmetic wraps."""
+    mixed = (keys + 0x1E3779B97F4A7C15) * -0x40A7B892E31B1A47
+    return (mixed ^ (mixed >> 29)) * 0x14D049BB133111EB
+
+
+def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` best children of different support: places (rows, width) and which exist."""
+    error, order = error.sort(dim=-1)
+    considered = min(error.shape[1], 4 * width)
+    error, order = error[:, :considered], order[:, :considered]
+    support = support.gather(1, order)
+    same = (support[:, :, None] == support[:, None, :]).tril(-1).any(-1)
+    error, place = error.masked_fill(same, torch.inf).sort(dim=-1, stable=True)
+    return order.gather(1, place)[:, :width], error[:, :width] < torch.inf
+
+
+def _guard(problem: Problem, r: int, kept: _Kept) -> None:
+    """No search may end above the best weights on the keys that attention itself prefers."""
+    rows = _Rows(problem)
+    heaviest = problem.weights.flatten(0, 1).topk(min(r, problem.weights.shape[-1]), dim=-1)
+    for column in range(kept.error.shape[1]):
+        found = kept.error[:, : column + 1].amin(-1)
+        which = (found > rows.zero).nonzero()[:, 0]
+        if not len(which):
+            return
+        count = r if kept.error.shape[1] == 1 else column + 1
+        keys, weights = heaviest.indices[:, :count], heaviest.values[which, :count]
+        sets, better = _solve_on(
+            rows.atoms(keys)[which], weights > 0, rows.scale[which], rows.zero[which], found[which]
+        )
+        better = better.nonzero()[:, 0]
+        chosen = keys[which[better]].gather(1, sets.keys[better].clamp_max(keys.shape[1] - 1))
+        size = torch.full_like(better, column + 1)
+        kept.write(which[better], size, chosen, sets.mass[better], sets.error[better])
+
+
+def _solve_on(
+    atoms: Float[Tensor, "B C V"],
+    usable: Bool[Tensor, "B C"],
+    scale: Float[Tensor, " B"],
+    zero: Float[Tensor, " B"],
+    enough: Float[Tensor, " B"],
+) -> tuple[_Sets, Bool[Tensor, " B"]]:
+    """The best weights on given keys, named by their place, and which rows end below `enough`.
+
+    A row stops as soon as a separating hyperplane proves that it will not.
+    """
+    each = torch.arange(len(atoms), device=atoms.device)
+    distance = atoms.square().sum(-1).clamp_min(_tiny(atoms)).masked_fill(~usable, torch.inf)
+    first = distance.argmin(-1)
+    capacity = min(atoms.shape[1], atoms.shape[2] + 1)
+    sets = _Sets.of_one(atoms[each, first], first, scale, zero, capacity)
+    live = usable.any(-1)
+    hopeless = ~live
+    for _ in range(4 * atoms.shape[1] + 8):
+        live &= ~sets.done() & (sets.size < capacity)
+        if not bool(live.any()):
+            break
+        descent = torch.bmm(sets.residual[:, None], atoms.mT)[:, 0] + sets.error[:, None]
+        descent = descent.masked_fill(~usable, -1.0)
+        gap = descent.amax(-1)
+        left = sets.error - gap
+        hopeless |= live & (left > 0) & (left.square() >= enough * sets.error)
+        live &= ~hopeless & (gap > zero)
+        key = (descent.clamp_min(0).square() / distance).argmax(-1)
+        live = sets.insert(atoms[each, key], key, live)
+        sets.settle(live.nonzero()[:, 0])
+    return sets, ~hopeless & (sets.error < enough)
+
+
+def weigh(problem: Problem, indices: Int[Tensor, "H N R"]) -> Float[Tensor, "H N R"]:
+    """The best weights on the keys named; a repeated or hidden key gets none."""
+    same = (indices[..., :, None] == indices[..., None, :]).tril(-1).any(-1)
+    usable = ~same
+    if problem.visible is not None:
+        usable &= problem.visible.gather(-1, indices)
+    rows = _Rows(problem)
+    sets, _ = _solve_on(
+        rows.atoms(indices.flatten(0, 1)),
+        usable.flatten(0, 1),
+        rows.scale,
+        rows.zero,
+        torch.full_like(rows.scale, torch.inf),
+    )
+    mass = problem.value.new_zeros(len(rows.row), indices.shape[-1])
+    mass.scatter_add_(1, sets.keys[:, :-1].clamp_max(mass.shape[1] - 1), sets.mass[:, :-1])
+    return (mass * usable.flatten(0, 1).any(-1, keepdim=True)).view(indices.shape)

@@ -1,0 +1,157 @@
+"""The search compiled from active_set.cpp on first use, run on as many threads as torch has.
+
+A compiler is all it needs; `library` is None, and the torch path is taken, where there is none.
+"""
+
+import ctypes
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from value_aware_attention.approximations.closest_combination.problem import (
+    INDEPENDENCE,
+    SEARCHES,
+    TOLERANCE,
+    Problem,
+)
+
+__all__ = ["library", "search", "weigh"]
+
+SOURCE = Path(__file__).with_name("active_set.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
+TILE = 16
+LANES = 8
+QUERIES_PER_TASK = 96
+
+
+class _Call(ctypes.Structure):
+    """`Call` of active_set.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("value", "packed", "norms", "output", "weights")),
+        ("visible", ctypes.c_void_p),
+        ("keys", ctypes.c_int64),
+        ("tiles", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("dim", "width", "r", "search", "sizes")),
+        ("tolerance", ctypes.c_double),
+        ("independence", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("chosen", "mass", "error")),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled search, built once per machine and source; None where it cannot be built."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("clang++")
+    if compiler is None:
+        logging.getLogger(__name__).warning("no C++ compiler: value-aware search runs in torch")
+        return None
+    try:
+        return ctypes.CDLL(str(_build(compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        logging.getLogger(__name__).warning(
+            "%s cannot build the value-aware search, which runs in torch: %s", compiler, reason
+        )
+        return None
+
+
+def _build(compiler: str) -> Path:
+    """The shared library of this source, compiler and machine, in the user's cache."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    machine = f"{platform.node()} {platform.machine()} {' '.join(FLAGS)}".encode()
+    digest = sha256(SOURCE.read_bytes() + version + machine).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = folder / "value_aware_attention" / f"active_set-{digest}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        built = Path(scratch) / target.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        subprocess.run(command, capture_output=True, check=True, text=True)
+        built.replace(target)
+    return target
+
+
+def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor]:
+    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r."""
+    heads, queries = problem.output.shape[:2]
+    device, dtype = problem.value.device, problem.value.dtype
+    chosen = torch.empty(heads, queries, sizes, r, dtype=torch.int64, device=device)
+    mass = torch.empty(heads, queries, sizes, r, dtype=dtype, device=device)
+    error = torch.empty(heads, queries, sizes, dtype=dtype, device=device)
+    _run("solve", problem, r, SEARCHES.index(effort), chosen, mass, error)
+    return chosen, mass
+
+
+def weigh(problem: Problem, indices: Tensor) -> Tensor:
+    """The best weights (H, N, R) on the keys named."""
+    chosen = indices.contiguous()
+    mass = problem.value.new_empty(chosen.shape)
+    _run("weigh", problem, chosen.shape[-1], 0, chosen, mass, mass)
+    return mass
+
+
+def _run(
+    name: str, problem: Problem, r: int, effort: int, chosen: Tensor, mass: Tensor, error: Tensor
+) -> None:
+    loaded = library()
+    if loaded is None:
+        raise RuntimeError("the compiled search is not available here; use engine='torch'")
+    kind = {torch.float32: "float", torch.float64: "double"}[problem.value.dtype]
+    function = getattr(loaded, f"{name}_{kind}")
+    keep_alive: list[Tensor] = []
+    tasks = []
+    for head in range(len(problem.value)):
+        call = _call(problem, head, r, effort, (chosen[head], mass[head], error[head]), keep_alive)
+        for first in range(0, len(problem.output[head]), QUERIES_PER_TASK):
+            last = min(first + QUERIES_PER_TASK, len(problem.output[head]))
+            tasks.append((ctypes.byref(call), ctypes.c_int64(first), ctypes.c_int64(last)))
+    # ctypes lets go of the interpreter while the library works, so that threads run side by side.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(lambda task: function(*task), tasks))
+
+
+def _call(
+    problem: Problem,
+    head: int,
+    r: int,
+    effort: int,
+    results: tuple[Tensor, Tensor, Tensor],
+    keep_alive: list[Tensor],
+) -> _Call:
+    """One head's tensors, laid out for vectors: rows padded with zeros, values also in tiles."""
+    value, output = problem.value[head], problem.output[head]
+    keys, dim = value.shape
+    spare = -(dim + 1) % LANES + 1
+    tiles = pad(value, (0, 0, 0, -keys % TILE)).unflatten(0, (-1, TILE)).mT.contiguous()
+    visible = None if problem.visible is None else problem.visible[head].contiguous()
+    tensors = (
+        pad(value, (0, spare)),
+        tiles,
+        pad(value.square().sum(-1), (0, -keys % TILE)),
+        pad(output, (0, spare)),
+        problem.weights[head].contiguous(),
+        visible,
+    )
+    keep_alive.extend(tensor for tensor in tensors if tensor is not None)
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    chosen, mass, error = results
+    sizes = 1 if chosen.dim() == 2 else chosen.shape[1]
+    return _Call(
+        *addresses, keys, len(tiles), dim, dim + spare, r, effort, sizes,
+        TOLERANCE[value.dtype], INDEPENDENCE[value.dtype],
+        chosen.data_ptr(), mass.data_ptr(), error.data_ptr(),
+    )  # fmt: skip

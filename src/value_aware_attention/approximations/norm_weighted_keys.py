@@ -1,0 +1,34 @@
+"""Keys ranked by alpha ||v||: the attention weight times the size of the value."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.approximations.ranked_keys import RankedKeys
+
+__all__ = ["NormWeightedKeys"]
+
+NORMS = (1, 2)
+
+
+class NormWeightedKeys(RankedKeys):
+    """The top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
+
+    norm 2: the norm-based analysis of Kobayashi et al. (2020). norm 1: VATP (Guo et al., 2024,
+    arXiv 2406.12335). The score looks at the size of a value and not at its direction, so it
+    depends on where the origin is; the output error does not.
+    """
+
+    def __init__(self, r: int, norm: int = 2) -> None:
+        super().__init__(r)
+        if isinstance(norm, bool) or norm not in NORMS:
+            raise ValueError(f"norm is {norm!r}; it must be 1 (VATP) or 2 (Kobayashi et al.)")
+        self.norm = norm
+
+    def scores(
+        self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
+    ) -> Float[Tensor, "*batch N M"]:
+        return weights * inputs.value.norm(p=self.norm, dim=-1)[..., None, :]
+
+    def extra_repr(self) -> str:
+        return f"r={self.r}, norm={self.norm}"

@@ -1,0 +1,32 @@
+"""Attention's top r keys with the best possible weights: half of what value-aware gains."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from value_aware_attention.approximations import closest_combination
+from value_aware_attention.approximations.approximation import Inputs, SparseApproximation
+from value_aware_attention.approximations.ranked_keys import top_keys
+
+__all__ = ["ObliviousKeysOptimalWeights"]
+
+
+class ObliviousKeysOptimalWeights(SparseApproximation):
+    """The top r keys by alpha, with the weights that come closest to the exact output.
+
+    argmin ||o - sum_i w_i v_i||^2 over w >= 0 summing to 1 on those keys: never further from the
+    output than optimal-v-oblivious-r, whose weights are among the candidates. The distance that
+    remains to optimal-v-aware-r is due to the choice of keys.
+    """
+
+    solves_for_weights = True
+
+    @torch.no_grad()
+    def choose(
+        self, inputs: Inputs
+    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        problem = closest_combination.flatten(inputs)
+        indices = top_keys(problem.weights, problem.visible, self.r)
+        weights = closest_combination.optimal_weights(problem, indices)
+        shape = (*inputs.batch, *indices.shape[-2:])
+        return indices.reshape(shape), weights.reshape(shape)

@@ -1,0 +1,55 @@
+"""Keys sampled from the attention weights: the argument behind Maurey's bound."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from value_aware_attention.approximations.approximation import (
+    Inputs,
+    SparseApproximation,
+    check_at_least,
+)
+
+__all__ = ["SampledKeys"]
+
+
+class SampledKeys(SparseApproximation):
+    """r draws from alpha with replacement, each weighted 1 / r: the output is unbiased.
+
+    Its mean squared error is (sum_i alpha_i ||v_i||^2 - ||o||^2) / r, and it is a member of C_r, so
+    optimal-v-aware-r is at least as good: Maurey's bound. A key drawn several times fills one slot.
+    The draws come from the seed, the head and the position of the query alone: neither the other
+    sequences of a batch nor keys that a query cannot see move them.
+    """
+
+    def __init__(self, r: int, seed: int) -> None:
+        super().__init__(r)
+        self.seed = check_at_least(0, seed=seed)
+
+    @torch.no_grad()
+    def choose(
+        self, inputs: Inputs
+    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        weights = inputs.weights().expand(*inputs.batch, -1, -1)
+        drawn = self._draw(weights)
+        share = torch.full(drawn.shape, 1 / self.r, dtype=weights.dtype, device=weights.device)
+        share = share * (weights.sum(dim=-1, keepdim=True) > 0)
+        kept = torch.zeros_like(weights).scatter_add_(-1, drawn, share)
+        slots = kept.topk(min(self.r, inputs.keys), dim=-1)
+        return slots.indices, slots.values
+
+    def _draw(self, weights: Float[Tensor, "*batch N M"]) -> Int[Tensor, "*batch N draws"]:
+        """Inverse transform sampling: the first key whose cumulative weight exceeds u."""
+        # fp64, so that neither rounding nor later keys of weight 0 shift where a key begins.
+        cumulative = weights.double().cumsum(dim=-1).contiguous()
+        u = self._uniforms(weights.shape[-3:-1]).to(weights.device) * cumulative[..., -1:]
+        last = weights.shape[-1] - 1  # in a row without visible keys nothing exceeds u
+        return torch.searchsorted(cumulative, u, right=True).clamp_max(last)
+
+    def _uniforms(self, rows: torch.Size) -> Float[Tensor, "*rows draws"]:
+        """One number in [0, 1) a draw, for each (head and) query, drawn on the CPU."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(*rows, self.r, generator=generator, dtype=torch.float64)
+
+    def extra_repr(self) -> str:
+        return f"r={self.r}, seed={self.seed}"

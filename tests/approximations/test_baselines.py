@@ -1,0 +1,300 @@
+"""The baselines that explain what value-aware gains, against slow references and their claims."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from methods import KERNELS
+from torch import Tensor
+
+from value_aware_attention.approximations import (
+    LeaveOneOutKeys,
+    NormWeightedKeys,
+    ObliviousKeysOptimalWeights,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SampledKeys,
+    SparseApproximation,
+    ValueAwareKeysAttentionWeights,
+    reference,
+)
+from value_aware_attention.approximations.ranked_keys import top_keys
+from value_aware_attention.attention import attention_weights
+from value_aware_attention.kernels import Exponential, Polynomial
+
+seeds = st.integers(0, 2**31)
+BUILD: dict[str, Callable[[int], SparseApproximation]] = {
+    "oblivious_keys_optimal_weights": ObliviousKeysOptimalWeights,
+    "value_aware_keys_attention_weights": ValueAwareKeysAttentionWeights,
+    "kobayashi": NormWeightedKeys,
+    "vatp": lambda r: NormWeightedKeys(r, norm=1),
+    "leave_one_out_keys": LeaveOneOutKeys,
+    "sampled_keys": lambda r: SampledKeys(r, seed=5),
+}
+
+
+def draw(seed: int, *shape: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def slow(name: str, alpha: Tensor, value: Tensor, visible: Tensor, r: int, row: int) -> Tensor:
+    """The reference's weights on every key for one query."""
+    if name == "oblivious_keys_optimal_weights":
+        return reference.oblivious_keys_optimal_weights(alpha, value, visible, r)
+    if name in ("kobayashi", "vatp"):
+        return reference.norm_weighted_keys(alpha, value, r, 1 if name == "vatp" else 2)
+    if name == "sampled_keys":
+        generator = torch.Generator().manual_seed(5)
+        uniforms = torch.rand(len(value), r, generator=generator, dtype=torch.float64)
+        return reference.sampled_keys(alpha, uniforms[row].tolist())
+    return getattr(reference, name)(alpha, value, r)
+
+
+@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=12, deadline=None)
+@given(seed=seeds, keys=st.integers(1, 12), r=st.integers(1, 14), mask=st.sampled_from("fcr"))
+def test_every_baseline_equals_its_reference(
+    name: str, kernel: str, seed: int, keys: int, r: int, mask: str
+) -> None:
+    """Under a full, a causal and a random mask, whose rows may hide every key."""
+    query, key, value = draw(seed, keys, 4)
+    options: dict = {"kernel": KERNELS[kernel]}
+    visible = torch.ones(keys, keys, dtype=torch.bool)
+    if mask == "c":
+        visible, options = visible.tril(), options | {"is_causal": True}
+    if mask == "r":
+        visible = torch.rand(keys, keys, generator=torch.Generator().manual_seed(seed)) > 0.4
+        options["attn_mask"] = visible
+    chosen = BUILD[name](r).select(query, key, value, **options)
+    alpha = attention_weights(query, key, **options)
+    dense = chosen.dense(keys)
+    assert chosen.indices.shape == (keys, min(r, keys))
+    for row in range(keys):
+        expected = slow(name, alpha[row], value, visible[row], r, row)
+        if name == "oblivious_keys_optimal_weights":  # weights need not be unique, the output is
+            torch.testing.assert_close(dense[row] @ value, expected @ value, atol=1e-7, rtol=0)
+            assert ((dense[row] == 0) | visible[row]).all()
+        else:
+            torch.testing.assert_close(dense[row], expected)
+
+
+@pytest.mark.parametrize("name", BUILD)
+@settings(max_examples=15, deadline=None)
+@given(seed=seeds, r=st.integers(1, 12), sharpness=st.sampled_from([0.0, 1.0, 1e2, 1e5, 1e20]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_weights_are_a_distribution_on_visible_keys(
+    name: str, dtype: torch.dtype, seed: int, r: int, sharpness: float
+) -> None:
+    query, key, value = (x.to(dtype) for x in draw(seed, 2, 9, 3))
+    visible = torch.rand(9, 9, generator=torch.Generator().manual_seed(seed)) > 0.5
+    visible[0] = False
+    chosen = BUILD[name](r).select(query * sharpness, key, value, attn_mask=visible)
+    assert (chosen.weights >= 0).all() and chosen.error.isfinite().all()
+    assert ((chosen.indices >= 0) & (chosen.indices < 9)).all()
+    assert (chosen.dense(9)[:, ~visible] == 0).all()
+    sums = visible.any(-1).to(chosen.weights.dtype).expand(2, 9)
+    torch.testing.assert_close(chosen.weights.sum(-1), sums, atol=1e-5, rtol=0)
+    assert (chosen.support() <= r).all() and chosen.optimal is None
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_values_may_have_leading_dimensions_of_their_own(name: str) -> None:
+    query, key, value = draw(0, 6, 4)
+    values = torch.stack([value, -value.flip(0), value**3])
+    together = BUILD[name](2).select(query, key, values)
+    for number, one in enumerate(values):
+        alone = BUILD[name](2).select(query, key, one)
+        if name != "sampled_keys":  # each head has draws of its own
+            torch.testing.assert_close(together.dense(6)[number], alone.dense(6))
+    assert together.indices.shape == (3, 6, 2) and together.error.shape == (3, 6)
+
+
+def peaked(seed: int) -> tuple[list[Tensor], dict]:
+    """Rows whose largest weight is 1 in fp32, all else tiny."""
+    query, key, value = (x.float() for x in draw(seed, 8, 4))
+    return [40 * query, 40 * key, value], {"kernel": Exponential(1.0)}
+
+
+def test_a_key_with_all_the_weight_comes_first() -> None:
+    """alpha / (1 - alpha) ||o - v|| is 0 / 0 there; alpha ||v|| is 0 where that value is 0."""
+    inputs, options = peaked(0)
+    inputs[2][3] = 0.0
+    alpha = attention_weights(*inputs[:2], **options)
+    assert (alpha.amax(-1) == 1).any()
+    for method in (LeaveOneOutKeys(1), ValueAwareKeysAttentionWeights(1)):
+        chosen = method.select(*inputs, **options)
+        assert torch.equal(chosen.indices[..., 0], alpha.argmax(-1))
+        assert (chosen.weights == 1).all()
+    for method in (NormWeightedKeys(1), NormWeightedKeys(1, norm=1)):
+        assert (method.select(*inputs, **options).weights == 1).all()
+
+
+def test_equal_scores_go_to_the_lowest_index_and_hidden_keys_last() -> None:
+    scores = torch.tensor([[1.0, 3.0, 1.0, 1.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
+    allowed = torch.tensor([[True, True, True, True, False], [False, True, False, False, True]])
+    everything = top_keys(scores, None, 3)
+    assert [sorted(row) for row in everything.tolist()] == [[0, 1, 4], [0, 1, 2]]
+    assert [set(row) for row in top_keys(scores, allowed, 2).tolist()] == [{0, 1}, {1, 4}]
+    assert [set(row) for row in top_keys(0 * scores, allowed, 2).tolist()] == [{0, 1}, {1, 4}]
+    assert top_keys(scores, allowed, 9).shape == (2, 5)
+    query, key, value = draw(0, 40, 4)
+    chosen = ObliviousKeysOptimalWeights(7).select(query, key, value, kernel=Polynomial(0))
+    assert (chosen.dense(40)[:, 7:] == 0).all()  # degree 0: every key weighs the same
+
+
+def test_a_visible_key_without_weight_comes_before_hidden_keys() -> None:
+    query, key, value = draw(0, 6, 4)
+    query, key = 1e3 * torch.ones(1, 4).double(), -key.abs()
+    key[3] = 1.0
+    visible = torch.tensor([[False, False, True, True, True, True]])
+    options: dict = {"attn_mask": visible, "kernel": Exponential(1.0)}
+    assert attention_weights(query, key, **options)[0].tolist() == [0, 0, 0, 1, 0, 0]
+    chosen = ObliviousKeysOptimalWeights(2).select(query, key, value, **options)
+    assert set(chosen.indices[0].tolist()) == {2, 3}
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=seeds, r=st.integers(1, 10), sharpness=st.floats(0.1, 6))
+def test_optimal_weights_never_lose_to_attentions_on_the_same_keys(
+    seed: int, r: int, sharpness: float
+) -> None:
+    query, key, value = draw(seed, 2, 30, 5)
+    inputs = (query * sharpness, key, value)
+    oblivious = OptimalValueOblivious(r).select(*inputs).error
+    weights = ObliviousKeysOptimalWeights(r).select(*inputs).error
+    assert (weights <= oblivious * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("r", [2, 4, 8])
+def test_each_half_of_the_gain_lies_between_oblivious_and_aware(r: int) -> None:
+    inputs = draw(8, 4, 60, 16)
+    oblivious = OptimalValueOblivious(r).select(*inputs).error.mean()
+    aware = OptimalValueAware(r).select(*inputs).error.mean()
+    for half in (ObliviousKeysOptimalWeights(r), ValueAwareKeysAttentionWeights(r)):
+        assert aware < half.select(*inputs).error.mean() < oblivious
+    for name in BUILD:
+        assert aware < BUILD[name](r).select(*inputs).error.mean(), name
+
+
+def test_one_value_aware_key_with_attentions_weight_is_equation_3() -> None:
+    query, key, value = draw(2, 3, 25, 6)
+    one = ValueAwareKeysAttentionWeights(1).select(query, key, value, is_causal=True)
+    aware = OptimalValueAware(1).select(query, key, value, is_causal=True)
+    assert torch.equal(one.indices, aware.indices) and (one.weights == 1).all()
+
+
+def test_more_keys_never_hurt_value_aware_keys_though_their_path_goes_up_and_down() -> None:
+    query, key, value = draw(3, 4, 40, 6)
+    errors = torch.stack(
+        [ValueAwareKeysAttentionWeights(r).select(query, key, value).error for r in range(1, 41)]
+    )
+    assert (errors[1:] <= errors[:-1] + 1e-12).all()
+    assert errors[-1].max() < 1e-20
+    support = ValueAwareKeysAttentionWeights(20).select(query, key, value).support()
+    assert (support < 20).any() and (support > 1).all()
+
+
+def test_far_from_the_origin_the_same_keys_are_chosen() -> None:
+    query, key, value = (x.float() for x in draw(4, 60, 8))
+    value = (value * 256).round() / 256  # so that the shift itself loses no digit
+    for name in ("value_aware_keys_attention_weights", "leave_one_out_keys"):
+        near = BUILD[name](6).select(query, key, value).dense(60)
+        far = BUILD[name](6).select(query, key, value + 4096.0).dense(60)
+        assert (near - far).abs().sum(-1).gt(1e-3).float().mean() < 0.1, name
+
+
+def test_dropping_one_key_moves_the_output_by_its_score() -> None:
+    """CAOTE: the key left out at r = M - 1 is the one whose score is smallest."""
+    query, key, value = draw(5, 9, 5)
+    alpha = attention_weights(query, key)
+    distance = (alpha @ value)[:, None] - value
+    scores = alpha / (1 - alpha) * distance.norm(dim=-1)
+    chosen = LeaveOneOutKeys(8).select(query, key, value)
+    torch.testing.assert_close(chosen.error.sqrt(), scores.min(dim=-1).values)
+    assert torch.equal((chosen.dense(9) == 0).int().argmax(-1), scores.argmin(-1))
+
+
+def test_the_two_norms_rank_differently() -> None:
+    """(2, 2) is larger than (3, 0) in the sum of absolute values and smaller in length."""
+    value = torch.tensor([[2.0, 2.0], [3.0, 0.0], [0.1, 0.1]])
+    query, key = torch.zeros(1, 2), torch.zeros(3, 2)
+    assert NormWeightedKeys(1).select(query, key, value).indices.item() == 1
+    assert NormWeightedKeys(1, norm=1).select(query, key, value).indices.item() == 0
+
+
+@pytest.mark.parametrize("r", [1, 4])
+def test_sampled_keys_are_unbiased_with_variance_over_r(r: int) -> None:
+    query, key, value = draw(6, 3, 20, 5)
+    alpha = attention_weights(query, key)
+    exact = alpha @ value
+    variance = (alpha * value.square().sum(-1)[..., None, :]).sum(-1) - exact.square().sum(-1)
+    outputs = torch.stack([SampledKeys(r, seed)(query, key, value) for seed in range(1500)])
+    errors = (outputs - exact).square().sum(-1)
+    assert (errors.mean(0) / (variance / r)).mean() == pytest.approx(1, abs=0.02)
+    torch.testing.assert_close(errors.mean(0), variance / r, rtol=0.25, atol=0)
+    bias = (outputs.mean(0) - exact).square().sum(-1)
+    assert (bias / (variance / r / 1500)).mean() == pytest.approx(1, abs=0.3)
+
+
+def test_draws_come_from_the_seed_the_head_and_the_position_alone() -> None:
+    query, key, value = (x.expand(2, 3, 12, 4) for x in draw(7, 12, 4))
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    drawn = SampledKeys(4, 1).select(query, key, value).dense(12)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(drawn, SampledKeys(4, 1).select(query, key, value).dense(12))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0, 0], drawn[0, 1])
+    assert not torch.equal(drawn, SampledKeys(4, 2).select(query, key, value).dense(12))
+    longer = [torch.cat([x, x.flip(-2)], dim=-2) for x in (key, value)]
+    mask = torch.arange(24) < 12
+    padded = SampledKeys(4, 1).select(query, *longer, attn_mask=mask[None]).dense(24)
+    torch.testing.assert_close(padded[..., :12], drawn)
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_unit_interval_draw_visible_keys(
+    u: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.full((50, 3), u, dtype=torch.float64)
+    monkeypatch.setattr(SampledKeys, "_uniforms", lambda self, shape: rows)
+    visible = torch.tensor([False, False, True, True, True, False])[None]
+    query, key, value = (x.float() for x in draw(9, 50, 4))
+    chosen = SampledKeys(3, 0).select(query, key[:6], value[:6], attn_mask=visible)
+    first_or_last = 4 if u else 2
+    assert (chosen.dense(6)[:, first_or_last] == 1).all()
+
+
+def test_queries_taken_in_blocks_give_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw(10, 2, 30, 4)
+    module = sys.modules[ValueAwareKeysAttentionWeights.__module__]
+    whole = ValueAwareKeysAttentionWeights(5).select(*inputs, is_causal=True)
+    monkeypatch.setattr(module, "QUERIES_AT_ONCE", 7)
+    blocks = ValueAwareKeysAttentionWeights(5).select(*inputs, is_causal=True)
+    torch.testing.assert_close(whole.dense(30), blocks.dense(30))
+
+
+def test_a_key_drawn_twice_fills_one_slot() -> None:
+    value = torch.eye(3)
+    query, key = torch.ones(1, 3), torch.diag(torch.tensor([50.0, 0.0, 0.0]))
+    chosen = SampledKeys(5, 0).select(query, key, value)
+    assert chosen.support().item() == 1 and chosen.weights.shape == (1, 3)
+    torch.testing.assert_close(chosen.dense(3), torch.tensor([[1.0, 0.0, 0.0]]))
+
+
+def test_bad_arguments_are_refused() -> None:
+    for build in BUILD.values():
+        for bad in (0, -1, 1.5, True, "3"):
+            with pytest.raises(ValueError, match=r"r is .*; it must be an integer >= 1"):
+                build(bad)  # type: ignore[arg-type]
+    for norm in (0, 3, True, "2", float("inf")):
+        with pytest.raises(ValueError, match=r"norm is .*; it must be 1"):
+            NormWeightedKeys(4, norm=norm)  # type: ignore[arg-type]
+    for seed in (-1, 0.5, True):
+        with pytest.raises(ValueError, match=r"seed is .*>= 0"):
+            SampledKeys(4, seed=seed)  # type: ignore[arg-type]
+    assert "norm=1" in repr(NormWeightedKeys(4, norm=1)) and "seed=3" in repr(SampledKeys(4, 3))

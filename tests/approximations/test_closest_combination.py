@@ -1,0 +1,512 @@
+"""The solver against brute force, other solvers, certified bounds, and what geometry promises."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instances import ENGINES, SEARCHES, TEMPERATURES, VALUES, draw, errors, problem, spread
+from sdp import lower_bound
+from torch import Tensor
+
+from value_aware_attention.approximations import reference_solver
+from value_aware_attention.approximations.closest_combination import (
+    Problem,
+    optimal_weights,
+    solve,
+)
+
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+every_search = pytest.mark.parametrize("search", SEARCHES)
+every_value = pytest.mark.parametrize("values", VALUES)
+seeds = st.integers(0, 2**31)
+quick = settings(max_examples=12, deadline=None)
+
+
+def solved(given: Problem, r: int, search: str, engine: str) -> Tensor:
+    """The errors (H, N) of a solution, once it has proved to be a member of C_r."""
+    indices, weights = solve(given, r, search, engine)
+    keys = given.value.shape[-2]
+    assert indices.shape == weights.shape and indices.shape[-1] <= min(r, keys)
+    assert indices.dtype == torch.int64 and (indices >= 0).all() and (indices < keys).all()
+    assert weights.dtype == given.value.dtype and (weights >= 0).all()
+    used = weights > 0
+    precision = torch.finfo(weights.dtype).eps
+    torch.testing.assert_close(
+        weights.double().sum(-1), used.any(-1).double(), atol=8 * precision, rtol=0
+    )
+    distinct = torch.where(used, indices, -1 - torch.arange(indices.shape[-1])).sort(dim=-1).values
+    assert (distinct.diff(dim=-1) > 0).all(), "a key is named twice"
+    if given.visible is not None:
+        assert given.visible.gather(-1, indices)[used].all(), "a hidden key is used"
+        assert (used.any(-1) == given.visible.any(-1)).all()
+    else:
+        assert used.any(-1).all()
+    return errors(given, indices, weights)
+
+
+def reference_error(given: Problem, row: int, weights: Tensor) -> Tensor:
+    return reference_solver.squared_error(weights, given.value[0], given.output[0, row])
+
+
+def geometric_mean(ratios: Tensor) -> float:
+    return float(ratios.log().mean().exp())
+
+
+# The references themselves
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds, keys=st.integers(1, 6), width=st.integers(1, 7), inside=st.booleans())
+def test_the_projection_on_a_hull_is_the_best_of_all_sets(
+    seed: int, keys: int, width: int, inside: bool
+) -> None:
+    instance = draw(seed, queries=1, keys=keys, width=width)
+    value, output = instance.value[0], instance.output[0, 0]
+    output = output if inside else 2 * output + value[0]
+    projected = reference_solver.closest_in_hull(value, output)
+    enumerated = reference_solver.brute_force(value, output, keys)
+    assert (projected >= 0).all() and projected.sum().item() == pytest.approx(1)
+    residual = output - projected @ value
+    # No point of the hull lies further towards the target: the definition of a projection.
+    assert ((value - projected @ value) @ residual <= 1e-9 * spread(value[None]) ** 2 + 1e-12).all()
+    torch.testing.assert_close(projected @ value, enumerated @ value, atol=1e-7, rtol=0)
+
+
+def test_all_pairs_are_the_best_pair() -> None:
+    for seed in range(20):
+        instance = draw(seed, queries=1, keys=9, width=3 + seed % 4)
+        pair = reference_solver.all_pairs(instance.value[0], instance.output[0, 0])
+        best = reference_solver.brute_force(instance.value[0], instance.output[0, 0], 2)
+        torch.testing.assert_close(pair, best)
+
+
+# How good the solutions are
+
+
+@every_engine
+@every_search
+@quick
+@given(
+    seed=seeds,
+    keys=st.integers(1, 9),
+    width=st.integers(1, 6),
+    r=st.integers(1, 4),
+    values=st.sampled_from(list(VALUES)),
+    weights=st.sampled_from(list(TEMPERATURES)),
+)
+def test_nothing_beats_brute_force_and_one_key_equals_it(
+    engine: str,
+    search: str,
+    seed: int,
+    keys: int,
+    width: int,
+    r: int,
+    values: str,
+    weights: str,
+) -> None:
+    instance = draw(seed, queries=2, keys=keys, width=width, values=values, weights=weights)
+    found = solved(instance, r, search, engine)[0]
+    tolerance = 1e-12 * spread(instance.value) ** 2 + 1e-24
+    for row in range(2):
+        best = reference_solver.brute_force(instance.value[0], instance.output[0, row], r)
+        optimum = reference_error(instance, row, best)
+        assert found[row] >= optimum * (1 - 1e-9) - tolerance
+        if r == 1 or r >= min(keys, width + 1):
+            assert found[row] <= optimum * (1 + 1e-9) + tolerance
+
+
+def reference_errors(given: Problem, answer: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The errors (H, N) that the reference leaves which answers (value, output) with weights."""
+    return torch.stack(
+        [
+            torch.stack(
+                [reference_solver.squared_error(answer(value, o), value, o) for o in outputs]
+            )
+            for value, outputs in zip(given.value, given.output, strict=True)
+        ]
+    )
+
+
+@functools.cache
+def optima(r: int, weights: str) -> tuple[Problem, Tensor]:
+    instance = draw(r, heads=12, queries=2, keys=12, weights=weights)
+    return instance, reference_errors(
+        instance, lambda value, output: reference_solver.brute_force(value, output, r)
+    )
+
+
+QUALITY = {"fast": 1.7, "default": 1.35, "best": 1.02}
+"""Largest geometric mean of error / optimum over the instances below, r = 2, 3, 4 together."""
+
+
+@every_engine
+@every_search
+def test_quality_against_brute_force(engine: str, search: str) -> None:
+    ratios = []
+    for weights in TEMPERATURES:
+        for r in (2, 3, 4):
+            instance, optimum = optima(r, weights)
+            found = solved(instance, r, search, engine)
+            generic = optimum > 1e-8 * spread(instance.value)[:, None] ** 2
+            ratios.append(found[generic] / optimum[generic])
+    ratio = torch.cat(ratios)
+    assert len(ratio) > 100 and ratio.min() >= 1 - 1e-9
+    assert geometric_mean(ratio) <= QUALITY[search]
+
+
+@functools.cache
+def best_pairs() -> tuple[Problem, Tensor]:
+    instance = draw(0, heads=8, queries=2, keys=512, width=64)
+    return instance, reference_errors(instance, reference_solver.all_pairs)
+
+
+@every_engine
+@every_search
+def test_two_of_many_keys_against_all_pairs(engine: str, search: str) -> None:
+    instance, optimum = best_pairs()
+    ratio = solved(instance, 2, search, engine) / optimum
+    assert ratio.min() >= 1 - 1e-9
+    assert geometric_mean(ratio) <= 1.1
+
+
+@functools.cache
+def bounds(r: int) -> tuple[Problem, Tensor]:
+    instance = draw(10 + r, queries=5, keys=28, width=16)
+    bound = [lower_bound(instance.value[0], output, r) for output in instance.output[0]]
+    return instance, torch.tensor(bound, dtype=torch.float64)
+
+
+@every_engine
+@every_search
+@pytest.mark.parametrize("r", [2, 3, 4])
+def test_errors_lie_above_a_certified_bound(engine: str, search: str, r: int) -> None:
+    instance, bound = bounds(r)
+    found = solved(instance, r, search, engine)[0]
+    assert (bound <= found * (1 + 1e-9)).all()
+    if search == "best":
+        assert (bound / found).mean() > 0.8
+
+
+def test_the_bound_is_the_optimum_for_pairs_of_few_keys_and_never_above_it() -> None:
+    ratios = []
+    for r in (1, 2, 3):
+        instance = draw(r, queries=4, keys=10, width=12)
+        for row, output in enumerate(instance.output[0]):
+            best = reference_solver.brute_force(instance.value[0], output, r)
+            ratios.append(
+                lower_bound(instance.value[0], output, r) / reference_error(instance, row, best)
+            )
+    ratio = torch.stack(ratios)
+    assert ratio.max() <= 1 and ratio.median() > 0.99
+
+
+@every_engine
+@pytest.mark.parametrize("weights", TEMPERATURES)
+def test_the_fast_search_takes_the_keys_of_its_slow_version(engine: str, weights: str) -> None:
+    instance = draw(3, queries=12, keys=40, weights=weights)
+    visible = torch.ones(40, dtype=torch.bool)
+    paths = [
+        reference_solver.greedy_path(instance.value[0], o, visible, 6) for o in instance.output[0]
+    ]
+    compared = 0
+    for r in (2, 4, 6):
+        indices, found = solve(instance, r, "fast", engine)
+        for row, path in enumerate(paths):
+            greedy = reference_error(instance, row, path[r - 1])
+            top = instance.weights[0, row].topk(r).indices
+            weighed = torch.zeros(40, dtype=torch.float64)
+            weighed[top] = reference_solver.closest_in_hull(
+                instance.value[0, top], instance.output[0, row]
+            )
+            if reference_error(instance, row, weighed) <= greedy:
+                continue  # the keys with the largest weights were better
+            compared += 1
+            dense = torch.zeros(40, dtype=torch.float64)
+            dense = dense.scatter_add(0, indices[0, row], found[0, row])
+            torch.testing.assert_close(dense, path[r - 1], atol=1e-7, rtol=0)
+    assert compared >= 6
+
+
+# Enough keys: the output itself
+
+
+@every_engine
+@every_search
+@every_value
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_key_more_than_the_width_reaches_the_output(
+    engine: str, search: str, values: str, dtype: torch.dtype
+) -> None:
+    instance = draw(5, heads=2, queries=12, keys=48, values=values, dtype=dtype)
+    found = solved(instance, 9, search, engine).sqrt()
+    largest = instance.value.double().norm(dim=-1).amax(dim=-1)
+    tolerance = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype]
+    assert (found <= tolerance * largest[:, None]).all()
+    if values == "far away":
+        assert (found <= 1e-4 * spread(instance.value)[:, None]).all()
+
+
+@every_engine
+@every_search
+@pytest.mark.parametrize(("values", "enough"), [("rank 2", 3), ("constant", 1)])
+def test_the_rank_of_the_values_bounds_the_keys_needed(
+    engine: str, search: str, values: str, enough: int
+) -> None:
+    instance = draw(7, queries=10, keys=30, values=values)
+    for r in (enough, enough + 2, 9):
+        _, weights = solve(instance, r, search, engine)
+        assert ((weights > 0).sum(-1) <= enough).all()
+        assert (
+            solved(instance, r, search, engine).sqrt() <= 1e-9 * spread(instance.value) + 1e-12
+        ).all()
+
+
+@every_engine
+@every_search
+def test_no_more_keys_than_needed_when_all_are_allowed(engine: str, search: str) -> None:
+    """12 keys for 12 allowed, of which 4 + 1 or 2 + 1 are enough (Carathéodory's theorem)."""
+    for values, enough in (("gauss", 5), ("rank 2", 3)):
+        instance = draw(8, queries=10, keys=12, width=4, values=values)
+        for r in (12, 20):
+            _, weights = solve(instance, r, search, engine)
+            assert ((weights > 0).sum(-1) <= enough).all()
+            found = solved(instance, r, search, engine)
+            assert (found.sqrt() <= 1e-9 * spread(instance.value)).all()
+
+
+@every_engine
+@every_search
+def test_as_many_keys_as_are_visible_reach_the_output(engine: str, search: str) -> None:
+    whole = draw(9, queries=12, keys=12, width=16)
+    visible = torch.ones(1, 12, 12, dtype=torch.bool).tril()
+    visible[0, 5] = False
+    alpha = whole.weights.masked_fill(~visible, 0)
+    alpha = alpha / alpha.sum(-1, keepdim=True).clamp_min(1e-9)
+    instance = problem(whole.value, alpha, visible)
+    for r in (3, 6):
+        found = solved(instance, r, search, engine)[0]
+        assert (found[:r] <= 1e-18).all() and found[5] == 0
+        assert (found[6:] > 1e-6).any()
+
+
+@every_engine
+@every_search
+def test_keys_without_weight_need_no_keys(engine: str, search: str) -> None:
+    """alpha with exact zeros: r keys are enough where at most r have weight, visible or not."""
+    whole = draw(11, queries=20, keys=30, width=24)
+    kept = torch.zeros_like(whole.weights).scatter(-1, whole.weights.topk(6).indices, 1.0)
+    alpha = whole.weights * kept
+    instance = problem(whole.value, alpha / alpha.sum(-1, keepdim=True))
+    assert (solved(instance, 6, search, engine) <= 1e-18).all()
+    assert (solved(instance, 3, search, engine) > 1e-6).all()
+
+
+@every_engine
+@every_search
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_nearly_all_weight_on_one_key(engine: str, search: str, dtype: torch.dtype) -> None:
+    whole = draw(13, queries=10, keys=30)
+    alpha = torch.full_like(whole.weights, 1e-7 / 29)
+    alpha[0, torch.arange(10), torch.arange(10)] = 1 - 1e-7
+    instance = problem(whole.value, alpha, dtype=dtype)
+    peak = (instance.value[0, :10].double() - instance.output[0].double()).norm(dim=-1)
+    zero = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype] * spread(instance.value)
+    for r in (1, 2, 4):
+        found = solved(instance, r, search, engine)[0].sqrt()
+        assert (found <= torch.maximum(peak * (1 + 1e-9), zero)).all()
+
+
+# What geometry promises
+
+
+@every_engine
+@every_search
+@quick
+@given(
+    seed=seeds,
+    keys=st.integers(1, 20),
+    width=st.integers(1, 7),
+    r=st.integers(1, 9),
+    values=st.sampled_from(list(VALUES)),
+    weights=st.sampled_from(list(TEMPERATURES)),
+)
+def test_errors_stay_within_what_sampling_and_the_heaviest_keys_leave(
+    engine: str,
+    search: str,
+    seed: int,
+    keys: int,
+    width: int,
+    r: int,
+    values: str,
+    weights: str,
+) -> None:
+    """Maurey: r draws from alpha err by Var/r on average. And the top r keys belong to C_r."""
+    instance = draw(seed, queries=3, keys=keys, width=width, values=values, weights=weights)
+    found = solved(instance, r, search, engine)[0]
+    centred = instance.value[0] - instance.output[0, :, None]
+    variance = (instance.weights[0] * centred.square().sum(-1)).sum(-1)
+    tolerance = 1e-12 * spread(instance.value) ** 2 + 1e-24
+    assert (found <= variance / r + tolerance).all()
+    for row in range(3):
+        top = instance.weights[0, row].topk(min(r, keys)).indices
+        best = reference_solver.closest_in_hull(instance.value[0, top], instance.output[0, row])
+        weighed = torch.zeros(keys, dtype=torch.float64).scatter(0, top, best)
+        assert found[row] <= reference_error(instance, row, weighed) * (1 + 1e-9) + tolerance
+
+
+def moved(instance: Problem, seed: int, size: float) -> Problem:
+    """The same problem turned, shifted, scaled, and with its keys in another order."""
+    keys, width = instance.value.shape[1:]
+    generator = torch.Generator().manual_seed(seed)
+    turn = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q
+    order = torch.randperm(keys, generator=generator)
+    value = size * (instance.value[:, order] @ turn + 5.0)
+    return problem(value, instance.weights[..., order])
+
+
+@every_engine
+@quick
+@given(seed=seeds, r=st.integers(1, 8), size=st.sampled_from([1e-6, 1.0, 1e6]))
+def test_moving_turning_scaling_and_reordering_change_nothing(
+    engine: str, seed: int, r: int, size: float
+) -> None:
+    instance = draw(seed, queries=4, keys=16, width=6)
+    before, after = (solved(x, r, "fast", engine) for x in (instance, moved(instance, seed, size)))
+    torch.testing.assert_close(
+        after / size**2, before, rtol=1e-6, atol=float(1e-13 * spread(instance.value) ** 2)
+    )
+
+
+@every_engine
+@pytest.mark.parametrize("search", ["default", "best"])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_hardly_a_choice_is_decided_by_rounding(engine: str, search: str, size: float) -> None:
+    """Sets that promise the same error to the last digit are told apart by it, and it by luck."""
+    instance = draw(16, heads=8, queries=8, keys=20, width=10)
+    for r, often in ((1, 0), (2, 0.02), (4, 0.05), (8, 0.15)):
+        before, after = (solved(x, r, search, engine) for x in (instance, moved(instance, r, size)))
+        ratio = after / size**2 / before
+        assert ((ratio - 1).abs() > 1e-6).double().mean() <= often
+        assert 0.95 <= geometric_mean(ratio) <= 1.05
+
+
+@every_engine
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_closest_of_many_close_values_in_fp32(engine: str, width: int) -> None:
+    """Distances far smaller than the values must not drown in the difference of two squares."""
+    instance = draw(27, heads=4, queries=32, keys=400, width=width, dtype=torch.float32)
+    found = solved(instance, 1, "fast", engine).sqrt()
+    away = instance.value.double()[:, None] - instance.output.double()[:, :, None]
+    closest = away.norm(dim=-1).amin(dim=-1)
+    assert (found <= closest + 5e-6 * spread(instance.value)[:, None]).all()
+
+
+@every_engine
+@every_search
+@quick
+@given(
+    seed=seeds,
+    keys=st.integers(1, 20),
+    width=st.integers(1, 7),
+    values=st.sampled_from(list(VALUES)),
+    weights=st.sampled_from(list(TEMPERATURES)),
+)
+def test_more_keys_never_hurt(
+    engine: str, search: str, seed: int, keys: int, width: int, values: str, weights: str
+) -> None:
+    instance = draw(seed, queries=3, keys=keys, width=width, values=values, weights=weights)
+    found = torch.stack([solved(instance, r, search, engine) for r in range(1, 10)])
+    assert (found.diff(dim=0) <= 1e-9 * found[:-1] + 1e-12 * spread(instance.value) ** 2).all()
+
+
+@every_engine
+def test_more_search_never_hurts(engine: str) -> None:
+    for weights in TEMPERATURES:
+        instance = draw(17, heads=12, queries=4, keys=40, width=12, weights=weights)
+        for r in (2, 4, 7):
+            fast, default, best = (solved(instance, r, search, engine) for search in SEARCHES)
+            assert (best <= default * (1 + 1e-9)).all()
+            if weights != "peaked":  # where the heaviest keys are often best
+                assert best.mean() < 0.95 * default.mean() < 0.95 * fast.mean()
+
+
+@every_search
+@every_value
+@pytest.mark.parametrize("r", [1, 3, 6])
+def test_both_engines_find_the_same(search: str, values: str, r: int) -> None:
+    instance = draw(19, heads=2, queries=8, keys=20, values=values)
+    compiled, torch_ = (solved(instance, r, search, engine) for engine in ENGINES)
+    scale = spread(instance.value)[:, None] ** 2
+    if r == 1 or (search == "fast" and values in ("gauss", "heavy tails")):  # no ties
+        torch.testing.assert_close(compiled, torch_, rtol=1e-6, atol=float(1e-12 * scale.max()))
+    elif values in ("gauss", "heavy tails"):
+        assert 0.5 <= geometric_mean(compiled / torch_) <= 2
+    else:
+        assert ((compiled.sqrt() - torch_.sqrt()).abs() <= 0.1 * scale.sqrt()).all()
+
+
+@every_engine
+@every_search
+def test_rows_and_heads_do_not_see_each_other(engine: str, search: str) -> None:
+    instance = draw(21, heads=2, queries=9, keys=24, weights="peaked")
+    together = solved(instance, 5, search, engine)
+    for head, row in ((0, 0), (0, 8), (1, 4)):
+        alone = problem(
+            instance.value[head : head + 1], instance.weights[head : head + 1, row : row + 1]
+        )
+        torch.testing.assert_close(
+            solved(alone, 5, search, engine)[0, 0], together[head, row], rtol=1e-8, atol=1e-16
+        )
+
+
+# Weights for keys already chosen
+
+
+@every_engine
+@quick
+@given(
+    seed=seeds,
+    keys=st.integers(4, 12),
+    width=st.integers(1, 6),
+    values=st.sampled_from(list(VALUES)),
+)
+def test_the_best_weights_on_given_keys(
+    engine: str, seed: int, keys: int, width: int, values: str
+) -> None:
+    instance = draw(seed, queries=3, keys=keys, width=width, values=values)
+    indices = torch.stack(
+        [torch.randperm(keys, generator=torch.Generator().manual_seed(n))[:4] for n in range(3)]
+    )[None]
+    weights = optimal_weights(instance, indices, engine)
+    assert weights.shape == indices.shape and (weights >= 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 3, dtype=torch.float64))
+    found = errors(instance, indices, weights)[0]
+    for row in range(3):
+        best = reference_solver.closest_in_hull(
+            instance.value[0, indices[0, row]], instance.output[0, row]
+        )
+        expected = torch.zeros(keys, dtype=torch.float64).scatter(0, indices[0, row], best)
+        assert found[row].item() == pytest.approx(
+            reference_error(instance, row, expected).item(),
+            rel=1e-8,
+            abs=float(1e-12 * spread(instance.value) ** 2) + 1e-24,
+        )
+
+
+@every_engine
+def test_hidden_keys_get_no_weight(engine: str) -> None:
+    whole = draw(23, queries=3, keys=8)
+    visible = torch.ones(1, 3, 8, dtype=torch.bool)
+    visible[0, 0, 2:5] = False
+    visible[0, 1] = False
+    alpha = whole.weights * visible
+    instance = problem(whole.value, alpha / alpha.sum(-1, keepdim=True).clamp_min(1e-9), visible)
+    indices = torch.tensor([[[1, 2, 3, 6], [0, 1, 2, 3], [7, 5, 3, 1]]])
+    weights = optimal_weights(instance, indices, engine)
+    assert (weights[0, 0, 1:3] == 0).all() and (weights[0, 1] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.tensor([[1.0, 0.0, 1.0]]).double())
+    best = reference_solver.closest_in_hull(instance.value[0, [1, 6]], instance.output[0, 0])
+    torch.testing.assert_close(weights[0, 0, [0, 3]], best)
