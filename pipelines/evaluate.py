@@ -18,7 +18,7 @@ from pipelines.app import app, plain, write_json
 from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
 from value_aware_attention.evaluation.cells import Cell, expand_axes
-from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid
+from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid, measure_layers
 from value_aware_attention.evaluation.task import Task
 
 SEEDS_PER_LAYER = 1000
@@ -34,12 +34,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
     if cfg.approximation is not None:
         cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
-        records = evaluate_grid(task, [cell], cache)["cells"]
+        records, _ = evaluate_grid(task, [cell], cache)
         return row(cfg, records[-1])
     facts = {f"{name}_sha256": value for name, value in hashes.items()}
     with tracked(cfg, "evaluate", cfg.name, **facts) as run:
-        measured = evaluate_grid(task, grid(cfg, task.length), cache)
-        record = header(cfg, task, measured["cells"][0]) | hashes | measured
+        cells, calls = evaluate_grid(task, grid(cfg, task.length), cache)
+        record = header(cfg, task, cells[0]) | hashes | {"cells": cells} | measure_layers(calls())
         write_json(Path(cfg.records) / f"{cfg.name}.json", record)
         write_json(Path(cfg.metrics) / "evaluate" / f"{cfg.name}.json", summary(record))
         log_table(run, cfg, record)
@@ -63,8 +63,7 @@ def build_cell(cfg: DictConfig, name: str, method: dict[str, Any]) -> Cell:
         return instantiate(method | seeded)
 
     parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
-    constructed = name == "optimal_v_aware" and method["r"] > 1
-    return Cell(name, parameters, build, cfg.constructed_units if constructed else None)
+    return Cell(name, parameters, build)
 
 
 def header(cfg: DictConfig, task: Task, exact: dict[str, Any]) -> dict[str, Any]:

@@ -87,18 +87,39 @@ def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, mod
         assert cell["low"] <= cell["value"] <= cell["high"]
 
 
-def test_constructed_cells_record_their_support_and_error(made: Path) -> None:
+@pytest.mark.parametrize("model", ["causal_exponential", "causal_elu", "masked_long"])
+def test_solved_cells_record_their_support_and_error(made: Path, model: str) -> None:
+    cells = record(made, model)["cells"]
+    solved = [c for c in cells if "largest_support" in c]
+    names = {"optimal_v_aware", "oblivious_keys_optimal_weights"}
+    assert {cell["approximation"] for cell in solved} == names
+    for cell in solved:
+        assert 0 < cell["largest_support"] <= cell["parameters"]["r"]
+    aware = {c["parameters"]["r"]: c for c in solved if c["approximation"] == "optimal_v_aware"}
+    assert {1, 4, 65} == set(aware)
+    assert aware[65]["largest_error"] < 5e-6
+    assert aware[65]["difference"] == pytest.approx(0, abs=1e-2 * cells[0]["value"])
+
+
+def test_every_cell_reads_every_unit_and_the_baselines_are_where_keys_are_many(made: Path) -> None:
+    baselines = {
+        "oblivious_keys_optimal_weights",
+        "value_aware_keys_attention_weights",
+        "norm_weighted_keys",
+        "leave_one_out_keys",
+        "sampled_keys",
+    }
     for model in ("causal_exponential", "causal_elu", "masked_long"):
         cells = record(made, model)["cells"]
-        (cell,) = [c for c in cells if c["parameters"] == {"r": 65} and "largest_support" in c]
-        assert 0 < cell["largest_support"] <= 65
-        assert cell["largest_error"] < 5e-6
-        assert cell["difference"] == pytest.approx(0, abs=1e-2 * cells[0]["value"])
+        assert baselines <= {cell["approximation"] for cell in cells}
+        assert len({tuple(cell["unit_counts"]) for cell in cells}) == 1
+        norms = [c for c in cells if c["approximation"] == "norm_weighted_keys"]
+        assert {cell["parameters"]["norm"] for cell in norms} == {1, 2}
 
 
 def test_random_methods_have_three_seeds(made: Path) -> None:
     cells = record(made, "masked_long")["cells"]
-    for name in ("lsh", "orf"):
+    for name in ("lsh", "orf", "sampled_keys"):
         settings: dict[str, set[int]] = {}
         for cell in cells:
             if cell["approximation"] == name:
@@ -165,7 +186,11 @@ def test_no_record_names_the_machine(made: Path) -> None:
         ("evaluate approximation=best", ("best", "sliding_window")),
         ("corpus scale=huge", ("huge", "laptop, paper, smoke")),
         ("evaluate approximation=optimal_v_oblivious approximation.r=0", ("r is 0", ">= 1")),
-        ("evaluate approximation=optimal_v_aware approximation.r=7", ("r is 7", "65")),
+        ("evaluate approximation=optimal_v_aware approximation.search=slow", ("slow", "best")),
+        (
+            "evaluate approximation=norm_weighted_keys approximation.norm=3",
+            ("norm is 3", "1 (VATP)"),
+        ),
         ("evaluate kernel=polynomial", ("causal_polynomial", "missing")),
         ("corpus corpus=local corpus.path=/no/such/file.txt", ("/no/such/file.txt",)),
         ("train_causal causal.length=10000000", ("10000000", "tokens")),

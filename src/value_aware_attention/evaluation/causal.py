@@ -69,13 +69,12 @@ class CausalTask:
         self.windows = [windows[index] for index in evenly_spaced(len(windows), units)]
         self.stream = stream
 
-    def run(self, method: Layerwise, units: int | None = None) -> UnitSums:
-        windows = self.windows[:units]
-        totals = np.zeros(len(windows))
+    def run(self, method: Layerwise) -> UnitSums:
+        totals = np.zeros(len(self.windows))
         with torch.inference_mode(), self.model.replaced_attention(method):
-            for batch in _same_length(windows, self.batch_size):
-                totals[batch] = self._losses([windows[index] for index in batch])
-        counts = np.array([end - first for _, first, end in windows], dtype=np.float64)
+            for batch in _same_length(self.windows, self.batch_size):
+                totals[batch] = self._losses([self.windows[index] for index in batch])
+        counts = np.array([end - first for _, first, end in self.windows], dtype=np.float64)
         return UnitSums(totals, counts)
 
     def _losses(self, windows: list[tuple[int, int, int]]) -> NDArray[np.float64]:

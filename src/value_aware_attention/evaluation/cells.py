@@ -29,8 +29,6 @@ class Cell:
     approximation: str
     parameters: Mapping[str, Any]
     build: Layerwise
-    units: int | None = None
-    """Read only the first units: for methods that cost far more than a forward pass."""
 
 
 def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict[str, Any]]:
@@ -50,7 +48,7 @@ def evaluate_cell(
 ) -> dict[str, Any]:
     """The record of one cell: end metric with its paired interval, output error per layer."""
     audits = [_Audit(cell.build(layer)) for layer in range(len(calls))]
-    sums = task.run(lambda layer: audits[layer], cell.units)
+    sums = task.run(lambda layer: audits[layer])
     record: dict[str, Any] = {
         "approximation": cell.approximation,
         "parameters": dict(cell.parameters),
@@ -70,8 +68,8 @@ def evaluate_cell(
 
 
 def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float]:
-    """Value, paired difference to exact and their ends; value = exact on all units + difference."""
-    interval = paired_difference(sums.totals, exact.first(len(sums.totals)).totals, sums.counts)
+    """Value, paired difference to exact and their ends; value = exact + difference."""
+    interval = paired_difference(sums.totals, exact.totals, sums.counts)
     ends = (interval.estimate, interval.low, interval.high)
     if metric == "perplexity":
         baseline = math.exp(exact.mean())
@@ -137,5 +135,7 @@ def source_hash(method: nn.Module) -> str:
             origin = getattr(item, "__module__", None) or getattr(item, "__name__", "")
             if isinstance(origin, str) and origin.startswith(package + ".") and origin not in seen:
                 waiting.add(origin)
-    sources = (Path(inspect.getfile(sys.modules[name])).read_bytes() for name in sorted(seen))
+    files = [Path(inspect.getfile(sys.modules[name])) for name in sorted(seen)]
+    compiled = {source for file in files for source in file.parent.glob("*.cpp")}
+    sources = [file.read_bytes() for file in (*files, *sorted(compiled))]
     return sha256(b"\0".join(sources)).hexdigest()

@@ -13,10 +13,12 @@ from tqdm import tqdm
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.evaluation.cells import Cell, evaluate_cell, source_hash
+from value_aware_attention.evaluation.output_error import output_error
 from value_aware_attention.evaluation.skewness import skewness
+from value_aware_attention.evaluation.skewness_gap import skewness_gap
 from value_aware_attention.evaluation.task import LayerCall, Task, UnitSums
 
-__all__ = ["RecordCache", "evaluate_grid"]
+__all__ = ["RecordCache", "evaluate_grid", "measure_layers"]
 
 
 class RecordCache:
@@ -43,15 +45,16 @@ class RecordCache:
             **self.identity,
             "approximation": cell.approximation,
             "parameters": dict(cell.parameters),
-            "units": cell.units,
             "method": repr(cell.build(0)),
             "source": source_hash(cell.build(0)),
         }
         return self.folder / f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
 
 
-def evaluate_grid(task: Task, cells: Sequence[Cell], cache: RecordCache) -> dict[str, Any]:
-    """Records of all cells, exact attention first, and the skewness of every layer."""
+def evaluate_grid(
+    task: Task, cells: Sequence[Cell], cache: RecordCache
+) -> tuple[list[dict[str, Any]], Callable[[], list[LayerCall]]]:
+    """Records of all cells, exact attention first; and what every layer was called with."""
     calls: list[LayerCall] = []
 
     def recorded() -> list[LayerCall]:
@@ -71,8 +74,16 @@ def evaluate_grid(task: Task, cells: Sequence[Cell], cache: RecordCache) -> dict
             progress.set_postfix_str(_describe(cell))
             compute = partial(_compute, cell, task, recorded, exact)
             records.append(cache.get(cell, compute))
-    shape = [{"layer": layer, **skewness(call)} for layer, call in enumerate(recorded())]
-    return {"cells": records, "skewness": shape}
+    return records, recorded
+
+
+def measure_layers(calls: Sequence[LayerCall]) -> dict[str, Any]:
+    """Per layer: skewness, output error against the keys kept, and how the two hang together."""
+    return {
+        "skewness": [{"layer": layer, **skewness(call)} for layer, call in enumerate(calls)],
+        "output_error": output_error(calls),
+        "skewness_gap": skewness_gap(calls),
+    }
 
 
 def _compute(

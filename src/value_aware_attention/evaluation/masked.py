@@ -50,13 +50,13 @@ class MaskedTask:
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.device = device
 
-    def run(self, method: Layerwise, units: int | None = None) -> UnitSums:
+    def run(self, method: Layerwise) -> UnitSums:
         wrong = []
         with torch.inference_mode(), replace_attention(self.model, method):
-            for start in range(0, len(self.inputs[:units]), self.batch_size):
-                stop = min(start + self.batch_size, len(self.inputs[:units]))
+            for start in range(0, len(self.inputs), self.batch_size):
+                stop = min(start + self.batch_size, len(self.inputs))
                 wrong.append(self._wrong(slice(start, stop)))
-        counts = (self.labels[:units] >= 0).sum(dim=1).double()
+        counts = (self.labels >= 0).sum(dim=1).double()
         return UnitSums(torch.cat(wrong).numpy(), counts.numpy())
 
     def _wrong(self, rows: slice) -> Tensor:

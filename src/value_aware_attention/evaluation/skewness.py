@@ -1,23 +1,28 @@
 """How skewed attention is: the property that section 3 argues from, per layer of a real model."""
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.evaluation.task import LayerCall
 
-__all__ = ["skewness"]
+__all__ = ["skewness", "skewness_of"]
 
 
 def skewness(call: LayerCall) -> dict[str, float]:
-    """Means over the rows of a layer.
+    """`skewness_of` all rows of a layer from its first on."""
+    weights = attention_weights(call.query, call.key, kernel=call.kernel, is_causal=call.is_causal)
+    return skewness_of(weights[..., call.first_row :, :])
+
+
+def skewness_of(weights: Float[Tensor, "*batch N M"]) -> dict[str, float]:
+    """Means over rows of attention weights alpha.
 
     `largest_weight`: max_i alpha_i; `rows_over_half`: share of rows with a weight above 0.5, where
     section 3 expects values to matter least; `effective_keys`: exp(entropy of alpha);
     `keys_for_90_percent`: the fewest keys that hold 90% of the mass.
     """
-    weights = attention_weights(call.query, call.key, kernel=call.kernel, is_causal=call.is_causal)[
-        ..., call.first_row :, :
-    ]
     largest = weights.amax(dim=-1)
     ordered = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
     return {

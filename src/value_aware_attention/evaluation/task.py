@@ -30,10 +30,6 @@ class UnitSums:
         """Mean per target."""
         return float(self.totals.sum() / self.counts.sum())
 
-    def first(self, units: int) -> "UnitSums":
-        """The first units only."""
-        return UnitSums(self.totals[:units], self.counts[:units])
-
 
 @dataclass(frozen=True)
 class LayerCall:
@@ -59,8 +55,8 @@ class Task(Protocol):
     length: int
     head_dim: int
 
-    def run(self, method: Layerwise, units: int | None = None) -> UnitSums:
-        """The end metric's sums with attention replaced, on the first `units` units."""
+    def run(self, method: Layerwise) -> UnitSums:
+        """The end metric's sums with attention replaced."""
         ...
 
     def layer_calls(self) -> list[LayerCall]:
