@@ -14,6 +14,14 @@ RUN_ON = {
     "targets": 5000,
 }
 R_GRID = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256)
+METHODS = (
+    ("oblivious_keys_optimal_weights", {}, 0.7),
+    ("value_aware_keys_attention_weights", {}, 0.5),
+    ("norm_weighted_keys", {"norm": 2}, 1.2),
+    ("norm_weighted_keys", {"norm": 1}, 1.25),
+    ("leave_one_out_keys", {}, 1.1),
+)
+SMALL_R = (1, 2, 4, 8, 16, 32)
 KERNEL_RATES = {"exponential": 0.55, "polynomial": 0.3, "elu": 0.38}
 
 
@@ -74,7 +82,67 @@ def _causal(kernel, rate):
         perplexity = exact * math.exp(3 * rest)
         spread = perplexity * 0.03 * rest
         cells.append(_cell("optimal_v_aware", {"r": r}, exact, perplexity, spread, rest * 0.5))
-    return _record(f"causal_{kernel}", "causal", kernel, 256, cells)
+    for name, parameters, factor in _baselines():
+        rest = factor * parameters["r"] ** -rate
+        perplexity = exact * math.exp(3 * rest)
+        cells.append(_cell(name, parameters, exact, perplexity, 0.03 * rest * perplexity, rest))
+    flatness = {"exponential": 0.2, "polynomial": 0.5, "elu": 0.9}[kernel]
+    record = _record(f"causal_{kernel}", "causal", kernel, 256, cells)
+    record["output_error"] = _output_error(kernel, rate, 256, 4)
+    record["skewness_gap"] = _skewness_gap(kernel, flatness, 256, 4)
+    return record
+
+
+def _baselines():
+    for (name, parameters, factor), r in product(METHODS, SMALL_R):
+        yield name, {"r": r, **parameters}, factor
+    for r, seed in product((1, 4, 16), range(3)):
+        yield "sampled_keys", {"r": r, "seed": seed}, 1.4 + 0.1 * seed
+
+
+def _output_error(kernel, rate, keys, layers):
+    """Squared errors by size: powers of r times the norm of a layer."""
+    norms = [1.0 + layer for layer in range(layers)]
+
+    def curve(sizes, level, power, last):
+        def layer_curve(norm):
+            return [norm * level * max(r**-power - last**-power, 0.0) for r in sizes]
+
+        return {
+            "sizes": list(sizes),
+            "layers": [layer_curve(n * 1.2**i) for i, n in enumerate(norms)],
+        }
+
+    few, powers = [*SMALL_R, 64, 65], [2**i for i in range(keys.bit_length()) if 2**i <= keys]
+    methods = {
+        "optimal_v_oblivious": curve(range(1, keys + 1), 2.0, rate, keys),
+        "optimal_v_aware": curve(range(1, 66), 0.8, 1.5, 65),
+        "maurey_bound": curve(powers, 3.0, 1.0, 1e9),
+        "norm_weighted_keys_2": curve(few, 4.0, rate, 1e9),
+        "norm_weighted_keys_1": curve(few, 4.2, rate, 1e9),
+        **{name: curve(few, 2.0 * factor, rate, 1e9) for name, p, factor in METHODS if not p},
+    }
+    head = {"search": "default", "rows": 256, "keys": keys, "head_dim": 64, "kernel": kernel}
+    return {**head, "squared_norm": norms, "methods": methods}
+
+
+def _skewness_gap(kernel, flatness, keys, layers):
+    """The flatter the weights, the wider the gap between the two approximations."""
+    degrees = [(degree, 1.0 / (1 + degree / 2)) for degree in (0, 2, 4, 6)]
+    own = (2 if kernel == "polynomial" else None, flatness)
+    cells = []
+    for layer, (i, (degree, flat)) in product(range(layers), enumerate([own, *degrees])):
+        flat = flat * (1 - 0.08 * layer)
+        gap = {"1": 1 + 3 * flat, "4": 2 + 30 * flat**2, "16": 50 * flat}
+        cell = {"layer": layer, "kernel": kernel if i == 0 else "polynomial", "degree": degree}
+        cell |= {"own": i == 0, "largest_weight": 0.5 - 0.4 * flat}
+        cell |= {"effective_keys": keys * flat, "rows_over_half": 0.5 * (1 - flat)}
+        cell |= {"aware": {r: 0.1 for r in gap}, "oblivious": {r: 0.1 * g for r, g in gap.items()}}
+        cell["same_first_key"] = 1 - flat
+        if degree == 0:
+            cell |= {"smallest_norm_key": 0.1, "closest_to_mean_key": 1.0}
+        cells.append(cell)
+    return {"rows": 256, "cells": cells}
 
 
 def _optimal_and_window():
@@ -101,7 +169,13 @@ def _masked_long(noise):
         _cell(name, parameters, exact, exact + more, 0.05 * more, more / 60)
         for name, parameters, more in settings
     ]
-    return _record("masked_long", "masked", "exponential", 512, cells)
+    for name, parameters, factor in _baselines():
+        more = 40 * factor * parameters["r"] ** -0.4
+        cells.append(_cell(name, parameters, exact, exact + more, 0.05 * more, more / 60))
+    record = _record("masked_long", "masked", "exponential", 512, cells)
+    record["output_error"] = _output_error("exponential", 0.5, 512, 2)
+    record["skewness_gap"] = _skewness_gap("exponential", 0.3, 512, 2)
+    return record
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,14 @@ from value_aware_attention.reporting.figures import (
     figure_3,
     save,
 )
-from value_aware_attention.reporting.value_figures import SMALLEST_ERROR, figure_4, figure_5
+from value_aware_attention.reporting.records import METHOD_LABELS, model_named
+from value_aware_attention.reporting.value_figures import (
+    BASELINES,
+    OPTIMAL,
+    SMALLEST_ERROR,
+    figure_4,
+    figure_5,
+)
 
 KERNELS = ["exponential", "polynomial (deg 2)", "elu"]
 
@@ -56,7 +63,8 @@ def test_figure_2_draws_nats_up_to_all_keys_and_one_exact_line_a_kernel(records)
     assert sorted(exact) == sorted(KERNELS)
     last = {r["series"]: r["loss"] for r in drawn if r.get("r") == 256}
     assert last == pytest.approx(exact)
-    assert losses["loss"].max() == pytest.approx(max(r.get("loss", 0) for r in drawn))
+    oblivious = losses[losses["approximation"] == "optimal_v_oblivious"]
+    assert oblivious["loss"].max() == pytest.approx(max(r.get("loss", 0) for r in drawn))
 
 
 def test_figure_3_draws_the_curves_as_recorded(records, training):
@@ -71,16 +79,48 @@ def test_figure_4_leaves_out_what_is_exact(records):
     assert errors and min(errors) >= SMALLEST_ERROR
 
 
-def test_figure_5_has_a_panel_for_each_kernel(records):
-    panels = figure_5(records).to_dict()["hconcat"]
-    assert [panel["title"] for panel in panels] == KERNELS
+def test_figure_5_has_a_panel_for_each_kernel_and_the_long_masked_model(records):
+    panels = figure_5(records).to_dict()["concat"]
+    assert [panel["title"] for panel in panels] == [*KERNELS, "long masked model"]
+    kernels = [record for record in records if record["task"] == "causal"]
+    assert len(figure_5(kernels).to_dict()["concat"]) == 3
+
+
+def test_figure_5_draws_every_method_with_its_interval(records):
+    drawn = [row for row in rows(figure_5(records)) if row.get("value") is not None]
+    cells = model_named(records, "masked_long")["cells"]
+    names = {"norm_weighted_keys": ["α|v|, 1-norm (VATP)", "α|v|, 2-norm (Kobayashi)"]}
+    for method in (*OPTIMAL, *BASELINES):
+        labels = names.get(method, [METHOD_LABELS[method]])
+        expected = [cell for cell in cells if cell["approximation"] == method]
+        found = [row for row in drawn if row["series"] in labels]
+        counts = {(cell["parameters"]["r"], cell["parameters"].get("norm")) for cell in expected}
+        assert len(found) == len(counts) > 0, method
+        assert all(row["low"] < row["high"] or row["value"] == 45.0 for row in found)
+    wanted = {"r": 4, "norm": 1}
+    (cell,) = (c for c in cells if c["parameters"] == wanted)
+    (row,) = (r for r in drawn if r["series"] == names["norm_weighted_keys"][0] and r["r"] == 4)
+    assert (row["value"], row["low"], row["high"]) == (cell["value"], cell["low"], cell["high"])
+
+
+def test_figure_5_draws_baselines_quieter_than_the_optimal_methods(records):
+    chart = figure_5(records[:1]).to_dict()
+    widths = {
+        row["series"]: layer["mark"]["strokeWidth"]
+        for layer in chart["concat"][0]["layer"]
+        if layer["mark"]["type"] == "line"
+        for row in chart["datasets"][layer["data"]["name"]]
+    }
+    quiet = {name: width for name, width in widths.items() if name not in ("OVO", "OVA")}
+    assert len(quiet) == 6 and max(quiet.values()) < min(widths["OVO"], widths["OVA"])
 
 
 def test_a_method_has_the_same_colour_in_every_figure(records):
     first, fourth, fifth = (colours(draw(records)) for draw in (figure_1, figure_4, figure_5))
     assert len(set(first.values())) == len(first) == 8
     assert {name: fourth[name] for name in first} == first
-    assert {name: first[name] for name in fifth} == fifth
+    assert {name: fourth[name] for name in fifth} == fifth
+    assert set(first) & set(fifth) == {"OVO", "OVA"}
 
 
 def test_lsh_shades_deepen_with_rounds():
@@ -98,7 +138,9 @@ def test_two_settings_are_not_joined_by_a_line(records):
             for cell in record["cells"]
             if cell["approximation"] != "optimal_v_aware" or cell["parameters"]["r"] in (1, 65)
         ]
-    points = {r["series"]: r["points"] for r in rows(figure_5(few)) if "points" in r}
+    few = [record for record in few if record["task"] == "causal"]
+    drawn = rows(figure_5(few))
+    points = {r["series"]: r["points"] for r in drawn if r.get("series") in ("OVO", "OVA")}
     assert points == {"OVO": 10, "OVA": 2}
     filters = [part["filter"] for part in parts(figure_5(few).to_dict()) if "filter" in part]
     assert set(filters) == {"datum.points >= 3"}

@@ -55,12 +55,12 @@ def test_parameters_nobody_listed_keep_settings_apart(records):
     record = copy.deepcopy(model_named(records, "masked_short"))
     cell = record["cells"][0]
     record["cells"] = [
-        {**cell, "approximation": "norm_weighted_keys", "parameters": {"r": 4, "norm": norm}}
-        for norm in (1, 2)
+        {**cell, "approximation": "strided", "parameters": {"r": 4, "stride": stride}}
+        for stride in (1, 2)
     ]
     frame = settings([record])
     assert len(frame) == 2
-    assert find(frame, "masked_short", "norm_weighted_keys", {"norm": 2})["r"] == 4
+    assert find(frame, "masked_short", "strided", {"stride": 2})["r"] == 4
 
 
 def test_the_order_of_records_does_not_matter(records):
@@ -82,3 +82,15 @@ def test_labels():
     assert series_label({**orf, "scaling": "performer"}) == "ORF, Performer scaling"
     assert setting_label({"approximation": "optimal_v_aware", "r": 65}) == "OVA 65"
     assert setting_label({"approximation": "exact"}) == "exact"
+    norm = {"approximation": "norm_weighted_keys", "r": 4}
+    assert setting_label({**norm, "norm": 1}) == "α|v|, 1-norm (VATP) 4"
+    assert series_label({**norm, "norm": 2}) == "α|v|, 2-norm (Kobayashi)"
+
+
+def test_the_two_norms_are_two_settings_with_their_norm_in_a_column(records):
+    frame = settings(records)
+    of_norm = frame[
+        (frame["model"] == "causal_elu") & (frame["approximation"] == "norm_weighted_keys")
+    ]
+    assert sorted(of_norm["norm"].unique()) == [1, 2]
+    assert len(of_norm) == 2 * 6

@@ -13,9 +13,19 @@ INTERVAL = (
     "text, added to the exact value; they cover the choice of evaluation text, not the training "
     "run."
 )
-FEWER_TARGETS = (
-    "Where a method was run on fewer targets than exact attention was, its value is the exact one "
-    "on all targets plus the paired change on those."
+OPTIMAL = (
+    "OVO keeps the r largest attention weights, renormalised; OVA is the convex combination of at "
+    "most r values closest to the exact output."
+)
+BEST_FOUND = (
+    "OVA is proved optimal at r = 1 and from r = d + 1 on (d: the head size); between, it is best "
+    "found, an upper bound on the optimal error."
+)
+BASELINES = (
+    "OVO keys + optimal weights and OVA keys + attention weights are the two halves of the step: "
+    "only the weights, or only the keys, are chosen for the output. α|v|, 2-norm (Kobayashi et "
+    "al., 2020) or 1-norm (VATP), and CAOTE choose keys by a score of weight and value and "
+    "renormalise the weights."
 )
 SEEDS = "LSH and ORF: means over seeds, with the seeds' mean interval."
 NOT_JOINED = "Curves of fewer than three settings are not joined."
@@ -54,6 +64,11 @@ def _setting(record: Record) -> str:
     run_on = record.get("run_on", {})
     data, hardware = (run_on.get(name, "not recorded") for name in ("data", "hardware"))
     return f"{record['scale']} scale; data: {data}; hardware: {hardware}"
+
+
+def settings_of(records: Iterable[Record]) -> str:
+    """Scale, data and hardware alone, for what was measured on recorded attention calls."""
+    return " ".join(f"Ours: {setting}." for setting in dict.fromkeys(map(_setting, records)))
 
 
 def _model(record: Record) -> str:

@@ -6,6 +6,7 @@ from html import escape
 import pandas as pd
 
 from value_aware_attention.reporting.captions import measured_on, versions
+from value_aware_attention.reporting.figure import Figure
 from value_aware_attention.reporting.records import Record, find, settings
 from value_aware_attention.reporting.table import Table, number
 
@@ -38,15 +39,28 @@ If attention may look at only r keys, how much of the loss comes from choosing t
 weight instead of by the attention output? Language models are trained with exact attention, then
 evaluated with the attention of every layer replaced by an approximation: optimal value-oblivious
 (OVO, the r largest weights, renormalised), optimal value-aware (OVA, the convex combination of at
-most r values closest to the exact output: exhaustively at r = 1, constructed from r = head size
-+ 1 on), a sliding window, LSH and orthogonal random features (ORF). Numbers called the
-paper's are those printed in Value-aware Approximate Attention (Gupta and Berant, 2021); they
-belong to larger models trained on other text.
+most r values closest to the exact output), methods between the two, a sliding window, LSH and
+orthogonal random features (ORF). OVA is proved optimal at r = 1 and from r = head size + 1 on;
+between, it is best found, an upper bound on the optimal error. Numbers called the paper's are those
+printed in Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to larger models
+trained on other text.
 """
 
 REPRODUCE = """
 Every number and picture on this page is written by the report stage of the pipeline, from the
 records of the evaluation. To run all of it, from the text to this page:
+"""
+
+# The order of the page; what is not named here follows.
+FIRST = (
+    *("table_1", "figure_1", "table_2", "figure_2", "figure_5", "figure_6", "figure_7"),
+    *("keys_needed", "figure_8", "skewness", "figure_4"),
+)
+
+PRETRAINED = """
+Figures 6 to 8 for the attention of a pretrained model, on real text, are on
+<a href='pretrained/index.html'>a page of their own</a>; they are written by
+<code>python -m pipelines.pretrained</code>, outside the pipeline.
 """
 
 FACTS = {
@@ -63,31 +77,39 @@ FACTS = {
 
 
 def html_document(
-    records: Sequence[Record],
-    tables: Sequence[Table],
-    figures: Sequence[tuple[str, str, str]],
+    records: Sequence[Record], tables: Sequence[Table], figures: Sequence[Figure]
 ) -> str:
-    """The report as one HTML document; `figures` are (file name without suffix, title, caption)."""
-    sections = {table.name: _table_section(table) for table in tables}
-    sections |= {name: _figure_section(name, title, text) for name, title, text in figures}
-    first = ["table_1", "figure_1", "table_2", "figure_2", "figure_5", "figure_4", "skewness"]
-    order = [name for name in first if name in sections]
-    order += [name for name in sections if name not in order]
+    """The report as one HTML document."""
+    known = sections(tables, figures)
+    first = [name for name in FIRST if name in known]
+    order = [*first, *(name for name in known if name not in first)]
     body = [
-        "<h1>Value-aware approximate attention: results</h1>",
         f"<p>{escape(INTRODUCTION.strip())}</p>",
         f"<section><h2>What was run</h2>{_html(_facts(records))}</section>",
-        *(sections[name] for name in order),
+        *(known[name] for name in order),
+        f"<section><h2>A pretrained model</h2><p>{PRETRAINED}</p></section>",
         "<section><h2>Every cell</h2><p><a href='grid.csv'>grid.csv</a> has one line for each "
         "model, approximation, parameters and seed.</p></section>",
         f"<section><h2>Reproduce</h2><p>{escape(REPRODUCE.strip())}</p>"
         "<pre>make repro</pre></section>",
     ]
+    return page("Value-aware approximate attention: results", body)
+
+
+def sections(tables: Sequence[Table], figures: Sequence[Figure]) -> dict[str, str]:
+    """The HTML of every table and figure by its name."""
+    return {table.name: _table_section(table) for table in tables} | {
+        figure.name: _figure_section(figure) for figure in figures
+    }
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole HTML document with the report's style."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<title>Value-aware approximate attention: results</title>\n"
-        f"<style>{STYLE}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n" + "\n".join(body) + "\n</body>\n</html>\n"
     )
 
 
@@ -135,9 +157,9 @@ def _table_section(table: Table) -> str:
     )
 
 
-def _figure_section(name: str, title: str, caption: str) -> str:
+def _figure_section(figure: Figure) -> str:
     return (
-        f"<section id='{name}'><h2>{escape(title)}</h2>\n<figure>"
-        f"<img src='{name}.png' alt='{escape(title, quote=True)}'>\n"
-        f"<figcaption>{escape(caption)}</figcaption></figure></section>"
+        f"<section id='{figure.name}'><h2>{escape(figure.title)}</h2>\n<figure>"
+        f"<img src='{figure.name}.png' alt='{escape(figure.title, quote=True)}'>\n"
+        f"<figcaption>{escape(figure.caption)}</figcaption></figure></section>"
     )

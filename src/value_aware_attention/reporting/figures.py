@@ -22,6 +22,8 @@ from value_aware_attention.reporting.records import (
 ERROR_TITLE = "masked tokens predicted wrongly (%)"
 LOSS_TITLE = "evaluation loss (nats per token)"
 KEYS_TITLE = "r, keys per query (log scale)"
+# The curves of the paper's Figure 1.
+FIGURE_1 = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window", "lsh", "orf")
 FEATURES_TITLE = "random features (log scale)"
 
 
@@ -41,6 +43,7 @@ def curves(
     y: style.ValueAxis,
     encodings: Mapping[str, Any],
     fields: tuple[str, str, str] = ("value", "low", "high"),
+    look: style.Look = style.PLAIN,
 ) -> list[alt.Chart]:
     """Error bars, lines and points of every series of a frame, as layers.
 
@@ -51,10 +54,12 @@ def curves(
     frame = frame[["series", "r", "features", *fields]]
     frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
     base = alt.Chart(frame, height=style.HEIGHT).encode(x=x, color=encodings["color"])
-    bars = base.mark_rule(strokeWidth=1.4, opacity=0.7).encode(y=y.of(low), y2=f"{high}:Q")
-    lines = base.mark_line(strokeWidth=1.8).encode(y=y.of(value))
+    bars = base.mark_rule(strokeWidth=0.8 * look.line, opacity=0.7 * look.opacity).encode(
+        y=y.of(low), y2=f"{high}:Q"
+    )
+    lines = base.mark_line(strokeWidth=look.line, opacity=look.opacity).encode(y=y.of(value))
     lines = lines.transform_filter("datum.points >= 3")
-    points = base.mark_point(filled=True, size=48, opacity=1)
+    points = base.mark_point(filled=True, size=look.point, opacity=look.opacity)
     return [bars, lines, points.encode(y=y.of(value), shape=encodings["shape"])]
 
 
@@ -68,7 +73,7 @@ def figure_1(records: Sequence[Record]) -> style.Chart:
     """Masked-LM error of the long model against r (sparse methods) and features (ORF)."""
     frame = _masked_long(records)
     model, exact = model_named(records, "masked_long"), exact_value(frame, "masked_long")
-    approximate = frame[frame["r"].notna() | frame["features"].notna()]
+    approximate = frame[frame["approximation"].isin(FIGURE_1)]
     if model is None or approximate.empty:
         return style.empty("No approximation of the long masked model was evaluated.")
     y = style.value_axis(ERROR_TITLE, [exact, *approximate["low"], *approximate["high"]])

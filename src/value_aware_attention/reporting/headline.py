@@ -1,7 +1,12 @@
-"""The essentials of Tables 1 and 2 as plain text, for the end of a run."""
+"""The essentials of the tables as plain text, for the end of a run."""
 
 from collections.abc import Sequence
 
+from value_aware_attention.reporting.measurements import (
+    keys_needed_sentence,
+    of_records,
+    with_output_error,
+)
 from value_aware_attention.reporting.published import TABLE_2_COLUMNS
 from value_aware_attention.reporting.records import Record
 from value_aware_attention.reporting.table import number
@@ -18,7 +23,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def headline(records: Sequence[Record]) -> str:
-    """Perplexity for each kernel and masked-LM error, ours and the paper's, as aligned text."""
+    """Perplexity for each kernel, masked-LM error, and keys needed, as aligned text."""
     perplexity = table_2(records).data
     columns = [name for name, _, _ in TABLE_2_COLUMNS]
     rows = [["perplexity", "", *columns]]
@@ -29,6 +34,11 @@ def headline(records: Sequence[Record]) -> str:
     rows_of_paper = (row for row in table_1(records).data.to_dict("records") if row["paper"] > 0)
     for row in rows_of_paper:
         errors.append([str(row["method"]), number(row["value"]), number(row["paper"])])
+    counts = [
+        f"  {item.label}: {keys_needed_sentence(measured)}"
+        for item, measured in with_output_error(of_records(records))
+    ]
     scales = ", ".join(dict.fromkeys(str(record["scale"]) for record in records)) or "no records"
     note = f"Ours: {scales} scale. The paper's models are larger: compare the pattern, not levels."
-    return "\n\n".join([_aligned(rows), _aligned(errors), note])
+    needed = ["\n".join(["  output error, best found", *counts])] if counts else []
+    return "\n\n".join([_aligned(rows), _aligned(errors), *needed, note])

@@ -11,14 +11,14 @@ import pandas as pd
 Record = Mapping[str, Any]
 
 RANDOM_SEED = "seed"
-PARAMETERS = ("r", "rounds", "features", "scaling", RANDOM_SEED)
+PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
 MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
 EXTRAS = ("relative_output_error", "queries", "largest_support", "largest_error")
 MEASURED = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
 SEED_COLUMNS = ("seeds", "seeds_low", "seeds_high")
 INTEGERS = (
-    *("length", "head_dim", "r", "rounds", "features", "seed"),
+    *("length", "head_dim", "r", "norm", "rounds", "features", "seed"),
     *("count", "queries", "largest_support"),
 )
 
@@ -31,7 +31,13 @@ METHOD_LABELS = {
     "sliding_window": "sliding window",
     "lsh": "LSH",
     "orf": "ORF",
+    "oblivious_keys_optimal_weights": "OVO keys + optimal weights",
+    "value_aware_keys_attention_weights": "OVA keys + attention weights",
+    "norm_weighted_keys": "α|v|",
+    "leave_one_out_keys": "CAOTE",
+    "sampled_keys": "sampled from α",
 }
+NORM_LABELS = {1: "α|v|, 1-norm (VATP)", 2: "α|v|, 2-norm (Kobayashi)"}
 SCALING_LABELS = {"paper": "as written", "performer": "Performer scaling"}
 MODEL_ORDER = (
     "masked_long",
@@ -137,6 +143,8 @@ def series_label(row: Mapping[str, Any]) -> str:
         return f"{name}, {int(row['rounds'])} round{'' if row['rounds'] == 1 else 's'}"
     if row["approximation"] == "orf":
         return f"{name}, {SCALING_LABELS.get(row['scaling'], row['scaling'])}"
+    if row["approximation"] == "norm_weighted_keys":
+        return NORM_LABELS[int(row["norm"])]
     return name
 
 
@@ -147,4 +155,5 @@ def setting_label(row: Mapping[str, Any]) -> str:
         return series_label(row).replace(f"{name},", f"{name} r = {int(row['r'])},")
     if row["approximation"] == "orf":
         return series_label(row).replace(f"{name},", f"{name} {int(row['features'])} features,")
+    name = series_label(row)
     return name if pd.isna(row.get("r")) else f"{name} {int(row['r'])}"

@@ -14,10 +14,27 @@ class Mark(NamedTuple):
     shape: str
 
 
+class Look(NamedTuple):
+    """How heavy a curve is: the width of its line, the area of its points, its opacity."""
+
+    line: float
+    point: float
+    opacity: float
+
+
+PLAIN, MUTED = Look(1.8, 48, 1.0), Look(1.1, 26, 0.8)
+
+
 # Okabe and Ito's palette: told apart with every common colour blindness; shapes for print.
 METHOD_MARKS = {
     "OVO": Mark("#D55E00", "circle"),
     "OVA": Mark("#0072B2", "square"),
+    "OVO keys + optimal weights": Mark("#E8A97C", "circle"),
+    "OVA keys + attention weights": Mark("#7DB4DA", "square"),
+    "α|v|, 2-norm (Kobayashi)": Mark("#8C8C8C", "triangle-up"),
+    "α|v|, 1-norm (VATP)": Mark("#B9B9B9", "triangle-down"),
+    "CAOTE": Mark("#A58B6F", "diamond"),
+    "sampled from α": Mark("#3D3D3D", "cross"),
     "sliding window": Mark("#009E73", "triangle-up"),
     "ORF, as written": Mark("#7A5C00", "cross"),
     "ORF, Performer scaling": Mark("#E69F00", "triangle-down"),
@@ -37,7 +54,7 @@ FONT = "Liberation Sans"
 HEIGHT = 290
 
 Panel = alt.LayerChart | alt.FacetChart
-Chart = alt.Chart | Panel | alt.HConcatChart
+Chart = alt.Chart | Panel | alt.HConcatChart | alt.ConcatChart
 
 
 def method_marks(labels: Iterable[str]) -> dict[str, Mark]:

@@ -97,7 +97,6 @@ def table_1(records: Sequence[Record]) -> Table:
             "LSH with as many keys as the sequence sees all of them.",
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
-            captions.FEWER_TARGETS,
             captions.SEEDS,
             captions.ours(model for model in models if model),
         ]
@@ -153,7 +152,6 @@ def table_2(records: Sequence[Record]) -> Table:
             captions.keys(models, 512),
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
-            captions.FEWER_TARGETS,
             captions.ours(models),
         ]
     )

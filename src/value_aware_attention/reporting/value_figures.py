@@ -1,6 +1,7 @@
 """Figures that the paper does not have: output error against loss, and OVO against OVA."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import altair as alt
 import pandas as pd
@@ -17,7 +18,6 @@ from value_aware_attention.reporting.figures import (
 from value_aware_attention.reporting.records import (
     KERNEL_LABELS,
     KERNELS,
-    METHOD_LABELS,
     Record,
     series_label,
     settings,
@@ -27,6 +27,12 @@ from value_aware_attention.reporting.records import (
 SMALLEST_ERROR = 1e-3
 OUTPUT_ERROR_TITLE = "relative squared output error, mean of layers (log scale)"
 OUTPUT_ERROR_TICKS = [step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5)]
+OPTIMAL = ("optimal_v_oblivious", "optimal_v_aware")
+BASELINES = (
+    *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
+    *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys"),
+)
+LOSS, ERROR = ("loss", "loss_low", "loss_high"), ("value", "low", "high")
 INCREASE_TITLE = "loss minus exact loss (nats per token)"
 
 
@@ -86,38 +92,63 @@ def figure_4(records: Sequence[Record]) -> style.Chart:
     return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
 
 
-def _kernel_panel(frame: pd.DataFrame, kernel: str, y: style.ValueAxis) -> style.Panel:
+@dataclass(frozen=True)
+class Curves:
+    """A model's settings; `fields` are the columns of the metric and the ends of its interval."""
+
+    name: str
+    y_title: str
+    fields: tuple[str, str, str]
+    settings: pd.DataFrame
+
+
+def _methods(frame: pd.DataFrame) -> pd.DataFrame:
+    """Settings of exact attention, the optimal approximations and what explains their gap."""
+    frame = frame[frame["approximation"].isin(["exact", *OPTIMAL, *BASELINES])]
+    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
+
+
+def _metric_panel(
+    model: Curves, marks: Mapping[str, style.Mark], y: style.ValueAxis
+) -> style.Panel:
+    """One model's metric against r."""
+    frame = model.settings
     counts = frame["r"].dropna().astype(float).tolist()
-    of_kernel = frame[frame["kernel"] == kernel]
-    exact = of_kernel[of_kernel["approximation"] == "exact"]["loss"].tolist()
-    optimal = of_kernel[of_kernel["approximation"] != "exact"]
-    marks = style.method_marks(frame[frame["approximation"] != "exact"]["series"])
+    exact = frame[frame["approximation"] == "exact"][model.fields[0]].tolist()
+    x, encodings = style.count_axis("r", KEYS_TITLE, counts), style.series("series", marks)
     layers = [
-        *style.head_line(int(of_kernel["head_dim"].iloc[0]), counts, y),
+        *style.head_line(int(frame["head_dim"].iloc[0]), counts, y),
         *style.dashed_line(exact[0] if exact else None, "exact", min(counts), y),
-        *curves(
-            optimal,
-            style.count_axis("r", KEYS_TITLE, counts),
-            y,
-            style.series("series", marks),
-            ("loss", "loss_low", "loss_high"),
-        ),
     ]
-    return alt.layer(*layers, title=KERNEL_LABELS[kernel], width=250)
+    for methods, look in ((BASELINES, style.MUTED), (OPTIMAL, style.PLAIN)):
+        rows = frame[frame["approximation"].isin(methods)]
+        if len(rows):
+            layers += curves(rows, x, y, encodings, model.fields, look)
+    return alt.layer(*layers, title=model.name, width=350)
+
+
+def _every_model(records: Sequence[Record]) -> list[Curves]:
+    """The causal models and the long masked one, where they have a curve."""
+    losses, errors = causal_losses(records), settings(records)
+    models = [
+        Curves(KERNEL_LABELS[k], LOSS_TITLE, LOSS, _methods(losses[losses["kernel"] == k]))
+        for k in KERNELS
+    ]
+    errors = _methods(errors[errors["model"] == "masked_long"])
+    models.append(Curves("long masked model", ERROR_TITLE, ERROR, errors))
+    return [model for model in models if model.settings["r"].notna().any()]
 
 
 def figure_5(records: Sequence[Record]) -> style.Chart:
-    """Loss of OVO-r and OVA-r against r, one panel a kernel; dashed: exact attention."""
-    frame = causal_losses(records)
-    names = ("exact", "optimal_v_oblivious", "optimal_v_aware")
-    frame = frame[frame["approximation"].isin(names)]
-    frame = frame.assign(series=frame["approximation"].map(METHOD_LABELS))
-    kernels = [k for k in KERNELS if len(frame[(frame["kernel"] == k) & frame["r"].notna()])]
-    if not kernels:
-        return style.empty("No optimal approximation of a causal model was evaluated.")
-    frame = frame[frame["kernel"].isin(kernels)]
-    losses = [*frame["loss_low"], *frame["loss_high"]]
-    titles = [LOSS_TITLE, *[None] * (len(kernels) - 1)]
-    axes = [style.value_axis(title, losses) for title in titles]
-    panels = [_kernel_panel(frame, k, y) for k, y in zip(kernels, axes, strict=True)]
-    return alt.hconcat(*panels)
+    """End metric against r of OVO, OVA and the baselines, one panel a model; dashed: exact."""
+    models = _every_model(records)
+    if not models:
+        return style.empty("No optimal approximation was evaluated.")
+    frames = [model.settings for model in models]
+    series = {name for frame in frames for name in frame[frame["r"].notna()]["series"]}
+    panels = []
+    for model in models:
+        alike = [m.settings[list(m.fields)] for m in models if m.fields == model.fields]
+        y = style.value_axis(model.y_title, pd.concat(alike).to_numpy().ravel().tolist())
+        panels.append(_metric_panel(model, style.method_marks(series), y))
+    return alt.concat(*panels, columns=2)

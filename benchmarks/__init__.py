@@ -1,0 +1,1 @@
+"""Speed and memory, measured beside a peer in the same run: python -m benchmarks.<name>."""

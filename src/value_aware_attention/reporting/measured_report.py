@@ -1,0 +1,150 @@
+"""Figures and table of what was measured on recorded attention calls, with their captions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from value_aware_attention.reporting import captions
+from value_aware_attention.reporting.figure import Figure
+from value_aware_attention.reporting.measurements import (
+    AWARE,
+    Measured,
+    OutputError,
+    Rows,
+    error_rows,
+    keys_needed,
+    sizes_to_compare,
+    with_output_error,
+)
+from value_aware_attention.reporting.output_error_figures import (
+    FLOOR,
+    keys_needed_figure,
+    output_error_figure,
+)
+from value_aware_attention.reporting.skewness_figure import gap_findings, skewness_figure
+from value_aware_attention.reporting.table import DASH, Table, setting_value
+
+SMALLEST = setting_value(FLOOR)
+
+NEEDED = (
+    "The smallest number of keys chosen by attention weight (OVO) whose output error, summed over "
+    "the layers, is at most that of r value-aware keys (OVA)."
+)
+CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
+
+
+def _queries(measured: Iterable[Measured]) -> str:
+    """What the output errors were measured on: "causal, elu: 256 queries in each of 4 layers"."""
+    groups: dict[str, list[str]] = {}
+    for item, errors in with_output_error(list(measured)):
+        layers = len(errors["squared_norm"])
+        on = f"{errors['rows']:,} queries in each of {layers} layers, {errors['keys']:,} keys"
+        of = f"{on}, heads of {errors['head_dim']} dimensions, OVA's search: {errors['search']}"
+        groups.setdefault(of, []).append(item.label)
+    sentences = [f"{'; '.join(labels)}: {of}." for of, labels in groups.items()]
+    return " ".join(sentences) or "No output error was measured."
+
+
+def _output_error_caption(measured: Sequence[Measured]) -> str:
+    return (
+        "Sum of |o − õ|² over the sum of |o|², in every layer on the exact model's own queries, "
+        "keys and values. Thick: all layers pooled; thin: OVO and OVA in each layer. "
+        f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.BASELINES} Dashed: the expected error "
+        "of the mean of r values drawn from α, Var/r (Maurey), which the optimum is never above. "
+        f"Errors under {SMALLEST}, zero included, are drawn at {SMALLEST}. {_queries(measured)}"
+    )
+
+
+def _needed_caption(measured: Sequence[Measured]) -> str:
+    return (
+        f"{NEEDED} Dashed: as many keys. {captions.BEST_FOUND} {CONSERVATIVE} {_queries(measured)}"
+    )
+
+
+def _skewness_caption(measured: Sequence[Measured]) -> str:
+    rows = sorted({gap["rows"] for item in measured if (gap := item.skewness_gap)})
+    on = f"{' or '.join(f'{count:,}' for count in rows) or 'No'} queries a layer."
+    return (
+        "Section 3 argues that the flatter the attention weights, the more the values decide which "
+        "keys matter: for a polynomial kernel of degree 0 all weights are equal, and with the "
+        "degree they become skewed. One point is one layer: its own kernel, and polynomials put in "
+        "its place on the same queries, keys and values (post hoc; a line joins the degrees of a "
+        "layer). Effective keys: exp of the weights' entropy, as a share of all keys (a causal "
+        f"query sees fewer). Errors under {SMALLEST} count as {SMALLEST}. {captions.BEST_FOUND} "
+        f"{gap_findings(measured)} {on}"
+    )
+
+
+def measured_figures(
+    measured: Sequence[Measured], names: Mapping[str, tuple[str, str]], setting: str
+) -> list[Figure]:
+    """Output error, keys needed and skewness against the gap.
+
+    `names` gives each figure's file name and what its title begins with; `setting` ends captions.
+    """
+    drawn = (
+        (
+            "output_error",
+            "Output error against the keys kept",
+            _output_error_caption(measured),
+            output_error_figure(measured),
+        ),
+        (
+            "keys_needed",
+            "How many keys chosen by weight match r value-aware keys",
+            _needed_caption(measured),
+            keys_needed_figure(measured),
+        ),
+        (
+            "skewness_gap",
+            "Skewness of the attention and what choosing by the output gains",
+            _skewness_caption(measured),
+            skewness_figure(measured),
+        ),
+    )
+    return [
+        Figure(names[name][0], names[name][1] + title, f"{caption} {setting}", chart)
+        for name, title, caption, chart in drawn
+    ]
+
+
+def _needed_rows(item: Measured, errors: OutputError) -> Rows:
+    """One row for every size pooled, then for every size in each layer."""
+    rows = []
+    for layer in (None, *range(len(errors["squared_norm"]))):
+        aware = {row["r"]: row["error"] for row in error_rows(errors, AWARE, layer)}
+        for r in sizes_to_compare(errors):
+            needed = keys_needed(errors, r, layer)
+            row: dict[str, Any] = {"model": item.label, "layer": "all" if layer is None else layer}
+            row |= {"r": r, "keys_needed": needed, "keys": errors["keys"]}
+            row |= {"share": None if needed is None else needed / errors["keys"]}
+            rows.append(row | {"value_aware_error": aware[r]})
+    return rows
+
+
+def _needed_text(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["keys_needed"] is None:
+        return DASH
+    return f"{row['keys_needed']:,} ({100 * row['share']:.0f}%)"
+
+
+def keys_needed_table(measured: Sequence[Measured], setting: str) -> Table:
+    """Keys chosen by weight that match r value-aware keys; the CSV has every layer."""
+    items = with_output_error(measured)
+    rows = [row for item, errors in items for row in _needed_rows(item, errors)]
+    columns = ("model", "layer", "r", "keys_needed", "keys", "share", "value_aware_error")
+    data = pd.DataFrame(rows, columns=list(columns))
+    data["keys_needed"] = data["keys_needed"].astype("Int64")
+    pooled = {(row["model"], row["r"]): row for row in rows if row["layer"] == "all"}
+    sizes = sorted({r for _, r in pooled})
+    display = pd.DataFrame({"r, value-aware keys": [str(r) for r in sizes]})
+    for item, errors in items:
+        name = f"{item.label}, keys of {errors['keys']:,}"
+        display[name] = [_needed_text(pooled.get((item.label, r))) for r in sizes]
+    caption = (
+        f"{NEEDED} In brackets their share of all keys; the CSV has each layer. "
+        f"{captions.BEST_FOUND} {CONSERVATIVE} {_queries(measured)} {setting}"
+    )
+    title = "Keys chosen by attention weight that match r value-aware keys"
+    return Table("keys_needed", title, caption, data, display)
