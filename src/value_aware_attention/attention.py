@@ -74,6 +74,8 @@ def visibility(
 ) -> Bool[Tensor, "*#batch #N #M"] | None:
     """One mask, True = visible, for `attn_mask` and `is_causal` together; None = everything."""
     check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+    if attn_mask is not None:
+        attn_mask = torch.atleast_2d(attn_mask)  # (keys,) hides the same keys from every query
     if not is_causal:
         return attn_mask
     queries, keys = query.shape[-2], key.shape[-2]

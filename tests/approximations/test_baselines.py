@@ -298,3 +298,11 @@ def test_bad_arguments_are_refused() -> None:
         with pytest.raises(ValueError, match=r"seed is .*>= 0"):
             SampledKeys(4, seed=seed)  # type: ignore[arg-type]
     assert "norm=1" in repr(NormWeightedKeys(4, norm=1)) and "seed=3" in repr(SampledKeys(4, 3))
+
+
+def test_more_queries_leave_the_first_draws_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 20, 4, generator=generator) for _ in range(3))
+    method = SampledKeys(3, 5)
+    few = method.select(query[:, :, :12], key, value)
+    torch.testing.assert_close(method.select(query, key, value).weights[:, :, :12], few.weights)

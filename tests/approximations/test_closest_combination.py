@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from value_aware_attention.approximations import reference_solver
 from value_aware_attention.approximations.closest_combination import (
     Problem,
+    compiled,
     optimal_weights,
     solve,
 )
@@ -510,3 +512,23 @@ def test_hidden_keys_get_no_weight(engine: str) -> None:
     torch.testing.assert_close(weights.sum(-1), torch.tensor([[1.0, 0.0, 1.0]]).double())
     best = reference_solver.closest_in_hull(instance.value[0, [1, 6]], instance.output[0, 0])
     torch.testing.assert_close(weights[0, 0, [0, 3]], best)
+
+
+def test_the_compiled_engine_needs_the_cpu() -> None:
+    instance = problem(torch.randn(1, 5, 3), torch.full((1, 2, 5), 0.2))
+    elsewhere = replace(instance, value=instance.value.to("meta"))
+    with pytest.raises(ValueError, match="needs the CPU"):
+        solve(elsewhere, 2, "fast", "compiled")
+
+
+def test_without_a_compiler_the_search_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    compiled.library.cache_clear()
+    try:
+        assert compiled.library() is None
+        instance = problem(torch.randn(1, 9, 3), torch.full((1, 2, 9), 1 / 9))
+        assert torch.equal(solve(instance, 2, "fast")[0], solve(instance, 2, "fast", "torch")[0])
+        with pytest.raises(RuntimeError, match="engine='torch'"):
+            solve(instance, 2, "fast", "compiled")
+    finally:
+        compiled.library.cache_clear()

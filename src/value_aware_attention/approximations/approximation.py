@@ -15,10 +15,17 @@ from value_aware_attention.attention import working_precision as _working
 from value_aware_attention.error import squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
 
-__all__ = ["Approximation", "Inputs", "SparseApproximation", "SparseWeights", "check_at_least"]
+__all__ = [
+    "Approximation",
+    "Inputs",
+    "SparseApproximation",
+    "SparseWeights",
+    "check_at_least",
+    "weighted_sum",
+]
 
-WEIGHTS_AT_ONCE = 2**24
-"""Attention weights that a block of queries may hold: 64 MiB of fp32."""
+NUMBERS_AT_ONCE = 2**24
+"""What the largest matrix of a block of queries may hold: 64 MiB of fp32."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,13 @@ class Inputs:
             return replace(self, value=(value - mean).where(seen, 0.0))
         return replace(self, value=value - value.mean(dim=-2, keepdim=True))
 
-    def blocks(self) -> Iterator["Inputs"]:
-        """The call in blocks of queries, so that all heads' N x M weights need not be held."""
+    def blocks(self, numbers: int = 0) -> Iterator["Inputs"]:
+        """The call in blocks of queries, so that all heads' N x M weights need not be held.
+
+        `numbers`: how many a query needs, where that is more than its M weights.
+        """
         heads = torch.Size(self.batch).numel()
-        rows = max(1, WEIGHTS_AT_ONCE // max(1, heads * self.keys))
+        rows = max(1, NUMBERS_AT_ONCE // max(1, heads * max(self.keys, numbers)))
         for first in range(0, max(1, self.query.shape[-2]), rows):
             visible = self.visible
             if visible is not None and visible.shape[-2] > 1:
@@ -104,7 +114,8 @@ class Approximation(nn.Module, ABC):
     ) -> Float[Tensor, "*batch N V"]:
         """The approximate output, in the dtype of `value`; fully masked rows give zeros."""
         inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
-        return self.approximate(inputs).to(value.dtype)
+        with torch.autocast(value.device.type, enabled=False):
+            return self.approximate(inputs).to(value.dtype)
 
     def inputs(
         self,
@@ -174,7 +185,7 @@ def weighted_sum(
 ) -> Float[Tensor, "*batch N V"]:
     """sum_r weights_r value[indices_r], reading only the keys kept where they are few."""
     keys, width = value.shape[-2:]
-    if 8 * indices.shape[-1] > keys:
+    if 8 * indices.shape[-1] > keys or indices.numel() == 0:
         return dense_weights(indices, weights, keys) @ value
     batch = indices.shape[:-2]
     every = value.expand(*batch, keys, width).reshape(-1, width)
@@ -186,6 +197,9 @@ def weighted_sum(
 
 class SparseApproximation(Approximation):
     """An approximation that keeps at most `r` keys per query."""
+
+    queries_alone: bool = True
+    """False: what a query keeps depends on its place among the queries."""
 
     solves_for_weights: bool = False
     """True: weights come from a solver, so an evaluation keeps its largest support and error."""
@@ -213,14 +227,24 @@ class SparseApproximation(Approximation):
     ) -> SparseWeights:
         """The keys kept for each query, their weights, and the output error they leave."""
         inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
-        indices, weights = self.choose(inputs)
-        centred = inputs.centred()
-        output = weighted_sum(indices, weights, centred.value)
-        error = squared_output_error(output, centred.output())
-        return SparseWeights(indices, weights, error, self.proved_optimal(inputs, error))
+        with torch.autocast(value.device.type, enabled=False):
+            indices, weights = self.choose_all(inputs)
+            centred = inputs.centred()
+            output = weighted_sum(indices, weights, centred.value)
+            error = squared_output_error(output, centred.output())
+            return SparseWeights(indices, weights, error, self.proved_optimal(inputs, error))
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        return weighted_sum(*self.choose(inputs), inputs.value)
+        return weighted_sum(*self.choose_all(inputs), inputs.value)
+
+    def choose_all(
+        self, inputs: Inputs
+    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        """`choose`, block by block where each query can be answered alone."""
+        blocks = inputs.blocks() if self.queries_alone else [inputs]
+        parts = zip(*[self.choose(block) for block in blocks], strict=True)
+        indices, weights = (torch.cat(part, dim=-2) for part in parts)
+        return indices, weights
 
     @abstractmethod
     def choose(

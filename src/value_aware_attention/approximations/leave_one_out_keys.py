@@ -20,8 +20,7 @@ class LeaveOneOutKeys(RankedKeys):
     def scores(
         self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        output = weights @ inputs.value
-        centre = output.mean(dim=-2, keepdim=True)  # distances keep their digits far from 0
-        distance = torch.cdist(output - centre, inputs.value - centre)
+        value = inputs.centred().value  # distances keep their digits far from 0
+        distance = torch.cdist(weights @ value, value)
         left = 1 - weights
         return (weights / left * distance).masked_fill(left <= 0, torch.inf)

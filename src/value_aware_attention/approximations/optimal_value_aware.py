@@ -1,7 +1,5 @@
 """optimal-v-aware-r: the closest convex combination of at most r values to the exact output."""
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -25,7 +23,7 @@ class OptimalValueAware(SparseApproximation):
 
     `search` is the effort: "fast" adds the key of steepest descent and solves for all weights
     again; "default" looks closer at the steepest keys and takes back keys that no longer pay;
-    "best" also follows the 16 best sets of every size. `engine` is "compiled" (CPU; the default
+    "best" also follows the 32 best sets of every size. `engine` is "compiled" (CPU; the default
     there, built by the C++ compiler on first use), "torch" (any device), or None to choose.
     """
 
@@ -42,20 +40,18 @@ class OptimalValueAware(SparseApproximation):
         self.search = search
         self.engine = engine
 
+    @torch.no_grad()
     def choose(
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        queries = inputs.query.shape[-2]
-        found = [
-            closest_combination.solve(problem, self.r, self.search, self.engine)
-            for problem in _problems(inputs)
-        ]
-        shape = (*inputs.batch, queries, min(self.r, inputs.keys))
-        if not found:
+        shape = (*inputs.batch, inputs.query.shape[-2], min(self.r, inputs.keys))
+        if 0 in shape:
             empty = inputs.value.new_zeros(shape)
             return empty.long(), empty
-        indices, weights = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
-        return indices.reshape(shape), weights.reshape(shape)
+        problem = closest_combination.flatten(inputs)
+        found = closest_combination.solve(problem, self.r, self.search, self.engine)
+        indices, weights = (x.reshape(shape) for x in found)
+        return indices, weights
 
     @torch.no_grad()
     def path(
@@ -74,12 +70,16 @@ class OptimalValueAware(SparseApproximation):
         gone on and come back.
         """
         inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
-        errors = [
-            closest_combination.solve_path(problem, self.r, self.search, self.engine)
-            for problem in _problems(inputs)
-        ]
         shape = (*inputs.batch, inputs.query.shape[-2], self.r)
-        return torch.cat(errors, dim=1).reshape(shape) if errors else value.new_zeros(shape)
+        if 0 in (*shape, inputs.keys):
+            return value.new_zeros(shape)
+        with torch.autocast(value.device.type, enabled=False):
+            problems = map(closest_combination.flatten, inputs.blocks(3 * self.r**2))
+            errors = [
+                closest_combination.solve_path(problem, self.r, self.search, self.engine)
+                for problem in problems
+            ]
+        return torch.cat(errors, dim=1).reshape(shape)
 
     def proved_optimal(
         self, inputs: Inputs, error: Float[Tensor, "*batch N"]
@@ -94,11 +94,5 @@ class OptimalValueAware(SparseApproximation):
         return none_left | (seen <= self.r)
 
     def extra_repr(self) -> str:
-        return f"r={self.r}, search={self.search!r}"
-
-
-def _problems(inputs: Inputs) -> Iterator[closest_combination.Problem]:
-    """The call block by block; nothing where there is no query."""
-    if 0 in (*inputs.batch, inputs.query.shape[-2]):
-        return
-    yield from map(closest_combination.flatten, inputs.blocks())
+        engine = "" if self.engine is None else f", engine={self.engine!r}"
+        return f"r={self.r}, search={self.search!r}{engine}"

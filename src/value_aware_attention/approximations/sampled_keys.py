@@ -22,6 +22,8 @@ class SampledKeys(SparseApproximation):
     sequences of a batch nor keys that a query cannot see move them.
     """
 
+    queries_alone = False
+
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r)
         self.seed = check_at_least(0, seed=seed)
@@ -42,14 +44,18 @@ class SampledKeys(SparseApproximation):
         """Inverse transform sampling: the first key whose cumulative weight exceeds u."""
         # fp64, so that neither rounding nor later keys of weight 0 shift where a key begins.
         cumulative = weights.double().cumsum(dim=-1).contiguous()
-        u = self._uniforms(weights.shape[-3:-1]).to(weights.device) * cumulative[..., -1:]
+        u = self._uniforms(*weights.shape[:-1][-2:]).to(weights.device) * cumulative[..., -1:]
         last = weights.shape[-1] - 1  # in a row without visible keys nothing exceeds u
         return torch.searchsorted(cumulative, u, right=True).clamp_max(last)
 
-    def _uniforms(self, rows: torch.Size) -> Float[Tensor, "*rows draws"]:
-        """One number in [0, 1) a draw, for each (head and) query, drawn on the CPU."""
+    def _uniforms(self, *rows: int) -> Float[Tensor, "*rows draws"]:
+        """One number in [0, 1) a draw, for each (head and) query, drawn on the CPU.
+
+        Query by query, so that a longer sequence leaves the draws of the first queries alone.
+        """
         generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(*rows, self.r, generator=generator, dtype=torch.float64)
+        drawn = torch.rand(*rows[::-1], self.r, generator=generator, dtype=torch.float64)
+        return drawn if len(rows) == 1 else drawn.transpose(0, 1)
 
     def extra_repr(self) -> str:
         return f"r={self.r}, seed={self.seed}"

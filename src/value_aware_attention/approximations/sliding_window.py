@@ -21,6 +21,8 @@ class SlidingWindow(SparseApproximation):
     Causal: the token itself and the r - 1 keys before it. Queries are the last N of M positions.
     """
 
+    queries_alone = False
+
     def choose(
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:

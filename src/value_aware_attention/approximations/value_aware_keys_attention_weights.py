@@ -31,7 +31,8 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         weights = inputs.weights().expand(*inputs.batch, -1, -1)
         r = min(self.r, inputs.keys)
         with torch.no_grad():
-            blocks = [_greedy(w, inputs.value, r) for w in weights.split(QUERIES_AT_ONCE, dim=-2)]
+            value = inputs.centred().value  # distances keep their digits far from 0
+            blocks = [_greedy(w, value, r) for w in weights.split(QUERIES_AT_ONCE, dim=-2)]
             indices = torch.cat([kept for kept, _ in blocks], dim=-2)
             size = torch.cat([best for _, best in blocks], dim=-1)
         within = torch.arange(r, device=size.device) < size[..., None]
@@ -46,24 +47,21 @@ def _greedy(
     With x the combination so far and A its attention mass, adding key i moves x to
     x + t (v_i - x), t = alpha_i / (A + alpha_i).
     """
-    # Distances do not depend on the origin, digits do: it is put amid the outputs.
-    centre = (weights @ value).mean(dim=-2, keepdim=True)
-    value = value - centre
     output = weights @ value
     distance = torch.cdist(output, value).square()
     residual, mass = torch.zeros_like(output), torch.zeros_like(weights[..., :1])
-    penalty = torch.zeros_like(weights).masked_fill(~usable(weights), torch.inf)
+    taken = ~usable(weights)
     best = torch.full_like(weights[..., 0], torch.inf)
     size = torch.zeros_like(best, dtype=torch.int64)
     order = []
     for step in range(r):
         share = weights / (mass + weights).clamp_min_(torch.finfo(weights.dtype).tiny)
         errors = _errors_on_segments(residual, output, value, distance, share)
-        smallest, key = errors.add_(penalty).min(dim=-1, keepdim=True)
+        smallest, key = errors.masked_fill_(taken, torch.inf).min(dim=-1, keepdim=True)
         added = torch.take_along_dim(value, key, dim=-2) - output
         residual = torch.lerp(residual, added, share.gather(-1, key))
         mass = mass + weights.gather(-1, key)
-        penalty.scatter_(-1, key, torch.inf)
+        taken.scatter_(-1, key, True)
         error = residual.square().sum(dim=-1).where(smallest[..., 0].isfinite(), torch.inf)
         size, best = size.where(error >= best, step + 1), torch.minimum(best, error)
         order.append(key)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from value_aware_attention.approximations import SparseApproximation, SparseWeights
+from value_aware_attention.approximations.approximation import weighted_sum
 from value_aware_attention.attention import attention
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.evaluation.intervals import paired_difference
@@ -115,7 +116,7 @@ class _Audit(nn.Module):
             return method(query, key, value, **options)
         chosen = method.select(query, key, value, **options)
         self._note(chosen, value)
-        return (chosen.dense(key.shape[-2]) @ value.float()).to(value.dtype)
+        return weighted_sum(chosen.indices, chosen.weights, value.float()).to(value.dtype)
 
     def _note(self, chosen: SparseWeights, value: Tensor) -> None:
         error = chosen.error.max().sqrt() / value.float().norm(dim=-1).max()

@@ -81,9 +81,11 @@ def optimal_weights(
 
 def _engine(problem: Problem, name: str | None) -> ModuleType:
     """The one asked for; without a name the compiled one where it runs."""
+    on_cpu = problem.value.device.type == "cpu"
+    if name == "compiled" and not on_cpu:
+        raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
     if name is not None:
         return ENGINES[name]
-    on_cpu = problem.value.device.type == "cpu"
     return compiled if on_cpu and compiled.library() is not None else batched
 
 

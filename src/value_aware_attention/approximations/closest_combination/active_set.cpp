@@ -17,9 +17,9 @@
 
 namespace {
 
-constexpr int GROUP = 6;   // queries that share one pass over the values
+constexpr int TOGETHER = 6;   // queries that share one pass over the values
 constexpr int TILE = 16;   // keys of a packed tile
-constexpr int GROUPS = 16;  // interleaved groups of keys
+constexpr int KEY_GROUPS = 16;  // interleaved groups of keys
 constexpr int BEAM = 32;   // sets of every size that the "best" search extends
 constexpr float NEARLY = 0.5f;  // of the steepest slope: a key worth a closer look
 constexpr int LOOKS = 256;      // keys looked at closely, times the size of the set
@@ -101,24 +101,24 @@ template <class T> void outer(T* rows, int count, int stride, const T* x, const 
       P::store(rows + n, P::load(rows + n) + x[i] * P::load(y + n));
 }
 
-// dots[q * keys + m] = <residual_q, v_m> for GROUP queries and the first `tiles` tiles
+// dots[q * keys + m] = <residual_q, v_m> for TOGETHER queries and the first `tiles` tiles
 template <class T>
 void scan(const T* packed, long tiles, int dim, const T* residuals, T* dots, long keys) {
   using P = Pack<T>;
   for (long tile = 0; tile < tiles; ++tile)
     for (int part = 0; part < TILE / P::lanes; part += 2) {
-      typename P::type left[GROUP] = {}, right[GROUP] = {};
+      typename P::type left[TOGETHER] = {}, right[TOGETHER] = {};
       const T* v = packed + tile * dim * TILE + part * P::lanes;
       for (int c = 0; c < dim; ++c, v += TILE) {
         const auto x = P::load(v), y = P::load(v + P::lanes);
 #pragma GCC unroll 6
-        for (int q = 0; q < GROUP; ++q) {
-          const T r = residuals[c * GROUP + q];
+        for (int q = 0; q < TOGETHER; ++q) {
+          const T r = residuals[c * TOGETHER + q];
           left[q] += r * x, right[q] += r * y;
         }
       }
       T* out = dots + tile * TILE + part * P::lanes;
-      for (int q = 0; q < GROUP; ++q) {
+      for (int q = 0; q < TOGETHER; ++q) {
         P::store(out + q * keys, left[q]);
         P::store(out + q * keys + P::lanes, right[q]);
       }
@@ -180,13 +180,13 @@ template <class T> class Solver {
         capacity_(std::min<long>(std::min(call.r + 1, call.dim + 1), call.keys)),
         stride_(padded(capacity_, Pack<T>::lanes)),
         padded_keys_(call.tiles * TILE),
-        states_(call.search == BEST ? GROUP + 2 * BEAM : GROUP),
+        states_(call.search == BEST ? TOGETHER + 2 * BEAM : TOGETHER),
         storage_(states_ * state_size() + 8 * (width_ + stride_)),
         keys_(states_ * capacity_),
         state_(states_),
-        dots_(lanes() * padded_keys_),
-        inverse_(GROUP * padded_keys_),
-        residuals_(lanes() * width_) {
+        dots_(TOGETHER * padded_keys_),
+        inverse_(TOGETHER * padded_keys_),
+        residuals_(TOGETHER * width_) {
     T* next = storage_.data();
     const auto take = [&next](long count) { return (next += count) - count; };
     for (int s = 0; s < states_; ++s) {
@@ -208,7 +208,7 @@ template <class T> class Solver {
   long state_size() const {
     return long(capacity_) * (width_ + stride_) + 2 * stride_ + 2 * width_;
   }
-  int lanes() const { return call_.search == BEST ? padded(BEAM, GROUP) : GROUP; }
+  int lanes() const { return call_.search == BEST ? padded(BEAM, TOGETHER) : TOGETHER; }
   const T* output(long query) const { return static_cast<const T*>(call_.output) + query * width_; }
   const T* alpha(long query) const {
     return static_cast<const T*>(call_.weights) + query * call_.keys;
@@ -261,8 +261,8 @@ template <class T> class Solver {
   std::vector<State<T>> state_;
   std::vector<T> dots_, inverse_, residuals_;
   std::vector<Child<T>> children_;
-  T slope_[GROUPS];
-  int64_t listed_[GROUPS];
+  T slope_[KEY_GROUPS];
+  int64_t listed_[KEY_GROUPS];
   T *atom_, *row_, *mix_, *again_, *column_, *trial_;
 };
 
@@ -516,24 +516,24 @@ void Solver<T>::start(Query<T>& query, State<T>& s, const T* dots, T* inverse) {
   record(query, s);
 }
 
-// The steepest key of each of GROUPS interleaved groups; where a group has none, the slope is 0.
+// The steepest key of each of KEY_GROUPS interleaved groups; where a group has none, the slope is 0.
 template <class T>
 T Solver<T>::shortlist(const State<T>& s, const Query<T>& query, const T* dots, const T* inverse) {
   using P = Pack<T>;
-  constexpr int PARTS = GROUPS / P::lanes;
+  constexpr int PARTS = KEY_GROUPS / P::lanes;
   const auto shift = typename P::type{} + (s.error - dot(s.residual, query.output, width_));
   typename P::type most[PARTS] = {}, where[PARTS] = {};
-  for (long first = 0; first < padded_keys_; first += GROUPS)
+  static_assert(KEY_GROUPS == TILE, "a tile holds one key of every group");
+  for (long first = 0; first < query.tiles * TILE; first += KEY_GROUPS)
     for (int part = 0; part < PARTS; ++part) {
       const long m = first + part * P::lanes;
-      if (m >= query.tiles * TILE) break;
       const auto slope = (P::load(dots + m) + shift) * P::load(inverse + m);
       const auto more = slope > most[part];
       most[part] = more ? slope : most[part];
       where[part] = more ? typename P::type{} + T(first) : where[part];
     }
   T steepest = 0;
-  for (int group = 0; group < GROUPS; ++group) {
+  for (int group = 0; group < KEY_GROUPS; ++group) {
     slope_[group] = most[group / P::lanes][group % P::lanes];
     listed_[group] = long(where[group / P::lanes][group % P::lanes]) + group;
     steepest = std::max(steepest, slope_[group]);
@@ -559,17 +559,17 @@ template <class T>
 int64_t Solver<T>::pick(const State<T>& s, const Query<T>& query, const T* dots, const T* inverse) {
   const T steepest = shortlist(s, query, dots, inverse);
   if (!(steepest > 0)) return -1;
-  if (call_.search == FAST) return listed_[std::find(slope_, slope_ + GROUPS, steepest) - slope_];
+  if (call_.search == FAST) return listed_[std::find(slope_, slope_ + KEY_GROUPS, steepest) - slope_];
   int64_t best = -1;
   T most = 0, least = NEARLY * steepest;
   const int looks = std::max(2, LOOKS / s.size);
-  if (looks < GROUPS) {  // the larger the set, the more a look costs and the less it matters
-    T ordered[GROUPS];
-    std::copy(slope_, slope_ + GROUPS, ordered);
-    std::nth_element(ordered, ordered + looks - 1, ordered + GROUPS, std::greater<T>());
+  if (looks < KEY_GROUPS) {  // the larger the set, the more a look costs and the less it matters
+    T ordered[KEY_GROUPS];
+    std::copy(slope_, slope_ + KEY_GROUPS, ordered);
+    std::nth_element(ordered, ordered + looks - 1, ordered + KEY_GROUPS, std::greater<T>());
     least = std::max(least, ordered[looks - 1]);
   }
-  for (int lane = 0; lane < GROUPS; ++lane) {
+  for (int lane = 0; lane < KEY_GROUPS; ++lane) {
     if (slope_[lane] < least) continue;
     const int64_t key = listed_[lane];
     const T now = gain(s, query, key, slope_[lane] / inverse[key]);
@@ -616,23 +616,23 @@ bool Solver<T>::step(Query<T>& query, State<T>& s, const T* dots, const T* inver
 }
 
 template <class T> void Solver<T>::run(long first, long last) {
-  std::vector<Query<T>> queries(GROUP);
-  std::vector<bool> live(GROUP, false);
+  std::vector<Query<T>> queries(TOGETHER);
+  std::vector<bool> live(TOGETHER, false);
   long next = first;
   while (true) {
     long tiles = 0;
-    for (int q = 0; q < GROUP; ++q) {
+    for (int q = 0; q < TOGETHER; ++q) {
       while (!live[q] && next < last) {
         live[q] = open(queries[q], next++);
         if (live[q])
-          for (int c = 0; c < call_.dim; ++c) residuals_[c * GROUP + q] = queries[q].output[c];
+          for (int c = 0; c < call_.dim; ++c) residuals_[c * TOGETHER + q] = queries[q].output[c];
       }
       if (live[q]) tiles = std::max(tiles, queries[q].tiles);
     }
     if (tiles == 0) return;
     scan(static_cast<const T*>(call_.packed), tiles, call_.dim, residuals_.data(), dots_.data(),
          padded_keys_);
-    for (int q = 0; q < GROUP; ++q) {
+    for (int q = 0; q < TOGETHER; ++q) {
       if (!live[q]) continue;
       const T* dots = dots_.data() + q * padded_keys_;
       T* inverse = inverse_.data() + q * padded_keys_;
@@ -644,10 +644,10 @@ template <class T> void Solver<T>::run(long first, long last) {
         done = step(queries[q], state_[q], dots, inverse);
       }
       if (!done) {
-        for (int c = 0; c < call_.dim; ++c) residuals_[c * GROUP + q] = state_[q].residual[c];
+        for (int c = 0; c < call_.dim; ++c) residuals_[c * TOGETHER + q] = state_[q].residual[c];
         continue;
       }
-      if (call_.search == BEST && call_.r > 1) beam(queries[q], state_[q], inverse);
+      if (call_.search == BEST && call_.r > 1 && !(call_.sizes == 1 && near(state_[q]))) beam(queries[q], state_[q], inverse);
       guard(queries[q].number, state_[q]);
       live[q] = false;
     }
@@ -662,7 +662,7 @@ void Solver<T>::children(const Query<T>& query, const State<T>& s, int parent, c
   uint64_t support = 0;
   for (int i = 0; i < s.size; ++i) support += hashed(s.keys[i]);
   const T lift = s.lift * s.lift, factor = lift / (lift + s.error);
-  for (int lane = 0; lane < GROUPS; ++lane) {
+  for (int lane = 0; lane < KEY_GROUPS; ++lane) {
     const int64_t key = listed_[lane];
     if (!(slope_[lane] > 0) || slope_[lane] <= s.zero * inverse[key]) continue;
     const T grown = gain(s, query, key, factor * slope_[lane] / inverse[key]) / lift;
@@ -688,7 +688,7 @@ template <class T> int Solver<T>::survivors(int wanted) {
 
 // Extends the BEAM best sets of every size at once, from the BEAM closest values.
 template <class T> void Solver<T>::beam(Query<T>& query, const State<T>& own, const T* inverse) {
-  State<T>*parents = state_.data() + GROUP, *next = parents + BEAM;
+  State<T>*parents = state_.data() + TOGETHER, *next = parents + BEAM;
   std::vector<int64_t> closest;
   for (long m = 0; m < call_.keys; ++m)
     if (inverse[m] > 0) closest.push_back(m);
@@ -701,14 +701,14 @@ template <class T> void Solver<T>::beam(Query<T>& query, const State<T>& own, co
     parents[i].scale = own.scale, parents[i].zero = own.zero;
     begin(parents[i], closest[i], query.output);
   }
-  std::vector<T> dots(lanes() * padded_keys_), residuals(GROUP * width_);
+  std::vector<T> dots(lanes() * padded_keys_), residuals(TOGETHER * width_);
   for (int size = 2; size <= std::min(call_.r, capacity_) && count > 0; ++size) {
     children_.clear();
-    for (int group = 0; group < count; group += GROUP) {
-      const int members = std::min(GROUP, count - group);
+    for (int group = 0; group < count; group += TOGETHER) {
+      const int members = std::min(TOGETHER, count - group);
       for (int q = 0; q < members; ++q)
         for (int c = 0; c < call_.dim; ++c)
-          residuals[c * GROUP + q] = parents[group + q].residual[c];
+          residuals[c * TOGETHER + q] = parents[group + q].residual[c];
       T* out = dots.data() + group * padded_keys_;
       scan(static_cast<const T*>(call_.packed), query.tiles, call_.dim, residuals.data(), out,
            padded_keys_);

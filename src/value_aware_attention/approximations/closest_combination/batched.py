@@ -22,10 +22,14 @@ from value_aware_attention.approximations.closest_combination.problem import (
     TOLERANCE,
     Problem,
 )
+from value_aware_attention.approximations.ranked_keys import top_keys
 
 __all__ = ["search", "weigh"]
 
-ROWS_AT_ONCE = {"cpu": 512, "cuda": 65536}
+ROWS_AT_ONCE = 512
+"""On a CPU, whose caches hold no more."""
+BYTES_AT_ONCE = 2**28
+"""Elsewhere."""
 GROUPS = 16
 """Interleaved groups of keys; the steepest of each group is looked at closely."""
 BEAM = 32
@@ -107,7 +111,7 @@ class _Sets:
         frame, across = self.frame[:, :used], self.across[:, :, :used]
         share = torch.bmm(atom[:, None], across)
         rest = atom - torch.bmm(share, frame)[:, 0]
-        if bool((rest.square().sum(-1) < 0.05 * before).any()):
+        if bool((live & (rest.square().sum(-1) < 0.05 * before)).any()):
             again = torch.bmm(rest[:, None], across)
             rest -= torch.bmm(again, frame)[:, 0]
             share = share + again
@@ -239,7 +243,7 @@ class _Kept:
 class _Rows:
     """The queries still searched: per head the same number, so that one product scans them all."""
 
-    PER_ROW = ("row", "output", "distance", "scale", "zero", "inverse")
+    PER_ROW = ("row", "output", "scale", "zero", "inverse")
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -288,10 +292,14 @@ class _Rows:
         for name in self.PER_ROW:
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
+    def fullest(self, live: Bool[Tensor, " B"]) -> int:
+        """Live rows of the head that has most."""
+        return int(live.view(self.heads, -1).sum(1).max())
+
     def keep(self, live: Bool[Tensor, " B"]) -> Tensor:
         """Goes on with the live rows (padded per head to one number); the positions kept."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
-        most = int(live.view(self.heads, -1).sum(1).max())
+        most = self.fullest(live)
         first = torch.arange(self.heads, device=live.device)[:, None] * self.queries
         kept = (order[:, :most] + first).flatten()
         self.queries = most
@@ -316,15 +324,23 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
     """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r."""
     heads, queries = problem.output.shape[:2]
     found = []
-    at_once = ROWS_AT_ONCE.get(problem.value.device.type, ROWS_AT_ONCE["cuda"])
-    if effort == "best":
-        at_once = max(1, at_once // BEAM)
-    for part in _parts(problem, at_once):
+    for part in _parts(problem, _rows_at_once(problem, r, effort)):
         kept = _Kept(part.output.shape[0] * part.output.shape[1], sizes, r, part.value)
         _search(part, r, effort, kept)
         found.append((kept.keys, kept.mass))
     keys, mass = (torch.cat(parts) for parts in zip(*found, strict=True))
     return keys.view(heads, queries, sizes, r), mass.view(heads, queries, sizes, r)
+
+
+def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
+    """Queries searched together."""
+    keys, width = problem.value.shape[1:]
+    size = min(r, width) + 2
+    numbers = 2 * size * (width + 1) + size**2 + 4 * keys
+    rows = BYTES_AT_ONCE // (numbers * problem.value.element_size())
+    if problem.value.device.type == "cpu":
+        rows = min(rows, ROWS_AT_ONCE)
+    return max(1, rows // BEAM if effort == "best" else rows)
 
 
 def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
@@ -380,7 +396,7 @@ def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
 def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effort: str) -> None:
     """Forward steps, each followed by backward steps unless the search is "fast"."""
     while bool(live.any()):
-        if int(live.sum()) < 0.7 * len(live):
+        if rows.fullest(live) < 0.7 * rows.queries:
             chosen = rows.keep(live)
             sets, live = sets.take(chosen), live[chosen]
         slope, keys = rows.steepest(sets)
@@ -506,16 +522,18 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
 def _guard(problem: Problem, r: int, kept: _Kept) -> None:
     """No search may end above the best weights on the keys that attention itself prefers."""
     rows = _Rows(problem)
-    heaviest = problem.weights.flatten(0, 1).topk(min(r, problem.weights.shape[-1]), dim=-1)
+    weights = problem.weights.flatten(0, 1)
+    heaviest = top_keys(weights, None, r)
     for column in range(kept.error.shape[1]):
         found = kept.error[:, : column + 1].amin(-1)
         which = (found > rows.zero).nonzero()[:, 0]
         if not len(which):
             return
         count = r if kept.error.shape[1] == 1 else column + 1
-        keys, weights = heaviest.indices[:, :count], heaviest.values[which, :count]
+        keys = heaviest[:, :count]
+        usable = weights.gather(1, keys)[which] > 0
         sets, better = _solve_on(
-            rows.atoms(keys)[which], weights > 0, rows.scale[which], rows.zero[which], found[which]
+            rows.atoms(keys)[which], usable, rows.scale[which], rows.zero[which], found[which]
         )
         better = better.nonzero()[:, 0]
         chosen = keys[which[better]].gather(1, sets.keys[better].clamp_max(keys.shape[1] - 1))
@@ -563,14 +581,15 @@ def weigh(problem: Problem, indices: Int[Tensor, "H N R"]) -> Float[Tensor, "H N
     usable = ~same
     if problem.visible is not None:
         usable &= problem.visible.gather(-1, indices)
-    rows = _Rows(problem)
-    sets, _ = _solve_on(
-        rows.atoms(indices.flatten(0, 1)),
-        usable.flatten(0, 1),
-        rows.scale,
-        rows.zero,
-        torch.full_like(rows.scale, torch.inf),
-    )
-    mass = problem.value.new_zeros(len(rows.row), indices.shape[-1])
+    value = problem.value[:, None].expand(-1, indices.shape[1], -1, -1)
+    where = indices[..., None].expand(*indices.shape, value.shape[-1])
+    chosen = value.gather(2, where).flatten(0, 1)
+    atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
+    tolerance, epsilon = TOLERANCE[atoms.dtype], torch.finfo(atoms.dtype).eps
+    scale = atoms.square().sum(-1).where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
+    norm = chosen.square().sum(-1).where(usable, 0.0).amax(-1)
+    zero = tolerance**2 * scale + epsilon**2 * norm + _tiny(atoms)
+    sets, _ = _solve_on(atoms, usable, scale, zero, torch.full_like(scale, torch.inf))
+    mass = atoms.new_zeros(len(atoms), indices.shape[-1])
     mass.scatter_add_(1, sets.keys[:, :-1].clamp_max(mass.shape[1] - 1), sets.mass[:, :-1])
-    return (mass * usable.flatten(0, 1).any(-1, keepdim=True)).view(indices.shape)
+    return (mass * usable.any(-1, keepdim=True)).view(indices.shape)

@@ -6,7 +6,7 @@ A compiler is all it needs; `library` is None, and the torch path is taken, wher
 import ctypes
 import logging
 import os
-import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -53,25 +53,31 @@ class _Call(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled search, built once per machine and source; None where it cannot be built."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("clang++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or _installed_compiler()
+    if not compiler:
         logging.getLogger(__name__).warning("no C++ compiler: value-aware search runs in torch")
         return None
     try:
         return ctypes.CDLL(str(_build(compiler)))
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         logging.getLogger(__name__).warning(
-            "%s cannot build the value-aware search, which runs in torch: %s", compiler, reason
+            "%s cannot build the value-aware search, which runs in torch: %s", compiler[0], reason
         )
         return None
 
 
-def _build(compiler: str) -> Path:
-    """The shared library of this source, compiler and machine, in the user's cache."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    machine = f"{platform.node()} {platform.machine()} {' '.join(FLAGS)}".encode()
-    digest = sha256(SOURCE.read_bytes() + version + machine).hexdigest()[:16]
+def _installed_compiler() -> list[str]:
+    found = shutil.which("c++") or shutil.which("clang++")
+    return [found] if found else []
+
+
+def _build(compiler: list[str]) -> Path:
+    """The shared library of this source, compiler and kind of processor, in the user's cache."""
+    # The macros tell the compiler's version and every instruction set that "native" stands for.
+    macros = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    kind = subprocess.run(macros, capture_output=True, check=True).stdout
+    digest = sha256(SOURCE.read_bytes() + kind + " ".join(FLAGS).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     target = folder / "value_aware_attention" / f"active_set-{digest}.so"
     if target.exists():
@@ -79,7 +85,7 @@ def _build(compiler: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / target.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
         subprocess.run(command, capture_output=True, check=True, text=True)
         built.replace(target)
     return target

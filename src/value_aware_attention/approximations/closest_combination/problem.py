@@ -50,12 +50,11 @@ def flatten(inputs: Inputs) -> Problem:
     value = value.expand(*batch, keys, -1).reshape(-1, keys, value.shape[-1])
     # To unit size by a power of two, which rounds nothing and keeps squares in range.
     _, exponent = value.abs().flatten(1).amax(-1).frexp()
-    value = value.ldexp(-exponent[:, None, None])
+    value = value * torch.exp2(-exponent.to(value.dtype))[:, None, None]
     visible = inputs.visible
     if visible is not None:
         visible = visible.expand(*batch, queries, keys).reshape(-1, queries, keys)
-    unit = torch.ones_like(value[:, 0, 0]).ldexp(exponent)
-    return Problem(value, weights @ value, weights, visible, unit)
+    return Problem(value, weights @ value, weights, visible, torch.exp2(exponent.to(value.dtype)))
 
 
 def negligible(
