@@ -55,7 +55,7 @@ class SampledKeys(SparseApproximation):
         """
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.rand(*rows[::-1], self.r, generator=generator, dtype=torch.float64)
-        return drawn if len(rows) == 1 else drawn.transpose(0, 1)
+        return drawn if len(rows) == 1 else drawn.transpose(0, 1).contiguous()
 
     def extra_repr(self) -> str:
         return f"r={self.r}, seed={self.seed}"

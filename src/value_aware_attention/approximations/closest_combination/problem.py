@@ -44,16 +44,16 @@ class Problem:
 def flatten(inputs: Inputs) -> Problem:
     """One attention call as a Problem; H counts all leading dimensions together."""
     weights, batch = inputs.weights(), inputs.batch
-    queries, keys = weights.shape[-2:]
-    weights = weights.expand(*batch, queries, keys).reshape(-1, queries, keys)
+    (queries, keys), heads = weights.shape[-2:], torch.Size(batch).numel()
+    weights = weights.expand(*batch, queries, keys).reshape(heads, queries, keys)
     value = inputs.centred().value
-    value = value.expand(*batch, keys, -1).reshape(-1, keys, value.shape[-1])
+    value = value.expand(*batch, keys, -1).reshape(heads, keys, value.shape[-1])
     # To unit size by a power of two, which rounds nothing and keeps squares in range.
     _, exponent = value.abs().flatten(1).amax(-1).frexp()
     value = value * torch.exp2(-exponent.to(value.dtype))[:, None, None]
     visible = inputs.visible
     if visible is not None:
-        visible = visible.expand(*batch, queries, keys).reshape(-1, queries, keys)
+        visible = visible.expand(*batch, queries, keys).reshape(heads, queries, keys)
     return Problem(value, weights @ value, weights, visible, torch.exp2(exponent.to(value.dtype)))
 
 
