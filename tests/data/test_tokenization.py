@@ -2,7 +2,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer
@@ -48,6 +48,7 @@ class TestByteLevelBPE:
 
     @given(st.text())
     def test_any_text_comes_back(self, bpe, text):
+        assume(not any(special in text for special in SPECIALS.values()))  # they are no text
         ids = bpe(text)["input_ids"]
         assert bpe.unk_token_id not in ids
         assert bpe.decode(ids, clean_up_tokenization_spaces=False) == text
