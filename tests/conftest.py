@@ -8,6 +8,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples at every run, so that only a change of the code turns a test red;
+# HYPOTHESIS_PROFILE=explore draws new ones, to look for what nobody has seen yet.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(autouse=True, scope="session")

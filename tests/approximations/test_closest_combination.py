@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from instances import ENGINES, SEARCHES, TEMPERATURES, VALUES, draw, errors, problem, spread
 from sdp import lower_bound
@@ -416,6 +416,7 @@ def test_the_closest_of_many_close_values_in_fp32(engine: str, width: int) -> No
     values=st.sampled_from(list(VALUES)),
     weights=st.sampled_from(list(TEMPERATURES)),
 )
+@example(seed=1, keys=5, width=3, values="gauss", weights="usual")  # exact at r + 1, not at r
 def test_more_keys_never_hurt(
     engine: str, search: str, seed: int, keys: int, width: int, values: str, weights: str
 ) -> None:

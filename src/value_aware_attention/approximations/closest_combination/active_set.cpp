@@ -647,7 +647,10 @@ template <class T> void Solver<T>::run(long first, long last) {
         for (int c = 0; c < call_.dim; ++c) residuals_[c * TOGETHER + q] = state_[q].residual[c];
         continue;
       }
-      if (call_.search == BEST && call_.r > 1 && !(call_.sizes == 1 && near(state_[q]))) beam(queries[q], state_[q], inverse);
+      // A search looks one size beyond r: no error left there leaves the sizes asked for open.
+      const bool nothing_left = near(state_[q]) && state_[q].size <= call_.r && call_.sizes == 1;
+      if (call_.search == BEST && call_.r > 1 && !nothing_left)
+        beam(queries[q], state_[q], inverse);
       guard(queries[q].number, state_[q]);
       live[q] = false;
     }
