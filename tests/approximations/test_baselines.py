@@ -208,6 +208,17 @@ def test_far_from_the_origin_the_same_keys_are_chosen() -> None:
         assert (near - far).abs().sum(-1).gt(1e-3).float().mean() < 0.1, name
 
 
+def test_the_path_of_value_aware_keys_is_what_every_size_leaves() -> None:
+    query, key, value = draw(7, 2, 12, 5)
+    mask = torch.ones(12, 12, dtype=torch.bool).tril()  # rows with few keys to choose from
+    mask[4] = False
+    path = ValueAwareKeysAttentionWeights(14).path(query, key, value, attn_mask=mask)
+    assert path.shape == (2, 12, 12) and (path[:, 4] == 0).all()
+    for r in range(1, 13):
+        chosen = ValueAwareKeysAttentionWeights(r).select(query, key, value, attn_mask=mask)
+        torch.testing.assert_close(path[..., r - 1], chosen.error, atol=1e-20, rtol=1e-6)
+
+
 def test_dropping_one_key_moves_the_output_by_its_score() -> None:
     """CAOTE: the key left out at r = M - 1 is the one whose score is smallest."""
     query, key, value = draw(5, 9, 5)

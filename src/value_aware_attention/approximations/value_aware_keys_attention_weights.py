@@ -1,7 +1,7 @@
 """Keys chosen for the output, weighted by attention: the other half of what value-aware gains."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import (
@@ -10,6 +10,7 @@ from value_aware_attention.approximations.approximation import (
     renormalised,
 )
 from value_aware_attention.approximations.ranked_keys import usable
+from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["ValueAwareKeysAttentionWeights"]
 
@@ -29,20 +30,43 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         weights = inputs.weights().expand(*inputs.batch, -1, -1)
-        r = min(self.r, inputs.keys)
-        with torch.no_grad():
-            value = inputs.centred().value  # distances keep their digits far from 0
-            blocks = [_greedy(w, value, r) for w in weights.split(QUERIES_AT_ONCE, dim=-2)]
-            indices = torch.cat([kept for kept, _ in blocks], dim=-2)
-            size = torch.cat([best for _, best in blocks], dim=-1)
-        within = torch.arange(r, device=size.device) < size[..., None]
+        indices, errors = self._search(inputs, weights)
+        slots = torch.arange(indices.shape[-1], device=indices.device)
+        within = slots <= errors.argmin(dim=-1, keepdim=True)
         return indices, renormalised(weights.gather(-1, indices) * within)
+
+    def path(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),  # noqa: B008
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "*batch N {min(self.r,key.shape[-2])}"]:
+        """||o - o~||^2 that `select` leaves with every size 1 to min(r, M), from one search."""
+        inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
+        _, errors = self._search(inputs, inputs.weights().expand(*inputs.batch, -1, -1))
+        errors = errors.cummin(dim=-1).values
+        return errors.where(errors.isfinite(), 0.0)  # rows without any visible key
+
+    @torch.no_grad()
+    def _search(
+        self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
+    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        """Keys in the order they were added, and the error after each."""
+        value = inputs.centred().value  # distances keep their digits far from 0
+        r = min(self.r, inputs.keys)
+        blocks = [_greedy(w, value, r) for w in weights.split(QUERIES_AT_ONCE, dim=-2)]
+        indices, errors = (torch.cat(part, dim=-2) for part in zip(*blocks, strict=True))
+        return indices, errors
 
 
 def _greedy(
     weights: Float[Tensor, "*batch N M"], value: Float[Tensor, "*#batch M V"], r: int
-) -> tuple[Int[Tensor, "*batch N R"], Int[Tensor, "*batch N"]]:
-    """Keys in the order they were added, and how many of the first of them do best.
+) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+    """Keys in the order they were added, and the error after each; inf where no key was left.
 
     With x the combination so far and A its attention mass, adding key i moves x to
     x + t (v_i - x), t = alpha_i / (A + alpha_i).
@@ -51,21 +75,19 @@ def _greedy(
     distance = torch.cdist(output, value).square()
     residual, mass = torch.zeros_like(output), torch.zeros_like(weights[..., :1])
     taken = ~usable(weights)
-    best = torch.full_like(weights[..., 0], torch.inf)
-    size = torch.zeros_like(best, dtype=torch.int64)
-    order = []
-    for step in range(r):
+    order, errors = [], []
+    for _ in range(r):
         share = weights / (mass + weights).clamp_min_(torch.finfo(weights.dtype).tiny)
-        errors = _errors_on_segments(residual, output, value, distance, share)
-        smallest, key = errors.masked_fill_(taken, torch.inf).min(dim=-1, keepdim=True)
+        after = _errors_on_segments(residual, output, value, distance, share)
+        smallest, key = after.masked_fill_(taken, torch.inf).min(dim=-1, keepdim=True)
         added = torch.take_along_dim(value, key, dim=-2) - output
         residual = torch.lerp(residual, added, share.gather(-1, key))
         mass = mass + weights.gather(-1, key)
         taken.scatter_(-1, key, True)
-        error = residual.square().sum(dim=-1).where(smallest[..., 0].isfinite(), torch.inf)
-        size, best = size.where(error >= best, step + 1), torch.minimum(best, error)
+        error = residual.square().sum(dim=-1, keepdim=True)
+        errors.append(error.where(smallest.isfinite(), torch.inf))
         order.append(key)
-    return torch.cat(order, dim=-1), size
+    return torch.cat(order, dim=-1), torch.cat(errors, dim=-1)
 
 
 def _errors_on_segments(

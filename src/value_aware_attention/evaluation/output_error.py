@@ -33,7 +33,6 @@ __all__ = [
 ELEMENTS_AT_ONCE = 1 << 22  # numbers of fp64 that a chunk of rows may gather: 32 MiB
 SELECTIONS: Mapping[str, Callable[[int], SparseApproximation]] = {
     "oblivious_keys_optimal_weights": ObliviousKeysOptimalWeights,
-    "value_aware_keys_attention_weights": ValueAwareKeysAttentionWeights,
     "norm_weighted_keys_2": partial(NormWeightedKeys, norm=2),
     "norm_weighted_keys_1": partial(NormWeightedKeys, norm=1),
     "leave_one_out_keys": LeaveOneOutKeys,
@@ -92,8 +91,9 @@ def output_error(
 
     Means over `rows` queries a layer, rounded to six digits: attention's top keys (Eq. 2) at every
     size, the value-aware choice at every size to value_dim + 1 (proved optimal at the ends, best
-    found between, see `OptimalValueAware`), the methods between the two at powers of two, and
-    Maurey's bound Var_alpha / r, the expected error of r keys drawn from alpha.
+    found between, see `OptimalValueAware`), value-aware keys with attention's weights, the other
+    methods between the two at powers of two, and Maurey's bound Var_alpha / r, the expected error
+    of r keys drawn from alpha.
     """
     layers = [sample_rows(call, rows) for call in calls]
     curves = [_curves(layer, search) for layer in layers]
@@ -120,9 +120,11 @@ def _curves(rows: SampledRows, search: str) -> dict[str, dict[int, float]]:
     keys = rows.key.shape[-2]
     largest = min(rows.value.shape[-1] + 1, keys)
     aware = rows.given_to(OptimalValueAware(largest, search).path)
+    keys_only = rows.given_to(ValueAwareKeysAttentionWeights(largest).path)
     curves = {
         "optimal_v_oblivious": _by_size(oblivious_path(rows)),
         "optimal_v_aware": _by_size(aware),
+        "value_aware_keys_attention_weights": _by_size(keys_only),
     }
     for name, method in SELECTIONS.items():
         curves[name] = {
@@ -137,8 +139,8 @@ def _by_size(path: Float[Tensor, "B H N R"]) -> dict[int, float]:
 
 
 def _powers(largest: int) -> list[int]:
-    """1, 2, 4, ... and `largest` itself."""
-    return sorted({1 << power for power in range(largest.bit_length())} | {largest})
+    """1, 2, 4, ... up to `largest`."""
+    return [1 << power for power in range(largest.bit_length())]
 
 
 def oblivious_path(rows: SampledRows, largest: int | None = None) -> Float[Tensor, "B H N R"]:

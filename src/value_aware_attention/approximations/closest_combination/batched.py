@@ -10,6 +10,7 @@ Every query is a row; rows that are done wait until few are left, and the rest t
 """
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -147,22 +148,23 @@ class _Sets:
         self.lifted[rows] = lifted
         self.residual[rows], self.error[rows] = _measure(lifted, lift)
 
-    def settle(self, rows: Tensor) -> None:
+    def settle(self, live: Bool[Tensor, " B"]) -> None:
         """Walks from the weights to the unconstrained ones, dropping atoms that reach zero."""
-        while len(rows):
-            wanted = self.raw[rows]
-            wanted = wanted / wanted.sum(-1, keepdim=True)
-            slots = torch.arange(wanted.shape[1], device=rows.device)
-            stop = (wanted <= 0) & (slots < self.size[rows, None])
-            blocked = stop.any(-1) & (self.size[rows] > 1)
-            free = ~blocked
-            self.mass[rows[free]] = wanted[free]
-            rows, wanted, stop = rows[blocked], wanted[blocked], stop[blocked]
-            mass = self.mass[rows]
-            reach = torch.where(stop, mass / (mass - wanted).clamp_min(_tiny(mass)), torch.inf)
-            reach, slot = reach.min(dim=-1)
+        slots = torch.arange(self.raw.shape[1], device=live.device)
+        while True:  # all rows at once: few are blocked, and picking the others out costs more
+            wanted = self.raw / self.raw.sum(-1, keepdim=True)
+            stop = (wanted <= 0) & (slots < self.size[:, None])
+            blocked = live & stop.any(-1) & (self.size > 1)
+            self.mass = torch.where((live & ~blocked)[:, None], wanted, self.mass)
+            rows = blocked.nonzero()[:, 0]
+            if not len(rows):
+                return
+            mass, wanted = self.mass[rows], wanted[rows]
+            part = mass / (mass - wanted).clamp_min(_tiny(mass))
+            reach, slot = torch.where(stop[rows], part, torch.inf).min(dim=-1)
             self.mass[rows] = (mass + reach[:, None] * (wanted - mass)).clamp_min(0)
             self.drop(rows, slot)
+            live = blocked
 
     def drop(self, rows: Tensor, slot: Tensor) -> None:
         """Removes an atom: one reflection leaves it to the last row of the frame, which goes."""
@@ -253,19 +255,19 @@ class _Rows:
         squared = self.output.square().sum(-1).unflatten(0, (self.heads, -1))[..., None]
         norms = problem.value.square().sum(-1)[:, None]
         distance = torch.baddbmm(norms + squared, problem.output, problem.value.mT, alpha=-2)
-        visible = problem.visible
-        hidden = torch.zeros_like(distance, dtype=torch.bool) if visible is None else ~visible
-        self.distance = distance.masked_fill_(hidden, torch.inf).flatten(0, 1)
-        seen = self.distance.masked_fill(hidden.flatten(0, 1), 0.0)
-        self.scale = seen.amax(-1).clamp_min(_tiny(distance))
-        norm = norms.expand_as(distance).masked_fill(hidden, 0.0).amax(-1).flatten()
+        seen, visible = distance, problem.visible
+        if visible is not None:
+            seen, norms = (x.expand_as(distance).where(visible, 0.0) for x in (distance, norms))
+            distance = distance.where(visible, torch.inf)
+        self.distance = distance.flatten(0, 1)
+        self.scale = seen.amax(-1).flatten().clamp_min(_tiny(distance))
+        norm = norms.amax(-1).expand(distance.shape[:2]).flatten()
         epsilon = torch.finfo(distance.dtype).eps
         tolerance = TOLERANCE[distance.dtype]
         self.zero = tolerance**2 * self.scale + epsilon**2 * norm + _tiny(distance)
         inverse = torch.maximum(self.distance, 1e-8 * self.scale[:, None]).rsqrt_()
-        self.inverse = pad(
-            inverse, (0, -inverse.shape[1] % GROUPS)
-        )  # hidden keys and padding: slope 0
+        # Hidden keys and padding: slope 0.
+        self.inverse = pad(inverse, (0, -inverse.shape[1] % GROUPS))
 
     def atoms(self, keys: Int[Tensor, "B ..."]) -> Float[Tensor, "B ... V"]:
         """v - o of the keys of every row."""
@@ -365,7 +367,8 @@ def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> None:
     capacity = min(r + 1, problem.value.shape[2] + 1, problem.value.shape[1])
     weights = problem.weights.flatten(0, 1)
     few = _keep_few(problem, weights, r, kept)
-    rows = _Rows(problem)
+    every = _Rows(problem)
+    rows = copy(every)
     first = rows.distance.argmin(-1)
     sets = _Sets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
     everything = rows.row[~few]
@@ -376,8 +379,8 @@ def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> None:
     if r == 1:
         return
     if effort == "best":
-        _beam(problem, r, kept, few)
-    _guard(problem, r, kept)
+        _beam(copy(every), r, kept, few)
+    _guard(every, r, kept)
 
 
 def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
@@ -407,8 +410,8 @@ def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effor
         before = sets.error
         descent = (atom * sets.residual).sum(-1) + before
         live = sets.insert(atom, key, live & (steepest > 0) & (descent > sets.zero))
+        sets.settle(live)
         which = live.nonzero()[:, 0]
-        sets.settle(which)
         kept.record(rows.row[which], sets, which)
         stuck = sets.error > before * (1 - 1e-4)
         sets.stalled = torch.where(stuck, sets.stalled + 1, 0)
@@ -456,15 +459,14 @@ def _backward(rows: _Rows, sets: _Sets, kept: _Kept, which: Tensor) -> None:
         which, slot = which[pays], slot[pays]
         sets.taken_back[which] += 1
         sets.drop(which, slot)
-        sets.settle(which)
+        sets.settle(torch.zeros_like(sets.done()).index_fill_(0, which, True))
         kept.record(rows.row[which], sets, which)
         spare_last = False
 
 
-def _beam(problem: Problem, r: int, kept: _Kept, ended: Tensor) -> None:
+def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
     """Extends the BEAM best sets of every size at once, from the BEAM closest values."""
-    rows = _Rows(problem)
-    count = len(rows.row)
+    problem, count = rows.problem, len(rows.row)
     distance, first = rows.distance.topk(min(BEAM, rows.distance.shape[1]), largest=False)
     width = first.shape[1]
     rows.widen(width)
@@ -485,8 +487,8 @@ def _beam(problem: Problem, r: int, kept: _Kept, ended: Tensor) -> None:
         sets = sets.take(parent.flatten())
         key = key.clamp_max(problem.value.shape[1] - 1)
         live = sets.insert(rows.atoms(key), key, live.flatten())
+        sets.settle(live)
         which = live.nonzero()[:, 0]
-        sets.settle(which)
         for lane in range(width):  # one set of every row at a time: each may improve on the last
             mine = which[which % width == lane]
             kept.record(rows.row[mine], sets, mine)
@@ -519,10 +521,9 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
     return order.gather(1, place)[:, :width], error[:, :width] < torch.inf
 
 
-def _guard(problem: Problem, r: int, kept: _Kept) -> None:
+def _guard(rows: _Rows, r: int, kept: _Kept) -> None:
     """No search may end above the best weights on the keys that attention itself prefers."""
-    rows = _Rows(problem)
-    weights = problem.weights.flatten(0, 1)
+    weights = rows.problem.weights.flatten(0, 1)
     heaviest = top_keys(weights, None, r)
     for column in range(kept.error.shape[1]):
         found = kept.error[:, : column + 1].amin(-1)
@@ -594,7 +595,7 @@ def _solve_on(
         live &= ~hopeless & (gap > zero)
         key = (descent.clamp_min(0).square() / distance).argmax(-1)
         live = sets.insert(atoms[each, key], key, live)
-        sets.settle(live.nonzero()[:, 0])
+        sets.settle(live)
     return sets, ~hopeless & (sets.error < enough)
 
 

@@ -18,9 +18,9 @@ __all__ = [
 ]
 
 SEARCHES = ("fast", "default", "best")
-TOLERANCE = {torch.float32: 1.5e-6, torch.float64: 1e-10}
+TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
 """||o - o~|| that counts as none, as a part of the largest distance of a value from o."""
-NEGLIGIBLE = {torch.float32: 5e-6, torch.float64: 1e-9}
+NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
 """||o - o~|| that is reported as none, as a part of the largest (centred) ||v|| a query sees."""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 """Smallest part of an atom outside the span of the others that may still join them."""
