@@ -36,6 +36,16 @@ METHOD_LABELS = {
     "norm_weighted_keys": "α|v|",
     "leave_one_out_keys": "CAOTE",
     "sampled_keys": "sampled from α",
+    "dilated_window": "dilated window",
+    "random_keys": "random keys",
+    "strided": "strided",
+    "fixed": "fixed",
+    "longformer": "Longformer",
+    "big_bird": "BigBird",
+    "random_fourier_features": "random Fourier features",
+    "linear_attention": "linear attention",
+    "nystrom": "Nyström",
+    "linformer": "Linformer",
 }
 NORM_LABELS = {1: "α|v|, 1-norm (VATP)", 2: "α|v|, 2-norm (Kobayashi)"}
 SCALING_LABELS = {"paper": "as written", "performer": "Performer scaling"}

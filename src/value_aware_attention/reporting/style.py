@@ -36,8 +36,18 @@ METHOD_MARKS = {
     "CAOTE": Mark("#A58B6F", "diamond"),
     "sampled from α": Mark("#3D3D3D", "cross"),
     "sliding window": Mark("#009E73", "triangle-up"),
+    "dilated window": Mark("#6CC5A8", "triangle-down"),
+    "Longformer": Mark("#00573F", "square"),
+    "BigBird": Mark("#7FA800", "diamond"),
+    "strided": Mark("#B4CC66", "triangle-up"),
+    "fixed": Mark("#5B6B1E", "triangle-down"),
+    "random keys": Mark("#9C9C9C", "cross"),
     "ORF, as written": Mark("#7A5C00", "cross"),
     "ORF, Performer scaling": Mark("#E69F00", "triangle-down"),
+    "random Fourier features": Mark("#F2CC72", "circle"),
+    "linear attention": Mark("#9A6A00", "square"),
+    "Nyström": Mark("#CC3366", "diamond"),
+    "Linformer": Mark("#EB9AB8", "triangle-up"),
 }
 # Shades of one hue, from the fewest hash rounds to the most.
 LSH_SHADES = ("#E3A6CC", "#C66BA4", "#98337A", "#5F1049")
