@@ -7,8 +7,11 @@ from value_aware_attention.approximations.approximation import (
 )
 from value_aware_attention.approximations.exact import Exact
 from value_aware_attention.approximations.leave_one_out_keys import LeaveOneOutKeys
+from value_aware_attention.approximations.linear_attention import LinearAttention
+from value_aware_attention.approximations.linformer import Linformer
 from value_aware_attention.approximations.lsh import LSH
 from value_aware_attention.approximations.norm_weighted_keys import NormWeightedKeys
+from value_aware_attention.approximations.nystrom import Nystrom
 from value_aware_attention.approximations.oblivious_keys_optimal_weights import (
     ObliviousKeysOptimalWeights,
 )
@@ -17,6 +20,7 @@ from value_aware_attention.approximations.optimal_value_oblivious import Optimal
 from value_aware_attention.approximations.orthogonal_random_features import (
     OrthogonalRandomFeatures,
 )
+from value_aware_attention.approximations.random_fourier_features import RandomFourierFeatures
 from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import SlidingWindow
 from value_aware_attention.approximations.value_aware_keys_attention_weights import (
@@ -28,11 +32,15 @@ __all__ = [
     "Approximation",
     "Exact",
     "LeaveOneOutKeys",
+    "LinearAttention",
+    "Linformer",
     "NormWeightedKeys",
+    "Nystrom",
     "ObliviousKeysOptimalWeights",
     "OptimalValueAware",
     "OptimalValueOblivious",
     "OrthogonalRandomFeatures",
+    "RandomFourierFeatures",
     "SampledKeys",
     "SlidingWindow",
     "SparseApproximation",
