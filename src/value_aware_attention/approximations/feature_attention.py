@@ -7,10 +7,11 @@ kept relative to the largest feature *so far*: no later key enters, and nothing 
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.approximations import approximation
@@ -22,6 +23,8 @@ __all__ = ["FeatureAttention", "Features"]
 
 CHUNK = 64
 """Positions whose pairs are scored directly under a causal mask."""
+ROWS_IN_CACHE = 4096
+"""Positions, over all heads, whose features a CPU holds together."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,6 @@ class Features:
 
     log: Float[Tensor, "*batch L #F"]
     factor: Float[Tensor, "*batch L F"] | None = None
-
-    def __getitem__(self, rows: slice) -> "Features":
-        """The features of some positions."""
-        factor = None if self.factor is None else self.factor[..., rows, :]
-        return Features(self.log[..., rows, :], factor)
 
     def scaled(self, shift: Float[Tensor, "*#batch #L #F"]) -> Float[Tensor, "*batch L F"]:
         """Phi(x) exp(shift)."""
@@ -81,14 +79,15 @@ class Sums:
     def plus(self, other: "Sums") -> "Sums":
         """The sums over the keys of both."""
         log_size = torch.maximum(self.log_size, other.log_size)
-        mine, others = (
-            (part.log_size - _finite(log_size)).exp() for part in (self, other)
-        )
+        mine, others = ((part.log_size - _finite(log_size)).exp() for part in (self, other))
         return Sums(
             log_size,
             mine * self.values + others * other.values,
             mine * self.total + others * other.total,
         )
+
+
+FeatureMap = Callable[[Float[Tensor, "*batch L D"]], Features]
 
 
 class FeatureAttention(Approximation):
@@ -113,44 +112,56 @@ class FeatureAttention(Approximation):
         return replace(super().inputs(query, key, value, kernel, attn_mask, False), is_causal=True)
 
     @abstractmethod
-    def feature_maps(self, inputs: Inputs) -> tuple[Features, Features]:
-        """The features of the queries and of the keys."""
+    def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
+        """What turns some queries into their features, and some keys."""
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        query, key = self.feature_maps(inputs)
         if inputs.visible is not None and inputs.visible.shape[-2] > 1:
-            return self._pairwise(query, key, inputs)
-        if inputs.is_causal:
-            return self._causal(query, key, inputs)
-        return self._output(_key_sums(key, inputs.value, inputs.visible).read(query))
+            return self._pairwise(inputs)
+        return self._causal(inputs) if inputs.is_causal else self._bidirectional(inputs)
 
-    def _causal(self, query: Features, key: Features, inputs: Inputs) -> Tensor:
+    def _bidirectional(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+        """Every query reads the sums over all keys; blocks of positions that fit in the cache."""
+        query_map, key_map = self.feature_maps(inputs)
+        rows = _rows_in_cache(inputs)
+        sums: KeySums | None = None
+        for block in _blocks(inputs.keys, rows):
+            visible = None if inputs.visible is None else inputs.visible[..., block]
+            key, value = (x[..., block, :] for x in (inputs.key, inputs.value))
+            here = _key_sums(key_map(key), value, visible)
+            sums = sums.with_keys(here) if sums else here
+        assert sums is not None
+        queries = (inputs.query[..., block, :] for block in _blocks(inputs.query.shape[-2], rows))
+        return torch.cat([self._output(sums.read(query_map(q))) for q in queries], dim=-2)
+
+    def _causal(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         """Chunk by chunk: the pairs within it, and the sums over all keys before it."""
+        query_map, key_map = self.feature_maps(inputs)
         past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=inputs.key.device).tril()
         earlier: KeySums | None = None
-        outputs = [query.log.new_zeros(*inputs.batch, 0, inputs.value.shape[-1])]
-        for first in range(0, inputs.keys, CHUNK):
-            rows = slice(first, first + CHUNK)
-            value = inputs.value[..., rows, :]
-            padding = None if inputs.visible is None else inputs.visible[..., rows]
-            visible = past[: value.shape[-2], : value.shape[-2]]
-            visible = visible if padding is None else visible & padding
-            sums = _pair_sums(query[rows], key[rows], value, visible)
-            outputs.append(self._output(earlier.read(query[rows]).plus(sums) if earlier else sums))
-            here = _key_sums(key[rows], value, padding)
+        outputs = []
+        for chunk in _blocks(inputs.keys, CHUNK):
+            value = inputs.value[..., chunk, :]
+            query, key = query_map(inputs.query[..., chunk, :]), key_map(inputs.key[..., chunk, :])
+            visible, padding = past[: value.shape[-2], : value.shape[-2]], None
+            if inputs.visible is not None:
+                padding = inputs.visible[..., chunk]
+                visible = visible & padding
+            sums = _pair_sums(query, key, value, visible)
+            outputs.append(self._output(earlier.read(query).plus(sums) if earlier else sums))
+            here = _key_sums(key, value, padding)
             earlier = earlier.with_keys(here) if earlier else here
         return torch.cat(outputs, dim=-2)
 
-    def _pairwise(self, query: Features, key: Features, inputs: Inputs) -> Tensor:
+    def _pairwise(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         """Under any mask: the similarity of every pair, so nothing hidden enters at all."""
-        assert inputs.visible is not None
-        queries = inputs.query.shape[-2]
-        rows = _rows_at_once(torch.Size(inputs.batch).numel() * inputs.keys)
-        blocks = [slice(first, first + rows) for first in range(0, max(1, queries), rows)]
-        sums = [
-            _pair_sums(query[block], key, inputs.value, inputs.visible[..., block, :])
-            for block in blocks
-        ]
+        query_map, key_map = self.feature_maps(inputs)
+        key = key_map(inputs.key)
+        sums = (
+            _pair_sums(query_map(block.query), key, block.value, block.visible)
+            for block in inputs.blocks()
+            if block.visible is not None
+        )
         return torch.cat([self._output(some) for some in sums], dim=-2)
 
     def _output(self, sums: Sums) -> Float[Tensor, "*batch N V"]:
@@ -171,14 +182,16 @@ def _key_sums(key: Features, value: Tensor, visible: Tensor | None) -> KeySums:
 
 def _pair_sums(query: Features, key: Features, value: Tensor, visible: Tensor) -> Sums:
     """The sums over the visible keys, pair by pair."""
+    factor = None
     if query.factor is None or key.factor is None:
-        log, factor = _log_similarity(query.log, key.log, visible), 1.0
+        log = _log_similarity(query.log, key.log, visible)
     else:
         log = query.log + key.log.transpose(-2, -1)
         factor = query.factor @ key.factor.transpose(-2, -1)
     log = log.masked_fill(~visible, -torch.inf)
     log_size = log.detach().amax(dim=-1, keepdim=True)
-    weights = (log - _finite(log_size)).exp() * factor
+    weights = (log - _finite(log_size)).exp()
+    weights = weights if factor is None else weights * factor
     return Sums(log_size, weights @ value, weights.sum(dim=-1, keepdim=True))
 
 
@@ -190,7 +203,8 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
     if not (similarity < torch.finfo(query.dtype).tiny ** 0.75).any():
         return similarity.log() + largest[0] + largest[1].transpose(-2, -1)
     # Query and key are large in different features: their product is lost, its logarithm is not.
-    rows = _rows_at_once(key.numel() * max(1, query.shape[:-2].numel() // key.shape[:-2].numel()))
+    heads = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]).numel()
+    rows = max(1, approximation.NUMBERS_AT_ONCE // max(1, heads * key.shape[-2:].numel()))
     pairs = [
         (some[..., :, None, :] + key[..., None, :, :]).logsumexp(dim=-1)
         for some in query.split(rows, dim=-2)
@@ -198,9 +212,16 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
     return torch.cat(pairs, dim=-2)
 
 
-def _rows_at_once(numbers: int) -> int:
-    """How many queries fit in one block if each needs so many numbers."""
-    return max(1, approximation.NUMBERS_AT_ONCE // max(1, numbers))
+def _rows_in_cache(inputs: Inputs) -> int:
+    """Positions of a block: a CPU is faster when their features stay in its cache."""
+    if inputs.key.device.type != "cpu":
+        return max(inputs.keys, inputs.query.shape[-2])
+    return max(CHUNK, ROWS_IN_CACHE // max(1, torch.Size(inputs.batch).numel()))
+
+
+def _blocks(length: int, rows: int) -> list[slice]:
+    """Positions in order, so many at a time; one empty block where there are none."""
+    return [slice(first, first + rows) for first in range(0, max(1, length), max(1, rows))]
 
 
 def _finite(x: Tensor) -> Tensor:

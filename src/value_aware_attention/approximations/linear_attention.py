@@ -1,11 +1,14 @@
 """Linear attention: the elu kernel evaluated through its features, in O(L)."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Inputs
-from value_aware_attention.approximations.feature_attention import FeatureAttention, Features
+from value_aware_attention.approximations.feature_attention import (
+    FeatureAttention,
+    FeatureMap,
+    Features,
+)
 from value_aware_attention.kernels import Elu
 
 __all__ = ["LinearAttention"]
@@ -21,14 +24,14 @@ class LinearAttention(FeatureAttention):
 
     kernels = (Elu,)
 
-    def feature_maps(self, inputs: Inputs) -> tuple[Features, Features]:
-        return Features(_log_features(inputs.query)), Features(_log_features(inputs.key))
+    def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
+        return _features, _features
 
     def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
         """A query's product with the sums, and its share of the keys' outer products."""
         return head_dim * value_dim * (1 + keys / queries)
 
 
-def _log_features(x: Float[Tensor, "*batch L D"]) -> Float[Tensor, "*batch L D"]:
+def _features(x: Float[Tensor, "*batch L D"]) -> Features:
     """log(1 + elu(x)): x below 0, log(1 + x) above."""
-    return x.where(x <= 0, x.clamp_min(0).log1p())
+    return Features(x.where(x <= 0, x.clamp_min(0).log1p()))

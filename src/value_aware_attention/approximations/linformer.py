@@ -18,7 +18,7 @@ POSITIONS_AT_ONCE = 64
 
 
 class Linformer(Approximation):
-    """softmax over log kappa(q, E k) of `rank` projected keys, times F v (Wang et al., 2020, Eq. 7).
+    """Attention to `rank` projected keys E k and values F v (Wang et al., 2020, Eq. 7).
 
     Until it is trained E = F = R with independent N(0, 1 / rank) entries drawn from the seed, a
     Johnson-Lindenstrauss projection along the sequence (the proof of Theorem 2 projects keys and
@@ -75,7 +75,7 @@ class Linformer(Approximation):
 
     def _check_length(self, keys: int) -> None:
         if self.rank > keys:
-            raise ValueError(f"rank is {self.rank}; it must be at most the {keys} keys there are")
+            raise ValueError(f"rank is {self.rank}; it must be at most the {keys} keys given")
         if self.length is not None and keys > self.length:
             raise ValueError(f"there are {keys} keys; the trained length is {self.length}")
 

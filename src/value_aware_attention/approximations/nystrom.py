@@ -33,15 +33,13 @@ class Nystrom(Approximation):
     def __init__(self, landmarks: int, iterations: int | None = None) -> None:
         super().__init__()
         self.landmarks = check_at_least(1, landmarks=landmarks)
-        self.iterations = (
-            None if iterations is None else check_at_least(1, iterations=iterations)
-        )
+        self.iterations = None if iterations is None else check_at_least(1, iterations=iterations)
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         query, key, kernel, visible = inputs.query, inputs.key, inputs.kernel, inputs.visible
         if self.landmarks > inputs.keys:
             raise ValueError(
-                f"landmarks is {self.landmarks}; it must be at most the {inputs.keys} keys there are"
+                f"landmarks is {self.landmarks}; it must be at most the {inputs.keys} keys given"
             )
         shown = None if visible is None else visible[..., 0, :]
         own = shown if query.shape[-2] == inputs.keys else None
@@ -54,7 +52,9 @@ class Nystrom(Approximation):
         from_landmarks = attention_weights(queries, key, kernel=kernel, attn_mask=visible)
         return to_landmarks @ (self._pseudo_inverse(between) @ (from_landmarks @ inputs.value))
 
-    def _pseudo_inverse(self, matrix: Float[Tensor, "*batch R1 R2"]) -> Float[Tensor, "*batch R2 R1"]:
+    def _pseudo_inverse(
+        self, matrix: Float[Tensor, "*batch R1 R2"]
+    ) -> Float[Tensor, "*batch R2 R1"]:
         if self.iterations is not None:
             return iterated_pseudo_inverse(matrix, self.iterations)
         # fp64: what a nearly singular matrix loses in fp32 comes back multiplied by its condition.
@@ -102,7 +102,11 @@ def _segment_means(
     batch = torch.broadcast_shapes(x.shape[:-2], shown.shape[:-1])
     index = segment.expand(*batch, length)
     sums = x.new_zeros(*batch, segments + 1, x.shape[-1])
-    sums = sums.scatter_add(-2, index[..., None].expand(*batch, *x.shape[-2:]), x.expand(*batch, *x.shape[-2:]))
-    sizes = x.new_zeros(*batch, segments + 1).scatter_add(-1, index, torch.ones_like(index, dtype=x.dtype))
+    sums = sums.scatter_add(
+        -2, index[..., None].expand(*batch, *x.shape[-2:]), x.expand(*batch, *x.shape[-2:])
+    )
+    sizes = x.new_zeros(*batch, segments + 1).scatter_add(
+        -1, index, torch.ones_like(index, dtype=x.dtype)
+    )
     means = sums / sizes.clamp_min(1)[..., None]
     return means[..., :segments, :], (sizes > 0)[..., None, :segments]

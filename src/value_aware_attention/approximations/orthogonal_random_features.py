@@ -1,10 +1,16 @@
 """ORF attention (section A.1): positive random features of the exponential kernel."""
 
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Inputs, check_at_least
-from value_aware_attention.approximations.feature_attention import FeatureAttention, Features
+from value_aware_attention.approximations.feature_attention import (
+    FeatureAttention,
+    FeatureMap,
+    Features,
+)
 from value_aware_attention.approximations.random_projection import (
     orthogonal_gaussian,
     orthonormal_columns,
@@ -37,14 +43,12 @@ class OrthogonalRandomFeatures(FeatureAttention):
             raise ValueError(f"scaling is {scaling!r}; it must be one of {', '.join(SCALINGS)}")
         self.scaling = scaling
 
-    def feature_maps(self, inputs: Inputs) -> tuple[Features, Features]:
+    def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
         assert isinstance(inputs.kernel, Exponential)
         head_dim = inputs.key.shape[-1]
-        projection = self.projection(head_dim).to(inputs.key)
-        scale = inputs.kernel.scale_for(head_dim) ** 0.5
-        query = _log_features(inputs.query * scale, projection)
-        key = _log_features(inputs.key * scale, projection)
-        return Features(query), Features(key)
+        scale = inputs.kernel.scale_for(head_dim)
+        features = partial(_features, self.projection(head_dim).to(inputs.key), scale)
+        return features, features
 
     def projection(self, head_dim: int) -> Float[Tensor, "F D"]:
         """The random matrix R, drawn from the seed on the CPU."""
@@ -59,8 +63,9 @@ class OrthogonalRandomFeatures(FeatureAttention):
         return f"features={self.features}, seed={self.seed}, scaling={self.scaling!r}"
 
 
-def _log_features(
-    x: Float[Tensor, "*batch L D"], projection: Float[Tensor, "F D"]
-) -> Float[Tensor, "*batch L F"]:
+def _features(
+    projection: Float[Tensor, "F D"], scale: float, x: Float[Tensor, "*batch L D"]
+) -> Features:
     """log Phi(x) = Rx - ||x||^2 / 2, without the factor 1/sqrt(F) that normalisation cancels."""
-    return x @ projection.T - x.square().sum(dim=-1, keepdim=True) / 2
+    size = x.square().sum(dim=-1, keepdim=True) * (scale / 2)
+    return Features(x @ (projection.T * scale**0.5) - size)

@@ -7,7 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Inputs, check_at_least
-from value_aware_attention.approximations.feature_attention import FeatureAttention, Features
+from value_aware_attention.approximations.feature_attention import (
+    FeatureAttention,
+    FeatureMap,
+    Features,
+)
 from value_aware_attention.approximations.random_projection import orthogonal_gaussian
 from value_aware_attention.kernels import Exponential
 
@@ -32,18 +36,22 @@ class RandomFourierFeatures(FeatureAttention):
         self.seed = check_at_least(0, seed=seed)
         self.smallest_total = 1 / features
 
-    def feature_maps(self, inputs: Inputs) -> tuple[Features, Features]:
+    def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
         assert isinstance(inputs.kernel, Exponential)
         head_dim = inputs.key.shape[-1]
-        projection = orthogonal_gaussian(self.features, head_dim, self.seed).to(inputs.key)
-        scale = inputs.kernel.scale_for(head_dim) ** 0.5
-        key = inputs.key * scale
-        size = key.square().sum(dim=-1, keepdim=True) / 2
-        query_features = _waves(inputs.query * scale, projection)
-        # exp(||q||^2 / 2) is the same for all keys of a query: normalisation cancels it.
-        return Features(torch.zeros_like(query_features[..., :1]), query_features), Features(
-            size, _waves(key, projection)
-        )
+        scale = inputs.kernel.scale_for(head_dim)
+        frequencies = orthogonal_gaussian(self.features, head_dim, self.seed).to(inputs.key)
+        frequencies = frequencies * scale**0.5
+
+        def of_queries(x: Tensor) -> Features:
+            # exp(||q||^2 / 2) is the same for all keys of a query: normalisation cancels it.
+            return Features(torch.zeros_like(x[..., :1]), _waves(x, frequencies))
+
+        def of_keys(x: Tensor) -> Features:
+            size = x.square().sum(dim=-1, keepdim=True) * (scale / 2)
+            return Features(size, _waves(x, frequencies))
+
+        return of_queries, of_keys
 
     def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Waves of a query, its share of the keys' waves and their sum, and the product."""
@@ -54,8 +62,8 @@ class RandomFourierFeatures(FeatureAttention):
 
 
 def _waves(
-    x: Float[Tensor, "*batch L D"], projection: Float[Tensor, "F D"]
+    x: Float[Tensor, "*batch L D"], frequencies: Float[Tensor, "F D"]
 ) -> Float[Tensor, "*batch L 2*F"]:
     """(cos Rx, sin Rx) / sqrt(F): <waves(q), waves(k)> is the mean of cos <w, q - k>."""
-    angles = x @ projection.T
-    return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(projection))
+    angles = x @ frequencies.T
+    return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(frequencies))
