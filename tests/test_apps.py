@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.evaluation.causal import CausalTask
 from value_aware_attention.models import CausalLanguageModel
 
@@ -23,9 +24,15 @@ CHAIN = (
     "train_causal kernel=elu",
     "train_masked length=short",
     "train_masked length=long",
+    "train_causal kernel=elu attention=sliding_window attention.method.r=4",
+    "train_masked length=short attention=linear_mixing",
+    "train_masked length=long attention=lsh",
     "evaluate kernel=exponential",
     "evaluate kernel=elu",
     "evaluate model=masked length=long",
+    "evaluate kernel=elu attention=sliding_window",
+    "evaluate model=masked length=short attention=linear_mixing",
+    "evaluate model=masked length=long attention=lsh",
     "report",
 )
 # Warnings of libraries that tests of our own code cannot mend.
@@ -130,8 +137,6 @@ def test_random_methods_have_three_seeds(made: Path) -> None:
 
 def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     """Three randomly chosen cells of the report's grid, recomputed from the saved model."""
-    from value_aware_attention.approximations import OptimalValueOblivious, SlidingWindow
-
     methods = {"optimal_v_oblivious": OptimalValueOblivious, "sliding_window": SlidingWindow}
     model = CausalLanguageModel.load(made / "outputs/models/causal_elu")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
@@ -144,6 +149,51 @@ def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
         method = methods[row["approximation"]](int(float(row["r"])))
         sums = task.run(lambda layer, method=method: method)
         assert math.exp(sums.mean()) == pytest.approx(float(row["value"]), rel=1e-4)
+
+
+def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path) -> None:
+    models = {
+        "causal_elu_sliding_window": ("SlidingWindow", "elu", {"r": 4}),
+        "masked_short_linear_mixing": (
+            "LinearMixing",
+            None,
+            {"length": 16, "width": 64, "seed": 0},
+        ),
+        "masked_long_lsh": ("LSH", "exponential", {"r": 64, "rounds": 4, "seed": 0}),
+    }
+    for model, (name, kernel, arguments) in models.items():
+        own = json.loads((made / "outputs/trained" / f"{model}.json").read_text())
+        (cell,) = own["cells"]
+        assert (own["model"], own["attention"], own["kernel"]) == (model, name, kernel)
+        assert own["arguments"] == arguments
+        assert cell["approximation"] == "exact" and cell["difference"] == 0
+        training = json.loads((made / "outputs/metrics/train" / f"{model}.json").read_text())
+        assert training["hyperparameters"]["attention"].startswith(f"{name}(")
+    # what is on the grid of the default models is not touched
+    assert {p.stem for p in (made / "outputs/records").iterdir()} == {
+        "causal_exponential",
+        "causal_elu",
+        "masked_long",
+    }
+    hyperparameters = json.loads((made / "outputs/metrics/train/masked_long.json").read_text())[
+        "hyperparameters"
+    ]
+    assert "attention" not in hyperparameters
+
+
+def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
+    model = CausalLanguageModel.load(made / "outputs/models/causal_elu_sliding_window")
+    assert [layer.attention.method.r for layer in model.layers] == [4, 4]
+    own = json.loads((made / "outputs/trained/causal_elu_sliding_window.json").read_text())
+    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
+    tokens = made / "outputs/tokens/causal/evaluation.npy"
+    task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
+    windowed, exact = (
+        math.exp(task.run(lambda layer, method=method: method).mean())
+        for method in (SlidingWindow(4), Exact())
+    )
+    assert own["cells"][0]["value"] == pytest.approx(windowed, rel=1e-5)
+    assert abs(windowed - exact) > 1e-3 * exact
 
 
 def test_computed_cells_are_found_again(made: Path, run: Run) -> None:
@@ -196,6 +246,27 @@ def test_no_record_names_the_machine(made: Path) -> None:
         ("train_causal causal.length=10000000", ("10000000", "tokens")),
         ("evaluate causal.context=96", ("context is 96", "96")),
         ("train_causal causal.wdith=64", ("wdith",)),
+        ("train_causal attention=lsh", ("LSH", "is_causal")),
+        ("train_causal attention=fourier_mixing", ("FourierMixing", "causal")),
+        ("train_causal kernel=elu attention=orf", ("OrthogonalRandomFeatures", "Elu")),
+        ("train_masked attention=best", ("best", "sliding_window")),
+        ("train_masked attention=optimal_v_aware", ("optimal_v_aware", "lsh")),
+        (
+            "train_masked attention=sliding_window attention.method._target_="
+            "value_aware_attention.approximations.OptimalValueAware",
+            ("OptimalValueAware", "gradients"),
+        ),
+        ("train_masked attention=sliding_window attention.method.r=0", ("r is 0", ">= 1")),
+        ("train_masked attention=sliding_window masked.dropout=0.1", ("dropout is 0.1",)),
+        ("evaluate model=masked attention=orf", ("masked_long_orf", "missing")),
+        (
+            "evaluate model=masked attention=lsh approximation=sliding_window",
+            ("masked_long_lsh", "LSH(r=64", "sliding_window"),
+        ),
+        (
+            "train_masked length.warm_start={made}/outputs/models/masked_short_linear_mixing",
+            ("masked_short_linear_mixing", "no attention"),
+        ),
     ],
 )
 def test_bad_input_ends_with_one_line_and_nothing_written(
@@ -203,7 +274,7 @@ def test_bad_input_ends_with_one_line_and_nothing_written(
 ) -> None:
     outputs = {p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()}
     with pytest.raises(SystemExit) as stopped:
-        run(command)
+        run(command.format(made=made))
     message = str(stopped.value.code)
     assert message.startswith("error: ") and "\n" not in message
     for words in named:

@@ -8,8 +8,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from pipelines.train import trained_attention
 from value_aware_attention.approximations import Approximation
-from value_aware_attention.kernels import Kernel
+from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.models import TrainedAttention
+from value_aware_attention.models.masked_lm import masked_kernel
+from value_aware_attention.models.mixing import Mixing
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -57,6 +61,42 @@ def test_every_approximation_builds_and_is_in_the_grid(name: str) -> None:
     method = instantiate(cfg.approximation)
     assert isinstance(method, Approximation) and isinstance(method, nn.Module)
     assert cfg.approximation == cfg.evaluate.methods[name]
+
+
+@pytest.mark.parametrize("name", options("attention"))
+def test_every_attention_builds_and_names_the_model(name: str) -> None:
+    trained = composed("train_masked", f"attention={name}", "scale=smoke").train_masked
+    evaluated = composed("evaluate", "model=masked", f"attention={name}").evaluate
+    attention, suffix = trained_attention(trained), "" if name == "exact" else f"_{name}"
+    assert trained.name == evaluated.name == f"masked_long{suffix}"
+    assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
+    assert evaluated.task.model._args_ == [evaluated.checkpoint]
+    assert (attention is None) is (name == "exact")
+    if attention is not None:
+        assert isinstance(attention(0), Mixing if attention.is_mixing else Approximation)
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("exact", ""), ("lsh", "_lsh")])
+def test_a_causal_model_is_named_by_its_attention_too(name: str, suffix: str) -> None:
+    trained = composed("train_causal", f"attention={name}").train_causal
+    evaluated = composed("evaluate", "model=causal", f"attention={name}").evaluate
+    assert trained.name == evaluated.name == f"causal_exponential{suffix}"
+    assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
+    assert evaluated.task.model.folder._args_ == [evaluated.checkpoint]
+
+
+@pytest.mark.parametrize("name", options("approximation"))
+def test_an_approximation_is_an_attention_to_train_with_where_it_has_gradients(name: str) -> None:
+    method = dict(composed("evaluate", f"approximation={name}").approximation)
+    attention = TrainedAttention(method.pop("_target_"), method)
+    try:
+        kernel = masked_kernel(attention) or Exponential()
+        attention.check_trainable(kernel=kernel, length=128, head_dim=8, is_causal=False)
+    except ValueError as error:
+        assert "no gradients" in str(error)
+        assert name not in options("attention")
+    else:
+        assert name in options("attention"), f"conf/attention/{name}.yaml is missing"
 
 
 @pytest.mark.parametrize("name", options("corpus"))

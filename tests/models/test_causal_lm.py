@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
-from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.models import CausalLanguageModel, TrainedAttention
 from value_aware_attention.models.causal_lm import sinusoidal_positions
 
 
@@ -165,6 +165,52 @@ def test_loading_another_model_than_asked_for(tmp_path: Path) -> None:
         CausalLanguageModel.load(tmp_path, vocabulary_size=51)
     with pytest.raises(FileNotFoundError, match="train the model first"):
         CausalLanguageModel.load(tmp_path / "nothing")
+
+
+def trained(attention: TrainedAttention | None, kernel: Kernel, steps: int = 4) -> Tensor:
+    """Logits after a few steps of plain gradient descent on sharpened attention."""
+    model = tiny(kernel)
+    if attention:
+        model.attend_with(attention)
+    model.double()
+    for layer in model.layers:
+        layer.attention.query_key_value.weight.data *= 4
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(
+            model(tokens())[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
+        )
+        loss.backward()
+        optimizer.step()
+    return model(tokens()).detach()
+
+
+@pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])
+def test_training_with_a_window_over_everything_is_training_with_exact(kernel: Kernel) -> None:
+    name = "value_aware_attention.approximations.SlidingWindow"
+    exact, start = trained(None, kernel), trained(None, kernel, steps=0)
+    assert (exact - start).abs().max() > 0.1
+    wide = trained(TrainedAttention(name, {"r": 12}), kernel)
+    torch.testing.assert_close(wide, exact)
+    assert (trained(TrainedAttention(name, {"r": 2}), kernel) - exact).abs().max() > 0.05
+
+
+def test_a_model_with_an_attention_of_its_own_comes_back(tmp_path: Path) -> None:
+    learned = TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0})
+    model = tiny().attend_with(learned)
+    factors = [layer.attention.method.scale for layer in model.layers]
+    assert len({id(p) for p in model.parameters()} & {id(p) for p in factors}) == 3
+    assert len({p.sum().item() for p in factors}) == 3
+    for p in factors:
+        p.data.normal_()
+    model.save(tmp_path)
+    again = CausalLanguageModel.load(tmp_path)
+    assert again.attention == learned
+    assert torch.equal(again(tokens()), model(tokens()))
+    assert all(not p.is_meta for p in again.parameters())
+    again.save(tmp_path / "again")  # what was loaded knows its attention
+    assert TrainedAttention.load(tmp_path / "again") == learned
 
 
 @pytest.mark.parametrize("config", [{}, {"kernel": {"name": "os", "arguments": {}}}])

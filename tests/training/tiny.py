@@ -1,11 +1,14 @@
 """Models and step-indexed batches small enough to train in a test."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from value_aware_attention.approximations import Approximation
+from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.training import (
@@ -17,6 +20,21 @@ from value_aware_attention.training import (
 from value_aware_attention.training.module import LanguageModeling
 
 VOCABULARY = 40
+
+
+class LearnedScale(Approximation):
+    """Exact attention with a learned factor for each number of a query, drawn from the seed."""
+
+    def __init__(self, head_dim: int, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.scale = nn.Parameter(1 + torch.rand(head_dim, generator=generator))
+
+    def approximate(self, inputs: Inputs) -> Tensor:
+        return replace(inputs, query=inputs.query * self.scale).output()
+
+    def multiply_adds(self, **sizes: int) -> float:
+        return 0.0
 
 
 class Batches(Dataset[Any]):

@@ -1,0 +1,84 @@
+"""Which methods a model may be trained with, and how each layer gets its own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.tiny import LearnedScale
+from value_aware_attention.kernels import Elu, Exponential
+from value_aware_attention.models import TrainedAttention
+
+SIZE = {"kernel": Exponential(), "length": 24, "head_dim": 8}
+TRAINABLE = {
+    "Exact": {},
+    "SlidingWindow": {"r": 5},
+    "LSH": {"r": 8, "rounds": 2, "seed": 0},
+    "OrthogonalRandomFeatures": {"features": 16, "seed": 0},
+    "OptimalValueOblivious": {"r": 4},
+    "ValueAwareKeysAttentionWeights": {"r": 4},
+    "NormWeightedKeys": {"r": 4},
+    "LeaveOneOutKeys": {"r": 4},
+}
+NO_GRADIENTS = {
+    "OptimalValueAware": {"r": 4},
+    "ObliviousKeysOptimalWeights": {"r": 4},
+    "SampledKeys": {"r": 4, "seed": 0},
+}
+
+
+def attention(name: str, arguments: dict) -> TrainedAttention:
+    return TrainedAttention(f"value_aware_attention.approximations.{name}", arguments)
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_methods_with_gradients_can_be_trained(name: str) -> None:
+    attention(name, TRAINABLE[name]).check_trainable(**SIZE, is_causal=False)
+
+
+@pytest.mark.parametrize("name", NO_GRADIENTS)
+def test_methods_without_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} gives no gradients to queries and keys"):
+        attention(name, NO_GRADIENTS[name]).check_trainable(**SIZE, is_causal=False)
+
+
+def test_what_a_method_refuses_it_refuses_before_training() -> None:
+    lsh = attention("LSH", TRAINABLE["LSH"])
+    with pytest.raises(ValueError, match=r"^LSH does not support is_causal"):
+        lsh.check_trainable(**SIZE, is_causal=True)
+    features = attention("OrthogonalRandomFeatures", TRAINABLE["OrthogonalRandomFeatures"])
+    features.check_trainable(**SIZE, is_causal=True)
+    with pytest.raises(ValueError, match=r"got the kernel Elu\(\); it approximates Exponential"):
+        features.check_trainable(**{**SIZE, "kernel": Elu()}, is_causal=True)
+
+
+def test_every_layer_has_a_module_and_a_seed_of_its_own() -> None:
+    lsh = attention("LSH", {"r": 8, "rounds": 2, "seed": 3})
+    assert [lsh(layer).seed for layer in (0, 1, 5)] == [3000, 3001, 3005]
+    learned = TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 4, "seed": 0})
+    first, second = learned(0), learned(1)
+    assert isinstance(first, LearnedScale) and first is not learned(0)
+    assert not torch.equal(first.scale, second.scale)
+
+
+@pytest.mark.parametrize(
+    "target", ["os.system", "torch.nn.Linear", "SlidingWindow", "no.such.module.At", "", "a."]
+)
+def test_only_methods_are_built(target: str) -> None:
+    with pytest.raises(ValueError, match=r"is neither an approximation of attention nor a mixing$"):
+        TrainedAttention(target, {})(0)
+
+
+def test_other_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^SlidingWindow\(width=4\): missing .* 'r'"):
+        attention("SlidingWindow", {"width": 4})(0)
+    with pytest.raises(ValueError, match=r"^SlidingWindow\(r=4, width=4\): .*unexpected .*'width'"):
+        attention("SlidingWindow", {"r": 4, "width": 4})(0)
+
+
+def test_it_is_described_in_the_models_folder(tmp_path: Path) -> None:
+    assert TrainedAttention.load(tmp_path) is None
+    lsh = attention("LSH", {"r": 8, "rounds": 2, "seed": 3})
+    lsh.save(tmp_path)
+    assert TrainedAttention.load(tmp_path) == lsh
+    assert str(lsh) == "LSH(r=8, rounds=2, seed=3)"
