@@ -4,7 +4,9 @@ python -m pipelines.survey model=masked length=long
 python -m pipelines.survey kernel=elu 'survey.budgets=[32]'
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,40 @@ from pipelines.evaluate import build_cell, header, summary
 from pipelines.provenance import file_hash
 from pipelines.tracking import tracked
 from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
-from value_aware_attention.evaluation.budgets import (
-    Affordable,
-    closest_to_budget,
-    cost_in_keys,
-)
+from value_aware_attention.evaluation.budgets import Affordable, closest_to_budget, cost_in_keys
 from value_aware_attention.evaluation.cells import Cell
 from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid
 from value_aware_attention.evaluation.output_error import rounded
 from value_aware_attention.evaluation.task import LayerCall, Task
 
-NO_SEED = (None,)
+
+@dataclass(frozen=True)
+class Contender:
+    """A configured method with one integer argument left open, or with none."""
+
+    name: str
+    method: dict[str, Any]
+    vary: str | None
+    make: Callable[..., nn.Module]
+
+    def given(self, parameter: int) -> dict[str, int]:
+        """The open argument by its name."""
+        return {} if self.vary is None else {self.vary: parameter}
+
+    def build(self, parameter: int) -> nn.Module:
+        return self.make(**self.given(parameter))
+
+    def near(self, keys: int, call: LayerCall, within: float) -> Affordable | None:
+        """The argument that costs nearest to `keys` on such a call; None where it cannot run."""
+        length, head_dim = call.key.shape[-2:]
+        sizes: dict[str, Any] = {"length": length, "head_dim": head_dim}
+        sizes["is_causal"] = call.is_causal
+        found: Affordable | None = None
+        if self.vary is None:
+            found = Affordable(0, cost_in_keys(self.build(0), **sizes))
+        else:
+            found = closest_to_budget(self.build, keys, within=within, **sizes)
+        return found if found and usable(self.build(found.parameter), call) else None
 
 
 @app("survey")
@@ -39,63 +64,37 @@ def main(cfg: DictConfig) -> None:
         raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
     task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
-    calls = task.layer_calls()
-    plan = [entry for budget in cfg.budgets for entry in cells(cfg, task, calls[0], budget)]
-    with tracked(cfg, "survey", cfg.name, **{f"{k}_sha256": v for k, v in hashes.items()}):
+    call = task.layer_calls()[0]
+    budgets = [budget for budget in cfg.budgets if budget <= call.key.shape[-2]]
+    contenders = [
+        Contender(name, plain(method), cfg.vary[name], instantiate(method, _partial_=True))
+        for name, method in cfg.methods.items()
+    ]
+    plan = [cell for one in contenders for cell in cells(cfg, one, call, budgets)]
+    facts = {f"{name}_sha256": value for name, value in hashes.items()}
+    with tracked(cfg, "survey", cfg.name, **facts):
         cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
-        measured, _ = evaluate_grid(task, [cell for cell, _ in plan], cache)
-        record = header(cfg, task, measured[0]) | hashes | {"cells": measured[:1]}
-        record["cells"] += [
-            result | budget for result, (_, budget) in zip(measured[1:], plan, strict=True)
-        ]
-        record["picture"] = picture(cfg, task, calls[0])
+        (exact, *measured), _ = evaluate_grid(task, [cell for cell, _ in plan], cache)
+        with_budget = [record | plan[i][1] for i, record in enumerate(measured)]
+        record = header(cfg, task, exact) | hashes | {"cells": [exact, *with_budget]}
+        record["picture"] = picture(cfg, contenders, task, call)
         write_json(Path(cfg.records) / f"{cfg.name}.json", record)
         write_json(Path(cfg.metrics) / "survey" / f"{cfg.name}.json", summary(record))
 
 
 def cells(
-    cfg: DictConfig, task: Task, call: LayerCall, budget: int
+    cfg: DictConfig, contender: Contender, call: LayerCall, budgets: list[int]
 ) -> Iterator[tuple[Cell, dict[str, float]]]:
-    """Every method that this model can use, near one budget; random ones once for each seed."""
-    for name, method in plain(cfg.methods).items():
-        found = affordable(cfg, name, task, call, budget)
-        if found is None or found.cost > task.length or not usable(build(cfg, name, found), call):
+    """A method near every budget, once for each seed if it is random, with what it costs."""
+    for budget in budgets if contender.vary else budgets[:1]:
+        found = contender.near(budget, call, cfg.within)
+        if found is None:
             continue
-        if cfg.vary[name] is None and budget != cfg.budgets[0]:
-            continue  # nothing to vary: one cell is enough
-        given = method | argument(cfg, name, found)
-        seeds = plain(cfg.seeds) if "seed" in method else NO_SEED
-        for seed in seeds:
+        given = contender.method | contender.given(found.parameter)
+        for seed in cfg.seeds if "seed" in given else [None]:
             seeded = given if seed is None else given | {"seed": seed}
-            yield build_cell(cfg, name, seeded), {"budget": budget, "cost": rounded(found.cost)}
-
-
-def affordable(
-    cfg: DictConfig,
-    name: str,
-    task: Task,
-    call: LayerCall,
-    budget: int,
-    within: float | None = None,
-) -> Affordable | None:
-    """The parameter that brings a method near a budget; what it costs where it has none."""
-    sizes: dict[str, Any] = {"head_dim": task.head_dim, "is_causal": call.is_causal}
-    sizes["length"] = call.key.shape[-2]
-    if cfg.vary[name] is None:
-        return Affordable(0, cost_in_keys(build(cfg, name, Affordable(0, 0.0)), **sizes))
-    within = cfg.within if within is None else within
-    make = lambda value: build(cfg, name, Affordable(value, 0.0))  # noqa: E731
-    return closest_to_budget(make, budget, within=within, **sizes)
-
-
-def argument(cfg: DictConfig, name: str, found: Affordable) -> dict[str, int]:
-    """The varied parameter by its name."""
-    return {} if cfg.vary[name] is None else {cfg.vary[name]: found.parameter}
-
-
-def build(cfg: DictConfig, name: str, found: Affordable) -> nn.Module:
-    """A method with the varied parameter set."""
-    return instantiate(cfg.methods[name], **argument(cfg, name, found))
+            cell = build_cell(cfg, contender.name, seeded)
+            yield cell, {"budget": budget, "cost": rounded(found.cost)}
 
 
 def usable(method: nn.Module, call: LayerCall) -> bool:
@@ -105,26 +104,28 @@ def usable(method: nn.Module, call: LayerCall) -> bool:
     return fits and (getattr(method, "supports_causal", True) or not call.is_causal)
 
 
-def picture(cfg: DictConfig, task: Task, call: LayerCall) -> dict[str, Any]:
-    """The weights of every method on a sentence's first tokens, in the first layer and head."""
+def picture(
+    cfg: DictConfig, contenders: list[Contender], task: Task, call: LayerCall
+) -> dict[str, Any]:
+    """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
     text = [tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens)]
     panels = []
-    for name in cfg.methods:
-        found = affordable(cfg, name, task, shown, cfg.picture.keys, within=float("inf"))
-        if found is None or not usable(method := build(cfg, name, found), shown):
+    for contender in contenders:
+        found = contender.near(cfg.picture.budget, shown, within=math.inf)
+        if found is None:
             continue
-        weights = effective_weights(method, shown)
+        weights = effective_weights(contender.build(found.parameter), shown)
         panels.append(
-            {"approximation": name, "parameters": argument(cfg, name, found)}
-            | {"cost": rounded(found.cost), "weights": rows(weights)}
+            {"approximation": contender.name, "parameters": contender.given(found.parameter)}
+            | {"cost": rounded(found.cost), "weights": matrix(weights)}
         )
     return {"tokens": text, "kernel": cfg.kernel, "panels": panels}
 
 
-def rows(weights: torch.Tensor) -> list[list[float]]:
-    """A matrix as plain numbers, three digits after the point."""
+def matrix(weights: torch.Tensor) -> list[list[float]]:
+    """As plain numbers, three digits after the point."""
     return [[round(number, 3) for number in row] for row in weights.tolist()]
 
 

@@ -1,11 +1,13 @@
 """How far an approximate output is from the exact one, and what a method costs."""
 
+from dataclasses import dataclass
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from value_aware_attention.attention import working_precision
 
-__all__ = ["budget", "relative_output_error", "squared_output_error"]
+__all__ = ["Sizes", "budget", "relative_output_error", "squared_output_error"]
 
 
 def squared_output_error(
@@ -25,15 +27,43 @@ def relative_output_error(
     return (error / norm).where(error > 0, 0.0)
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What the cost of an attention call depends on."""
+
+    queries: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    is_causal: bool = False
+
+    @property
+    def one_key(self) -> int:
+        """Multiply-adds of attending to one key: its score and its weighted value."""
+        return self.head_dim + self.value_dim
+
+    def kept(self, r: int) -> float:
+        """Keys that a query with a budget of r looks at, on average: no more than it sees."""
+        if not self.is_causal:
+            return float(min(r, self.keys))
+        first = self.keys - self.queries + 1  # what the first query sees
+        return sum(min(r, seen) for seen in range(first, self.keys + 1)) / self.queries
+
+
 def budget(
-    approximation: nn.Module, *, queries: int, keys: int, head_dim: int, value_dim: int
+    approximation: nn.Module,
+    *,
+    queries: int,
+    keys: int,
+    head_dim: int,
+    value_dim: int,
+    is_causal: bool = False,
 ) -> float:
-    """Multiply-adds per query of an approximation's scores and weighted sum.
+    """Multiply-adds per query of an approximation's scores and weighted sum, on average.
 
     The one definition of cost that figures use. The choice an oracle makes in hindsight (sorting by
     exact weights, solving for the closest combination) is not counted: it is what a practical
-    method would have to predict.
+    method would have to predict. Under a causal mask only the past is counted.
     """
-    return approximation.multiply_adds(  # type: ignore[operator]
-        queries=queries, keys=keys, head_dim=head_dim, value_dim=value_dim
-    )
+    sizes = Sizes(queries, keys, head_dim, value_dim, is_causal)
+    return approximation.multiply_adds(sizes)  # type: ignore[operator]

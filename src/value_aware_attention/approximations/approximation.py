@@ -12,7 +12,7 @@ from torch.nn.functional import embedding_bag
 
 from value_aware_attention.attention import attention, attention_weights, visibility
 from value_aware_attention.attention import working_precision as _working
-from value_aware_attention.error import squared_output_error
+from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = [
@@ -146,7 +146,7 @@ class Approximation(nn.Module, ABC):
         """The approximate output."""
 
     @abstractmethod
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """Multiply-adds per query; see `error.budget`."""
 
 
@@ -258,8 +258,8 @@ class SparseApproximation(Approximation):
         """Where the choice is proved optimal in the value-aware sense; None = no claim."""
         return None
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return float(min(self.r, keys) * (head_dim + value_dim))
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return sizes.kept(self.r) * sizes.one_key
 
     def extra_repr(self) -> str:
         return f"r={self.r}"

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Approximation, Inputs
 from value_aware_attention.attention import attention
+from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["Exact"]
@@ -29,5 +30,5 @@ class Exact(Approximation):
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         return inputs.output()
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return float(keys * (head_dim + value_dim))
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return sizes.kept(sizes.keys) * sizes.one_key

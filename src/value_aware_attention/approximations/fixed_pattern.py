@@ -18,6 +18,7 @@ from value_aware_attention.approximations.block_sparse import block_sparse_atten
 from value_aware_attention.approximations.flex import flex_pattern_attention, obstacle
 from value_aware_attention.approximations.patterns import Pattern
 from value_aware_attention.attention import check_inputs, visibility
+from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Kernel
 
 __all__ = ["ENGINES", "FixedPattern", "SparseFixedPattern", "check_engine", "check_positions"]
@@ -85,9 +86,10 @@ class FixedPattern(Approximation):
         sizes = *inputs.batch, inputs.query.shape[-2], inputs.keys
         return wanted and reason is None and 0 not in sizes
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """The pairs that the pattern keeps, counted one by one."""
-        return pairs(self.pattern(keys), queries, keys) / queries * (head_dim + value_dim)
+        pattern = self.pattern(sizes.keys, is_causal=sizes.is_causal)
+        return pairs(pattern, sizes.queries, sizes.keys) / sizes.queries * sizes.one_key
 
     def extra_repr(self) -> str:
         return "" if self.engine is None else f"engine={self.engine!r}"

@@ -9,6 +9,7 @@ from value_aware_attention.approximations.feature_attention import (
     FeatureMap,
     Features,
 )
+from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Elu
 
 __all__ = ["LinearAttention"]
@@ -27,9 +28,9 @@ class LinearAttention(FeatureAttention):
     def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
         return _features, _features
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """A query's product with the sums, and its share of the keys' outer products."""
-        return head_dim * value_dim * (1 + keys / queries)
+        return sizes.head_dim * sizes.value_dim * (1 + sizes.keys / sizes.queries)
 
 
 def _features(x: Float[Tensor, "*batch L D"]) -> Features:

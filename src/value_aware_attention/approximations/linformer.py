@@ -10,6 +10,7 @@ from value_aware_attention.approximations.approximation import (
     check_at_least,
 )
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.error import Sizes
 
 __all__ = ["Linformer"]
 
@@ -79,9 +80,9 @@ class Linformer(Approximation):
         if self.length is not None and keys > self.length:
             raise ValueError(f"there are {keys} keys; the trained length is {self.length}")
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """Scores and sum of `rank` projected keys, and a query's share of projecting them all."""
-        return self.rank * (head_dim + value_dim) * (1 + keys / queries)
+        return self.rank * sizes.one_key * (1 + sizes.keys / sizes.queries)
 
     def extra_repr(self) -> str:
         return f"rank={self.rank}, seed={self.seed}, length={self.length}"

@@ -13,6 +13,7 @@ from value_aware_attention.approximations.approximation import (
     Inputs,
     check_at_least,
 )
+from value_aware_attention.error import Sizes
 
 __all__ = ["LSH"]
 
@@ -113,10 +114,10 @@ class LSH(Approximation):
             lonely = lonely & inputs.visible[..., 0, :]
         return inputs.value.where(lonely[..., None], output)
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """Attended keys of all rounds, plus hashing a query and its share of hashing the keys."""
-        attended = min(self.r, keys) * (head_dim + value_dim)
-        hashing = 2 * keys / self.r * head_dim * (1 + keys / queries)
+        attended = min(self.r, sizes.keys) * sizes.one_key
+        hashing = 2 * sizes.keys / self.r * sizes.head_dim * (1 + sizes.keys / sizes.queries)
         return self.rounds * (attended + hashing)
 
     def extra_repr(self) -> str:

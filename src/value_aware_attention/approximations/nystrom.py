@@ -10,6 +10,7 @@ from value_aware_attention.approximations.approximation import (
     check_at_least,
 )
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.error import Sizes
 
 __all__ = ["Nystrom"]
 
@@ -61,11 +62,11 @@ class Nystrom(Approximation):
         noise = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
         return torch.linalg.pinv(matrix.double(), rtol=noise).to(matrix.dtype)
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """Both outer factors and their products, and a query's share of what is done once."""
-        outer = self.landmarks * (head_dim + value_dim) * (1 + keys / queries)
+        outer = self.landmarks * sizes.one_key * (1 + sizes.keys / sizes.queries)
         steps = 4 * (self.iterations or 6)  # a decomposition costs about as much
-        return outer + steps * self.landmarks**3 / queries
+        return outer + steps * self.landmarks**3 / sizes.queries
 
     def extra_repr(self) -> str:
         return f"landmarks={self.landmarks}, iterations={self.iterations}"

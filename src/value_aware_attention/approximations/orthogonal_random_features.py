@@ -15,6 +15,7 @@ from value_aware_attention.approximations.random_projection import (
     orthogonal_gaussian,
     orthonormal_columns,
 )
+from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
 __all__ = ["OrthogonalRandomFeatures"]
@@ -55,9 +56,9 @@ class OrthogonalRandomFeatures(FeatureAttention):
         draw = orthonormal_columns if self.scaling == "paper" else orthogonal_gaussian
         return draw(self.features, head_dim, self.seed)
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """Features of a query, its share of the keys' features and their sum, and the product."""
-        return self.features * (head_dim + value_dim) * (1 + keys / queries)
+        return self.features * sizes.one_key * (1 + sizes.keys / sizes.queries)
 
     def extra_repr(self) -> str:
         return f"features={self.features}, seed={self.seed}, scaling={self.scaling!r}"

@@ -13,6 +13,7 @@ from value_aware_attention.approximations.feature_attention import (
     Features,
 )
 from value_aware_attention.approximations.random_projection import orthogonal_gaussian
+from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
 __all__ = ["RandomFourierFeatures"]
@@ -53,9 +54,13 @@ class RandomFourierFeatures(FeatureAttention):
 
         return of_queries, of_keys
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         """Waves of a query, its share of the keys' waves and their sum, and the product."""
-        return self.features * (head_dim + 2 * value_dim) * (1 + keys / queries)
+        return (
+            self.features
+            * (sizes.head_dim + 2 * sizes.value_dim)
+            * (1 + sizes.keys / sizes.queries)
+        )
 
     def extra_repr(self) -> str:
         return f"features={self.features}, seed={self.seed}"

@@ -1,5 +1,7 @@
 """The weights that a method really gives, as a matrix of queries by keys that can be drawn."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ def effective_weights(method: nn.Module, call: LayerCall) -> Float[Tensor, "N M"
     A method that names its keys says so itself; any other is linear in the values, so that the
     identity in their place reads W off.
     """
-    options = {"kernel": call.kernel, "is_causal": call.is_causal}
+    options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
     keys = call.key.shape[-2]
     if isinstance(method, SparseApproximation):
         return method.select(call.query, call.key, call.value, **options).dense(keys)

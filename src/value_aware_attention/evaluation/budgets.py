@@ -1,5 +1,6 @@
 """Methods of equal cost: the parameter with which each comes closest to a number of keys."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,6 +9,8 @@ from torch import nn
 from value_aware_attention.error import budget
 
 __all__ = ["Affordable", "closest_to_budget", "cost_in_keys"]
+
+POINTS = 16
 
 
 class Affordable(NamedTuple):
@@ -36,19 +39,43 @@ def closest_to_budget(
     is_causal: bool,
     within: float,
 ) -> Affordable | None:
-    """The parameter 1 to `length` whose cost is closest to `keys`, the smallest of equals.
+    """The parameter 1 to `length` whose cost is closest to `keys`, searched from coarse to fine.
 
     None where no cost is within the share `within` of `keys`: a pattern may have no such setting,
     as strided attention never sees fewer than about 2 sqrt(2 length) keys. Parameters that `build`
     refuses with ValueError are passed over.
     """
-    found: Affordable | None = None
-    for parameter in range(1, length + 1):
-        try:
-            method = build(parameter)
-            cost = cost_in_keys(method, length=length, head_dim=head_dim, is_causal=is_causal)
-        except ValueError:
-            continue
-        if found is None or abs(cost - keys) < abs(found.cost - keys):
-            found = Affordable(parameter, cost)
-    return found if found and abs(found.cost - keys) <= within * keys else None
+    costs: dict[int, float] = {}
+
+    def away(parameter: int) -> float:
+        return abs(costs[parameter] - keys)
+
+    low, high = 1, length
+    while True:
+        for parameter in _spread(low, high):
+            if parameter not in costs:
+                costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
+        best = min(sorted(costs), key=away)
+        tried = sorted(costs)
+        place = tried.index(best)
+        low, high = tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
+        if not set(_spread(low, high)) - set(costs):
+            break
+    return Affordable(best, costs[best]) if away(best) <= within * keys else None
+
+
+def _spread(low: int, high: int) -> list[int]:
+    """A few integers from low to high, both included; all of them where they are few."""
+    step = max(1, (high - low) // POINTS)
+    return [*range(low, high, step), high]
+
+
+def _cost(
+    build: Callable[[int], nn.Module], parameter: int, length: int, head_dim: int, is_causal: bool
+) -> float:
+    """The cost in keys; infinite where the method refuses the parameter."""
+    try:
+        method = build(parameter)
+        return cost_in_keys(method, length=length, head_dim=head_dim, is_causal=is_causal)
+    except ValueError:
+        return math.inf

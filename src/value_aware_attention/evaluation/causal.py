@@ -90,11 +90,17 @@ class CausalTask:
         losses = cross_entropy(logits, rows[:, context + 1 :].flatten(), reduction="none")
         return losses.view(len(windows), -1).double().sum(dim=1).cpu().numpy()
 
+    def first_tokens(self, count: int) -> list[int]:
+        start = self._full_windows()[0][0]
+        return [int(token) for token in self.stream[start : start + count]]
+
+    def _full_windows(self) -> list[tuple[int, int, int]]:
+        return [window for window in self.windows if window[2] - window[0] == self.length]
+
     def layer_calls(self) -> list[LayerCall]:
-        full = [window for window in self.windows if window[2] - window[0] == self.length]
         recorders = [LayerRecorder() for _ in self.model.layers]
         with torch.inference_mode(), self.model.replaced_attention(lambda layer: recorders[layer]):
-            for window in full[: self.recorded_units]:
+            for window in self._full_windows()[: self.recorded_units]:
                 self._losses([window])
         return [
             recorder.call(self.model.kernel, is_causal=True, first_row=self.context)

@@ -72,6 +72,9 @@ class MaskedTask:
         wrong[masked] = (predicted != labels[masked]).double()
         return wrong.sum(dim=1).cpu()
 
+    def first_tokens(self, count: int) -> list[int]:
+        return self.inputs[0, :count].tolist()
+
     def layer_calls(self) -> list[LayerCall]:
         recorders = [LayerRecorder() for _ in range(self.model.config.num_hidden_layers)]
         with torch.inference_mode(), replace_attention(self.model, lambda i: recorders[i]):

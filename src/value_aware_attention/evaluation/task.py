@@ -63,6 +63,10 @@ class Task(Protocol):
         """Each layer's inputs in the exact model, on a few units."""
         ...
 
+    def first_tokens(self, count: int) -> list[int]:
+        """The first tokens of the first unit that `layer_calls` records."""
+        ...
+
 
 class LayerRecorder(nn.Module):
     """Exact attention that keeps what it was called with."""

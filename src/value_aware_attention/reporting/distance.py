@@ -48,7 +48,7 @@ def label(record: Record) -> str:
 def budget_settings(records: Sequence[Record]) -> pd.DataFrame:
     """One row a model, method and budget, seeds averaged: `cost`, `budget`, loss or error."""
     moved = [
-        record | {"cells": [_with_cost(cell) for cell in record["cells"]]} for record in records
+        {**record, "cells": [_with_cost(cell) for cell in record["cells"]]} for record in records
     ]
     frame = settings(moved)
     frame = frame[frame["cost"].notna()].copy()
@@ -63,7 +63,7 @@ def budget_settings(records: Sequence[Record]) -> pd.DataFrame:
 
 def _with_cost(cell: Record) -> dict[str, Any]:
     budget = {name: cell.get(name) for name in ("budget", "cost")}
-    return dict(cell) | {"parameters": cell["parameters"] | budget}
+    return {**cell, "parameters": {**cell["parameters"], **budget}}
 
 
 def _series(row: Mapping[str, Any]) -> str:

@@ -49,13 +49,12 @@ def _panel(panel: Mapping[str, Any]) -> alt.Chart:
     name = METHOD_LABELS.get(panel["approximation"], panel["approximation"])
     title = alt.Title(f"{name} ({panel['cost']:.3g})", fontWeight="normal", fontSize=13)
     scale = alt.Scale(scheme="redblue", domain=[-1, 1], domainMid=0, clamp=True)
-    position = {"title": None, "axis": None}
     return (
         alt.Chart(frame, width=side, height=side, title=title)
         .mark_rect()
         .encode(
-            x=alt.X("key:O", **position),
-            y=alt.Y("query:O", **position),
+            x=alt.X("key:O", title=None, axis=None),
+            y=alt.Y("query:O", title=None, axis=None),
             color=alt.Color("weight:Q", scale=scale, legend=None),
         )
     )
