@@ -20,8 +20,9 @@ from pipelines.app import app, plain, write_json
 from pipelines.evaluate import build_cell, header, summary
 from pipelines.provenance import file_hash
 from pipelines.tracking import tracked
+from value_aware_attention.approximations import Exact
 from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
-from value_aware_attention.evaluation.budgets import Affordable, closest_to_budget, cost_in_keys
+from value_aware_attention.evaluation.budgets import Affordable, closest_to_budget
 from value_aware_attention.evaluation.cells import Cell
 from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid
 from value_aware_attention.evaluation.output_error import rounded
@@ -49,11 +50,7 @@ class Contender:
         length, head_dim = call.key.shape[-2:]
         sizes: dict[str, Any] = {"length": length, "head_dim": head_dim}
         sizes["is_causal"] = call.is_causal
-        found: Affordable | None = None
-        if self.vary is None:
-            found = Affordable(0, cost_in_keys(self.build(0), **sizes))
-        else:
-            found = closest_to_budget(self.build, keys, within=within, **sizes)
+        found = closest_to_budget(self.build, keys, within=within, **sizes)
         return found if found and usable(self.build(found.parameter), call) else None
 
 
@@ -86,7 +83,7 @@ def cells(
     cfg: DictConfig, contender: Contender, call: LayerCall, budgets: list[int]
 ) -> Iterator[tuple[Cell, dict[str, float]]]:
     """A method near every budget, once for each seed if it is random, with what it costs."""
-    for budget in budgets if contender.vary else budgets[:1]:
+    for budget in budgets:
         found = contender.near(budget, call, cfg.within)
         if found is None:
             continue
@@ -109,9 +106,10 @@ def picture(
 ) -> dict[str, Any]:
     """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
+    exact = {"approximation": "exact", "parameters": {}, "cost": None}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
     text = [tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens)]
-    panels = []
+    panels = [exact | {"weights": matrix(effective_weights(Exact(), shown))}]
     for contender in contenders:
         found = contender.near(cfg.picture.budget, shown, within=math.inf)
         if found is None:

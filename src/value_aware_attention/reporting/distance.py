@@ -10,6 +10,7 @@ import pandas as pd
 from value_aware_attention.reporting import captions, style
 from value_aware_attention.reporting.figure import Figure
 from value_aware_attention.reporting.figures import ERROR_TITLE, LOSS_TITLE
+from value_aware_attention.reporting.output_error_figures import FLOOR, POWERS
 from value_aware_attention.reporting.records import (
     KERNEL_LABELS,
     METHOD_LABELS,
@@ -27,8 +28,6 @@ OVO, OVA = "optimal_v_oblivious", "optimal_v_aware"
 ORACLES = (OVO, OVA, "sampled_keys")
 BUDGET_TITLE = "multiply-adds a query, in keys attended to (log scale)"
 OUTPUT_TITLE = "relative squared output error (log scale)"
-# Smaller errors are drawn here: below it is mostly rounding.
-FLOOR = 1e-6
 WIDTH, HEIGHT = 380, 330
 BUDGETS = (
     "Every method has the parameter that brings its multiply-adds a query closest to the budget; "
@@ -103,7 +102,8 @@ def _chart(frame: pd.DataFrame, record: Record) -> style.Chart:
     )
     errors = frame.assign(error=frame["relative_output_error"].clip(lower=FLOOR))
     scale = alt.Scale(type="log", nice=False, padding=10)
-    axis = alt.Axis(format="~g", tickCount=6)
+    powers = [10.0**power for power in range(round(math.log10(FLOOR)), 4)]
+    axis = alt.Axis(values=powers, labelExpr=POWERS)
     error = alt.Y("error:Q", title=OUTPUT_TITLE, scale=scale, axis=axis)
     panels = _panel(errors, "error", error, "(a) output error"), alt.layer(*line, bars, metric)
     return alt.hconcat(*panels)

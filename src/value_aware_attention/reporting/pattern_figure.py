@@ -47,7 +47,8 @@ def _panel(panel: Mapping[str, Any]) -> alt.Chart:
     frame = pd.DataFrame(_cells(panel["weights"]))
     side = CELL * len(panel["weights"])
     name = METHOD_LABELS.get(panel["approximation"], panel["approximation"])
-    title = alt.Title(f"{name} ({panel['cost']:.3g})", fontWeight="normal", fontSize=13)
+    cost = "" if panel["cost"] is None else f" ({panel['cost']:.3g})"
+    title = alt.Title(name + cost, fontWeight="normal", fontSize=13)
     scale = alt.Scale(scheme="redblue", domain=[-1, 1], domainMid=0, clamp=True)
     return (
         alt.Chart(frame, width=side, height=side, title=title)

@@ -1,0 +1,104 @@
+"""Every method at equal budgets: the figures, the table and the sentences made from them."""
+
+import math
+
+import pytest
+
+from value_aware_attention.reporting.distance import (
+    budget_settings,
+    distance_figures,
+    distance_table,
+    findings,
+)
+from value_aware_attention.reporting.output_error_figures import FLOOR
+from value_aware_attention.reporting.pattern_figure import pattern_figures
+
+
+def rows(chart):
+    return [row for data in chart.to_dict()["datasets"].values() for row in data]
+
+
+def cell(approximation, parameters, budget, error, value):
+    low, high = value * 0.98, value * 1.02
+    measured = {"value": value, "low": low, "high": high, "difference": value - 100.0}
+    measured |= {"difference_low": low - 100.0, "difference_high": high - 100.0, "count": 50}
+    place = {} if budget is None else {"budget": budget, "cost": budget * 1.02}
+    layers = {"relative_output_error": [error, 3 * error]}
+    return {"approximation": approximation, "parameters": parameters} | measured | layers | place
+
+
+def survey_record(task="causal"):
+    """SYNTHETIC: invented numbers of one model at two budgets."""
+    cells = [cell("exact", {}, None, 0.0, 100.0)]
+    for budget in (16, 64):
+        cells += [
+            cell("optimal_v_oblivious", {"r": budget}, budget, 0.2, 110.0),
+            cell("optimal_v_aware", {"r": budget}, budget, 0.02 if budget < 64 else 0.0, 101.0),
+            cell("strided", {"stride": budget // 2}, budget, 0.1, 105.0),
+            cell("sliding_window", {"r": budget}, budget, 0.3, 120.0),
+            cell("sampled_keys", {"r": budget, "seed": 0}, budget, 0.05, 104.0),
+            *(
+                cell("random_keys", {"r": budget, "seed": s}, budget, 0.4, 130.0 + s)
+                for s in (0, 2)
+            ),
+        ]
+    run_on = {"hardware": "none", "versions": {"torch": "0"}, "data": "synthetic", "targets": 50}
+    weights = [[1.0, 0.0], [0.5, -0.25]]
+    panels = [
+        {"approximation": "exact", "parameters": {}, "cost": None, "weights": weights},
+        {"approximation": "nystrom", "parameters": {}, "cost": 2.5, "weights": weights},
+    ]
+    return {
+        **{"model": f"{task}_elu", "task": task, "kernel": "elu", "length": 256, "head_dim": 64},
+        "metric": "perplexity" if task == "causal" else "error",
+        **{"scale": "synthetic", "unit": "window", "run_on": run_on, "cells": cells},
+        "picture": {"tokens": ["def", "f"], "kernel": "elu", "panels": panels},
+    }
+
+
+@pytest.mark.parametrize(("task", "expected"), [("causal", math.log(131.0)), ("masked", 131.0)])
+def test_seeds_are_averaged_and_perplexities_become_nats(task: str, expected: float) -> None:
+    frame = budget_settings([survey_record(task)])
+    assert len(frame) == 2 * 6 and "exact" not in set(frame["approximation"])
+    keys = frame[frame["approximation"] == "random_keys"]
+    assert keys["value"].tolist() == pytest.approx([expected] * 2, rel=1e-4)
+    assert keys["relative_output_error"].tolist() == pytest.approx([0.8, 0.8])
+    assert keys["cost"].tolist() == pytest.approx([16.32, 65.28])
+
+
+def test_the_figure_draws_every_method_at_its_cost() -> None:
+    [figure] = distance_figures([survey_record()])
+    drawn = rows(figure.chart)
+    assert figure.name == "distance_causal_elu" and "elu" in figure.title
+    assert {row["series"] for row in drawn if "series" in row} >= {"OVO", "OVA", "strided"}
+    assert min(row["error"] for row in drawn if "error" in row) == FLOOR
+    assert {round(row["cost"], 2) for row in drawn if "cost" in row} == {16.32, 65.28}
+
+
+def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
+    said = findings(survey_record())
+    assert "At 16 keys the closest practical method is strided: output error 0.2" in said
+    assert "× 5.00 OVA's (0.04)" in said and "× 0.50 OVO's (0.4)" in said
+    assert "far above OVA's (0)" in said  # nothing to divide by at 64 keys
+    moved = survey_record()
+    for one in moved["cells"]:
+        if one["approximation"] == "sliding_window":
+            one["relative_output_error"] = [0.001, 0.001]
+    assert "closest practical method is sliding window" in findings(moved)
+
+
+def test_the_table_has_every_setting_sorted_within_a_budget() -> None:
+    table = distance_table([survey_record()])
+    assert len(table.data) == len(table.display) == 12
+    first = table.display["method"].tolist()[:6]
+    assert first == ["OVA", "sampled from α", "strided", "OVO", "sliding window", "random keys"]
+    assert "synthetic" in table.markdown() and "stride" not in table.display.columns
+
+
+def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
+    [figure] = pattern_figures([survey_record(), {"model": "none", "cells": []}])
+    assert "def f" in figure.caption and figure.name == "patterns_causal_elu"
+    panels = figure.chart.to_dict()["concat"]
+    assert [panel["title"]["text"] for panel in panels] == ["exact", "Nyström (2.5)"]
+    once = sorted(row["weight"] for row in rows(figure.chart.concat[0]))
+    assert once == [-0.5, 0.0, 1.0, 1.0]
