@@ -249,11 +249,13 @@ def linformer(
 ) -> Float[Tensor, "N V"]:
     """Eq. 7 of the paper: attention to E k and F v, each a sum over all positions."""
     positions = range(len(key))
-    projected_keys = [sum(row[i] * key[i] for i in positions) for row in key_projection]
-    projected_values = [sum(row[i] * value[i] for i in positions) for row in value_projection]
+    projected_keys, projected_values = (
+        torch.stack([torch.stack([row[i] * x[i] for i in positions]).sum(dim=0) for row in rows])
+        for x, rows in ((key, key_projection), (value, value_projection))
+    )
     every = torch.ones(len(key_projection), dtype=torch.bool)
-    weights = [attention_weights(q, torch.stack(projected_keys), similarity, every) for q in query]
-    return torch.stack(weights) @ torch.stack(projected_values)
+    weights = [attention_weights(q, projected_keys, similarity, every) for q in query]
+    return torch.stack(weights) @ projected_values
 
 
 def nystrom(
@@ -263,11 +265,11 @@ def nystrom(
     similarity: Similarity,
     landmarks: int,
 ) -> Float[Tensor, "M V"]:
-    """Eq. 13 of the paper with means of consecutive, nearly equal segments, exact inverse."""
+    """The paper's formula with means of consecutive, nearly equal segments, exact inverse."""
 
     def means(x: Tensor) -> Tensor:
         members = [[i for i in range(len(x)) if i * landmarks // len(x) == s] for s in segments]
-        return torch.stack([sum(x[i] for i in some) / len(some) for some in members])
+        return torch.stack([x[some].sum(dim=0) / len(some) for some in members])
 
     def alpha(queries: Tensor, keys: Tensor) -> Tensor:
         every = torch.ones(len(keys), dtype=torch.bool)
