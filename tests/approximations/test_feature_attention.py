@@ -174,6 +174,23 @@ def test_linear_attention_is_exact_attention_with_the_elu_kernel(causal: bool) -
         torch.testing.assert_close(fast, exact, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": True}, {}])
+def test_queries_and_keys_large_in_different_features(options: dict[str, bool]) -> None:
+    """Similarities of e^-300 and e^-200 are zeros in fp32, and still the second key has it all."""
+    query = torch.tensor([[-300.0, 50.0]] * 2)
+    key, value = torch.tensor([[50.0, -300.0], [50.0, -200.0]]), torch.eye(2)
+    expected = torch.tensor([[0.0, 1.0]] * 2)
+    if options:
+        expected[0] = torch.tensor([1.0, 0.0])
+    if "attn_mask" in options:
+        options = {"attn_mask": torch.ones(2, 2, dtype=torch.bool).tril()}
+    query.requires_grad_()
+    output = LinearAttention()(query, key, value, kernel=kernels.Elu(), **options)
+    torch.testing.assert_close(output, expected)
+    output.sin().sum().backward()
+    assert query.grad.isfinite().all()
+
+
 def test_linear_attention_refuses_the_default_kernel_by_name() -> None:
     with pytest.raises(ValueError, match=r"Exponential\(scale=None\); it approximates Elu"):
         LinearAttention()(*(torch.ones(3, 2),) * 3)

@@ -136,6 +136,8 @@ def test_nystrom_on_a_padded_sequence_gives_what_the_bare_one_gives(
     output = Nystrom(landmarks)(*longer, attn_mask=mask)[mask[0]]
     expected = Nystrom(min(landmarks, length))(*inputs)
     torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-5)
+    iterated = Nystrom(landmarks, 3)(*longer, attn_mask=mask)[mask[0]]
+    torch.testing.assert_close(iterated, Nystrom(min(landmarks, length), 3)(*inputs))
     if landmarks >= length:
         torch.testing.assert_close(output, attention(*inputs), atol=1e-6, rtol=1e-5)
 
