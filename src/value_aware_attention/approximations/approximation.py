@@ -102,6 +102,9 @@ class Approximation(nn.Module, ABC):
     kernels: tuple[type, ...] = ()
     """The kernels it can approximate; empty = every kernel."""
 
+    differentiable_weights: bool = True
+    """False: its weights are searched for or drawn, so only `value` is given a gradient."""
+
     def forward(
         self,
         query: Float[Tensor, "*#batch N D"],

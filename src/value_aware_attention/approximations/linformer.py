@@ -50,28 +50,29 @@ class Linformer(Approximation):
         if inputs.visible is not None:
             seen = inputs.visible.transpose(-2, -1)
             key, value = key.where(seen, 0.0), value.where(seen, 0.0)
-        for_key, for_value = (x.to(key) for x in self.projections(inputs.keys))
+        for_key, for_value = (x.to(key) for x in self.projections(inputs.keys, key.device))
         weights = attention_weights(inputs.query, for_key @ key, kernel=inputs.kernel)
         return weights @ (for_value @ value)
 
-    def projections(self, keys: int) -> tuple[Float[Tensor, "R M"], Float[Tensor, "R M"]]:
+    def projections(
+        self, keys: int, device: torch.device | str = "cpu"
+    ) -> tuple[Float[Tensor, "R M"], Float[Tensor, "R M"]]:
         """E and F for a sequence of so many keys."""
         if self.key_projection is None or self.value_projection is None:
-            drawn = self.draw(keys)
+            drawn = self.draw(keys, device)
             return drawn, drawn
         return self.key_projection[:, :keys], self.value_projection[:, :keys]
 
-    def draw(self, keys: int) -> Float[Tensor, "R M"]:
-        """R, the same for the same seed and position whatever the length."""
+    @torch.inference_mode(False)  # what is kept from an evaluation may be trained through later
+    def draw(self, keys: int, device: torch.device | str = "cpu") -> Float[Tensor, "R M"]:
+        """R, the same for the same seed and position whatever the length, drawn on the CPU."""
         if self._drawn.shape[1] < keys:
             generator = torch.Generator().manual_seed(self.seed)
             shape = (POSITIONS_AT_ONCE, self.rank)
-            with torch.inference_mode(False):
-                columns = [
-                    torch.randn(shape, generator=generator).T
-                    for _ in range(0, keys, POSITIONS_AT_ONCE)
-                ]
-                self._drawn = torch.cat(columns, dim=1) / self.rank**0.5
+            starts = range(0, keys, POSITIONS_AT_ONCE)
+            columns = [torch.randn(shape, generator=generator).T for _ in starts]
+            self._drawn = torch.cat(columns, dim=1) / self.rank**0.5
+        self._drawn = self._drawn.to(device)
         return self._drawn[:, :keys]
 
     def _check_length(self, keys: int) -> None:

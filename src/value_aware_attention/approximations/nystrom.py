@@ -18,14 +18,15 @@ __all__ = ["Nystrom"]
 class Nystrom(Approximation):
     """alpha(Q, K~) alpha(Q~, K~)^+ alpha(Q~, K) V with segment means Q~, K~ (Xiong et al., 2021).
 
-    alpha(., .) are rows of normalised similarities (Eq. 13 has the exponential kernel; the same
-    with the others is our extension). The visible positions are cut, in order, into `landmarks`
-    segments as equal as can be, each represented by its mean: padding enters no mean and is masked
-    among the keys, so a padded sequence gives what the bare one gives. With as many queries as keys
+    alpha(., .) are rows of normalised similarities: the paper's of the exponential kernel; the same
+    of the others is our extension. The visible positions are cut, in order, into `landmarks`
+    segments as equal as can be, each represented by its mean. Padding enters no mean and is masked
+    among the keys, so a padded sequence gives what the bare one gives; with as many queries as keys
     a hidden key hides the query of its place. As many landmarks as keys are exact, more are
-    refused. `iterations` None takes the Moore-Penrose pseudo-inverse in fp64; a number takes so
-    many steps of the paper's iteration (its Eq. 15; the paper uses 6, which leave errors of a few
-    percent). O(L landmarks); landmarks are means over all positions, so there is no causal form.
+    refused. `iterations` None takes the Moore-Penrose pseudo-inverse, in fp64; a number takes so
+    many steps of the paper's iteration. The paper's 6 leave errors of a few percent, but do not
+    magnify noise as the exact inverse of a nearly singular matrix does: train with those.
+    O(L landmarks). Landmarks are means over all positions, so there is no causal form.
     """
 
     supports_causal = False
@@ -64,9 +65,15 @@ class Nystrom(Approximation):
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Both outer factors and their products, and a query's share of what is done once."""
+<<<<<<< HEAD
         outer = self.landmarks * sizes.one_key * (1 + sizes.keys / sizes.queries)
         steps = 4 * (self.iterations or 6)  # a decomposition costs about as much
         return outer + steps * self.landmarks**3 / sizes.queries
+=======
+        outer = self.landmarks * (head_dim + value_dim) * (1 + keys / queries)
+        inverse = 4 * (self.iterations or 6) * self.landmarks**3  # exact: about as much as 6 steps
+        return outer + (inverse + self.landmarks**2 * (head_dim + value_dim)) / queries
+>>>>>>> f6aaccc27bf60aedfe0838e0b42cb4ff5c5654c1
 
     def extra_repr(self) -> str:
         return f"landmarks={self.landmarks}, iterations={self.iterations}"

@@ -20,6 +20,7 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
     """
 
     solves_for_weights = True
+    differentiable_weights = False
 
     @torch.no_grad()
     def choose(

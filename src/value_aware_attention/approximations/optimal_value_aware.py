@@ -28,6 +28,7 @@ class OptimalValueAware(SparseApproximation):
     """
 
     solves_for_weights = True
+    differentiable_weights = False
 
     def __init__(self, r: int, search: str = "default", engine: str | None = None) -> None:
         super().__init__(r)

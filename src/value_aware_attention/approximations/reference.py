@@ -17,12 +17,16 @@ __all__ = [
     "attention_weights",
     "caratheodory",
     "leave_one_out_keys",
+    "linformer",
     "lsh_weights",
     "norm_weighted_keys",
+    "nystrom",
     "oblivious_keys_optimal_weights",
     "optimal_value_aware_1",
     "optimal_value_oblivious",
     "random_feature_weights",
+    "random_fourier_weights",
+    "reformer_weights",
     "sampled_keys",
     "sliding_window",
     "value_aware_keys_attention_weights",
@@ -219,3 +223,82 @@ def random_feature_weights(
 
     scores = torch.stack([features(query) @ features(k) for k in key])
     return scores / scores.sum()
+
+
+def random_fourier_weights(
+    query: Float[Tensor, " D"], key: Float[Tensor, "M D"], frequencies: Float[Tensor, "F D"]
+) -> Float[Tensor, " M"]:
+    """exp((||q||^2 + ||k||^2) / 2) mean cos(Rq - Rk), normalised, q and k divided by D ** (1/4)."""
+    q, keys = (x * len(query) ** -0.25 for x in (query, key))
+    scores = [
+        math.exp(float(q @ q + k @ k) / 2)
+        * sum(math.cos(float(w @ (q - k))) for w in frequencies)
+        / len(frequencies)
+        for k in keys
+    ]
+    return torch.tensor(scores, dtype=torch.float64) / sum(scores)
+
+
+def linformer(
+    query: Float[Tensor, "N D"],
+    key: Float[Tensor, "M D"],
+    value: Float[Tensor, "M V"],
+    similarity: Similarity,
+    key_projection: Float[Tensor, "R M"],
+    value_projection: Float[Tensor, "R M"],
+) -> Float[Tensor, "N V"]:
+    """Eq. 7 of the paper: attention to E k and F v, each a sum over all positions."""
+    positions = range(len(key))
+    projected_keys, projected_values = (
+        torch.stack([torch.stack([row[i] * x[i] for i in positions]).sum(dim=0) for row in rows])
+        for x, rows in ((key, key_projection), (value, value_projection))
+    )
+    every = torch.ones(len(key_projection), dtype=torch.bool)
+    weights = [attention_weights(q, projected_keys, similarity, every) for q in query]
+    return torch.stack(weights) @ projected_values
+
+
+def nystrom(
+    query: Float[Tensor, "M D"],
+    key: Float[Tensor, "M D"],
+    value: Float[Tensor, "M V"],
+    similarity: Similarity,
+    landmarks: int,
+) -> Float[Tensor, "M V"]:
+    """The paper's formula with means of consecutive, nearly equal segments, exact inverse."""
+
+    def means(x: Tensor) -> Tensor:
+        members = [[i for i in range(len(x)) if i * landmarks // len(x) == s] for s in segments]
+        return torch.stack([x[some].sum(dim=0) / len(some) for some in members])
+
+    def alpha(queries: Tensor, keys: Tensor) -> Tensor:
+        every = torch.ones(len(keys), dtype=torch.bool)
+        return torch.stack([attention_weights(q, keys, similarity, every) for q in queries])
+
+    segments = range(landmarks)
+    few_queries, few_keys = means(query), means(key)
+    inverse = torch.linalg.pinv(alpha(few_queries, few_keys), rtol=1e-12)
+    return alpha(query, few_keys) @ inverse @ alpha(few_queries, key) @ value
+
+
+def reformer_weights(
+    query: Float[Tensor, "M D"],
+    similarity: Similarity,
+    rotations: list[Float[Tensor, "C D"]],
+    chunk: int,
+) -> Float[Tensor, "M M"]:
+    """A.1's LSH with keys q / ||q||; a token has itself only where it has nothing else."""
+    length = len(query)
+    key = torch.stack([q / q.norm() for q in query])
+    scores = torch.zeros(length, length, dtype=torch.float64)
+    for rotation in rotations:
+        hashes = [int(torch.cat([-rotation @ q, rotation @ q]).argmax()) for q in query]
+        order = [i for h in range(2 * len(rotation)) for i in range(length) if hashes[i] == h]
+        chunks = [order[i : i + chunk] for i in range(0, length, chunk)]
+        for number, members in enumerate(chunks):
+            for q in members:
+                for k in chunks[number - 1] + members:
+                    scores[q, k] += similarity(query[q], key[k]) if q != k else 0.0
+    lonely = scores.sum(dim=1) == 0
+    scores[lonely, lonely] = 1.0
+    return scores / scores.sum(dim=1, keepdim=True)

@@ -23,6 +23,7 @@ class SampledKeys(SparseApproximation):
     """
 
     queries_alone = False
+    differentiable_weights = False
 
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r)

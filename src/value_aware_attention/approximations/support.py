@@ -1,0 +1,71 @@
+"""What every method supports, read from its class: the table of docs/methods.md.
+
+`python -m value_aware_attention.approximations.support` prints it.
+"""
+
+from inspect import isabstract
+from typing import NamedTuple
+
+from value_aware_attention import approximations, kernels
+from value_aware_attention.approximations.approximation import Approximation
+
+__all__ = ["Support", "markdown", "methods", "support"]
+
+KERNELS = (kernels.Exponential, kernels.Polynomial, kernels.Elu)
+
+
+class Support(NamedTuple):
+    """One row of the table; what is not supported raises ValueError, except gradients."""
+
+    kernels: tuple[type, ...]
+    """Similarity kernels it computes or approximates."""
+    causal: bool
+    """`is_causal=True`."""
+    padding: bool
+    """An `attn_mask` that hides the same keys from every query."""
+    any_mask: bool
+    """Any other `attn_mask`."""
+    gradients: bool
+    """Gradients to query and key; `value` always has one."""
+
+
+def support(method: type[Approximation]) -> Support:
+    """What the methods of a class support."""
+    return Support(
+        kernels=method.kernels or KERNELS,
+        causal=method.supports_causal,
+        padding=True,
+        any_mask=not method.needs_shared_keys,
+        gradients=method.differentiable_weights,
+    )
+
+
+def methods() -> dict[str, type[Approximation]]:
+    """Every public method by name."""
+    public = {name: getattr(approximations, name) for name in approximations.__all__}
+    return {
+        name: item
+        for name, item in public.items()
+        if isinstance(item, type) and issubclass(item, Approximation) and not isabstract(item)
+    }
+
+
+def markdown() -> str:
+    """The table in Markdown, a row for each method."""
+    head = ("method", "kernels", "causal", "padding", "any mask", "gradients to query and key")
+    rows = [head, ("---",) * len(head)]
+    rows += [(f"`{name}`", *_cells(support(method))) for name, method in methods().items()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(row: Support) -> tuple[str, ...]:
+    names = ", ".join(kernel.__name__.lower() for kernel in row.kernels)
+    flags = (row.causal, row.padding, row.any_mask, row.gradients)
+    return (
+        "all" if row.kernels == KERNELS else names,
+        *("yes" if flag else "no" for flag in flags),
+    )
+
+
+if __name__ == "__main__":
+    print(markdown())

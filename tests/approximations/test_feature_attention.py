@@ -1,0 +1,303 @@
+"""Attention through feature maps: equal to slow references, causal without a leak, and in O(L)."""
+
+import importlib
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from value_aware_attention import attention, kernels
+from value_aware_attention.approximations import (
+    LinearAttention,
+    OrthogonalRandomFeatures,
+    RandomFourierFeatures,
+    approximation,
+    feature_attention,
+    reference,
+)
+from value_aware_attention.approximations.feature_attention import CHUNK, FeatureAttention
+from value_aware_attention.approximations.random_projection import orthogonal_gaussian
+from value_aware_attention.error import relative_output_error
+from value_aware_attention.kernels import Kernel
+
+LENGTH = 2 * CHUNK + 21  # three chunks, the last one short
+METHODS: dict[str, tuple[FeatureAttention, Kernel]] = {
+    "linear": (LinearAttention(), kernels.Elu()),
+    "orf": (OrthogonalRandomFeatures(20, 3), kernels.Exponential()),
+    "orf_paper": (OrthogonalRandomFeatures(20, 3, "paper"), kernels.Exponential()),
+    "fourier": (RandomFourierFeatures(200, 3), kernels.Exponential()),
+}
+
+
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(3)]
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> FeatureAttention:
+    return METHODS[request.param][0]
+
+
+@pytest.fixture
+def kernel(method: FeatureAttention) -> Kernel:
+    return next(kernel for one, kernel in METHODS.values() if one is method)
+
+
+def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> Tensor:
+    """The weights of one query on the keys it sees."""
+    if isinstance(method, LinearAttention):
+        every = torch.ones(len(key), dtype=torch.bool)
+        return reference.attention_weights(query, key, reference.elu, every)
+    if isinstance(method, OrthogonalRandomFeatures):
+        projection = method.projection(len(query)).double()
+        return reference.random_feature_weights(query, key, projection)
+    assert isinstance(method, RandomFourierFeatures)
+    frequencies = orthogonal_gaussian(method.features, len(query), method.seed).double()
+    return reference.random_fourier_weights(query, key, frequencies)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_against_the_reference(
+    method: FeatureAttention, kernel: Kernel, causal: bool, hidden: int
+) -> None:
+    """Also where the first keys are hidden, so that causal rows see nothing at all."""
+    query, key, value = draw(1, LENGTH, 6)
+    mask = None if hidden == 0 else torch.arange(LENGTH) >= hidden
+    output = method(query / 2, key / 2, value, kernel=kernel, is_causal=causal, attn_mask=mask)
+    for row in (0, 2, 3, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, LENGTH - 1):
+        seen = slice(hidden, row + 1 if causal else LENGTH)
+        expected = torch.zeros(6, dtype=torch.float64)
+        if key[seen].numel():
+            expected = reference_weights(method, query[row] / 2, key[seen] / 2) @ value[seen]
+        torch.testing.assert_close(output[row], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+@pytest.mark.parametrize("first", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, LENGTH - 1])
+def test_no_later_key_moves_an_earlier_output(
+    method: FeatureAttention, kernel: Kernel, scale: float, first: int
+) -> None:
+    """At the chunks' borders and inside them, whatever stands in the later keys."""
+    query, key, value = (x[..., :, :] for x in draw(2, 2, LENGTH, 8, dtype=torch.float32))
+    query, key = query * scale, key * scale
+    before = method(query, key, value, kernel=kernel, is_causal=True)
+    assert before.isfinite().all()
+    for factor in (-100.0, 0.0, 300.0):
+        later_key, later_value = key.clone(), value.clone()
+        later_key[:, first:] *= factor
+        later_value[:, first:] = 1e4
+        after = method(query, later_key, later_value, kernel=kernel, is_causal=True)
+        torch.testing.assert_close(after[:, :first], before[:, :first], atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 60.0])
+def test_a_causal_row_is_the_last_row_of_what_it_sees(
+    method: FeatureAttention, kernel: Kernel, scale: float
+) -> None:
+    """Sums before the chunk and pairs within it add up to the bidirectional evaluation."""
+    query, key, value = draw(3, LENGTH, 8)
+    query, key = query * scale, key * scale
+    causal = method(query, key, value, kernel=kernel, is_causal=True)
+    for row in (0, 1, CHUNK - 1, CHUNK, LENGTH - 1):
+        seen = slice(row + 1)
+        alone = method(query[row : row + 1], key[seen], value[seen], kernel=kernel)
+        torch.testing.assert_close(causal[row], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_padding_among_the_first_keys_of_a_causal_sequence(
+    method: FeatureAttention, kernel: Kernel
+) -> None:
+    """Left padding is invisible: the rest gives what it gives alone, and hidden rows are zero."""
+    query, key, value = draw(4, 3, LENGTH, 8)
+    mask = (torch.arange(LENGTH) >= CHUNK + 5)[None].expand(3, -1)[:, None]
+    output = method(query, key, value, kernel=kernel, attn_mask=mask, is_causal=True)
+    bare = [x[:, CHUNK + 5 :] for x in (query, key, value)]
+    expected = method(*bare, kernel=kernel, is_causal=True)
+    torch.testing.assert_close(output[:, CHUNK + 5 :], expected)
+    assert (output[:, : CHUNK + 5] == 0).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(length=st.integers(1, 40), rows=st.integers(1, 45), scale=st.sampled_from([0.1, 1.0, 30.0]))
+def test_blocks_and_chunks_of_any_size_give_the_same(length: int, rows: int, scale: float) -> None:
+    query, key, value = draw(length, 2, length, 4)
+    for method, kernel in METHODS.values():
+        inputs = (query * scale, key * scale, value)
+        for causal in (False, True):
+            whole = method(*inputs, kernel=kernel, is_causal=causal)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(feature_attention, "CHUNK", rows)
+                patch.setattr(feature_attention, "ROWS_IN_CACHE", rows)
+                patch.setattr(approximation, "NUMBERS_AT_ONCE", 100)
+                parts = method(*inputs, kernel=kernel, is_causal=causal)
+            torch.testing.assert_close(parts, whole, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 60.0])
+def test_gradients_are_finite_and_those_of_all_pairs(
+    method: FeatureAttention, kernel: Kernel, causal: bool, scale: float
+) -> None:
+    """A mask of every pair takes the other path: one log-similarity for each of them."""
+    query, key, value = draw(5, LENGTH, 8)
+    grids = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    grids = grids.tril() if causal else grids
+    gradients = []
+    for options in ({"is_causal": causal}, {"attn_mask": grids}):
+        leaves = [(query * scale), (key * scale), value.clone()]
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        method(*leaves, kernel=kernel, **options).sin().sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    for fast, slow in zip(*gradients, strict=True):
+        assert fast.isfinite().all()
+        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_is_exact_attention_with_the_elu_kernel(causal: bool) -> None:
+    """Outputs and gradients, in fp32, over chunks, broadcast heads and padding."""
+    query, key, value = draw(6, 2, 3, LENGTH, 16, dtype=torch.float32)
+    mask = (torch.arange(LENGTH) % 7 > 0)[None, None, None].repeat(2, 1, 1, 1)
+    mask[1] = True
+    results = []
+    for function in (LinearAttention(), attention):
+        leaves = [x.clone().requires_grad_() for x in (query, key[:, :1], value)]
+        output = function(*leaves, kernel=kernels.Elu(), attn_mask=mask, is_causal=causal)
+        (output * query.cos()).sum().backward()
+        results.append([output, *(leaf.grad for leaf in leaves)])
+    for fast, exact in zip(*results, strict=True):
+        torch.testing.assert_close(fast, exact, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": True}, {}])
+def test_queries_and_keys_large_in_different_features(options: dict[str, bool]) -> None:
+    """Similarities of e^-300 and e^-200 are zeros in fp32, and still the second key has it all."""
+    query = torch.tensor([[-300.0, 50.0]] * 2)
+    key, value = torch.tensor([[50.0, -300.0], [50.0, -200.0]]), torch.eye(2)
+    expected = torch.tensor([[0.0, 1.0]] * 2)
+    if options:
+        expected[0] = torch.tensor([1.0, 0.0])
+    if "attn_mask" in options:
+        options = {"attn_mask": torch.ones(2, 2, dtype=torch.bool).tril()}
+    query.requires_grad_()
+    output = LinearAttention()(query, key, value, kernel=kernels.Elu(), **options)
+    torch.testing.assert_close(output, expected)
+    output.sin().sum().backward()
+    assert query.grad.isfinite().all()
+
+
+def test_linear_attention_refuses_the_default_kernel_by_name() -> None:
+    with pytest.raises(ValueError, match=r"Exponential\(scale=None\); it approximates Elu"):
+        LinearAttention()(*(torch.ones(3, 2),) * 3)
+
+
+def fourier_error(features: int, causal: bool) -> float:
+    query, key, value = draw(7, 4, 96, 8)
+    exact = attention(query / 2, key / 2, value, is_causal=causal)
+    errors = [
+        relative_output_error(
+            RandomFourierFeatures(features, seed)(query / 2, key / 2, value, is_causal=causal),
+            exact,
+        ).mean()
+        for seed in range(3)
+    ]
+    return float(sum(errors) / 3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fourier_features_converge(causal: bool) -> None:
+    errors = [fourier_error(features, causal) for features in (16, 256, 4096)]
+    assert errors[0] > 4 * errors[1] > 16 * errors[2] and errors[2] < 0.02
+
+
+def test_fourier_features_are_unbiased() -> None:
+    """The mean over seeds of an estimated similarity is the similarity, within its error."""
+    query, key, _ = (x * 0.5 for x in draw(8, 6))
+    estimates = torch.stack(
+        [
+            (orthogonal_gaussian(8, 6, seed).double() @ (query - key)).cos().mean()
+            for seed in range(2000)
+        ]
+    )
+    expected = (-(query - key).square().sum() / 2).exp()
+    deviation = estimates.std() / len(estimates) ** 0.5
+    assert (estimates.mean() - expected).abs() < 3 * deviation < 0.02
+
+
+def test_a_fourier_normaliser_near_zero_keeps_the_output_bounded() -> None:
+    """One key whose cosine passes zero: the exact ratio is 1 / 0, ours stays below F |v|."""
+    frequency = orthogonal_gaussian(1, 1, 0).double()
+    query = torch.linspace(-9, 9, 4001, dtype=torch.float64)[:, None] / frequency.abs()
+    key, value = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    output = RandomFourierFeatures(1, 0)(query, key, value)
+    torch.testing.assert_close(output, (query * frequency).cos().abs())  # cos / +-1
+    both = [torch.cat([x, x + 1]) for x in (key, value)]
+    output = RandomFourierFeatures(4, 0)(query, *both)
+    assert output.abs().max() <= 2 * 4 * 2 and (output < 0).any()
+
+
+def test_a_projection_drawn_in_inference_mode_can_be_trained_through(
+    method: FeatureAttention, kernel: Kernel
+) -> None:
+    query, key, value = draw(9, 5, 7, dtype=torch.float32)  # a width no other test has drawn for
+    with torch.inference_mode():
+        method(query, key, value, kernel=kernel)
+    key.requires_grad_()
+    method(query, key, value, kernel=kernel).sum().backward()
+    assert key.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_grows_linearly(
+    method: FeatureAttention, kernel: Kernel, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest tensor made on the way, counted: four times the length, at most four times it."""
+
+    def largest(length: int) -> int:
+        inputs = draw(10, 1, length, 8, dtype=torch.float32)
+        with LargestTensor() as seen, torch.inference_mode():
+            mask = torch.ones(1, 1, length, dtype=torch.bool)
+            method(*inputs, kernel=kernel, is_causal=causal, attn_mask=mask)
+        return seen.numbers
+
+    monkeypatch.setattr(feature_attention, "ROWS_IN_CACHE", 64)
+    assert largest(8192) <= 4 * largest(2048)
+
+
+class LargestTensor(torch.overrides.TorchFunctionMode):
+    """Notes the most numbers any result of a torch call holds."""
+
+    numbers = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def test_orf_equals_performer_pytorch_with_its_projection() -> None:
+    """FastAttention(dim_heads, nb_features), non-causal; it adds 1e-4 to each feature."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it imports distutils and torch.cuda.amp
+        performer = importlib.import_module("performer_pytorch.performer_pytorch")
+        peer = performer.FastAttention(8, nb_features=20)
+    method = OrthogonalRandomFeatures(20, 0)
+    peer.projection_matrix = method.projection(8)
+    query, key, value = (x / 4 for x in draw(11, 1, 2, 50, 8, dtype=torch.float32))
+    torch.testing.assert_close(
+        method(query, key, value), peer(query, key, value), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: RandomFourierFeatures(0, 0), lambda: RandomFourierFeatures(4, -1)]
+)
+def test_bad_sizes_are_refused(build: object) -> None:
+    with pytest.raises(ValueError, match="it must be an integer >="):
+        build()
