@@ -65,15 +65,9 @@ class Nystrom(Approximation):
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Both outer factors and their products, and a query's share of what is done once."""
-<<<<<<< HEAD
         outer = self.landmarks * sizes.one_key * (1 + sizes.keys / sizes.queries)
-        steps = 4 * (self.iterations or 6)  # a decomposition costs about as much
-        return outer + steps * self.landmarks**3 / sizes.queries
-=======
-        outer = self.landmarks * (head_dim + value_dim) * (1 + keys / queries)
         inverse = 4 * (self.iterations or 6) * self.landmarks**3  # exact: about as much as 6 steps
-        return outer + (inverse + self.landmarks**2 * (head_dim + value_dim)) / queries
->>>>>>> f6aaccc27bf60aedfe0838e0b42cb4ff5c5654c1
+        return outer + (inverse + self.landmarks**2 * sizes.one_key) / sizes.queries
 
     def extra_repr(self) -> str:
         return f"landmarks={self.landmarks}, iterations={self.iterations}"
