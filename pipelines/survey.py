@@ -106,7 +106,7 @@ def picture(
 ) -> dict[str, Any]:
     """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
-    exact = {"approximation": "exact", "parameters": {}, "cost": None}
+    exact: dict[str, Any] = {"approximation": "exact", "parameters": {}, "cost": None}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
     text = [tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens)]
     panels = [exact | {"weights": matrix(effective_weights(Exact(), shown))}]

@@ -38,7 +38,7 @@ def test_methods_with_gradients_can_be_trained(name: str) -> None:
 
 @pytest.mark.parametrize("name", NO_GRADIENTS)
 def test_methods_without_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} gives no gradients to queries and keys"):
+    with pytest.raises(ValueError, match=f"^{name} gives no gradients to queries or keys"):
         attention(name, NO_GRADIENTS[name]).check_trainable(**SIZE, is_causal=False)
 
 

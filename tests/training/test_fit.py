@@ -8,7 +8,8 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from tests.training.tiny import Batches, causal_module, masked_module, module_for
-from value_aware_attention.training import fit
+from value_aware_attention.models import TrainedAttention, attend_with
+from value_aware_attention.training import MaskedTraining, fit
 from value_aware_attention.training.module import LanguageModeling
 
 State = dict[str, torch.Tensor]
@@ -76,9 +77,28 @@ class SameBatch(Batches):
         return super().__getitem__(0)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_repeated_batch_is_learned_by_heart(tmp_path: Path, masked: bool) -> None:
-    module = masked_module(dropout=0.0) if masked else causal_module(dropout=0.0, peak=3e-2)
+ATTENTIONS = {
+    "learned": TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0}),
+    "fourier": TrainedAttention("value_aware_attention.models.FourierMixing", {}),
+    "linear": TrainedAttention(
+        "value_aware_attention.models.LinearMixing", {"length": 12, "width": 16, "seed": 0}
+    ),
+}
+
+
+def with_attention(name: str) -> MaskedTraining:
+    module = masked_module(dropout=0.0)
+    attend_with(module.model, ATTENTIONS[name])
+    return module
+
+
+@pytest.mark.parametrize("kind", ["causal", "masked", *ATTENTIONS])
+def test_a_repeated_batch_is_learned_by_heart(tmp_path: Path, kind: str) -> None:
+    masked = kind != "causal"
+    if kind in ATTENTIONS:
+        module: LanguageModeling = with_attention(kind)
+    else:
+        module = masked_module(dropout=0.0) if masked else causal_module(dropout=0.0, peak=3e-2)
     curve = fit(
         module,
         SameBatch(60, masked=masked),
@@ -117,6 +137,18 @@ def test_a_killed_run_continues_bit_by_bit(
     again, read = run(resumed, tmp_path / "run", masked=masked, **every)
     assert read == list(range(resumes_at, 13))
     assert again == curve
+    assert same(resumed.state_dict(), straight.state_dict())
+
+
+def test_what_an_attention_learned_survives_a_kill(tmp_path: Path) -> None:
+    straight, killed, resumed = (with_attention("learned") for _ in range(3))
+    run(straight, tmp_path / "straight", masked=True)
+    with pytest.raises(KeyError):
+        run(killed, tmp_path / "run", masked=True, breaks_at=8)
+    _, read = run(resumed, tmp_path / "run", masked=True)
+    assert read == list(range(6, 13))
+    learned = {name for name in straight.state_dict() if name.endswith("approximation.scale")}
+    assert len(learned) == 2
     assert same(resumed.state_dict(), straight.state_dict())
 
 

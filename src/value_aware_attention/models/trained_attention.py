@@ -80,8 +80,8 @@ class TrainedAttention:
         """Raises ValueError unless a model of this size can be trained with it.
 
         It is called once on random numbers, so that what it refuses (a causal mask, a kernel, a
-        budget too large for the length) it refuses now, and gradients must reach the queries and
-        the keys: without them a model would not learn where to look.
+        budget too large for the length) it refuses now, and gradients must reach the queries or the
+        keys (LSH may share one for both): without them a model would not learn where to look.
         """
         if self.is_mixing:
             if is_causal:
@@ -92,9 +92,9 @@ class TrainedAttention:
         query, key, value = (x.requires_grad_() for x in inputs)
         output = self(0)(query, key, value, kernel=kernel, is_causal=is_causal)
         gradients = torch.autograd.grad(output.square().sum(), (query, key), allow_unused=True)
-        if any(gradient is None for gradient in gradients):
+        if all(gradient is None for gradient in gradients):
             raise ValueError(
-                f"{self.name} gives no gradients to queries and keys; a model cannot be trained "
+                f"{self.name} gives no gradients to queries or keys; a model cannot be trained "
                 f"with it"
             )
 
