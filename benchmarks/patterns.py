@@ -1,11 +1,11 @@
 """Fixed patterns beside dense attention: time in one run, as r halves, with FlexAttention too.
 
-    python -m benchmarks.patterns            # some minutes on two cores
+    python -m benchmarks.patterns            # three minutes on two idle cores
     python -m benchmarks.patterns --quick    # L = 1024 without FlexAttention; writes nothing
 
 Writes results/benchmarks/patterns.json and .md. One batch of 8 heads of 64 numbers, fp32, forward
 only. "eager" is softmax(QK'/sqrt(d))V, "SDPA" torch's scaled_dot_product_attention, "flex" the same
-method with engine="flex". All are called in turn; times are medians. "first call" is the one that
+method with engine="flex", at the longest length only. All are called in turn; times are medians. "first call" is the one that
 lays the pattern out or compiles it.
 """
 
@@ -39,7 +39,7 @@ from value_aware_attention.error import budget
 
 HEADS, HEAD_DIM = 8, 64
 LENGTHS = (1024, 4096)
-REPEATS = 5
+REPEATS = 3
 METHODS: dict[str, tuple[Callable[..., FixedPattern], Callable[..., FixedPattern]]] = {
     "sliding window": (partial(SlidingWindow, 256), partial(SlidingWindow, 128)),
     "dilated window": (partial(DilatedWindow, 256, 4), partial(DilatedWindow, 128, 4)),
@@ -76,7 +76,11 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="L = 1024, no FlexAttention")
     quick = parser.parse_args().quick
-    rows = [row for length in LENGTHS[: 1 if quick else None] for row in measure(length, not quick)]
+    rows = [
+        row
+        for length in LENGTHS[: 1 if quick else None]
+        for row in measure(length, length == LENGTHS[-1])
+    ]
     record = {
         "run_on": run_on() | {"threads": torch.get_num_threads()},
         "heads": HEADS,
@@ -97,16 +101,22 @@ def measure(length: int, with_flex: bool) -> Iterator[Row]:
     tensors = inputs(length, HEADS)
     for name, (whole, half) in tqdm(METHODS.items(), desc=f"L = {length}"):
         flexible = with_flex and name not in ("random keys", "big bird")
-        yield compare(length, tensors, whole(), whole(engine="flex") if flexible else None)
-        yield compare(length, tensors, half(), None)
+        flex = whole(engine="flex") if flexible else None
+        yield from compare(length, tensors, (whole(), half()), flex)
 
 
 def compare(
-    length: int, tensors: tuple[Tensor, ...], method: FixedPattern, flex: FixedPattern | None
-) -> Row:
+    length: int,
+    tensors: tuple[Tensor, ...],
+    methods: tuple[FixedPattern, FixedPattern],
+    flex: FixedPattern | None,
+) -> Iterator[Row]:
+    """A method and its half, called in turn with dense attention and with the whole by flex."""
     batch = tuple(x[None] for x in tensors)
     works: dict[str, Callable[[], Any]] = {
-        "ours": partial(method, *batch),
+        str(method): partial(method, *batch) for method in methods
+    }
+    works |= {
         "eager": partial(exact, *batch),
         "sdpa": partial(scaled_dot_product_attention, *batch),
     }
@@ -116,18 +126,20 @@ def compare(
     turns = [{name: 1e3 * seconds(work) for name, work in works.items()} for _ in range(REPEATS)]
     times = {name: median(turn[name] for turn in turns) for name in works}
     sizes = {"queries": length, "keys": length, "head_dim": 1, "value_dim": 1}
-    return Row(
-        length,
-        str(method),
-        budget(method, **sizes) / 2 / length,
-        times["ours"],
-        first["ours"],
-        times["eager"],
-        times["sdpa"],
-        times.get("flex"),
-        first.get("flex"),
-        None if flex is None else float((works["ours"]() - works["flex"]()).abs().max()),
-    )
+    for method, engine in zip(methods, (flex, None), strict=True):
+        name = str(method)
+        yield Row(
+            length,
+            name,
+            budget(method, **sizes) / 2 / length,
+            times[name],
+            first[name],
+            times["eager"],
+            times["sdpa"],
+            None if engine is None else times["flex"],
+            None if engine is None else first["flex"],
+            None if engine is None else float((works[name]() - works["flex"]()).abs().max()),
+        )
 
 
 def page(record: dict[str, Any]) -> str:
