@@ -1,12 +1,12 @@
 """Fixed patterns beside dense attention: time in one run, as r halves, with FlexAttention too.
 
-    python -m benchmarks.patterns            # three minutes on two idle cores
+    python -m benchmarks.patterns            # some minutes on two cores
     python -m benchmarks.patterns --quick    # L = 1024 without FlexAttention; writes nothing
 
 Writes results/benchmarks/patterns.json and .md. One batch of 8 heads of 64 numbers, fp32, forward
 only. "eager" is softmax(QK'/sqrt(d))V, "SDPA" torch's scaled_dot_product_attention, "flex" the same
-method with engine="flex", at the longest length only. All are called in turn; times are medians. "first call" is the one that
-lays the pattern out or compiles it.
+method with engine="flex", at the longest length only. All are called in turn; times are medians.
+"first call" is the one that lays the pattern out or compiles it.
 """
 
 import argparse
