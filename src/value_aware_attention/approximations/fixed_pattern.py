@@ -20,7 +20,14 @@ from value_aware_attention.approximations.patterns import Pattern
 from value_aware_attention.attention import check_inputs, visibility
 from value_aware_attention.kernels import Kernel
 
-__all__ = ["ENGINES", "FixedPattern", "SparseFixedPattern", "check_engine", "check_positions"]
+__all__ = [
+    "ENGINES",
+    "FixedPattern",
+    "SparseFixedPattern",
+    "check_engine",
+    "check_positions",
+    "check_positions_exist",
+]
 
 ENGINES = ("flex", "torch")
 
