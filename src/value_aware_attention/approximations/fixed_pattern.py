@@ -21,7 +21,14 @@ from value_aware_attention.attention import check_inputs, visibility
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Kernel
 
-__all__ = ["ENGINES", "FixedPattern", "SparseFixedPattern", "check_engine", "check_positions"]
+__all__ = [
+    "ENGINES",
+    "FixedPattern",
+    "SparseFixedPattern",
+    "check_engine",
+    "check_positions",
+    "check_positions_exist",
+]
 
 ENGINES = ("flex", "torch")
 
