@@ -4,7 +4,6 @@ The survey's lengths:  python -m pipelines.benchmark
 Longer sequences:      python -m pipelines.benchmark 'benchmark.lengths=[128,1024,4096,16384]'
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 

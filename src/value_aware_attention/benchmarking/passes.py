@@ -1,6 +1,6 @@
 """What is timed: one pass of one method at one length, as a function without arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -45,22 +45,22 @@ class Setting:
 class Subject:
     """One method with its settings.
 
-    `build` makes its module; `by_length` gives arguments that grow with the length L: the value
-    (factor, power) of an argument is factor * L ** power, rounded. `mixes_hidden`: it maps hidden
-    states and replaces the whole self-attention, projections included.
+    `build` makes its module; `by_length` gives arguments that depend on the length L: for (factor,
+    power, most), of which the last may be missing, factor * L ** power, rounded, `most` at most.
+    `mixes_hidden`: it maps hidden states and replaces the whole self-attention, projections too.
     """
 
     name: str
     build: Callable[..., nn.Module]
-    by_length: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    by_length: Mapping[str, Sequence[float]] = field(default_factory=dict)
     kernel: Kernel = field(default_factory=Exponential)
     mixes_hidden: bool = False
 
     def arguments(self, length: int) -> dict[str, int]:
         """The arguments that depend on the length."""
         return {
-            name: max(1, round(factor * length**power))
-            for name, (factor, power) in self.by_length.items()
+            name: int(min([max(1, round(factor * length**power)), *most]))
+            for name, (factor, power, *most) in self.by_length.items()
         }
 
     def module(self, length: int) -> nn.Module:

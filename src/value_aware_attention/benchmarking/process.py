@@ -7,6 +7,7 @@ fresh as a new one without the seconds that importing torch takes.
 import ctypes
 import gc
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -23,6 +24,9 @@ from value_aware_attention.benchmarking.passes import Setting, Subject, Work, pr
 
 __all__ = ["in_fresh_process", "peak_memory", "times"]
 
+# Imports a part of torch that takes half a second: here, before processes are forked.
+torch.broadcast_shapes((1,), (1,))
+
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -36,7 +40,11 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(sender, function, arguments), daemon=True)
     # Every process would import the program's main module first: seconds, and nothing it needs.
-    with patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
+    # The server does not take over sys.path and would preload another copy of the library, or none.
+    with (
+        patch.dict(sys.modules, {"__main__": ModuleType("__main__")}),
+        patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}),
+    ):
         process.start()
     sender.close()
     try:

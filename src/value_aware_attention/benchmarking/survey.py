@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from tqdm import tqdm
 
@@ -30,6 +29,7 @@ __all__ = ["MeasurementCache", "Plan", "measure"]
 
 Cell = dict[str, Any]
 SHARE_OF_MEMORY = 0.8
+MEMORY = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,9 @@ class _Step:
         growth = self._growth(subject, last["length"])
         seconds = growth * last["time"]["milliseconds"] / 1000
         if seconds > self.plan.slowest:
-            return f"expected to take up to {seconds:.0f} s, more than slowest = {self.plan.slowest:g}"
+            return (
+                f"expected to take up to {seconds:.0f} s, more than slowest = {self.plan.slowest:g}"
+            )
         mib, free = growth * last["peak_mib"], available_mib(self.setting.device)
         if mib > SHARE_OF_MEMORY * free:
             return f"expected to need up to {mib / 1024:.0f} GiB of memory"
@@ -202,4 +204,5 @@ def available_mib(device: str) -> float:
     """Memory that is free now."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0] / 2**20
-    return psutil.virtual_memory().available / 2**20
+    lines = MEMORY.read_text().splitlines()
+    return int(next(x.split()[1] for x in lines if x.startswith("MemAvailable"))) / 1024

@@ -51,9 +51,12 @@ def _panel(
     order: list[str],
     labelled: bool,
 ) -> style.Panel:
+    fields = [field] if field == "peak_mib" else [field, "low", "high"]
     labels = alt.Axis(labels=labelled, ticks=False, grid=True, labelLimit=240)
     y = alt.Y("label:N", title=None, sort=order, axis=labels)
-    x = alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=6))
+    ends = [rows[name].min() for name in fields] + [rows[name].max() for name in fields]
+    scale = alt.Scale(type="log", domain=[0.9 * min(ends), 1.1 * max(ends)], nice=False)
+    x = alt.X(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=6))
     used = rows[["label", "tokens", "low", "high", field]]
     base = alt.Chart(used, width=WIDTH, height=alt.Step(ROW))
     encodings = style.series("tokens", marks)
@@ -61,18 +64,19 @@ def _panel(
     layers = [points]
     if field == "milliseconds":
         bars = base.mark_rule(strokeWidth=1.2, opacity=0.7)
-        layers.insert(0, bars.encode(x="low:Q", x2="high:Q", y=y, color=encodings["color"]))
-    dense = _dense_lines(rows, field)
+        low = alt.X("low:Q", title=title, scale=scale)
+        layers.insert(0, bars.encode(x=low, x2="high:Q", y=y, color=encodings["color"]))
+    dense = _dense_lines(rows, field, title, scale)
     return alt.layer(*dense, *layers)
 
 
-def _dense_lines(rows: pd.DataFrame, field: str) -> list[alt.Chart]:
+def _dense_lines(rows: pd.DataFrame, field: str, title: str, scale: alt.Scale) -> list[alt.Chart]:
     """Thin lines at dense attention's values: right of one is worse than dense."""
     eager = rows[rows["method"] == DENSE[0]]
     if eager.empty:
         return []
     lines = alt.Chart(eager[[field]]).mark_rule(color="#B5B5B5", strokeDash=[3, 3])
-    return [lines.encode(x=f"{field}:Q")]
+    return [lines.encode(x=alt.X(f"{field}:Q", title=title, scale=scale))]
 
 
 def exponents(measured: Measurements) -> style.Chart:
@@ -94,7 +98,7 @@ def exponents(measured: Measurements) -> style.Chart:
         if about["label"] in fitted
     ]
     marks = {
-        "published": style.Mark("#9A9A9A", "stroke"),
+        "published": style.Mark("#9A9A9A", "diamond"),
         "time, measured": style.Mark("#0072B2", "circle"),
         "memory, measured": style.Mark("#D55E00", "triangle-up"),
     }

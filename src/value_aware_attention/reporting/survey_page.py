@@ -20,6 +20,7 @@ from value_aware_attention.reporting.table import DASH, Table, number
 __all__ = ["write_survey"]
 
 LONG_FROM = 512
+TRAINING, QUICK = "forward_backward", "milliseconds"
 TITLES = {
     "forward": "Time of a forward pass (ms)",
     "forward_backward": "Time of forward + backward (ms)",
@@ -137,7 +138,7 @@ def _fit_caption(measured: Measurements) -> str:
 
 
 def _tables(measured: Measurements) -> list[Table]:
-    times = [_costs(measured, name, name, "milliseconds") for name in ("forward", TRAINING)]
+    times = [_costs(measured, name, name, QUICK) for name in ("forward", TRAINING)]
     memory = _costs(measured, "memory", TRAINING, "peak_mib")
     every = frame(measured.record)
     cells = Table(
@@ -145,12 +146,12 @@ def _tables(measured: Measurements) -> list[Table]:
         "Every measurement",
         f"Medians and quartiles in ms, peak memory in MiB. {HOW} {setting(measured.record)}",
         every,
-        every.groupby(["pass", "length"], sort=False).size().reset_index(name="methods").astype(str),
+        every.groupby(["pass", "length"], sort=False)
+        .size()
+        .reset_index(name="methods")
+        .astype(str),
     )
     return [*times, memory, _exponent_table(measured), _methods_table(measured), cells]
-
-
-TRAINING = "forward_backward"
 
 
 def _costs(measured: Measurements, table: str, name: str, quantity: str) -> Table:
@@ -188,11 +189,12 @@ def _exponent_table(measured: Measurements) -> Table:
                 "published": about["order"],
                 "exponent": about["exponent"],
                 "counted": measured.counted_exponent(method, lengths),
-                "attention, time": measured.exponent("attention", method, "milliseconds"),
+                "attention, time": measured.exponent("attention", method, QUICK),
                 "attention, memory": measured.exponent("attention", method, "peak_mib"),
-                "layer, time": measured.exponent("forward", method, "milliseconds"),
-                "from": min((n for n in lengths if n >= FIT_FROM), default=None),
-                "to": max(measured.by_length("attention", method, "milliseconds"), default=None),
+                "layer, time": measured.exponent("forward", method, QUICK),
+                "fitted on": _listed(
+                    [n for n in measured.by_length("attention", method, QUICK) if n >= FIT_FROM]
+                ),
             }
         )
     data = pd.DataFrame(rows).sort_values("attention, time", kind="stable")
@@ -200,10 +202,7 @@ def _exponent_table(measured: Measurements) -> Table:
     display = data[["method", "published"]].copy()
     for column in fitted:
         display[column] = [number(value, 2) for value in data[column]]
-    display["lengths"] = [
-        f"{row['from']:,.0f} to {row['to']:,.0f}" if pd.notna(row["to"]) else DASH
-        for row in data.to_dict("records")
-    ]
+    display["fitted on"] = data["fitted on"]
     caption = f"p of cost ~ L^p. {_fit_caption(measured)} {setting(measured.record)}"
     return Table("exponents", "Cost against length", caption, data, display)
 
@@ -229,6 +228,7 @@ def _arguments(about: Mapping[str, Any]) -> str:
     return ", ".join(given) or DASH
 
 
-def _power(factor: float, power: float) -> str:
+def _power(factor: float, power: float, *most: float) -> str:
     grown = "L" if power == 1 else "√L" if power == 0.5 else f"L^{power:g}"
-    return grown if factor == 1 else f"{factor:g} {grown}"
+    value = grown if factor == 1 else f"{factor:g} {grown}"
+    return f"min({value}, {most[0]:g})" if most else value
