@@ -23,6 +23,8 @@ class Method(NamedTuple):
     any_kernel: bool = True
     causal: bool = True
     any_mask: bool = True
+    looks_back_when_causal: bool = False
+    """is_causal chooses other keys than a triangular mask leaves."""
 
 
 METHODS = {
@@ -62,7 +64,31 @@ METHODS = {
     ),
     "sampled_keys": Method(lambda: approximations.SampledKeys(4, 0)),
     "sliding_window": Method(
-        lambda: approximations.SlidingWindow(5), lambda: approximations.SlidingWindow(KEYS)
+        lambda: approximations.SlidingWindow(5),
+        lambda: approximations.SlidingWindow(KEYS),
+        looks_back_when_causal=True,
+    ),
+    "dilated_window": Method(
+        lambda: approximations.DilatedWindow(4, 3),
+        lambda: approximations.DilatedWindow(KEYS, 1),
+        looks_back_when_causal=True,
+    ),
+    "random_keys": Method(
+        lambda: approximations.RandomKeys(4, 0),
+        lambda: approximations.RandomKeys(KEYS, 0),
+        looks_back_when_causal=True,
+    ),
+    "strided": Method(lambda: approximations.Strided(4), lambda: approximations.Strided(KEYS)),
+    "fixed": Method(lambda: approximations.Fixed(6, 2), lambda: approximations.Fixed(6, 6)),
+    "longformer": Method(
+        lambda: approximations.Longformer(3, 2, (0, 11)),
+        lambda: approximations.Longformer(2 * KEYS),
+        looks_back_when_causal=True,
+    ),
+    "big_bird": Method(
+        lambda: approximations.BigBird(3, 2, (0, 11), 0),
+        lambda: approximations.BigBird(1, KEYS, (), 0),
+        looks_back_when_causal=True,
     ),
     "lsh": Method(
         lambda: approximations.LSH(8, 2, 0),

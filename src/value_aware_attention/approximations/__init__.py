@@ -5,8 +5,10 @@ from value_aware_attention.approximations.approximation import (
     SparseApproximation,
     SparseWeights,
 )
+from value_aware_attention.approximations.big_bird import BigBird
 from value_aware_attention.approximations.exact import Exact
 from value_aware_attention.approximations.leave_one_out_keys import LeaveOneOutKeys
+from value_aware_attention.approximations.longformer import Longformer
 from value_aware_attention.approximations.lsh import LSH
 from value_aware_attention.approximations.norm_weighted_keys import NormWeightedKeys
 from value_aware_attention.approximations.oblivious_keys_optimal_weights import (
@@ -17,8 +19,10 @@ from value_aware_attention.approximations.optimal_value_oblivious import Optimal
 from value_aware_attention.approximations.orthogonal_random_features import (
     OrthogonalRandomFeatures,
 )
+from value_aware_attention.approximations.random_keys import RandomKeys
 from value_aware_attention.approximations.sampled_keys import SampledKeys
-from value_aware_attention.approximations.sliding_window import SlidingWindow
+from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
+from value_aware_attention.approximations.sparse_transformer import Fixed, Strided
 from value_aware_attention.approximations.value_aware_keys_attention_weights import (
     ValueAwareKeysAttentionWeights,
 )
@@ -26,16 +30,22 @@ from value_aware_attention.approximations.value_aware_keys_attention_weights imp
 __all__ = [
     "LSH",
     "Approximation",
+    "BigBird",
+    "DilatedWindow",
     "Exact",
+    "Fixed",
     "LeaveOneOutKeys",
+    "Longformer",
     "NormWeightedKeys",
     "ObliviousKeysOptimalWeights",
     "OptimalValueAware",
     "OptimalValueOblivious",
     "OrthogonalRandomFeatures",
+    "RandomKeys",
     "SampledKeys",
     "SlidingWindow",
     "SparseApproximation",
     "SparseWeights",
+    "Strided",
     "ValueAwareKeysAttentionWeights",
 ]

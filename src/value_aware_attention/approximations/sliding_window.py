@@ -1,19 +1,13 @@
-"""Sliding-window attention: r neighbouring keys per query."""
+"""Sliding-window attention: r neighbouring keys per query, next to each other or spread out."""
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from value_aware_attention.approximations.approximation import check_at_least
+from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
+from value_aware_attention.approximations.patterns import Pattern, shifted_window, window
 
-from value_aware_attention.approximations.approximation import (
-    Inputs,
-    SparseApproximation,
-    renormalised,
-)
-
-__all__ = ["SlidingWindow"]
+__all__ = ["DilatedWindow", "SlidingWindow"]
 
 
-class SlidingWindow(SparseApproximation):
+class SlidingWindow(SparseFixedPattern):
     """The r keys around each query, weighted by attention (section 4, sliding-window-r).
 
     Bidirectional: the token itself, r // 2 keys to its left and the rest to its right; at the edges
@@ -21,24 +15,27 @@ class SlidingWindow(SparseApproximation):
     Causal: the token itself and the r - 1 keys before it. Queries are the last N of M positions.
     """
 
-    queries_alone = False
+    def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
+        return window(self.r - 1, 0) if is_causal else shifted_window(self.r, 1, keys)
 
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        weights = inputs.weights()
-        indices = self._window(inputs).to(weights.device)
-        inside = indices >= 0
-        indices = indices.clamp_min(0).expand(*weights.shape[:-1], -1)
-        return indices, renormalised(weights.gather(-1, indices) * inside)
 
-    def _window(self, inputs: Inputs) -> Int[Tensor, "N R"]:
-        """Key positions of each query's window; negative where it reaches before the first key."""
-        queries, keys = inputs.query.shape[-2], inputs.keys
-        size = min(self.r, keys)
-        position = torch.arange(keys - queries, keys)
-        if inputs.is_causal:
-            first = position - size + 1
-        else:
-            first = (position - self.r // 2).clamp(0, keys - size)
-        return first[:, None] + torch.arange(size)
+class DilatedWindow(SparseFixedPattern):
+    """A sliding window with gaps: r keys, each `dilation` positions from the next.
+
+    (Longformer, Beltagy et al., 2020, section 3.1.) The token itself, r // 2 keys to its left and
+    the rest to its right, shifted inwards at the edges; causal, the token and r - 1 keys before it.
+    Fewer than r where the sequence has fewer keys at these distances. dilation = 1 is
+    `SlidingWindow`.
+    """
+
+    def __init__(self, r: int, dilation: int, engine: str | None = None) -> None:
+        super().__init__(r, engine)
+        self.dilation = check_at_least(1, dilation=dilation)
+
+    def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
+        if is_causal:
+            return window(self.r - 1, 0, self.dilation)
+        return shifted_window(self.r, self.dilation, keys)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, dilation={self.dilation}"

@@ -1,0 +1,208 @@
+"""Fixed attention patterns: small functions (query position, key position) -> bool that compose.
+
+    big_bird = window(1, 1) | random_keys(2, seed=0, keys=64) | global_positions((0,))
+    causal = big_bird & past()
+
+Positions are integer tensors that broadcast. A pattern also knows how its pairs are best grouped
+for computation: it is a union of disjoint pieces, and `|` and `&` keep that so.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+__all__ = [
+    "Pattern",
+    "Piece",
+    "global_positions",
+    "past",
+    "random_keys",
+    "same_block",
+    "shifted_window",
+    "stripes",
+    "summaries",
+    "window",
+]
+
+Relation = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Pairs of a query and a key that are computed together."""
+
+    sees: Relation
+    period: int = 1
+    """The two positions of every pair differ by a multiple of it."""
+    queries: tuple[int, ...] | None = None
+    """The only queries that are in a pair, where these are few; None = any."""
+    listed: Int[Tensor, "M R"] | None = None
+    """The keys of each query, negative = none, where neighbouring queries have none in common."""
+
+    @property
+    def kind(self) -> tuple[int, tuple[int, ...] | None, int]:
+        """Pieces of one kind are grouped alike, so that they can be one piece."""
+        return self.period, self.queries, id(self.listed)
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Which keys each query may see; `a | b` sees what either does, `a & b` what both do."""
+
+    pieces: tuple[Piece, ...]
+
+    def __call__(self, query: Int[Tensor, "..."], key: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
+        """True where the query at one position may see the key at the other."""
+        return reduce(torch.logical_or, (piece.sees(query, key) for piece in self.pieces))
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        return _union(self, other)
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        return _intersection(self, other)
+
+    def mask(self, queries: int, keys: int) -> Bool[Tensor, "N M"]:
+        """The pattern of the last `queries` of `keys` positions, as `attn_mask` takes it."""
+        position = torch.arange(keys)
+        seen = self(position[keys - queries :, None], position)
+        return seen.expand(queries, keys)
+
+
+# Cached, as are the factories: equal arguments give the same object, by which layouts are found.
+@lru_cache(maxsize=256)
+def _union(first: Pattern, second: Pattern) -> Pattern:
+    pieces: dict[object, Piece] = {}
+    # Listed keys come last: few pairs, of which those already seen are cheap to strike out.
+    for piece in sorted((*first.pieces, *second.pieces), key=lambda p: p.listed is not None):
+        like = pieces.pop(piece.kind, None)
+        sees = reduce(_without, (other.sees for other in pieces.values()), piece.sees)
+        pieces[piece.kind] = replace(piece, sees=_either(like.sees, sees) if like else sees)
+    return Pattern(tuple(pieces.values()))
+
+
+@lru_cache(maxsize=256)
+def _intersection(first: Pattern, second: Pattern) -> Pattern:
+    return Pattern(tuple(_common(a, b) for a in first.pieces for b in second.pieces))
+
+
+def _common(a: Piece, b: Piece) -> Piece:
+    queries = a.queries if b.queries is None else b.queries
+    if a.queries is not None and b.queries is not None:
+        queries = tuple(sorted({*a.queries} & {*b.queries}))
+    listed = a.listed if b.listed is None else b.listed
+    return Piece(_both(a.sees, b.sees), math.lcm(a.period, b.period), queries, listed)
+
+
+def _either(a: Relation, b: Relation) -> Relation:
+    return lambda query, key: a(query, key) | b(query, key)
+
+
+def _both(a: Relation, b: Relation) -> Relation:
+    return lambda query, key: a(query, key) & b(query, key)
+
+
+def _without(a: Relation, b: Relation) -> Relation:
+    return lambda query, key: a(query, key) & ~b(query, key)
+
+
+@lru_cache(maxsize=256)
+def past() -> Pattern:
+    """The query's own position and those before it: j <= i."""
+    return Pattern((Piece(lambda query, key: key <= query),))
+
+
+@lru_cache(maxsize=256)
+def window(left: int, right: int, dilation: int = 1) -> Pattern:
+    """`left` keys before the query, itself and `right` after, each `dilation` from the next."""
+
+    def sees(query: Tensor, key: Tensor) -> Tensor:
+        lag = query - key
+        near = (lag <= left * dilation) & (lag >= -right * dilation)
+        return near & (lag % dilation == 0) if dilation > 1 else near
+
+    return Pattern((Piece(sees, period=dilation),))
+
+
+@lru_cache(maxsize=256)
+def shifted_window(r: int, dilation: int, keys: int) -> Pattern:
+    """r // 2 keys before the query, itself and the rest after; shifted inwards at the edges.
+
+    So every query sees r of the `keys` keys, or all that a multiple of `dilation` leads to.
+    """
+
+    def sees(query: Tensor, key: Tensor) -> Tensor:
+        step, phase = query // dilation, query % dilation
+        last = ((keys - 1 - phase) // dilation + 1 - r).clamp_min(0)
+        first = torch.minimum((step - r // 2).clamp_min(0), last)
+        place = key // dilation - first
+        near = (place >= 0) & (place < r)
+        return near & (key % dilation == phase) if dilation > 1 else near
+
+    return Pattern((Piece(sees, period=dilation),))
+
+
+@lru_cache(maxsize=256)
+def stripes(stride: int) -> Pattern:
+    """Every `stride`-th key, counted from the query: (i - j) mod s = 0."""
+    return Pattern((Piece(lambda query, key: (query - key) % stride == 0, period=stride),))
+
+
+@lru_cache(maxsize=256)
+def same_block(size: int) -> Pattern:
+    """Keys of the query's own block: floor(j / s) = floor(i / s)."""
+    return Pattern((Piece(lambda query, key: query // size == key // size),))
+
+
+@lru_cache(maxsize=256)
+def summaries(stride: int, summary: int) -> Pattern:
+    """The last `summary` keys of every block of `stride`: j mod s >= s - c."""
+
+    def sees(query: Tensor, key: Tensor) -> Tensor:
+        return (key % stride >= stride - summary) & (query >= 0)
+
+    return Pattern((Piece(sees),))
+
+
+@lru_cache(maxsize=256)
+def global_positions(positions: tuple[int, ...]) -> Pattern:
+    """`positions` see every key and every query sees them (symmetric, Longformer)."""
+
+    def among(position: Tensor) -> Tensor:
+        return reduce(torch.logical_or, (position == p for p in positions), position < 0)
+
+    keys = Piece(lambda query, key: among(key) & (query >= 0))
+    queries = Piece(lambda query, key: among(query) & (key >= 0), queries=positions)
+    return Pattern((keys,)) | Pattern((queries,))
+
+
+@lru_cache(maxsize=32)
+def random_keys(r: int, seed: int, keys: int, causal: bool = False) -> Pattern:
+    """r different keys per query, drawn uniformly among `keys`, or among its past where causal."""
+    listed = _draw(r, seed, keys, causal)
+
+    def sees(query: Tensor, key: Tensor) -> Tensor:
+        return (listed.to(query.device)[query] == key[..., None]).any(dim=-1)
+
+    return Pattern((Piece(sees, listed=listed),))
+
+
+def _draw(r: int, seed: int, keys: int, causal: bool) -> Int[Tensor, "M R"]:
+    """Floyd's sampling without replacement, all queries at once; negative where keys run out.
+
+    A query's draws follow from its own numbers, so that causal ones outlive a longer sequence.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(keys, r, generator=generator, dtype=torch.float64)
+    choices = torch.arange(1, keys + 1) if causal else torch.full((keys,), keys)
+    listed = torch.full((keys, r), -1)
+    for place in range(r):
+        last = choices - r + place
+        drawn = (uniform[:, place] * (last + 1)).long()
+        taken = (listed == drawn[:, None]).any(dim=-1)
+        listed[:, place] = torch.where(taken, last, drawn).where(last >= 0, -1)
+    return listed[:, max(0, r - keys) :]

@@ -1,0 +1,27 @@
+"""Random attention: r keys per query, drawn once."""
+
+from value_aware_attention.approximations.approximation import check_at_least
+from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
+from value_aware_attention.approximations.patterns import Pattern, random_keys
+
+__all__ = ["RandomKeys"]
+
+
+class RandomKeys(SparseFixedPattern):
+    """r different keys per query, drawn uniformly from all positions, weighted by attention.
+
+    The random part of BigBird (Zaheer et al., 2020) alone. The draws follow from the seed and the
+    positions, not from the inputs. r = M is exact. Under is_causal they are drawn from the query
+    itself and its past, so that early queries see something; an `attn_mask` hides keys that were
+    drawn regardless of it. Keys are gathered query by query: no two have theirs in common.
+    """
+
+    def __init__(self, r: int, seed: int) -> None:
+        super().__init__(r, engine="torch")
+        self.seed = check_at_least(0, seed=seed)
+
+    def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
+        return random_keys(self.r, self.seed, keys, is_causal)
+
+    def extra_repr(self) -> str:
+        return f"r={self.r}, seed={self.seed}"

@@ -1,0 +1,57 @@
+"""The two patterns of the Sparse Transformer (Child et al., 2019, section 4)."""
+
+from value_aware_attention.approximations.approximation import check_at_least
+from value_aware_attention.approximations.fixed_pattern import FixedPattern
+from value_aware_attention.approximations.patterns import (
+    Pattern,
+    past,
+    same_block,
+    stripes,
+    summaries,
+    window,
+)
+
+__all__ = ["Fixed", "Strided"]
+
+
+class Strided(FixedPattern):
+    """Neighbours and every stride-th key: |i - j| < s or (i - j) mod s = 0.
+
+    For data with a period, such as images; s = sqrt(M) makes the cost O(M sqrt(M)). Causal: j <= i
+    as well.
+    """
+
+    def __init__(self, stride: int, engine: str | None = None) -> None:
+        super().__init__(engine)
+        self.stride = check_at_least(1, stride=stride)
+
+    def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
+        near = window(self.stride - 1, self.stride - 1)
+        pattern = near | stripes(self.stride)
+        return pattern & past() if is_causal else pattern
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, (f"stride={self.stride}", super().extra_repr())))
+
+
+class Fixed(FixedPattern):
+    """The own block and the end of every block: floor(j/s) = floor(i/s) or j mod s >= s - c.
+
+    The last c = `summary` positions of each block of s = `stride` pass its content on to all, which
+    suits text. Causal: j <= i as well.
+    """
+
+    def __init__(self, stride: int, summary: int, engine: str | None = None) -> None:
+        super().__init__(engine)
+        self.stride = check_at_least(1, stride=stride)
+        self.summary = check_at_least(1, summary=summary)
+        if summary > stride:
+            raise ValueError(f"summary is {summary}; it must be at most the stride, {stride}")
+
+    def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
+        pattern = same_block(self.stride) | summaries(self.stride, self.summary)
+        return pattern & past() if is_causal else pattern
+
+    def extra_repr(self) -> str:
+        own = f"stride={self.stride}, summary={self.summary}"
+        return ", ".join(filter(None, (own, super().extra_repr())))
