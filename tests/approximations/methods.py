@@ -20,7 +20,7 @@ class Method(NamedTuple):
 
     build: Callable[[], Approximation]
     exact_when_full: Callable[[], Approximation] | None = None
-    any_kernel: bool = True
+    kernel: str | None = None  # the only one it approximates; None = all of them
     causal: bool = True
     any_mask: bool = True
     looks_back_when_causal: bool = False
@@ -90,16 +90,39 @@ METHODS = {
         lambda: approximations.BigBird(1, KEYS, (), 0),
         looks_back_when_causal=True,
     ),
+    "linear_attention": Method(
+        approximations.LinearAttention, approximations.LinearAttention, kernel="elu"
+    ),
+    "linformer": Method(lambda: approximations.Linformer(6, 0), causal=False, any_mask=False),
+    "linformer_learned": Method(
+        lambda: approximations.Linformer(6, 0, length=40), causal=False, any_mask=False
+    ),
     "lsh": Method(
         lambda: approximations.LSH(8, 2, 0),
         lambda: approximations.LSH(KEYS, 3, 0),
         causal=False,
         any_mask=False,
     ),
+    "lsh_share_query_key": Method(
+        lambda: approximations.LSH(8, 2, 0, share_query_key=True), causal=False, any_mask=False
+    ),
+    "nystrom": Method(
+        lambda: approximations.Nystrom(5),
+        lambda: approximations.Nystrom(KEYS),
+        causal=False,
+        any_mask=False,
+    ),
+    "nystrom_6_iterations": Method(
+        lambda: approximations.Nystrom(5, iterations=6), causal=False, any_mask=False
+    ),
     "orf_performer": Method(
-        lambda: approximations.OrthogonalRandomFeatures(16, 0), any_kernel=False
+        lambda: approximations.OrthogonalRandomFeatures(16, 0), kernel="exponential"
     ),
     "orf_paper": Method(
-        lambda: approximations.OrthogonalRandomFeatures(16, 0, scaling="paper"), any_kernel=False
+        lambda: approximations.OrthogonalRandomFeatures(16, 0, scaling="paper"),
+        kernel="exponential",
+    ),
+    "random_fourier_features": Method(
+        lambda: approximations.RandomFourierFeatures(16, 0), kernel="exponential"
     ),
 }

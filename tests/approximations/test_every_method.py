@@ -26,8 +26,8 @@ def method(request: pytest.FixtureRequest) -> Method:
 
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, method: Method) -> Kernel:
-    if not method.any_kernel and request.param != "exponential":
-        with pytest.raises(ValueError, match="Exponential"):
+    if method.kernel is not None and request.param != method.kernel:
+        with pytest.raises(ValueError, match=f"approximates {method.kernel.title()}"):
             method.build()(*(torch.ones(1, 4, HEAD_DIM),) * 3, kernel=KERNELS[request.param])
         pytest.skip("the method refuses this kernel, as just shown")
     return KERNELS[request.param]

@@ -8,9 +8,12 @@ from value_aware_attention.approximations.approximation import (
 from value_aware_attention.approximations.big_bird import BigBird
 from value_aware_attention.approximations.exact import Exact
 from value_aware_attention.approximations.leave_one_out_keys import LeaveOneOutKeys
+from value_aware_attention.approximations.linear_attention import LinearAttention
+from value_aware_attention.approximations.linformer import Linformer
 from value_aware_attention.approximations.longformer import Longformer
 from value_aware_attention.approximations.lsh import LSH
 from value_aware_attention.approximations.norm_weighted_keys import NormWeightedKeys
+from value_aware_attention.approximations.nystrom import Nystrom
 from value_aware_attention.approximations.oblivious_keys_optimal_weights import (
     ObliviousKeysOptimalWeights,
 )
@@ -19,6 +22,7 @@ from value_aware_attention.approximations.optimal_value_oblivious import Optimal
 from value_aware_attention.approximations.orthogonal_random_features import (
     OrthogonalRandomFeatures,
 )
+from value_aware_attention.approximations.random_fourier_features import RandomFourierFeatures
 from value_aware_attention.approximations.random_keys import RandomKeys
 from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
@@ -35,12 +39,16 @@ __all__ = [
     "Exact",
     "Fixed",
     "LeaveOneOutKeys",
+    "LinearAttention",
+    "Linformer",
     "Longformer",
     "NormWeightedKeys",
+    "Nystrom",
     "ObliviousKeysOptimalWeights",
     "OptimalValueAware",
     "OptimalValueOblivious",
     "OrthogonalRandomFeatures",
+    "RandomFourierFeatures",
     "RandomKeys",
     "SampledKeys",
     "SlidingWindow",

@@ -1,10 +1,12 @@
 """LSH attention (section A.1, after Reformer): queries attend to keys that hash near them."""
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from value_aware_attention.approximations.approximation import (
     Approximation,
@@ -24,30 +26,38 @@ class LSH(Approximation):
     over the rounds before the single normalisation. Padded positions sort last, as
     keys and as queries, so what stands in them moves nothing. r = M is exact
     for any number of rounds. Later positions decide where a chunk is cut, so no causal masks.
+
+    `share_query_key` is Reformer's attention (Kitaev et al., 2020, section 2): the keys are the
+    queries divided by their length, what stands in `key` is not read, and a token attends to itself
+    only where it sees nothing else in any round. Everything else is as above.
     """
 
     supports_causal = False
     needs_shared_keys = True
 
-    def __init__(self, r: int, rounds: int, seed: int) -> None:
+    def __init__(self, r: int, rounds: int, seed: int, share_query_key: bool = False) -> None:
         super().__init__()
         self.r = check_at_least(2, r=r)
         if r % 2:
             raise ValueError(f"r is {r}; LSH looks at two chunks of r/2 keys, so r must be even")
         self.rounds = check_at_least(1, rounds=rounds)
         self.seed = check_at_least(0, seed=seed)
+        self.share_query_key = share_query_key
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         queries, keys = inputs.query.shape[-2], inputs.keys
         if queries != keys:
             raise ValueError(f"LSH got {queries} queries and {keys} keys; it needs as many of both")
+        if self.share_query_key:
+            inputs = replace(inputs, key=normalize(inputs.query, dim=-1))
         generator = torch.Generator().manual_seed(self.seed)
         rounds = [self._round(inputs, generator) for _ in range(self.rounds)]
         log_totals = torch.stack([log_total for _, log_total in rounds])
         # Rounds add un-normalised similarities: outputs are averaged by their shares of the total.
         shares = log_totals.softmax(dim=0).nan_to_num(0.0)
         outputs = torch.stack([output for output, _ in rounds])
-        return (shares[..., None] * outputs).sum(dim=0)
+        output = (shares[..., None] * outputs).sum(dim=0)
+        return self._with_lonely(output, log_totals, inputs) if self.share_query_key else output
 
     def _round(
         self, inputs: Inputs, generator: torch.Generator
@@ -58,12 +68,16 @@ class LSH(Approximation):
         shape = (buckets // 2, inputs.key.shape[-1])
         rotation = torch.randn(shape, generator=generator).to(inputs.key)
         query_order = _sorted_by_hash(inputs.query, rotation, inputs.visible)
-        key_order = _sorted_by_hash(inputs.key, rotation, inputs.visible)
+        key_order = query_order  # that of the shared vectors, whatever rounding does to hashes
+        if not self.share_query_key:
+            key_order = _sorted_by_hash(inputs.key, rotation, inputs.visible)
         query = _chunks(_take(inputs.query, query_order), chunk)
         chunks = query.shape[-3]
         key, value, seen = self._neighbourhoods(inputs, key_order, chunk, chunks)
         scores = inputs.kernel.log_similarity(query, key)
         scores = scores.masked_fill(~seen[..., None, :], -torch.inf)
+        if self.share_query_key:
+            scores = scores.masked_fill(self._itself(key_order, chunk, chunks), -torch.inf)
         output = scores.softmax(dim=-1).nan_to_num(0.0) @ value
         rank = query_order.argsort(dim=-1)
         log_total = scores.logsumexp(dim=-1).flatten(-2)
@@ -86,6 +100,19 @@ class LSH(Approximation):
         key, value, visible = (_with_previous(_chunks(part, chunk)) for part in parts)
         return key[..., :chunks, :, :], value[..., :chunks, :, :], visible[..., :chunks, :, 0]
 
+    def _itself(self, order: Int[Tensor, "*batch M"], chunk: int, chunks: int) -> Tensor:
+        """Where a query of chunk i meets its own key: both are sorted in one order."""
+        positions = _chunks(order[..., None], chunk)
+        near = _with_previous(positions)[..., :chunks, :, :]
+        return positions == near.transpose(-2, -1)
+
+    def _with_lonely(self, output: Tensor, log_totals: Tensor, inputs: Inputs) -> Tensor:
+        """A visible token that saw no other in any round attends to itself."""
+        lonely = log_totals.amax(dim=0).isneginf()
+        if inputs.visible is not None:
+            lonely = lonely & inputs.visible[..., 0, :]
+        return inputs.value.where(lonely[..., None], output)
+
     def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Attended keys of all rounds, plus hashing a query and its share of hashing the keys."""
         attended = min(self.r, keys) * (head_dim + value_dim)
@@ -93,7 +120,8 @@ class LSH(Approximation):
         return self.rounds * (attended + hashing)
 
     def extra_repr(self) -> str:
-        return f"r={self.r}, rounds={self.rounds}, seed={self.seed}"
+        shared = ", share_query_key=True" if self.share_query_key else ""
+        return f"r={self.r}, rounds={self.rounds}, seed={self.seed}{shared}"
 
 
 def _sorted_by_hash(

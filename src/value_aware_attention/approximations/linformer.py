@@ -1,0 +1,87 @@
+"""Linformer: attention to a few linear combinations of the keys."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from value_aware_attention.approximations.approximation import (
+    Approximation,
+    Inputs,
+    check_at_least,
+)
+from value_aware_attention.attention import attention_weights
+
+__all__ = ["Linformer"]
+
+POSITIONS_AT_ONCE = 64
+"""Positions drawn together, so that the projection of a longer sequence extends a shorter one's."""
+
+
+class Linformer(Approximation):
+    """Attention to `rank` projected keys E k and values F v (Wang et al., 2020, Eq. 7).
+
+    Until it is trained E = F = R with independent N(0, 1 / rank) entries drawn from the seed, a
+    Johnson-Lindenstrauss projection along the sequence (the proof of Theorem 2 projects keys and
+    values by one matrix, up to a constant). Given a `length`, E and F are parameters of that many
+    positions, which start there and are trained with a model; shorter sequences use their first
+    positions, longer ones are refused. It is O(L rank); projected keys mix all positions, so there
+    is no causal form. Hidden keys are left out of the projection. `rank` must not exceed the keys.
+    """
+
+    supports_causal = False
+    needs_shared_keys = True
+
+    def __init__(self, rank: int, seed: int, length: int | None = None) -> None:
+        super().__init__()
+        self.rank = check_at_least(1, rank=rank)
+        self.seed = check_at_least(0, seed=seed)
+        self.length = None if length is None else check_at_least(rank, length=length)
+        self.key_projection: nn.Parameter | None = None
+        self.value_projection: nn.Parameter | None = None
+        self._drawn = torch.empty(rank, 0)  # of the longest sequence met
+        if length is not None:
+            self.key_projection = nn.Parameter(self.draw(length).clone())
+            self.value_projection = nn.Parameter(self.draw(length).clone())
+
+    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+        self._check_length(inputs.keys)
+        key, value = inputs.key, inputs.value
+        if inputs.visible is not None:
+            seen = inputs.visible.transpose(-2, -1)
+            key, value = key.where(seen, 0.0), value.where(seen, 0.0)
+        for_key, for_value = (x.to(key) for x in self.projections(inputs.keys))
+        weights = attention_weights(inputs.query, for_key @ key, kernel=inputs.kernel)
+        return weights @ (for_value @ value)
+
+    def projections(self, keys: int) -> tuple[Float[Tensor, "R M"], Float[Tensor, "R M"]]:
+        """E and F for a sequence of so many keys."""
+        if self.key_projection is None or self.value_projection is None:
+            drawn = self.draw(keys)
+            return drawn, drawn
+        return self.key_projection[:, :keys], self.value_projection[:, :keys]
+
+    def draw(self, keys: int) -> Float[Tensor, "R M"]:
+        """R, the same for the same seed and position whatever the length."""
+        if self._drawn.shape[1] < keys:
+            generator = torch.Generator().manual_seed(self.seed)
+            shape = (POSITIONS_AT_ONCE, self.rank)
+            with torch.inference_mode(False):
+                columns = [
+                    torch.randn(shape, generator=generator).T
+                    for _ in range(0, keys, POSITIONS_AT_ONCE)
+                ]
+                self._drawn = torch.cat(columns, dim=1) / self.rank**0.5
+        return self._drawn[:, :keys]
+
+    def _check_length(self, keys: int) -> None:
+        if self.rank > keys:
+            raise ValueError(f"rank is {self.rank}; it must be at most the {keys} keys given")
+        if self.length is not None and keys > self.length:
+            raise ValueError(f"there are {keys} keys; the trained length is {self.length}")
+
+    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+        """Scores and sum of `rank` projected keys, and a query's share of projecting them all."""
+        return self.rank * (head_dim + value_dim) * (1 + keys / queries)
+
+    def extra_repr(self) -> str:
+        return f"rank={self.rank}, seed={self.seed}, length={self.length}"

@@ -1,0 +1,112 @@
+"""Nystromformer: attention reconstructed from a few landmark queries and keys."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from value_aware_attention.approximations.approximation import (
+    Approximation,
+    Inputs,
+    check_at_least,
+)
+from value_aware_attention.attention import attention_weights
+
+__all__ = ["Nystrom"]
+
+
+class Nystrom(Approximation):
+    """alpha(Q, K~) alpha(Q~, K~)^+ alpha(Q~, K) V with segment means Q~, K~ (Xiong et al., 2021).
+
+    alpha(., .) are rows of normalised similarities (Eq. 13 has the exponential kernel; the same
+    with the others is our extension). The visible positions are cut, in order, into `landmarks`
+    segments as equal as can be, each represented by its mean: padding enters no mean and is masked
+    among the keys, so a padded sequence gives what the bare one gives. With as many queries as keys
+    a hidden key hides the query of its place. As many landmarks as keys are exact, more are
+    refused. `iterations` None takes the Moore-Penrose pseudo-inverse in fp64; a number takes so
+    many steps of the paper's iteration (its Eq. 15; the paper uses 6, which leave errors of a few
+    percent). O(L landmarks); landmarks are means over all positions, so there is no causal form.
+    """
+
+    supports_causal = False
+    needs_shared_keys = True
+
+    def __init__(self, landmarks: int, iterations: int | None = None) -> None:
+        super().__init__()
+        self.landmarks = check_at_least(1, landmarks=landmarks)
+        self.iterations = None if iterations is None else check_at_least(1, iterations=iterations)
+
+    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+        query, key, kernel, visible = inputs.query, inputs.key, inputs.kernel, inputs.visible
+        if self.landmarks > inputs.keys:
+            raise ValueError(
+                f"landmarks is {self.landmarks}; it must be at most the {inputs.keys} keys given"
+            )
+        shown = None if visible is None else visible[..., 0, :]
+        own = shown if query.shape[-2] == inputs.keys else None
+        queries, query_used = _segment_means(query, min(self.landmarks, query.shape[-2]), own)
+        keys, key_used = _segment_means(key, self.landmarks, shown)
+        to_landmarks = attention_weights(query, keys, kernel=kernel, attn_mask=key_used)
+        between = attention_weights(queries, keys, kernel=kernel, attn_mask=key_used)
+        if query_used is not None:
+            between = between * query_used.transpose(-2, -1)
+        from_landmarks = attention_weights(queries, key, kernel=kernel, attn_mask=visible)
+        return to_landmarks @ (self._pseudo_inverse(between) @ (from_landmarks @ inputs.value))
+
+    def _pseudo_inverse(
+        self, matrix: Float[Tensor, "*batch R1 R2"]
+    ) -> Float[Tensor, "*batch R2 R1"]:
+        if self.iterations is not None:
+            return iterated_pseudo_inverse(matrix, self.iterations)
+        # fp64: what a nearly singular matrix loses in fp32 comes back multiplied by its condition.
+        noise = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
+        return torch.linalg.pinv(matrix.double(), rtol=noise).to(matrix.dtype)
+
+    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
+        """Both outer factors and their products, and a query's share of what is done once."""
+        outer = self.landmarks * (head_dim + value_dim) * (1 + keys / queries)
+        steps = 4 * (self.iterations or 6)  # a decomposition costs about as much
+        return outer + steps * self.landmarks**3 / queries
+
+    def extra_repr(self) -> str:
+        return f"landmarks={self.landmarks}, iterations={self.iterations}"
+
+
+def iterated_pseudo_inverse(
+    matrix: Float[Tensor, "*batch R1 R2"], iterations: int
+) -> Float[Tensor, "*batch R2 R1"]:
+    """Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4, started at A' / (||A||_1 ||A||_inf)."""
+    sizes = matrix.abs()
+    norms = sizes.sum(dim=-1).amax(dim=-1), sizes.sum(dim=-2).amax(dim=-1)
+    scale = (norms[0] * norms[1]).clamp_min(torch.finfo(matrix.dtype).tiny)
+    inverse = matrix.transpose(-2, -1) / scale[..., None, None]
+    identity = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(iterations):
+        product = matrix @ inverse
+        bracket = 15 * identity - product @ (7 * identity - product)
+        inverse = inverse @ (13 * identity - product @ bracket) / 4
+    return inverse
+
+
+def _segment_means(
+    x: Float[Tensor, "*batch L D"], segments: int, visible: Bool[Tensor, "*batch L"] | None
+) -> tuple[Float[Tensor, "*batch R D"], Bool[Tensor, "*batch 1 R"] | None]:
+    """Means of the visible positions cut into segments, and which segments are not empty."""
+    length = x.shape[-2]
+    if visible is None and segments and length % segments == 0:
+        return x.unflatten(-2, (segments, -1)).mean(dim=-2), None
+    shown = torch.ones(length, dtype=torch.bool, device=x.device) if visible is None else visible
+    rank = shown.cumsum(dim=-1) - 1
+    count = shown.sum(dim=-1, keepdim=True)
+    used = count.clamp_max(segments)
+    segment = (rank * used // count.clamp_min(1)).where(shown, segments)  # the last: of no segment
+    batch = torch.broadcast_shapes(x.shape[:-2], shown.shape[:-1])
+    index = segment.expand(*batch, length)
+    sums = x.new_zeros(*batch, segments + 1, x.shape[-1])
+    sums = sums.scatter_add(
+        -2, index[..., None].expand(*batch, *x.shape[-2:]), x.expand(*batch, *x.shape[-2:])
+    )
+    sizes = x.new_zeros(*batch, segments + 1).scatter_add(
+        -1, index, torch.ones_like(index, dtype=x.dtype)
+    )
+    means = sums / sizes.clamp_min(1)[..., None]
+    return means[..., :segments, :], (sizes > 0)[..., None, :segments]
