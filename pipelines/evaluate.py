@@ -2,6 +2,7 @@
 
 The grid of a model:   python -m pipelines.evaluate model=masked length=long
 One cell:              python -m pipelines.evaluate kernel=elu approximation=sliding_window
+Its own attention:     python -m pipelines.evaluate model=masked attention=sliding_window
 A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polynomial,elu \\
                            approximation=optimal_v_oblivious approximation.r=1,4,16,65
 """
@@ -17,11 +18,10 @@ from omegaconf import DictConfig
 from pipelines.app import app, plain, write_json
 from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
-from value_aware_attention.evaluation.cells import Cell, expand_axes
+from value_aware_attention.evaluation.cells import Cell, evaluate_own, expand_axes
 from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid, measure_layers
 from value_aware_attention.evaluation.task import Task
-
-SEEDS_PER_LAYER = 1000
+from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
 
 
 @app("evaluate")
@@ -31,6 +31,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
     task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
+    if attention := TrainedAttention.load(cfg.checkpoint):
+        return own_attention(cfg, task, attention, hashes)
     cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
     if cfg.approximation is not None:
         cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
@@ -44,6 +46,30 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         write_json(Path(cfg.metrics) / "evaluate" / f"{cfg.name}.json", summary(record))
         log_table(run, cfg, record)
     return {}
+
+
+def own_attention(
+    cfg: DictConfig, task: Task, attention: TrainedAttention, hashes: dict[str, str]
+) -> dict[str, Any]:
+    """Writes <trained>/<model>.json: a model with the attention it was trained with, no grid."""
+    if cfg.approximation is not None:
+        raise ValueError(
+            f"{cfg.name} was trained with {attention}; {cfg.choice} can approximate the attention "
+            f"of models trained with exact attention only"
+        )
+    cell = evaluate_own(task)
+    record = header(cfg, task, cell) | hashes | {"cells": [cell]}
+    record["kernel"] = None if attention.is_mixing else kernel_name(cfg.kernel, attention)
+    record |= {"attention": attention.name, "arguments": dict(attention.arguments)}
+    write_json(Path(cfg.trained) / f"{cfg.name}.json", record)
+    write_json(Path(cfg.metrics) / "evaluate" / f"{cfg.name}.json", summary(record))
+    return {"model": cfg.name, **{key: cell[key] for key in ("value", "low", "high", "count")}}
+
+
+def kernel_name(asked: str, attention: TrainedAttention) -> str:
+    """The kernel asked for, or the one that the method computes where it has only another."""
+    names = [kernel.__name__.lower() for kernel in attention.kernels]
+    return names[0] if names and asked not in names else asked
 
 
 def grid(cfg: DictConfig, length: int) -> list[Cell]:

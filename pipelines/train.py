@@ -15,8 +15,15 @@ from torch.utils.data import Dataset
 from pipelines.app import new_folder, plain, write_json
 from pipelines.provenance import file_hash
 from pipelines.tracking import tracked
+from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.training.fit import fit
 from value_aware_attention.training.module import LanguageModeling
+
+
+def trained_attention(cfg: DictConfig) -> TrainedAttention | None:
+    """What the option `attention` names; None = exact attention."""
+    method = plain(cfg.attention)["method"]
+    return TrainedAttention(method.pop("_target_"), method) if method else None
 
 
 def train(

@@ -1,6 +1,7 @@
 """Stage train_causal: a decoder whose every layer attends with one kernel (A.2).
 
 python -m pipelines.train_causal kernel=exponential|polynomial|elu [causal.steps=700]
+python -m pipelines.train_causal kernel=exponential attention=sliding_window
 """
 
 from pathlib import Path
@@ -10,13 +11,21 @@ from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.app import app
-from pipelines.train import train
+from pipelines.train import train, trained_attention
 from value_aware_attention.data.batches import CausalBatches
 
 
 @app("train_causal")
 def main(cfg: DictConfig) -> None:
     """Writes <models>/causal_<kernel>/ and the learning curve."""
+    attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
+    if attention:
+        attention.check_trainable(
+            kernel=instantiate(cfg.model.kernel),
+            length=cfg.batches.length,
+            head_dim=head_dim,
+            is_causal=True,
+        )
     folder = Path(cfg.tokens)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     batches = CausalBatches(folder / "train.npy", steps=cfg.fit.steps, **cfg.batches)
@@ -26,15 +35,16 @@ def main(cfg: DictConfig) -> None:
     read = cfg.fit.steps * cfg.batches.batch_size * cfg.batches.length
     facts = {
         "vocabulary_size": len(tokenizer),
-        "head_dim": cfg.model.width // cfg.model.heads,
+        "head_dim": head_dim,
         "epochs": round(read / len(batches.tokens), 2),
         "data": cfg.data,
         "context": cfg.context,
+        **({"attention": str(attention)} if attention else {}),
     }
 
     def module():
         model = instantiate(cfg.model, vocabulary_size=len(tokenizer))
-        return instantiate(cfg.module, model)
+        return instantiate(cfg.module, model.attend_with(attention) if attention else model)
 
     train(cfg, module, batches, held_out, save=lambda model, path: model.save(path), facts=facts)
 

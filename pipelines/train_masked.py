@@ -1,23 +1,30 @@
 """Stage train_masked: RoBERTa for masked tokens, short, then long from the short one (A.1).
 
 python -m pipelines.train_masked length=short|long [masked.long.steps=700]
+python -m pipelines.train_masked length=short attention=sliding_window [attention.method.r=8]
 """
 
+from functools import partial
 from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
-from pipelines.train import train
+from pipelines.train import train, trained_attention
 from value_aware_attention.data.batches import FrozenMaskedBatches, MaskedBatches
 from value_aware_attention.data.tokens import masked_sequences
-from value_aware_attention.models import build_roberta, save_folded, warm_start
+from value_aware_attention.kernels import Exponential
+from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
+from value_aware_attention.models.masked_lm import masked_kernel
+from value_aware_attention.models.trained_attention import TrainedAttention
 
 
 @app("train_masked")
 def main(cfg: DictConfig) -> None:
     """Writes <models>/masked_<length>/, an ordinary Hugging Face folder, and the learning curve."""
+    attention = trained_attention(cfg)
+    check(cfg, attention)
     folder, length = Path(cfg.tokens), cfg.positions.length
     text, held_out = (
         masked_sequences(folder=folder, split=split, length=length, fraction=cfg.fraction)
@@ -32,14 +39,14 @@ def main(cfg: DictConfig) -> None:
             if cfg.warm_start
             else build_roberta(**cfg.layers, **size)
         )
-        return instantiate(cfg.module, model)
+        return instantiate(cfg.module, attend_with(model, attention) if attention else model)
 
     train(
         cfg,
         module,
         MaskedBatches(text, steps=cfg.fit.steps, **cfg.batches),
         FrozenMaskedBatches(held_out, limit=limit, **cfg.batches),
-        save=save_folded,
+        save=partial(save_masked, attention=attention),
         facts={
             "initialisation": Path(cfg.warm_start).name if cfg.warm_start else "random",
             "instances": len(text),
@@ -47,8 +54,23 @@ def main(cfg: DictConfig) -> None:
             "epochs": round(cfg.fit.steps * cfg.batches.batch_size / len(text), 2),
             "block_positions": "y" if length > cfg.positions.block else "n",
             "vocabulary_size": text.vocabulary_size,
+            **({"attention": str(attention)} if attention else {}),
         },
     )
+
+
+def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
+    """Refuses, before anything is read, an attention that cannot be trained at this size."""
+    if attention is not None:
+        attention.check_trainable(
+            kernel=masked_kernel(attention) or Exponential(),
+            length=cfg.positions.length,
+            head_dim=cfg.layers.width // cfg.layers.heads,
+            is_causal=False,
+        )
+    start = TrainedAttention.load(cfg.warm_start) if cfg.warm_start else None
+    if start and start.is_mixing and not (attention and attention.is_mixing):
+        raise ValueError(f"{cfg.warm_start} was trained with {start}: it has no attention")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
 # Where files lie, what logs, and on which device: these change no result, so nothing re-runs.
 UNTRACKED = {"paths", "logger", "trainer", "hydra", "oc"}
-GROUPS = {"kernel", "length", "model"}
+GROUPS = {"attention", "kernel", "length", "model"}
 
 
 @cache

@@ -13,7 +13,10 @@ from transformers.masking_utils import eager_mask
 from value_aware_attention.approximations import Exact
 from value_aware_attention.kernels import Exponential, Kernel
 
-__all__ = ["attention_layers", "replace_attention"]
+__all__ = ["attention_layers", "replace_attention", "set_attention"]
+
+OWN = "value_aware_attention"
+"""The name under which transformers calls the attention that `set_attention` put into a model."""
 
 REFUSED = ("softcap", "s_aux", "position_bias", "output_attentions")
 
@@ -55,6 +58,32 @@ def replace_attention(
         model.config._attn_implementation = before
         AttentionInterface._global_mapping.pop(name, None)
         AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+def set_attention(
+    model: PreTrainedModel,
+    approximation: Callable[[int], nn.Module],
+    *,
+    kernel: Kernel | None = None,
+) -> None:
+    """From now on layer i of `model` attends with the module `approximation(i)`, to be trained.
+
+    The modules become part of the model: `parameters()` and `state_dict()` have theirs. `kernel`
+    None is the model's own, exponential with its scaling. `replace_attention` goes before it.
+    Raises ValueError for a model without transformers' attention interface, or with attention
+    dropout, which approximations do not have.
+    """
+    for number, layer in enumerate(attention_layers(model)):
+        _refuse_unsupported(getattr(getattr(layer, "dropout", None), "p", 0.0), {})
+        layer.approximation, layer.kernel = approximation(number), kernel  # type: ignore[assignment]
+    AttentionInterface.register(OWN, _own_attention)
+    AttentionMaskInterface.register(OWN, eager_mask)
+    model.config._attn_implementation = OWN
+
+
+def _own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    methods: dict[nn.Module, Any] = {module: module.approximation}
+    return _attention_function(methods, module.kernel, None)(module, *inputs, **options)  # type: ignore[arg-type]
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
@@ -117,7 +146,9 @@ def _refuse_unsupported(dropout: float, options: dict[str, Any]) -> None:
     if refused:
         raise ValueError(f"the model passes {', '.join(refused)}; approximations cannot honour it")
     if dropout:
-        raise ValueError(f"attention dropout is {dropout}; call model.eval() first")
+        raise ValueError(
+            f"attention dropout is {dropout}; call model.eval() first, or train without it"
+        )
 
 
 def _visible(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

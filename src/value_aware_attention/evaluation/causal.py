@@ -1,6 +1,7 @@
 """Perplexity of a causal LM with a context window: every target is scored exactly once."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +70,10 @@ class CausalTask:
         self.windows = [windows[index] for index in evenly_spaced(len(windows), units)]
         self.stream = stream
 
-    def run(self, method: Layerwise) -> UnitSums:
+    def run(self, method: Layerwise | None) -> UnitSums:
         totals = np.zeros(len(self.windows))
-        with torch.inference_mode(), self.model.replaced_attention(method):
+        replaced = self.model.replaced_attention(method) if method else nullcontext()
+        with torch.inference_mode(), replaced:
             for batch in _same_length(self.windows, self.batch_size):
                 totals[batch] = self._losses([self.windows[index] for index in batch])
         counts = np.array([end - first for _, first, end in self.windows], dtype=np.float64)

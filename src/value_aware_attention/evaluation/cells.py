@@ -20,7 +20,7 @@ from value_aware_attention.error import relative_output_error
 from value_aware_attention.evaluation.intervals import paired_difference
 from value_aware_attention.evaluation.task import LayerCall, Layerwise, Task, UnitSums
 
-__all__ = ["Cell", "evaluate_cell", "expand_axes", "source_hash"]
+__all__ = ["Cell", "evaluate_cell", "evaluate_own", "expand_axes", "source_hash"]
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ def evaluate_cell(
     record: dict[str, Any] = {
         "approximation": cell.approximation,
         "parameters": dict(cell.parameters),
-        "count": int(sums.counts.sum()),
-        "unit_totals": sums.totals.tolist(),
-        "unit_counts": sums.counts.tolist(),
+        **_sums(sums),
         **_metric(sums, exact, task.metric),
         "relative_output_error": [
             _relative_error(cell.build(layer), call) for layer, call in enumerate(calls)
@@ -66,6 +64,30 @@ def evaluate_cell(
         record["largest_support"] = max(audit.largest_support for audit in audits)
         record["largest_error"] = max(audit.largest_error for audit in audits)
     return record
+
+
+def evaluate_own(task: Task) -> dict[str, Any]:
+    """The record of a model with the attention it was trained with, whatever that is.
+
+    It is that model's row "exact": nothing is approximated, so there is no output error.
+    """
+    sums = task.run(None)
+    return {
+        "approximation": "exact",
+        "parameters": {},
+        **_sums(sums),
+        **_metric(sums, sums, task.metric),
+        "relative_output_error": [],
+    }
+
+
+def _sums(sums: UnitSums) -> dict[str, Any]:
+    """The metric's sums unit by unit, and the number of targets."""
+    return {
+        "count": int(sums.counts.sum()),
+        "unit_totals": sums.totals.tolist(),
+        "unit_counts": sums.counts.tolist(),
+    }
 
 
 def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float]:

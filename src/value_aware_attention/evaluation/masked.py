@@ -1,5 +1,7 @@
 """Masked-token error: the percentage of masked tokens that a masked LM predicts wrongly."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from transformers import RobertaForMaskedLM
@@ -50,9 +52,10 @@ class MaskedTask:
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.device = device
 
-    def run(self, method: Layerwise) -> UnitSums:
+    def run(self, method: Layerwise | None) -> UnitSums:
         wrong = []
-        with torch.inference_mode(), replace_attention(self.model, method):
+        replaced = replace_attention(self.model, method) if method else nullcontext()
+        with torch.inference_mode(), replaced:
             for start in range(0, len(self.inputs), self.batch_size):
                 stop = min(start + self.batch_size, len(self.inputs))
                 wrong.append(self._wrong(slice(start, stop)))

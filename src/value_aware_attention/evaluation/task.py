@@ -55,8 +55,8 @@ class Task(Protocol):
     length: int
     head_dim: int
 
-    def run(self, method: Layerwise) -> UnitSums:
-        """The end metric's sums with attention replaced."""
+    def run(self, method: Layerwise | None) -> UnitSums:
+        """The end metric's sums with attention replaced; None = with the model's own."""
         ...
 
     def layer_calls(self) -> list[LayerCall]:

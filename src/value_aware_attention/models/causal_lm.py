@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from value_aware_attention import kernels
 from value_aware_attention.approximations import Exact
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.models.trained_attention import TrainedAttention
 
 __all__ = ["CausalLanguageModel", "sinusoidal_positions"]
 
@@ -29,6 +30,9 @@ class CausalLanguageModel(nn.Module):
     output embeddings tied. At the paper's size (6 layers, width 512, 8 heads, feedforward 2048,
     vocabulary 267,744) it has 156,000,256 parameters.
     """
+
+    attention: TrainedAttention | None = None
+    """What its layers attend with; None = exact attention."""
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class CausalLanguageModel(nn.Module):
         It is a module, or a callable layer_index -> module. On exit, also after an exception, the
         model is as it was; contexts nest.
         """
-        layers = [module for module in self.modules() if isinstance(module, _CausalAttention)]
+        layers = self._attention_layers()
         before = [layer.method for layer in layers]
         after = [_method(approximation, index) for index in range(len(layers))]
         try:
@@ -95,12 +99,30 @@ class CausalLanguageModel(nn.Module):
             for layer, method in zip(layers, before, strict=True):
                 layer.method = method
 
+    def attend_with(self, attention: TrainedAttention) -> "CausalLanguageModel":
+        """Gives every layer its own module of `attention`, and returns the model.
+
+        The modules are part of the model from then on: trained, counted, saved.
+        """
+        for index, layer in enumerate(self._attention_layers()):
+            layer.method = attention(index)
+        self.attention = attention
+        return self
+
+    def _attention_layers(self) -> list["_CausalAttention"]:
+        return [module for module in self.modules() if isinstance(module, _CausalAttention)]
+
     def save(self, folder: Path) -> None:
-        """Writes model.safetensors, and config.json with the arguments and the kernel."""
+        """Writes model.safetensors, and config.json with the arguments and the kernel.
+
+        attention.json says what its layers attend with, where that is not exact attention.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.arguments, "kernel": _kernel_as_dict(self.kernel)}
         (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         save_file(self.state_dict(), folder / WEIGHTS)
+        if self.attention is not None:
+            self.attention.save(folder)
 
     @classmethod
     def load(
@@ -122,6 +144,8 @@ class CausalLanguageModel(nn.Module):
             )
         with torch.device("meta"):  # no time spent on initial values that are thrown away
             model = cls(**config, kernel=saved)
+        if attention := TrainedAttention.load(folder):
+            model.attend_with(attention)
         model.load_state_dict(load_file(folder / WEIGHTS), assign=True)
         return model.eval()
 

@@ -1,5 +1,6 @@
 """RoBERTa on sequences longer than its position table (A.1, after Gupta & Berant 2020, GMAT)."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -97,12 +98,13 @@ def warm_start(
     return _lengthen(model, length, block)
 
 
-def save_folded(model: RobertaForMaskedLM, folder: Path) -> None:
+def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[str] = ()) -> None:
     """Writes a model that `RobertaForMaskedLM.from_pretrained(folder)` reads, same logits.
 
-    R[r] + Q[q] become the rows of an ordinary position table.
+    R[r] + Q[q] become the rows of an ordinary position table. `without` names weights that plain
+    transformers does not know, to be left out.
     """
-    state = model.state_dict()
+    state = {name: value for name, value in model.state_dict().items() if name not in without}
     positions = model.roberta.embeddings.position_embeddings
     if isinstance(positions, BlockPositions):
         for name in positions.state_dict():

@@ -1,0 +1,89 @@
+"""RoBERTa with another attention than the exact one: built, saved and loaded."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import RobertaConfig, RobertaForMaskedLM
+
+from value_aware_attention.approximations.approximation import Approximation
+from value_aware_attention.hugging_face import set_attention
+from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.models.long_roberta import save_folded
+from value_aware_attention.models.mixing import Mixing, MixingSublayer
+from value_aware_attention.models.trained_attention import TrainedAttention
+
+__all__ = ["attend_with", "load_masked", "masked_kernel", "save_masked"]
+
+WEIGHTS, METHOD_WEIGHTS = "model.safetensors", "attention.safetensors"
+
+
+def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> RobertaForMaskedLM:
+    """Gives every layer of `model` its own module of `attention`, and returns the model.
+
+    The modules are part of the model from then on: trained, counted, in its state. A mixing takes
+    the place of the whole self-attention sublayer but its norm.
+    """
+    if not attention.is_mixing:
+        set_attention(model, attention, kernel=masked_kernel(attention))
+        return model
+    for index, layer in enumerate(model.roberta.encoder.layer):
+        mixing, norm = attention(index), layer.get_submodule("attention.output.LayerNorm")
+        layer.attention = MixingSublayer(mixing, norm)  # type: ignore[arg-type]
+    return model
+
+
+def masked_kernel(attention: TrainedAttention) -> Kernel | None:
+    """None, RoBERTa's own exponential kernel, or the one `attention` computes where it is not."""
+    kernels = attention.kernels
+    return None if not kernels or Exponential in kernels else kernels[0]()
+
+
+def save_masked(
+    model: RobertaForMaskedLM, folder: Path, attention: TrainedAttention | None = None
+) -> None:
+    """Writes an ordinary Hugging Face folder (`save_folded`), and what is not ordinary beside it.
+
+    With `attention` that is attention.json, its class and arguments, and attention.safetensors,
+    its modules' parameters.
+    """
+    own = {} if attention is None else _method_state(model)
+    save_folded(model, folder, without=own)
+    if attention is not None:
+        attention.save(folder)
+        save_file(own, folder / METHOD_WEIGHTS)
+
+
+def load_masked(folder: Path | str) -> RobertaForMaskedLM:
+    """The model that `save_masked` wrote, with its own attention, in evaluation mode.
+
+    Raises OSError where there is none, ValueError where its files do not belong together.
+    """
+    attention = TrainedAttention.load(folder)
+    if attention is None:
+        return RobertaForMaskedLM.from_pretrained(folder)
+    # Not from_pretrained: it would announce the weights that a mixing does not have as missing.
+    model = attend_with(RobertaForMaskedLM(RobertaConfig.from_pretrained(folder)), attention)
+    files = (Path(folder) / WEIGHTS, Path(folder) / METHOD_WEIGHTS)
+    state = {name: value for file in files for name, value in load_file(file).items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    absent = set(missing) - set(model.all_tied_weights_keys)
+    if absent or unexpected:
+        names = ", ".join(sorted(absent | set(unexpected)))
+        raise ValueError(f"the weights in {folder} are not those of {attention}: {names}")
+    return model.eval()
+
+
+def _method_state(model: RobertaForMaskedLM) -> dict[str, Tensor]:
+    """Parameters and buffers of the methods, by their names in the model."""
+    methods = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (Approximation, Mixing))
+    ]
+    prefixes = tuple(f"{name}." for name in methods)
+    return {
+        name: value.contiguous()
+        for name, value in model.state_dict().items()
+        if name.startswith(prefixes)
+    }

@@ -1,0 +1,110 @@
+"""The attention that a model is trained with where it is not exact: a module for each layer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from value_aware_attention.approximations.approximation import Approximation
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.models.mixing import Mixing
+
+__all__ = ["SEEDS_PER_LAYER", "TrainedAttention"]
+
+SEEDS_PER_LAYER = 1000
+"""Layer l of a random method with seed s gets the seed 1000 s + l."""
+
+DESCRIPTION = "attention.json"
+
+
+@dataclass(frozen=True)
+class TrainedAttention:
+    """An `Approximation` or a `Mixing` by its full name, and its arguments.
+
+    Called with a layer's index it makes that layer's own module, with a seed of its own where
+    `seed` is among the arguments. Raises ValueError where `target` is neither, or takes others.
+    """
+
+    target: str
+    arguments: Mapping[str, Any]
+
+    def __call__(self, layer: int) -> nn.Module:
+        seed = self.arguments.get("seed")
+        seeded = {} if seed is None else {"seed": seed * SEEDS_PER_LAYER + layer}
+        made = self.method_class()
+        try:
+            signature(made).bind(**self.arguments)
+        except TypeError as error:
+            raise ValueError(f"{self}: {error}") from None
+        return made(**{**self.arguments, **seeded})
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.name}({arguments})"
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return self.target.rpartition(".")[2]
+
+    @property
+    def is_mixing(self) -> bool:
+        """True where there is no attention at all."""
+        return issubclass(self.method_class(), Mixing)
+
+    @property
+    def kernels(self) -> tuple[type, ...]:
+        """The kernels it computes; empty = every kernel."""
+        return getattr(self.method_class(), "kernels", ())
+
+    def method_class(self) -> type[nn.Module]:
+        """The class named by `target`."""
+        module, _, name = self.target.rpartition(".")
+        try:
+            found = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError):
+            found = None
+        if not (isinstance(found, type) and issubclass(found, (Approximation, Mixing))):
+            raise ValueError(f"{self.target} is neither an approximation of attention nor a mixing")
+        return found
+
+    def check_trainable(
+        self, *, kernel: Kernel, length: int, head_dim: int, is_causal: bool
+    ) -> None:
+        """Raises ValueError unless a model of this size can be trained with it.
+
+        It is called once on random numbers, so that what it refuses (a causal mask, a kernel, a
+        budget too large for the length) it refuses now, and gradients must reach the queries and
+        the keys: without them a model would not learn where to look.
+        """
+        if self.is_mixing:
+            if is_causal:
+                raise ValueError(f"{self.name} lets every position see all others: never causal")
+            return
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(3, 1, 1, length, head_dim, generator=generator)
+        query, key, value = (x.requires_grad_() for x in inputs)
+        output = self(0)(query, key, value, kernel=kernel, is_causal=is_causal)
+        gradients = torch.autograd.grad(output.square().sum(), (query, key), allow_unused=True)
+        if any(gradient is None for gradient in gradients):
+            raise ValueError(
+                f"{self.name} gives no gradients to queries and keys; a model cannot be trained "
+                f"with it"
+            )
+
+    def save(self, folder: Path) -> None:
+        """Writes attention.json."""
+        text = json.dumps(asdict(self), indent=2, sort_keys=True)
+        (folder / DESCRIPTION).write_text(text + "\n")
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "TrainedAttention | None":
+        """What a trained model's folder says; None where its attention is exact."""
+        path = Path(folder) / DESCRIPTION
+        return cls(**json.loads(path.read_text())) if path.is_file() else None
