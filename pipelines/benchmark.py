@@ -61,7 +61,7 @@ def build_subject(name: str, method: dict[str, Any]) -> Subject:
     options = {"kernel": instantiate(method["kernel"])} if "kernel" in method else {}
     return Subject(
         name=name,
-        build=instantiate(method["build"], _partial_=True),
+        build=instantiate(method["build"], _partial_=True, _convert_="all"),
         by_length={key: tuple(value) for key, value in method.get("by_length", {}).items()},
         mixes_hidden=method.get("mixes_hidden", False),
         **options,

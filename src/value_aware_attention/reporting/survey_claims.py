@@ -145,25 +145,25 @@ def _leads(measured: Measurements, quantity: str, name: str, lengths: Sequence[i
 
 
 def reformer_pays_late(measured: Measurements) -> list[Finding]:
-    """LSH over dense attention: the layer up to 2,048 tokens, attention alone beyond."""
+    """Reformer over dense attention: the layer up to 2,048 tokens, attention alone beyond."""
     findings = []
     for quantity, name in QUANTITIES.items():
         layer = _over_dense(measured, TRAINING, quantity)
         early = {length: ratio for length, ratio in layer.items() if length <= FIT_FROM}
         if early:
             holds = all(ratio >= 1 for ratio in early.values())
-            sentence = f"A layer with LSH needs {_series(early)} tokens dense attention's {name}."
+            sentence = f"A layer with Reformer needs {_series(early)} tokens dense attention's {name}."
             findings.append(Finding(sentence, holds))
         late = _over_dense(measured, "attention", quantity)
         late = {length: ratio for length, ratio in late.items() if length > FIT_FROM}
         if late:
-            sentence = f"LSH alone, forward, needs {_series(late)} tokens dense attention's {name}."
+            sentence = f"Reformer alone, forward, needs {_series(late)} tokens dense attention's {name}."
             findings.append(Finding(sentence, late[max(late)] < 1))
     return findings
 
 
 def _over_dense(measured: Measurements, name: str, quantity: str) -> dict[int, float]:
-    ours = measured.by_length(name, "lsh", quantity)
+    ours = measured.by_length(name, "reformer", quantity)
     dense = measured.by_length(name, "eager", quantity)
     return {length: ours[length] / dense[length] for length in sorted(ours) if dense.get(length)}
 

@@ -102,7 +102,7 @@ def exponents(measured: Measurements) -> style.Chart:
         "time, measured": style.Mark("#0072B2", "circle"),
         "memory, measured": style.Mark("#D55E00", "triangle-up"),
     }
-    order = sorted(fitted, key=lambda label: times.get(label, 0.0))
+    order = sorted(map(str, fitted), key=lambda label: float(times.get(label, 0.0)))
     x = alt.X("exponent:Q", title="p of cost ~ L^p, attention alone, forward", axis=alt.Axis())
     y = alt.Y("label:N", title=None, sort=order, axis=alt.Axis(ticks=False, labelLimit=240))
     chart = alt.Chart(pd.DataFrame(rows), width=420, height=alt.Step(ROW))
