@@ -76,15 +76,22 @@ class Subject:
             return None
         head_dim = setting.width // setting.heads
         sizes = {"queries": length, "keys": length, "head_dim": head_dim, "value_dim": head_dim}
-        return setting.batch * setting.heads * length * method.multiply_adds(**sizes)
+        return setting.batch * setting.heads * length * method.multiply_adds(**sizes)  # type: ignore[operator]
+
+    @property
+    def module_name(self) -> str:
+        """Where the code of the method is."""
+        return self._built().__module__
 
     def key(self) -> str:
         """Everything that decides what is run, as text."""
-        build = self.build
-        named: Any = build.func if isinstance(build, partial) else build
-        given = build.keywords if isinstance(build, partial) else {}
-        parts = (self.name, f"{named.__module__}.{named.__qualname__}", sorted(given.items()))
-        return repr((*parts, sorted(self.by_length.items()), self.kernel, self.mixes_hidden))
+        given = self.build.keywords if isinstance(self.build, partial) else {}
+        named = f"{self.module_name}.{self._built().__qualname__}"
+        parts = (self.name, named, sorted(given.items()), sorted(self.by_length.items()))
+        return repr((*parts, self.kernel, self.mixes_hidden))
+
+    def _built(self) -> Any:
+        return self.build.func if isinstance(self.build, partial) else self.build
 
 
 def layer_of(subject: Subject, length: int, setting: Setting) -> EncoderLayer:

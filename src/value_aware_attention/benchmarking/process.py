@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -22,12 +22,18 @@ import torch
 
 from value_aware_attention.benchmarking.passes import Setting, Subject, Work, prepare
 
-__all__ = ["in_fresh_process", "peak_memory", "times"]
+__all__ = ["import_once", "in_fresh_process", "peak_memory", "times"]
 
 # Imports a part of torch that takes half a second: here, before processes are forked.
 torch.broadcast_shapes((1,), (1,))
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def import_once(modules: Iterable[str]) -> None:
+    """What the server of processes imports, so that no process has to; before the first of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *sorted(modules)])
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -36,7 +42,6 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     Raises ValueError with the function's own words where it raised one.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(sender, function, arguments), daemon=True)
     # Every process would import the program's main module first: seconds, and nothing it needs.

@@ -19,6 +19,7 @@ from value_aware_attention.benchmarking.passes import (
 )
 from value_aware_attention.benchmarking.process import (
     RESET,
+    import_once,
     in_fresh_process,
     peak_memory,
     summary,
@@ -91,6 +92,7 @@ def measure(
     if not setting.device.startswith("cuda") and not RESET.exists():
         raise ValueError(f"peak memory is read from {RESET}: it needs Linux, or a CUDA device")
     check(subjects, plan.shortest(), setting)
+    import_once({subject.module_name for subject in subjects})
     cells: list[Cell] = []
     with tqdm(total=len(plan.steps()) * (len(subjects) + 1), unit="measurement") as progress:
         for name, length in plan.steps():
@@ -157,7 +159,7 @@ class _Step:
             try:
                 return {"peak_mib": round(in_fresh_process(peak_memory, *given), 3)}
             except MemoryError as error:
-                return {"left_out": f"out of memory: {error}"}
+                return {"left_out": str(error)}
             except ValueError as error:
                 raise ValueError(f"{subject.name} at length {self.length}: {error}") from error
 

@@ -152,12 +152,16 @@ def reformer_pays_late(measured: Measurements) -> list[Finding]:
         early = {length: ratio for length, ratio in layer.items() if length <= FIT_FROM}
         if early:
             holds = all(ratio >= 1 for ratio in early.values())
-            sentence = f"A layer with Reformer needs {_series(early)} tokens dense attention's {name}."
+            sentence = (
+                f"A layer with Reformer needs {_series(early)} tokens dense attention's {name}."
+            )
             findings.append(Finding(sentence, holds))
         late = _over_dense(measured, "attention", quantity)
         late = {length: ratio for length, ratio in late.items() if length > FIT_FROM}
         if late:
-            sentence = f"Reformer alone, forward, needs {_series(late)} tokens dense attention's {name}."
+            sentence = (
+                f"Reformer alone, forward, needs {_series(late)} tokens dense attention's {name}."
+            )
             findings.append(Finding(sentence, late[max(late)] < 1))
     return findings
 

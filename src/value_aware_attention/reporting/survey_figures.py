@@ -1,6 +1,7 @@
 """The survey's Figures 9 and 10 from our record, and how cost grows from 2,048 tokens on."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -82,7 +83,7 @@ def _dense_lines(rows: pd.DataFrame, field: str, title: str, scale: alt.Scale) -
 def exponents(measured: Measurements) -> style.Chart:
     """The fitted exponent of the attention alone, time and memory, beside the published one."""
     kinds = {"milliseconds": "time, measured", "peak_mib": "memory, measured"}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"label": measured.label(m), "kind": kind, "exponent": value}
         for m in measured.record["methods"]
         for quantity, kind in kinds.items()
@@ -102,7 +103,7 @@ def exponents(measured: Measurements) -> style.Chart:
         "time, measured": style.Mark("#0072B2", "circle"),
         "memory, measured": style.Mark("#D55E00", "triangle-up"),
     }
-    order = sorted(map(str, fitted), key=lambda label: float(times.get(label, 0.0)))
+    order = sorted(fitted, key=lambda label: times.get(label, 0.0))
     x = alt.X("exponent:Q", title="p of cost ~ L^p, attention alone, forward", axis=alt.Axis())
     y = alt.Y("label:N", title=None, sort=order, axis=alt.Axis(ticks=False, labelLimit=240))
     chart = alt.Chart(pd.DataFrame(rows), width=420, height=alt.Step(ROW))
