@@ -22,7 +22,7 @@ import torch
 
 from value_aware_attention.benchmarking.passes import Setting, Subject, Work, prepare
 
-__all__ = ["import_once", "in_fresh_process", "peak_memory", "times"]
+__all__ = ["import_once", "in_fresh_process", "peak_memory", "resident_peak", "times"]
 
 # Imports a part of torch that takes half a second: here, before processes are forked.
 torch.broadcast_shapes((1,), (1,))
@@ -88,6 +88,11 @@ def peak_memory(name: str, subject: Subject, length: int, small: int, setting: S
     work = prepare(name, subject, length, setting)
     if setting.device.startswith("cuda"):
         return _cuda_peak(work)
+    return resident_peak(work)
+
+
+def resident_peak(work: Work) -> float:
+    """Peak MiB of a call, above what this process holds now, as Linux counts it."""
     gc.collect()
     _return_freed_memory()
     RESET.write_text("5")  # the peak from here on
