@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Inputs
@@ -210,5 +210,5 @@ def _index(positions: Int[Tensor, " B"], device: torch.device) -> Index:
     return positions.to(device)
 
 
-def _take(x: Float[Tensor, "*batch L W"], index: Index) -> Float[Tensor, "*batch B W"]:
+def _take(x: Shaped[Tensor, "*batch L W"], index: Index) -> Shaped[Tensor, "*batch B W"]:
     return x[..., index, :] if isinstance(index, slice) else x.index_select(-2, index)

@@ -5,7 +5,7 @@ query (D,), key (M, D), value (M, V), visible (M,) boolean.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,16 +15,22 @@ from value_aware_attention.approximations.reference_solver import closest_in_hul
 
 __all__ = [
     "attention_weights",
+    "big_bird",
     "caratheodory",
+    "dilated_window",
+    "fixed",
     "leave_one_out_keys",
+    "longformer",
     "lsh_weights",
     "norm_weighted_keys",
     "oblivious_keys_optimal_weights",
     "optimal_value_aware_1",
     "optimal_value_oblivious",
     "random_feature_weights",
+    "random_keys",
     "sampled_keys",
     "sliding_window",
+    "strided",
     "value_aware_keys_attention_weights",
 ]
 
@@ -164,6 +170,55 @@ def sliding_window(position: int, keys: int, r: int) -> list[int]:
     while window[-1] >= keys:
         window = [key - 1 for key in window]
     return window
+
+
+def dilated_window(position: int, keys: int, r: int, dilation: int) -> list[int]:
+    """The sliding window among the positions that multiples of `dilation` lead to."""
+    reached = [key for key in range(keys) if (key - position) % dilation == 0]
+    window = sliding_window(reached.index(position), len(reached), r)
+    return [reached[place] for place in window]
+
+
+def strided(position: int, keys: int, stride: int) -> list[int]:
+    """Sparse Transformer: |i - j| < s or (i - j) mod s = 0."""
+    return [
+        key for key in range(keys) if abs(position - key) < stride or (position - key) % stride == 0
+    ]
+
+
+def fixed(position: int, keys: int, stride: int, summary: int) -> list[int]:
+    """Sparse Transformer: floor(j / s) = floor(i / s) or j mod s >= s - c."""
+    own = range(position - position % stride, position - position % stride + stride)
+    return [key for key in range(keys) if key in own or key % stride >= stride - summary]
+
+
+def longformer(
+    position: int, keys: int, window: int, dilation: int, global_positions: Sequence[int]
+) -> list[int]:
+    """window // 2 keys left, the token, the rest right; global positions see and are seen."""
+    first = position - window // 2 * dilation
+    near = [first + place * dilation for place in range(window)]
+    everywhere = position in global_positions
+    return [key for key in range(keys) if everywhere or key in near or key in global_positions]
+
+
+def big_bird(
+    position: int, keys: int, window: int, global_positions: Sequence[int], drawn: Sequence[int]
+) -> list[int]:
+    """Longformer without gaps, and the random keys drawn for this position."""
+    seen = {*longformer(position, keys, window, 1, global_positions), *drawn}
+    return sorted(seen)
+
+
+def random_keys(uniforms: Sequence[float], choices: int) -> list[int]:
+    """Floyd's algorithm: len(uniforms) different numbers below `choices`, or all of them."""
+    drawn: set[int] = set()
+    r = len(uniforms)
+    for last, u in zip(range(choices - r, choices), uniforms, strict=True):
+        if last >= 0:
+            number = int(u * (last + 1))
+            drawn.add(last if number in drawn else number)
+    return sorted(drawn)
 
 
 def caratheodory(alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:

@@ -1,0 +1,439 @@
+"""Fixed patterns: the pairs they keep, how they compose, and attention over them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from local_attention import LocalAttention
+from methods import KERNELS
+from torch import Tensor
+from transformers import LongformerConfig
+from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+from value_aware_attention import attention
+from value_aware_attention.approximations import (
+    BigBird,
+    DilatedWindow,
+    Fixed,
+    Longformer,
+    RandomKeys,
+    SlidingWindow,
+    Strided,
+    block_sparse,
+    patterns,
+    reference,
+)
+from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.approximations.block_sparse import block_sparse_attention
+from value_aware_attention.approximations.fixed_pattern import FixedPattern, SparseFixedPattern
+from value_aware_attention.approximations.patterns import Pattern
+from value_aware_attention.error import budget
+from value_aware_attention.kernels import Exponential, Kernel
+
+LONG = 4096
+
+
+def draw(seed: int, queries: int, keys: int, width: int = 8) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(2, 3, length, width) for length in (queries, keys, keys)]
+    return [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+
+
+def drawn_keys(r: int, seed: int, keys: int, causal: bool) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(keys, r, generator=generator, dtype=torch.float64).tolist()
+    return [reference.random_keys(u, i + 1 if causal else keys) for i, u in enumerate(uniform)]
+
+
+def expected_keys(method: FixedPattern, position: int, keys: int) -> list[int]:
+    """The keys of one query without a causal mask, by the reference of its method."""
+    match method:
+        case SlidingWindow(r=r):
+            return reference.sliding_window(position, keys, r)
+        case DilatedWindow(r=r, dilation=dilation):
+            return reference.dilated_window(position, keys, r, dilation)
+        case RandomKeys(r=r, seed=seed):
+            return drawn_keys(r, seed, keys, False)[position]
+        case Strided(stride=stride):
+            return reference.strided(position, keys, stride)
+        case Fixed(stride=stride, summary=summary):
+            return reference.fixed(position, keys, stride, summary)
+        case Longformer(window=window, dilation=dilation, global_positions=everywhere):
+            return reference.longformer(position, keys, window, dilation, everywhere)
+        case BigBird(window=window, random=random, global_positions=everywhere, seed=seed):
+            own = drawn_keys(random, seed, keys, False)[position]
+            return reference.big_bird(position, keys, window, everywhere, own)
+    raise AssertionError(method)
+
+
+def expected_past(method: FixedPattern, position: int, keys: int) -> list[int]:
+    """The keys of one query under a causal mask: windows and draws of the past, else j <= i."""
+    match method:
+        case SlidingWindow(r=r):
+            return list(range(max(0, position - r + 1), position + 1))
+        case DilatedWindow(r=r, dilation=dilation):
+            return [key for key in range(position % dilation, position + 1, dilation)][-r:]
+        case RandomKeys(r=r, seed=seed):
+            return drawn_keys(r, seed, keys, True)[position]
+        case Longformer(window=window, dilation=dilation, global_positions=everywhere):
+            near = expected_past(DilatedWindow(window, dilation), position, keys)
+            return [j for j in range(position + 1) if j in near or {j, position} & {*everywhere}]
+        case BigBird(window=window, random=random, global_positions=everywhere, seed=seed):
+            near = expected_past(Longformer(window, 1, everywhere), position, keys)
+            return sorted({*near, *drawn_keys(random, seed, keys, True)[position]})
+    return [key for key in expected_keys(method, position, keys) if key <= position]
+
+
+def expected_mask(method: FixedPattern, queries: int, keys: int, *, is_causal: bool) -> Tensor:
+    mask = torch.zeros(keys, keys, dtype=torch.bool)
+    for position in range(keys):
+        mask[position, (expected_past if is_causal else expected_keys)(method, position, keys)] = 1
+    return mask[keys - queries :]
+
+
+METHODS = st.one_of(
+    st.builds(SlidingWindow, st.integers(1, 90)),
+    st.builds(DilatedWindow, st.integers(1, 12), st.integers(1, 9)),
+    st.builds(RandomKeys, st.integers(1, 40), st.integers(0, 9)),
+    st.builds(Strided, st.integers(1, 20)),
+    st.integers(1, 20).flatmap(lambda s: st.builds(Fixed, st.just(s), st.integers(1, s))),
+    st.builds(
+        Longformer,
+        st.integers(1, 12),
+        st.integers(1, 5),
+        st.sampled_from([(), (0,), (29, 4), (1, 2, 3)]),
+    ),
+    st.builds(
+        BigBird,
+        st.integers(1, 9),
+        st.integers(1, 9),
+        st.sampled_from([(), (0,), (29, 4)]),
+        st.integers(0, 9),
+    ),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(method=METHODS, keys=st.integers(30, 150), causal=st.booleans(), data=st.data())
+def test_the_pairs_are_those_of_the_reference(
+    method: FixedPattern, keys: int, causal: bool, data: st.DataObject
+) -> None:
+    queries = keys if causal else data.draw(st.integers(1, keys))
+    pattern = method.pattern(keys, is_causal=causal)
+    expected = expected_mask(method, queries, keys, is_causal=causal)
+    assert torch.equal(pattern.mask(queries, keys), expected)
+    assert block_sparse.pairs(pattern, queries, keys) == expected.sum()
+
+
+EXAMPLES = {
+    "sliding window": SlidingWindow(5),
+    "sliding window of all": SlidingWindow(200),
+    "dilated window": DilatedWindow(4, 7),
+    "random keys": RandomKeys(6, 1),
+    "strided": Strided(9),
+    "fixed": Fixed(10, 2),
+    "longformer": Longformer(7, 2, (0, 80)),
+    "big bird": BigBird(4, 3, (1, 90), 2),
+}
+MASKS: dict[str, Callable[[int], Tensor | None]] = {
+    "no mask": lambda keys: None,
+    "padding": lambda keys: torch.arange(keys) < torch.tensor([keys, keys // 3]).view(2, 1, 1, 1),
+    "one column": lambda keys: torch.tensor([True, False]).view(2, 1, 1, 1),
+    "any": lambda keys: torch.rand(2, 1, keys, keys, generator=generated()) < 0.3,
+}
+
+
+def generated() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+@pytest.fixture(params=EXAMPLES)
+def method(request: pytest.FixtureRequest) -> FixedPattern:
+    return EXAMPLES[request.param]
+
+
+def dense(method: FixedPattern, tensors: list[Tensor], mask: Tensor | None, **options: Any) -> Any:
+    """Exact attention under the mask of the reference."""
+    queries, keys = tensors[0].shape[-2], tensors[1].shape[-2]
+    pattern = expected_mask(method, queries, keys, is_causal=options.pop("is_causal", False))
+    return attention(*tensors, attn_mask=pattern if mask is None else pattern & mask, **options)
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_that_of_the_dense_mask(
+    method: FixedPattern, kernel: Kernel, mask: str, causal: bool
+) -> None:
+    tensors, visible = draw(0, 100, 100), MASKS[mask](100)
+    options = {"kernel": kernel, "is_causal": causal}
+    output = method(*tensors, attn_mask=visible, **options)
+    torch.testing.assert_close(output, dense(method, tensors, visible, **options))
+
+
+@pytest.mark.parametrize("queries", [1, 7, 70, 99])
+def test_queries_are_the_last_positions(method: FixedPattern, queries: int) -> None:
+    tensors = draw(1, queries, 100)
+    torch.testing.assert_close(method(*tensors), dense(method, tensors, None))
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_those_of_the_dense_mask(
+    method: FixedPattern, kernel: Kernel, causal: bool
+) -> None:
+    """Also where a query sees nothing: half of the batch hides all but a third of the keys."""
+    visible, grads = MASKS["padding"](100), []
+    for function in (method, lambda *x, attn_mask, **o: dense(method, list(x), attn_mask, **o)):
+        leaves = [x.requires_grad_() for x in draw(2, 100, 100)]
+        output = function(*leaves, kernel=kernel, attn_mask=visible, is_causal=causal)
+        output.mul(torch.linspace(-1, 1, 8)).square().sum().backward()
+        grads.append([leaf.grad for leaf in leaves])
+    for ours, expected in zip(*grads, strict=True):
+        assert ours.isfinite().all()
+        # exact attention's own gradient is NaN in rows without visible keys, where ours is 0
+        torch.testing.assert_close(ours, expected.nan_to_num(0.0))
+
+
+PATTERNS = st.recursive(
+    st.one_of(
+        st.builds(patterns.window, st.integers(0, 9), st.integers(0, 9), st.integers(1, 4)),
+        st.builds(patterns.shifted_window, st.integers(1, 20), st.integers(1, 3), st.just(80)),
+        st.builds(patterns.stripes, st.integers(1, 12)),
+        st.builds(patterns.same_block, st.integers(1, 30)),
+        st.builds(patterns.summaries, st.just(8), st.integers(1, 8)),
+        st.builds(patterns.global_positions, st.sampled_from([(), (3,), (0, 79)])),
+        st.builds(patterns.random_keys, st.integers(1, 9), st.integers(0, 3), st.just(80)),
+        st.just(patterns.past()),
+    ),
+    lambda two: st.builds(lambda a, b, either: a | b if either else a & b, two, two, st.booleans()),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(a=PATTERNS, b=PATTERNS, queries=st.integers(1, 80))
+def test_patterns_compose_as_sets_of_pairs(a: Pattern, b: Pattern, queries: int) -> None:
+    masks = a.mask(queries, 80), b.mask(queries, 80)
+    for pattern, expected in ((a | b, masks[0] | masks[1]), (a & b, masks[0] & masks[1])):
+        assert torch.equal(pattern.mask(queries, 80), expected)
+        assert block_sparse.pairs(pattern, queries, 80) == expected.sum()
+
+
+@settings(max_examples=80, deadline=None)
+@given(pattern=st.builds(lambda a, b: a | b, PATTERNS, PATTERNS), queries=st.integers(1, 80))
+def test_pieces_are_disjoint_and_what_they_say(pattern: Pattern, queries: int) -> None:
+    position = torch.arange(80)
+    seen = torch.stack([p.sees(position[:, None], position).expand(80, 80) for p in pattern.pieces])
+    assert seen.sum(dim=0).max() <= 1
+    for piece, pairs in zip(pattern.pieces, seen, strict=True):
+        query, key = pairs.nonzero().unbind(-1)
+        assert ((query - key) % piece.period == 0).all()
+        if piece.queries is not None:
+            assert set(query.tolist()) <= {*piece.queries}
+        if piece.listed is not None:
+            assert (piece.listed[query] == key[:, None]).any(dim=-1).all()
+    tensors = draw(queries, queries, 80)
+    output = block_sparse_attention(Inputs(*tensors, Exponential(), None, False), pattern)
+    expected = attention(*tensors, attn_mask=pattern.mask(queries, 80))
+    torch.testing.assert_close(output, expected)
+
+
+def test_a_query_that_the_pattern_leaves_without_visible_keys_gives_zeros() -> None:
+    visible = torch.arange(100) == 99
+    output = SlidingWindow(5)(*draw(0, 100, 100), attn_mask=visible)
+    assert (output[..., :97, :] == 0).all() and (output[..., 97:, :] != 0).all()
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The exponential kernel, which notes how many pairs it was asked for."""
+
+    counts: list[int] = field(default_factory=list)
+
+    def log_similarity(self, query: Tensor, key: Tensor) -> Tensor:
+        scores = Exponential().log_similarity(query, key)
+        self.counts.append(scores.numel())
+        return scores
+
+
+def work(method: FixedPattern, **options: Any) -> list[int]:
+    """How many pairs each block of one head scores at L = 4096."""
+    kernel = Counting()
+    x = torch.zeros(LONG, 1)
+    method(x, x, x, kernel=kernel, **options)
+    return kernel.counts
+
+
+@pytest.mark.parametrize(
+    ("method", "share"),
+    [
+        (SlidingWindow(256), 0.08),
+        (DilatedWindow(256, 4), 0.08),
+        (RandomKeys(64, 0), 0.016),
+        (Strided(64), 0.065),
+        (Fixed(64, 4), 0.08),
+        (Longformer(256, 1, (0, LONG - 1)), 0.085),
+        (BigBird(64, 8, (0,), 0), 0.04),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_pairs_outside_the_pattern_are_not_scored(method: FixedPattern, share: float) -> None:
+    """Blocks of 64 queries score few more pairs than the pattern keeps, and never many at once."""
+    kept = budget(method, queries=LONG, keys=LONG, head_dim=1, value_dim=1) / 2 * LONG
+    for causal in (False, True):
+        scored = work(method, is_causal=causal)
+        assert sum(scored) <= share * LONG**2
+        assert max(scored) <= 64 * LONG
+        assert causal or sum(scored) >= kept
+
+
+@pytest.mark.parametrize(
+    ("whole", "half"),
+    [
+        (SlidingWindow(512), SlidingWindow(256)),
+        (DilatedWindow(256, 2), DilatedWindow(128, 2)),
+        (RandomKeys(64, 0), RandomKeys(32, 0)),
+        (Longformer(512, 1, (0,)), Longformer(256, 1, (0,))),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_work_falls_when_r_halves(whole: FixedPattern, half: FixedPattern) -> None:
+    sizes = {"queries": LONG, "keys": LONG, "head_dim": 64, "value_dim": 64}
+    assert budget(half, **sizes) == pytest.approx(budget(whole, **sizes) / 2, rel=0.03)
+    assert sum(work(half)) < 0.68 * sum(work(whole))
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_the_budget_counts_every_pair_kept(method: FixedPattern, width: int) -> None:
+    pairs = expected_mask(method, 60, 100, is_causal=False).sum()
+    cost = budget(method, queries=60, keys=100, head_dim=width, value_dim=3)
+    assert cost == pytest.approx(float(pairs) / 60 * (width + 3))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["sliding window", "dilated window", "random keys"])
+def test_the_keys_named_are_those_attended(name: str, causal: bool) -> None:
+    method, tensors = EXAMPLES[name], draw(4, 100, 100)
+    assert isinstance(method, SparseFixedPattern)
+    chosen = method.select(*tensors, is_causal=causal)
+    assert chosen.indices.shape[-1] <= method.r
+    kept = chosen.dense(100)
+    mask = expected_mask(method, 100, 100, is_causal=causal)
+    assert torch.equal(kept > 0, mask.expand_as(kept))
+    output = method(*tensors, is_causal=causal)
+    torch.testing.assert_close(kept @ tensors[2], output)
+    exact = attention(*tensors, is_causal=causal)
+    torch.testing.assert_close(chosen.error, (output - exact).square().sum(-1))
+
+
+def test_a_dilation_of_one_is_the_sliding_window() -> None:
+    for r in (1, 4, 9, 200):
+        for causal in (False, True):
+            masks = [
+                m.pattern(70, is_causal=causal).mask(70, 70)
+                for m in (DilatedWindow(r, 1), SlidingWindow(r))
+            ]
+            assert torch.equal(*masks)
+
+
+def test_random_keys_follow_from_the_seed_alone() -> None:
+    first = RandomKeys(5, 3).pattern(50).mask(50, 50)
+    torch.manual_seed(1)
+    patterns.random_keys.cache_clear()
+    assert torch.equal(RandomKeys(5, 3).pattern(50).mask(50, 50), first)
+    assert not torch.equal(RandomKeys(5, 4).pattern(50).mask(50, 50), first)
+    assert (first.sum(dim=-1) == 5).all()
+
+
+def test_random_keys_are_uniform() -> None:
+    """Every key of 20 is drawn by 3 / 20 of 20,000 queries, to five standard deviations."""
+    drawn = torch.cat([RandomKeys(3, seed).pattern(20).mask(20, 20) for seed in range(1000)])
+    expected, deviation = 20_000 * 0.15, (20_000 * 0.15 * 0.85) ** 0.5
+    assert (drawn.sum(dim=0) - expected).abs().max() < 5 * deviation
+    together = drawn.double().T @ drawn.double() - torch.diag(drawn.sum(dim=0).double())
+    chance = 3 * 2 / (20 * 19)
+    largest = (together - 20_000 * chance)[~torch.eye(20, dtype=torch.bool)].abs().max()
+    assert largest < 5 * (20_000 * chance) ** 0.5
+
+
+def test_a_longer_sequence_leaves_the_causal_draws_alone() -> None:
+    short, long = (RandomKeys(4, 0).pattern(n, is_causal=True).mask(n, n) for n in (30, 60))
+    assert torch.equal(long[:30, :30], short)
+
+
+def test_local_attention_is_a_window_without_global_positions() -> None:
+    """local-attention's window of w reaches w to either side, and w back when causal."""
+    query, key, value = (x[0].float() for x in draw(6, 64, 64))
+    options = {"window_size": 8, "exact_windowsize": True, "use_rotary_pos_emb": False}
+    peer = LocalAttention(causal=False, look_backward=1, look_forward=1, **options)
+    torch.testing.assert_close(Longformer(17)(query, key, value), peer(query, key, value))
+    peer = LocalAttention(causal=True, look_backward=1, **options)
+    expected = peer(query, key, value)
+    torch.testing.assert_close(SlidingWindow(9)(query, key, value, is_causal=True), expected)
+
+
+def test_transformers_longformer_is_a_window_and_a_global_position() -> None:
+    """Its window of W reaches W / 2 to either side; the global projections are the local ones."""
+    config = LongformerConfig(
+        hidden_size=16, num_attention_heads=2, attention_window=[8], num_hidden_layers=1,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    peer = LongformerSelfAttention(config, 0).eval()
+    projections = (peer.query, peer.key, peer.value)
+    for local, wide in zip(
+        projections, (peer.query_global, peer.key_global, peer.value_global), strict=True
+    ):
+        wide.load_state_dict(local.state_dict())
+    hidden = torch.randn(2, 32, 16) * 3
+    everywhere = torch.arange(32) == 5
+    with torch.no_grad():
+        expected = peer(
+            hidden,
+            attention_mask=torch.where(everywhere, 10000.0, 0.0).expand(2, 32),
+            is_index_masked=torch.zeros(2, 32, dtype=torch.bool),
+            is_index_global_attn=everywhere.expand(2, 32),
+            is_global_attn=True,
+        )[0]
+        heads = [p(hidden).unflatten(-1, (2, 8)).transpose(1, 2) for p in projections]
+        output = Longformer(9, 1, (5,))(*heads).transpose(1, 2).flatten(-2)
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SlidingWindow(0), r"r is 0; it must be an integer >= 1"),
+        (lambda: DilatedWindow(3, 0), r"dilation is 0"),
+        (lambda: RandomKeys(2, -1), r"seed is -1"),
+        (lambda: Strided(0), r"stride is 0"),
+        (lambda: Fixed(0, 1), r"stride is 0"),
+        (lambda: Fixed(4, 0), r"summary is 0"),
+        (lambda: Fixed(4, 5), r"summary is 5; it must be at most the stride, 4"),
+        (lambda: Longformer(0), r"window is 0"),
+        (lambda: Longformer(3, 0), r"dilation is 0"),
+        (lambda: Longformer(3, 1, (0, -1)), r"global position is -1; it must be an integer >= 0"),
+        (lambda: BigBird(0, 1, (), 0), r"window is 0"),
+        (lambda: BigBird(1, 0, (), 0), r"random is 0"),
+        (lambda: BigBird(1, 1, (1.5,), 0), r"global position is 1\.5"),
+        (lambda: BigBird(1, 1, (), -1), r"seed is -1"),
+        (lambda: Strided(2, engine="fast"), r"engine is 'fast'; .* one of flex, torch"),
+        (lambda: SlidingWindow(2, engine="fast"), r"engine is 'fast'"),
+    ],
+)
+def test_bad_arguments_are_named(build: Callable[[], FixedPattern], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("build", [lambda p: Longformer(3, 1, p), lambda p: BigBird(3, 1, p, 0)])
+def test_global_positions_must_exist(build: Callable[[tuple[int, ...]], FixedPattern]) -> None:
+    x = torch.ones(8, 4)
+    assert build((7,))(x, x, x).isfinite().all()
+    with pytest.raises(ValueError, match="global position is 8; 8 keys allow 0 to 7"):
+        build((3, 8))(x, x, x)
