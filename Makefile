@@ -8,14 +8,17 @@ RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help repro test lint setup setup-dev headline clean
+.PHONY: help repro survey test lint setup setup-dev headline clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-repro: setup  ## set up, run the whole pipeline, print the headline table
-	@$(RUN) dvc repro
+repro: setup  ## set up, run the pipeline up to the report, print the headline table
+	@$(RUN) dvc repro report
 	@$(RUN) python -m pipelines.headline
+
+survey: setup  ## time and memory of every method of the survey, on this machine
+	@$(RUN) dvc repro benchmark
 
 test: setup-dev  ## set up and run the tests
 	@$(RUN) python -m pytest -q

@@ -1,0 +1,153 @@
+"""Runs inside fresh processes: peak memory of one pass, and times of several, in turn.
+
+A process is forked from a server that has imported everything and computed nothing, so it is as
+fresh as a new one without the seconds that importing torch takes.
+"""
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from value_aware_attention.benchmarking.passes import Setting, Subject, Work, prepare
+
+__all__ = ["import_once", "in_fresh_process", "peak_memory", "resident_peak", "times"]
+
+# Imports a part of torch that takes half a second: here, before processes are forked.
+torch.broadcast_shapes((1,), (1,))
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def import_once(modules: Iterable[str]) -> None:
+    """What the server of processes imports, so that no process has to; before the first of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *sorted(modules)])
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments) in a new process; MemoryError where the system or device ran out.
+
+    Raises ValueError with the function's own words where it raised one.
+    """
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(sender, function, arguments), daemon=True)
+    # Every process would import the program's main module first: seconds, and nothing it needs.
+    # The server does not take over sys.path and would preload another copy of the library, or none.
+    with (
+        patch.dict(sys.modules, {"__main__": ModuleType("__main__")}),
+        patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}),
+    ):
+        process.start()
+    sender.close()
+    try:
+        result = receiver.recv()
+    except EOFError:
+        process.join()
+        result = MemoryError(f"the process was ended with exit code {process.exitcode}")
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
+    process.join()
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _run(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    try:
+        sender.send(function(*arguments))
+    except torch.OutOfMemoryError as error:
+        sender.send(MemoryError(str(error).partition("\n")[0]))
+    except RuntimeError as error:  # what the CPU allocator raises has no class of its own
+        short = "allocate memory" in str(error)
+        sender.send((MemoryError if short else RuntimeError)(str(error).partition("\n")[0]))
+    except (MemoryError, ValueError, TypeError) as error:
+        sender.send(type(error)(str(error)))
+
+
+def peak_memory(name: str, subject: Subject, length: int, small: int, setting: Setting) -> float:
+    """Peak MiB of one pass above what the process holds with weights and inputs in place.
+
+    A pass at the length `small` comes first, so that libraries have set themselves up.
+    """
+    torch.set_num_threads(setting.threads)
+    prepare(name, subject, small, setting)()
+    work = prepare(name, subject, length, setting)
+    if setting.device.startswith("cuda"):
+        return _cuda_peak(work)
+    return resident_peak(work)
+
+
+def resident_peak(work: Work) -> float:
+    """Peak MiB of a call, above what this process holds now, as Linux counts it."""
+    gc.collect()
+    _return_freed_memory()
+    RESET.write_text("5")  # the peak from here on
+    before = _resident("VmRSS")
+    work()
+    return max(0.0, _resident("VmHWM") - before)
+
+
+def _cuda_peak(work: Work) -> float:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps freed blocks, which would hide what the pass needs."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _resident(name: str) -> float:
+    """A figure of this process's memory in MiB, as Linux reports it."""
+    lines = STATUS.read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(name))) / 1024
+
+
+def times(
+    name: str, subjects: Sequence[Subject], length: int, seconds: float, setting: Setting
+) -> dict[str, list[float]]:
+    """Seconds of a pass by method: rounds of all methods in turn, after one that is not counted.
+
+    At least 3 rounds, more while `seconds` are not used up, at most 30; every other round goes
+    backwards, so that what disturbs the machine disturbs all methods alike.
+    """
+    torch.set_num_threads(setting.threads)
+    works = {subject.name: prepare(name, subject, length, setting) for subject in subjects}
+    spent: dict[str, list[float]] = {method: [] for method in works}
+    for work in works.values():
+        work()
+    started, rounds = time.perf_counter(), 0
+    while rounds < 3 or (rounds < 30 and time.perf_counter() - started < seconds):
+        order = list(works) if rounds % 2 else list(reversed(works))
+        for method in order:
+            began = time.perf_counter()
+            works[method]()
+            spent[method].append(time.perf_counter() - began)
+        rounds += 1
+    return spent
+
+
+def summary(seconds: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles in milliseconds, and of how many."""
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    ends = {"milliseconds": middle, "low": low, "high": high}
+    return {key: round(1000 * value, 4) for key, value in ends.items()} | {"rounds": len(seconds)}

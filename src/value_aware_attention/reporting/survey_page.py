@@ -1,0 +1,234 @@
+"""The survey benchmark's report: answers to the claims, tables, figures and a page."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from value_aware_attention.reporting import figures
+from value_aware_attention.reporting.document import page, sections
+from value_aware_attention.reporting.figure import Figure
+from value_aware_attention.reporting.survey_claims import Answer, answers
+from value_aware_attention.reporting.survey_figures import exponents, time_and_memory
+from value_aware_attention.reporting.survey_records import FIT_FROM, Measurements, frame
+from value_aware_attention.reporting.table import DASH, Table, number
+
+__all__ = ["write_survey"]
+
+LONG_FROM = 512
+TRAINING, QUICK = "forward_backward", "milliseconds"
+TITLES = {
+    "forward": "Time of a forward pass (ms)",
+    "forward_backward": "Time of forward + backward (ms)",
+    "memory": "Peak memory of forward + backward (MiB)",
+}
+
+
+def write_survey(record: Mapping[str, Any], folder: Path) -> None:
+    """Write claims, tables (.csv, .md), figures (.png) and index.html; same record, same bytes."""
+    measured, folder = Measurements(record), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tables, drawn, found = _tables(measured), _figures(measured), answers(measured)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
+        made = Path(temporary)
+        for table in tables:
+            (made / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+            (made / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
+        for figure in drawn:
+            figures.save(figure.chart, made / f"{figure.name}.png")
+        (made / "claims.md").write_text(_claims_markdown(found, record), encoding="utf-8")
+        html = page("The survey's benchmark", _body(record, found, tables, drawn))
+        (made / "index.html").write_text(html, encoding="utf-8")
+        for path in sorted(made.iterdir()):
+            os.replace(path, folder / path.name)
+
+
+def setting(record: Mapping[str, Any]) -> str:
+    """The layer and the machine in one sentence."""
+    layer, run_on = record["layer"], record["run_on"]
+    versions = ", ".join(f"{name} {value}" for name, value in sorted(run_on["versions"].items()))
+    return (
+        f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, feed-forward "
+        f"{layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on {layer['device']}; "
+        f"{run_on['hardware']}, {layer['threads']} threads; {versions}."
+    )
+
+
+HOW = (
+    "Time: median over rounds in which every method runs once, in alternating order, after one "
+    "round that is not counted; bars are quartiles. Memory: the peak of one pass in a fresh "
+    "process, above what it holds with weights and inputs in place."
+)
+
+
+def _body(
+    record: Mapping[str, Any],
+    found: Sequence[Answer],
+    tables: Sequence[Table],
+    drawn: Sequence[Figure],
+) -> list[str]:
+    items = "\n".join(
+        f"<li><p><b>{escape(answer.claim)}</b> {escape(answer.verdict.capitalize())}.</p>"
+        f"<p class='caption'>{escape(' '.join(f.sentence for f in answer.findings))}</p></li>"
+        for answer in found
+    )
+    return [
+        f"<p>{escape(setting(record))} {escape(HOW)}</p>",
+        f"<section id='claims'><h2>The survey's claims, measured here</h2><ul>\n{items}\n</ul>"
+        "</section>",
+        *sections(tables, drawn).values(),
+        "<section><h2>Reproduce</h2><pre>make survey</pre></section>",
+    ]
+
+
+def _claims_markdown(found: Sequence[Answer], record: Mapping[str, Any]) -> str:
+    lines = ["# The survey's claims, measured here", "", f"{setting(record)} {HOW}", ""]
+    for answer in found:
+        lines += [f"**{answer.claim}** {answer.verdict.capitalize()}."]
+        lines += [f"- {finding.sentence}" for finding in answer.findings]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _figures(measured: Measurements) -> list[Figure]:
+    lengths = measured.lengths("forward_backward")
+    short = [length for length in lengths if length < LONG_FROM]
+    long = [length for length in lengths if length >= LONG_FROM]
+    about = setting(measured.record)
+    dense = "Forward + backward; sorted by time at the longest. Dashed: dense attention."
+    return [
+        Figure(
+            "figure_9",
+            f"Memory and time for long sequences ({_listed(long)} tokens), the survey's Figure 9",
+            f"{dense} {HOW} {about}",
+            time_and_memory(measured, long),
+        ),
+        Figure(
+            "figure_10",
+            f"Memory and time for short sequences ({_listed(short)} tokens), the survey's "
+            "Figure 10",
+            f"{dense} {HOW} {about}",
+            time_and_memory(measured, short),
+        ),
+        Figure(
+            "exponents",
+            f"How cost grows with the length from {FIT_FROM:,} tokens on",
+            f"{_fit_caption(measured)} {about}",
+            exponents(measured),
+        ),
+    ]
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(f"{length:,}" for length in lengths) or "none"
+
+
+def _fit_caption(measured: Measurements) -> str:
+    lengths = [n for n in measured.lengths("attention") if n >= FIT_FROM]
+    return (
+        "Least squares of log cost on log length over the measured lengths of at least "
+        f"{FIT_FROM:,} tokens ({_listed(lengths)} for the attention alone), one forward pass. The "
+        "attention alone has no projections and no feed-forward layer, whose cost grows with L "
+        "and hides the attention's. Counted: multiply-adds, fitted the same way."
+    )
+
+
+def _tables(measured: Measurements) -> list[Table]:
+    times = [_costs(measured, name, name, QUICK) for name in ("forward", TRAINING)]
+    memory = _costs(measured, "memory", TRAINING, "peak_mib")
+    every = frame(measured.record)
+    cells = Table(
+        "cells",
+        "Every measurement",
+        f"Medians and quartiles in ms, peak memory in MiB. {HOW} {setting(measured.record)}",
+        every,
+        every.groupby(["pass", "length"], sort=False)
+        .size()
+        .reset_index(name="methods")
+        .astype(str),
+    )
+    return [*times, memory, _exponent_table(measured), _methods_table(measured), cells]
+
+
+def _costs(measured: Measurements, table: str, name: str, quantity: str) -> Table:
+    """Methods by lengths, sorted by the cost at the longest length."""
+    lengths = measured.lengths(name)
+    rows = {m: measured.by_length(name, m, quantity) for m in measured.record["methods"]}
+    order = sorted(rows, key=lambda m: rows[m].get(max(lengths, default=0), float("inf")))
+    data = pd.DataFrame({"method": [measured.label(m) for m in order]})
+    display = data.copy()
+    for length in lengths:
+        costs = [rows[m].get(length) for m in order]
+        data[str(length)] = costs
+        display[f"{length:,}"] = [number(cost) for cost in costs]
+    caption = f"{HOW} {_left_out(measured, name)}{setting(measured.record)}"
+    return Table(table, TITLES[table], caption, data, display)
+
+
+def _left_out(measured: Measurements, name: str) -> str:
+    """Which cells were not measured, and why."""
+    reasons = [
+        f"{measured.label(cell['method'])} at {cell['length']:,} tokens ({cell['left_out']})"
+        for cell in measured.record["cells"]
+        if cell["pass"] == name and "left_out" in cell
+    ]
+    return f"Left out: {'; '.join(reasons)}. " if reasons else ""
+
+
+def _exponent_table(measured: Measurements) -> Table:
+    lengths = measured.lengths("attention")
+    rows = []
+    for method, about in measured.record["methods"].items():
+        rows.append(
+            {
+                "method": about["label"],
+                "published": about["order"],
+                "exponent": about["exponent"],
+                "counted": measured.counted_exponent(method, lengths),
+                "attention, time": measured.exponent("attention", method, QUICK),
+                "attention, memory": measured.exponent("attention", method, "peak_mib"),
+                "layer, time": measured.exponent("forward", method, QUICK),
+                "fitted on": _listed(
+                    [n for n in measured.by_length("attention", method, QUICK) if n >= FIT_FROM]
+                ),
+            }
+        )
+    data = pd.DataFrame(rows).sort_values("attention, time", kind="stable")
+    fitted = ["counted", "attention, time", "attention, memory", "layer, time"]
+    display = data[["method", "published"]].copy()
+    for column in fitted:
+        display[column] = [number(value, 2) for value in data[column]]
+    display["fitted on"] = data["fitted on"]
+    caption = f"p of cost ~ L^p. {_fit_caption(measured)} {setting(measured.record)}"
+    return Table("exponents", "Cost against length", caption, data, display)
+
+
+def _methods_table(measured: Measurements) -> Table:
+    rows = [
+        {
+            "method": about["label"],
+            "class": about["class"],
+            "arguments": _arguments(about),
+            "kernel": about["kernel"],
+        }
+        for about in measured.record["methods"].values()
+    ]
+    data = pd.DataFrame(rows)
+    caption = "Every argument, as it was run; L is the sequence length."
+    return Table("methods", "The methods and their settings", caption, data, data)
+
+
+def _arguments(about: Mapping[str, Any]) -> str:
+    given = [f"{name} = {value}" for name, value in about["arguments"].items()]
+    given += [f"{name} = {_power(*value)}" for name, value in about["by_length"].items()]
+    return ", ".join(given) or DASH
+
+
+def _power(factor: float, power: float, *most: float) -> str:
+    grown = "L" if power == 1 else "√L" if power == 0.5 else f"L^{power:g}"
+    value = grown if factor == 1 else f"{factor:g} {grown}"
+    return f"min({value}, {most[0]:g})" if most else value

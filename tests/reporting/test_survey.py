@@ -1,0 +1,161 @@
+"""The survey benchmark's report, from FABRICATED measurements: power laws of the length."""
+
+from pathlib import Path
+
+import pytest
+
+from value_aware_attention.reporting.survey_claims import CLAIMS, answers
+from value_aware_attention.reporting.survey_page import write_survey
+from value_aware_attention.reporting.survey_records import Measurements, summary
+
+LENGTHS = (128, 256, 512, 1024, 2048)
+BEYOND = (2048, 4096, 8192)
+Laws = dict[str, tuple[float, float]]
+# cost = level * (L / 512) ** power, for time and memory alike
+AGREES: Laws = {
+    "eager": (1.0, 1.2),
+    "fused": (0.9, 1.2),
+    "sliding_window": (0.9, 1.0),
+    "linformer": (0.9, 1.1),
+    "linformer_quarter": (0.9, 1.15),
+    "nystrom": (1.55, 0.5),
+    "reformer": (6.0, 1.0),
+    "fourier_mixing": (0.15, 0.1),
+}
+DISAGREES: Laws = {
+    "eager": (1.0, 1.0),
+    "fused": (0.9, 1.0),
+    "sliding_window": (3.0, 1.9),
+    "linformer": (2.0, 0.9),
+    "linformer_quarter": (2.5, 0.9),
+    "nystrom": (2.0, 1.3),
+    "reformer": (0.5, 1.5),
+    "fourier_mixing": (4.0, 1.0),
+}
+
+
+def record(laws: Laws, left_out: str | None = None) -> dict:
+    cells = []
+    steps = [(name, LENGTHS) for name in ("forward", "forward_backward")] + [("attention", BEYOND)]
+    for name, lengths in steps:
+        for length in lengths:
+            for method, (level, power) in laws.items():
+                cost = 100 * level * (length / 512) ** power
+                if name == "attention" and method == "eager":
+                    cost = (length / 512) ** 2 * 100
+                cell = {"pass": name, "length": length, "method": method, "arguments": {}}
+                time = {"milliseconds": cost, "low": 0.9 * cost, "high": 1.1 * cost, "rounds": 5}
+                gone = method == left_out and length == 2048
+                cell |= {"left_out": "too slow"} if gone else {"peak_mib": cost, "time": time}
+                cells.append(cell)
+    methods = {
+        method: {
+            "label": f"the {method}",
+            "order": "L",
+            "exponent": 1,
+            "class": method.title(),
+            "arguments": {"r": 128},
+            "by_length": {"stride": [1, 0.5], "rank": [1, 1, 64], "length": [0.25, 1]},
+            "kernel": "Exponential(scale=None)",
+            "multiply_adds": {str(n): 7.0 * n**power for n in (*LENGTHS, *BEYOND)},
+        }
+        for method, (_, power) in laws.items()
+    }
+    layer = {"width": 512, "heads": 8, "feedforward": 2048, "batch": 1, "dtype": "float32"}
+    run_on = {"hardware": "no hardware, synthetic", "versions": {"torch": "0.0"}}
+    return {
+        "cells": cells,
+        "methods": methods,
+        "layer": layer | {"device": "cpu", "threads": 1},
+        "run_on": run_on,
+    }
+
+
+def verdicts(laws: Laws) -> list[str]:
+    return [answer.verdict for answer in answers(Measurements(record(laws)))]
+
+
+def test_verdicts_follow_the_numbers_both_ways() -> None:
+    # Among the agreeing laws Reformer is not below dense attention, which its own claim needs.
+    with_reformer = AGREES | {"reformer": (1.1, 1.35)}
+    found = answers(Measurements(record(with_reformer)))
+    by_claim = {answer.claim.split()[0]: answer for answer in found}
+    assert by_claim["Dense"].verdict == "holds"
+    assert by_claim["Reformer"].verdict == "holds in part"
+    without = {name: law for name, law in AGREES.items() if name != "reformer"}
+    found = {a.claim.split()[0]: a.verdict for a in answers(Measurements(record(without)))}
+    assert found == {
+        "Dense": "holds",
+        "For": "holds",
+        "Linformer": "holds in part",
+        "Nyströmformer": "holds",
+        "FNet": "holds",
+        "Reformer": "not measured",
+    }
+    assert set(verdicts(DISAGREES)) == {"does not hold", "holds in part"}
+
+
+def test_reformer_that_pays_off_late_holds() -> None:
+    measured = Measurements(record(AGREES))
+    answer = next(a for a in answers(measured) if a.claim.startswith("Reformer"))
+    assert answer.verdict == "holds"
+    assert "0.75 and 0.375 times at 4,096 and 8,192 tokens" in answer.findings[1].sentence
+    early = next(a for a in answers(Measurements(record(DISAGREES))) if "Reformer" in a.claim)
+    assert early.verdict == "holds in part"
+    assert not early.findings[0].holds and "0.25" in early.findings[0].sentence
+
+
+def test_sentences_carry_the_measured_numbers() -> None:
+    found = {a.claim.split()[0]: a for a in answers(Measurements(record(DISAGREES)))}
+    linformer = found["Linformer"].findings[0].sentence
+    assert "time grows 3.48 times, number 5 from the most of 6 methods" in linformer
+    assert "the sliding_window has 13.9 times" in linformer
+    fourier = found["FNet"].findings[0].sentence
+    assert "16 times as many, its time grows 16 times" in fourier
+    dense = found["For"].findings[0]
+    assert not dense.holds and "1 of 6 methods" not in dense.sentence
+
+
+def test_a_method_left_out_is_said_and_not_compared() -> None:
+    measured = Measurements(record(DISAGREES, left_out="linformer"))
+    sentences = [f.sentence for a in answers(measured) for f in a.findings]
+    assert not any("the linformer:" in sentence for sentence in sentences)
+    assert any("the linformer_quarter:" in sentence for sentence in sentences)
+
+
+def test_nothing_measured_is_not_an_answer() -> None:
+    empty = record({}) | {"methods": {}}
+    assert {a.verdict for a in answers(Measurements(empty))} == {"not measured"}
+    assert len(answers(Measurements(empty))) == len(CLAIMS) == 6
+
+
+def test_exponents_are_the_powers_of_the_laws() -> None:
+    measured = Measurements(record(AGREES))
+    assert measured.exponent("attention", "linformer", "milliseconds") == pytest.approx(1.1)
+    assert measured.exponent("attention", "linformer", "peak_mib") == pytest.approx(1.1)
+    assert measured.counted_exponent("nystrom", BEYOND) == pytest.approx(0.5)
+    assert measured.exponent("forward", "linformer", "milliseconds") is None  # one length >= 2048
+    assert summary(measured.record)["eager"] == pytest.approx(100 * 4**1.2)
+
+
+def test_the_report_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
+    given = record(AGREES, left_out="nystrom")
+    for folder in ("first", "second"):
+        write_survey(given, tmp_path / folder)
+    names = {path.name for path in (tmp_path / "first").iterdir()}
+    tables = ("forward", "forward_backward", "memory", "exponents", "methods", "cells")
+    assert {f"{table}.{kind}" for table in tables for kind in ("csv", "md")} < names
+    assert {"figure_9.png", "figure_10.png", "exponents.png", "claims.md", "index.html"} < names
+    for path in (tmp_path / "first").iterdir():
+        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
+    html = (tmp_path / "first/index.html").read_text()
+    assert "Left out: the nystrom at 2,048 tokens (too slow)." in html
+    assert "stride = √L" in html and "rank = min(L, 64)" in html and "length = 0.25 L" in html
+
+
+def test_a_record_of_nothing_long_has_a_report(tmp_path: Path) -> None:
+    given = record(AGREES)
+    given["cells"] = [cell for cell in given["cells"] if cell["length"] < 256]
+    write_survey(given, tmp_path)
+    assert "Nothing was measured" not in (tmp_path / "index.html").read_text()
+    assert (tmp_path / "exponents.png").exists()

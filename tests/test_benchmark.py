@@ -1,0 +1,85 @@
+"""The survey's benchmark as an app: tiny, in a temporary folder."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from pipelines.app import plain
+from pipelines.benchmark import build_setting, build_subject
+from value_aware_attention.benchmarking.survey import check
+
+ROOT = Path(__file__).parents[1]
+KEPT = {"eager", "sliding_window", "reformer"}
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def methods() -> list[str]:
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        return sorted(compose("benchmark").benchmark.methods)
+
+
+def run(folder: Path, *overrides: str) -> None:
+    """Runs the app in this process at smoke scale with three methods."""
+    fewer = [f"~benchmark.methods.{name}" for name in methods() if name not in KEPT]
+    given = ["scale=smoke", f"paths.root={folder}", *fewer, *overrides]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", ["pipelines.benchmark", *given])
+        import_module("pipelines.benchmark").main()
+
+
+@pytest.mark.parametrize("length", [16, 128])
+def test_every_configured_method_runs(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        cfg = compose("benchmark", ["scale=smoke"]).benchmark
+    subjects = [build_subject(name, plain(method)) for name, method in cfg.methods.items()]
+    assert len(subjects) == len({subject.key() for subject in subjects}) >= 20
+    check(subjects, length, build_setting(cfg.layer))
+
+
+def test_a_run_leaves_a_record_and_a_report_and_resumes(tmp_path: Path) -> None:
+    run(tmp_path)
+    record = json.loads((tmp_path / "outputs/survey.json").read_text())
+    steps = {(c["pass"], c["length"], c["method"]) for c in record["cells"]}
+    wanted = {("forward", 16), ("forward_backward", 16), ("attention", 16), ("attention", 32)}
+    assert steps == {(*step, method) for step in wanted for method in KEPT}
+    for cell in record["cells"]:
+        assert cell["time"]["low"] <= cell["time"]["milliseconds"] <= cell["time"]["high"]
+        assert cell["time"]["rounds"] >= 3 and cell["peak_mib"] >= 0
+    assert set(json.loads((tmp_path / "outputs/metrics/survey.json").read_text())) == KEPT
+    page = (tmp_path / "results/survey/index.html").read_text()
+    assert "Reformer" in page and str(tmp_path) not in page
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
+    next(iter(kept)).unlink()  # as if the run had been ended before it
+    run(tmp_path)
+    after = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
+    assert set(after) == set(kept) and sum(after[p] != kept[p] for p in kept) == 1
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("benchmark.lengths=[0]", ("a length is 0", ">= 1")),
+        ("benchmark.layer.heads=5", ("width is 32", "heads = 5")),
+        ("benchmark.layer.dtype=float33", ("float33",)),
+        ("benchmark.methods.sliding_window.build.r=0", ("r is 0", ">= 1")),
+        ("benchmark.methods.reformer.build.r=127", ("127", "even")),
+        ("benchmark.lenghts=[16]", ("lenghts",)),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_nothing_written(
+    tmp_path: Path, override: str, named: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, override)
+    message = str(stopped.value.code)
+    assert message.startswith("error: ") and "\n" not in message
+    for words in named:
+        assert words in message
+    assert not (tmp_path / "outputs").exists()
