@@ -93,3 +93,14 @@ def test_is_causal_with_other_lengths_is_refused() -> None:
     query, key, value = draw(4, 8)
     with pytest.raises(ValueError, match="pass attn_mask"):
         attention(query[:2], key, value, is_causal=True)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_row_that_sees_nothing_gives_no_gradient_rather_than_nan(name: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    leaves = [torch.randn(4, 5, generator=generator).requires_grad_() for _ in range(3)]
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[1] = False
+    attention(*leaves, kernel=KERNELS[name], attn_mask=mask).square().sum().backward()
+    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
+    assert (leaves[0].grad[1] == 0).all() and (leaves[0].grad[0] != 0).any()

@@ -14,6 +14,7 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 from value_aware_attention import attention
 from value_aware_attention.approximations import Linformer, Nystrom, reference
 from value_aware_attention.approximations.nystrom import iterated_pseudo_inverse
+from value_aware_attention.error import budget
 
 
 def draw(seed: int, *shape: int) -> list[Tensor]:
@@ -224,5 +225,5 @@ def test_bad_sizes_are_refused(build: object) -> None:
 
 def test_costs_are_counted() -> None:
     sizes = {"queries": 100, "keys": 100, "head_dim": 8, "value_dim": 4}
-    assert Linformer(10, 0).multiply_adds(**sizes) == 10 * 12 * 2
-    assert Nystrom(10, 3).multiply_adds(**sizes) == 10 * 12 * 2 + (4 * 3 * 10**3 + 10**2 * 12) / 100
+    assert budget(Linformer(10, 0), **sizes) == 10 * 12 * 2
+    assert budget(Nystrom(10, 3), **sizes) == 10 * 12 * 2 + (4 * 3 * 10**3 + 10**2 * 12) / 100

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.training import (
@@ -33,7 +34,7 @@ class LearnedScale(Approximation):
     def approximate(self, inputs: Inputs) -> Tensor:
         return replace(inputs, query=inputs.query * self.scale).output()
 
-    def multiply_adds(self, **sizes: int) -> float:
+    def multiply_adds(self, sizes: Sizes) -> float:
         return 0.0
 
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["EagerAttention", "EncoderLayer", "SelfAttention"]
@@ -21,8 +22,8 @@ class EagerAttention(Approximation):
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         return inputs.weights() @ inputs.value
 
-    def multiply_adds(self, *, queries: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return float(keys * (head_dim + value_dim))
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return sizes.kept(sizes.keys) * sizes.one_key
 
 
 class SelfAttention(nn.Module):

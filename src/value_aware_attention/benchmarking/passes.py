@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from value_aware_attention.benchmarking.layer import EncoderLayer, SelfAttention
+from value_aware_attention.error import budget
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["PASSES", "Setting", "Subject", "Work", "prepare"]
@@ -75,8 +76,8 @@ class Subject:
         if not hasattr(method, "multiply_adds"):
             return None
         head_dim = setting.width // setting.heads
-        sizes = {"queries": length, "keys": length, "head_dim": head_dim, "value_dim": head_dim}
-        return setting.batch * setting.heads * length * method.multiply_adds(**sizes)  # type: ignore[operator]
+        one = budget(method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim)
+        return setting.batch * setting.heads * length * one
 
     @property
     def module_name(self) -> str:
