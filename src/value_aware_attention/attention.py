@@ -55,9 +55,8 @@ def _weights(query: Tensor, key: Tensor, kernel: Kernel, visible: Tensor | None)
     scores = kernel.log_similarity(working_precision(query), working_precision(key))
     if visible is None:
         return scores.softmax(dim=-1)
-    # The lowest number instead of -inf: a fully masked row would be NaN, in its gradient too.
-    lowest = torch.finfo(scores.dtype).min
-    return scores.masked_fill(~visible, lowest).softmax(dim=-1).masked_fill(~visible, 0.0)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return weights.masked_fill(~visible, 0.0)  # a fully masked row's softmax is NaN
 
 
 def working_precision(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
