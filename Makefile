@@ -17,8 +17,8 @@ repro: setup  ## set up, run the pipeline up to the report, print the headline t
 	@$(RUN) dvc repro report
 	@$(RUN) python -m pipelines.headline
 
-survey: setup  ## time and memory of every method of the survey, on this machine
-	@$(RUN) dvc repro benchmark
+survey: setup  ## every method of the survey: time, memory, distance to the optimum
+	@$(RUN) dvc repro survey_report
 
 test: setup-dev  ## set up and run the tests
 	@$(RUN) python -m pytest -q

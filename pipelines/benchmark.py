@@ -15,7 +15,6 @@ from pipelines.app import app, plain, write_json
 from pipelines.provenance import file_hash, run_on
 from value_aware_attention.benchmarking import Plan, Setting, Subject, measure
 from value_aware_attention.benchmarking.survey import MeasurementCache
-from value_aware_attention.reporting.survey_page import write_survey
 from value_aware_attention.reporting.survey_records import summary
 
 LIBRARY = Path(__file__).parents[1] / "src/value_aware_attention"
@@ -23,7 +22,7 @@ LIBRARY = Path(__file__).parents[1] / "src/value_aware_attention"
 
 @app("benchmark")
 def main(cfg: DictConfig) -> None:
-    """Writes the record, one metric a method, and <results>/."""
+    """Writes the record, and one metric a method."""
     subjects = [build_subject(name, plain(method)) for name, method in cfg.methods.items()]
     setting = build_setting(cfg.layer)
     lengths = {
@@ -44,8 +43,6 @@ def main(cfg: DictConfig) -> None:
     }
     write_json(cfg.record, record)
     write_json(cfg.metrics, summary(record))
-    write_survey(record, Path(cfg.results))
-    print(f"The report: {Path(cfg.results) / 'index.html'}")
 
 
 def build_setting(layer: DictConfig) -> Setting:

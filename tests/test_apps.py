@@ -34,6 +34,10 @@ CHAIN = (
     "evaluate model=masked length=short attention=linear_mixing",
     "evaluate model=masked length=long attention=lsh",
     "report",
+    "survey kernel=elu",
+    "survey model=masked length=long",
+    "benchmark",
+    "survey_report",
 )
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -167,7 +171,8 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
         assert (own["model"], own["attention"], own["kernel"]) == (model, name, kernel)
         assert own["arguments"] == arguments
         assert cell["approximation"] == "exact" and cell["difference"] == 0
-        training = json.loads((made / "outputs/metrics/train" / f"{model}.json").read_text())
+        folder = made / f"outputs/metrics/train_{name}"
+        training = json.loads((folder / f"{model}.json").read_text())
         assert training["hyperparameters"]["attention"].startswith(f"{name}(")
     # what is on the grid of the default models is not touched
     assert {p.stem for p in (made / "outputs/records").iterdir()} == {
@@ -308,3 +313,35 @@ def test_plan_prints_the_papers_sizes(made: Path, capsys: pytest.CaptureFixture[
 def test_the_headline_names_the_report(made: Path, run: Run, capsys) -> None:
     run("headline")
     assert "index.html" in capsys.readouterr().out
+
+
+def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None:
+    causal, masked = (
+        json.loads((made / f"outputs/survey/{name}.json").read_text())
+        for name in ("causal_elu", "masked_long")
+    )
+    for record in (causal, masked):
+        exact, *cells = record["cells"]
+        assert exact["approximation"] == "exact" and "cost" not in exact
+        assert cells and all(abs(c["cost"] - c["budget"]) <= 0.1 * c["budget"] for c in cells)
+        side = len(record["picture"]["tokens"])
+        for panel in record["picture"]["panels"]:
+            assert [len(row) for row in panel["weights"]] == [side] * side
+        assert record["picture"]["panels"][0]["approximation"] == "exact"
+    methods = [{c["approximation"] for c in record["cells"]} for record in (causal, masked)]
+    assert {"optimal_v_aware", "sliding_window", "random_keys"} <= methods[0] & methods[1]
+    # The elu kernel and a causal mask: no features of the exponential, nothing that would leak.
+    assert not methods[0] & {"orf", "random_fourier_features", "lsh", "nystrom", "linformer"}
+    assert methods[1] >= {"orf", "linformer"} and "linear_attention" not in methods[1]
+    seeds = [c["parameters"]["seed"] for c in masked["cells"] if c["approximation"] == "orf"]
+    assert len(seeds) == len(set(seeds)) == 3
+
+
+def test_the_survey_leaves_a_page_with_claims_distances_patterns_and_training(made: Path) -> None:
+    written = {path.name for path in (made / "results/survey").iterdir()}
+    wanted = {"index.html", "claims.md", "distance.csv", "trained.csv", "exponents.csv"}
+    wanted |= {"distance_causal_elu.png", "patterns_masked_long.png", "figure_9.png", "growth.png"}
+    assert wanted <= written
+    page = (made / "results/survey/index.html").read_text()
+    assert page.index("distance_causal_elu") < page.index("figure_9") < page.index("id='cells'")
+    assert str(made) not in page

@@ -29,6 +29,7 @@ def stages() -> dict[str, PipelineStage]:
 def stage_names() -> list[str]:
     text = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     axes = {"kernel": PARAMS.grid.kernel, "length": PARAMS.grid.length}
+    axes["attention"] = PARAMS.survey.trained
     names = []
     for name, stage in text.items():
         axis = next(iter(stage.get("matrix", {})), None)
@@ -102,7 +103,11 @@ def test_every_value_a_stage_reads_is_tracked_and_nothing_else(name: str) -> Non
     keys, _ = tracked_params(stage)
     read = references(cfg, app)
     read |= {app} if app in PARAMS else set()
-    read |= {"grid"} if stage.name.partition("@")[0] in ("evaluate_causal",) else set()
+    read |= (
+        {"grid"}
+        if stage.name.startswith(("evaluate_causal", "survey_causal", "survey_masked"))
+        else set()
+    )
     leaves = {
         path
         for path in read
@@ -129,7 +134,7 @@ def test_the_config_files_of_a_stage_are_tracked(name: str) -> None:
     _, param_files = tracked_params(stage)
     deps = file_deps(stage)
     assert f"conf/{app}.yaml" in deps
-    if app == "report":
+    if app.endswith("report"):
         return
     assert f"conf/scale/{PARAMS.scale}.yaml" in param_files
     reached = {path.split(".")[0] for path in references(cfg, app)}

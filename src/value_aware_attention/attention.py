@@ -33,7 +33,11 @@ def attention(
     visible = visibility(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
         scale = kernel.scale_for(query.shape[-1])
-        return scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
+        # PyTorch has a fused kernel for exactly two leading dimensions.
+        missing = max(0, 4 - max(query.ndim, key.ndim, value.ndim))
+        tensors = (x[(None,) * max(0, 4 - x.ndim)] for x in (query, key, value))
+        output = scaled_dot_product_attention(*tensors, is_causal=is_causal, scale=scale)
+        return output[(0,) * missing]
     weights = _weights(query, key, kernel, visible)
     return (weights @ working_precision(value)).to(value.dtype)
 

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from surveyed import cell, survey_record
 
 from value_aware_attention.reporting.distance import (
     budget_settings,
@@ -12,48 +13,11 @@ from value_aware_attention.reporting.distance import (
 )
 from value_aware_attention.reporting.output_error_figures import FLOOR
 from value_aware_attention.reporting.pattern_figure import pattern_figures
+from value_aware_attention.reporting.trained_table import trained_table
 
 
 def rows(chart):
     return [row for data in chart.to_dict()["datasets"].values() for row in data]
-
-
-def cell(approximation, parameters, budget, error, value):
-    low, high = value * 0.98, value * 1.02
-    measured = {"value": value, "low": low, "high": high, "difference": value - 100.0}
-    measured |= {"difference_low": low - 100.0, "difference_high": high - 100.0, "count": 50}
-    place = {} if budget is None else {"budget": budget, "cost": budget * 1.02}
-    layers = {"relative_output_error": [error, 3 * error]}
-    return {"approximation": approximation, "parameters": parameters} | measured | layers | place
-
-
-def survey_record(task="causal"):
-    """SYNTHETIC: invented numbers of one model at two budgets."""
-    cells = [cell("exact", {}, None, 0.0, 100.0)]
-    for budget in (16, 64):
-        cells += [
-            cell("optimal_v_oblivious", {"r": budget}, budget, 0.2, 110.0),
-            cell("optimal_v_aware", {"r": budget}, budget, 0.02 if budget < 64 else 0.0, 101.0),
-            cell("strided", {"stride": budget // 2}, budget, 0.1, 105.0),
-            cell("sliding_window", {"r": budget}, budget, 0.3, 120.0),
-            cell("sampled_keys", {"r": budget, "seed": 0}, budget, 0.05, 104.0),
-            *(
-                cell("random_keys", {"r": budget, "seed": s}, budget, 0.4, 130.0 + s)
-                for s in (0, 2)
-            ),
-        ]
-    run_on = {"hardware": "none", "versions": {"torch": "0"}, "data": "synthetic", "targets": 50}
-    weights = [[1.0, 0.0], [0.5, -0.25]]
-    panels = [
-        {"approximation": "exact", "parameters": {}, "cost": None, "weights": weights},
-        {"approximation": "nystrom", "parameters": {}, "cost": 2.5, "weights": weights},
-    ]
-    return {
-        **{"model": f"{task}_elu", "task": task, "kernel": "elu", "length": 256, "head_dim": 64},
-        "metric": "perplexity" if task == "causal" else "error",
-        **{"scale": "synthetic", "unit": "window", "run_on": run_on, "cells": cells},
-        "picture": {"tokens": ["def", "f"], "kernel": "elu", "panels": panels},
-    }
 
 
 @pytest.mark.parametrize(("task", "expected"), [("causal", math.log(131.0)), ("masked", 131.0)])
@@ -102,3 +66,21 @@ def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
     assert [panel["title"]["text"] for panel in panels] == ["exact", "Nyström (2.5)"]
     once = sorted(row["weight"] for row in rows(figure.chart.concat[0]))
     assert once == [-0.5, 0.0, 1.0, 1.0]
+
+
+def test_a_trained_model_stands_beside_the_same_method_swapped_in() -> None:
+    exact = survey_record("masked") | {"model": "masked_short"}
+    alone = [cell("exact", {}, None, 0.0, 90.0)]
+    head = {name: exact[name] for name in ("task", "scale", "unit", "run_on")}
+    windows = head | {"model": "masked_short_sliding_window", "attention": "sliding_window"}
+    windows |= {"arguments": {"r": 16, "engine": None}, "cells": alone}
+    fourier = head | {"model": "masked_short_fourier_mixing", "attention": "fourier_mixing"}
+    fourier |= {"arguments": {}, "cells": alone}
+    table = trained_table([windows, fourier], [exact])
+    assert table.data["trained"].tolist() == [90.0, 90.0]
+    assert table.data["swapped"][0] == 120.0 and math.isnan(table.data["swapped"][1])
+    assert table.display["attention"].tolist() == [
+        "sliding window (r = 16)",
+        "Fourier mixing (FNet)",
+    ]
+    assert "One training run each" in table.caption

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from surveyed import survey_record
 
 from value_aware_attention.reporting.survey_claims import CLAIMS, answers
 from value_aware_attention.reporting.survey_page import write_survey
@@ -141,21 +142,23 @@ def test_exponents_are_the_powers_of_the_laws() -> None:
 def test_the_report_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
     given = record(AGREES, left_out="nystrom")
     for folder in ("first", "second"):
-        write_survey(given, tmp_path / folder)
+        write_survey(given, [survey_record()], [], tmp_path / folder)
     names = {path.name for path in (tmp_path / "first").iterdir()}
     tables = ("forward", "forward_backward", "memory", "exponents", "methods", "cells")
     assert {f"{table}.{kind}" for table in tables for kind in ("csv", "md")} < names
-    assert {"figure_9.png", "figure_10.png", "exponents.png", "claims.md", "index.html"} < names
+    assert {"figure_9.png", "figure_10.png", "growth.png", "claims.md", "index.html"} < names
+    assert {"distance_causal_elu.png", "patterns_causal_elu.png", "distance.csv"} < names
     for path in (tmp_path / "first").iterdir():
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
     html = (tmp_path / "first/index.html").read_text()
     assert "Left out: the nystrom at 2,048 tokens (too slow)." in html
+    assert html.index("id='growth'") < html.index("id='exponents'") < html.index("id='cells'")
     assert "stride = √L" in html and "rank = min(L, 64)" in html and "length = 0.25 L" in html
 
 
 def test_a_record_of_nothing_long_has_a_report(tmp_path: Path) -> None:
     given = record(AGREES)
     given["cells"] = [cell for cell in given["cells"] if cell["length"] < 256]
-    write_survey(given, tmp_path)
+    write_survey(given, [], [], tmp_path)
     assert "Nothing was measured" not in (tmp_path / "index.html").read_text()
-    assert (tmp_path / "exponents.png").exists()
+    assert (tmp_path / "growth.png").exists()

@@ -1,8 +1,12 @@
 """Random attention: r keys per query, drawn once."""
 
-from value_aware_attention.approximations.approximation import check_at_least
+from value_aware_attention.approximations.approximation import (
+    SparseApproximation,
+    check_at_least,
+)
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
 from value_aware_attention.approximations.patterns import Pattern, random_keys
+from value_aware_attention.error import Sizes
 
 __all__ = ["RandomKeys"]
 
@@ -22,6 +26,9 @@ class RandomKeys(SparseFixedPattern):
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
         return random_keys(self.r, self.seed, keys, is_causal)
+
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return SparseApproximation.multiply_adds(self, sizes)  # r each: nothing to count
 
     def extra_repr(self) -> str:
         return f"r={self.r}, seed={self.seed}"

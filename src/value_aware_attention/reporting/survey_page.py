@@ -10,16 +10,22 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.reporting import figures
+from value_aware_attention.reporting.distance import distance_figures, distance_table
 from value_aware_attention.reporting.document import page, sections
 from value_aware_attention.reporting.figure import Figure
+from value_aware_attention.reporting.pattern_figure import pattern_figures
+from value_aware_attention.reporting.records import Record
 from value_aware_attention.reporting.survey_claims import Answer, answers
 from value_aware_attention.reporting.survey_figures import exponents, time_and_memory
 from value_aware_attention.reporting.survey_records import FIT_FROM, Measurements, frame
 from value_aware_attention.reporting.table import DASH, Table, number
+from value_aware_attention.reporting.trained_table import trained_table
 
 __all__ = ["write_survey"]
 
 LONG_FROM = 512
+FIRST = ("distance_", "patterns_", "trained", "figure_", "growth")
+LAST = ("methods", "distance", "cells")
 TRAINING, QUICK = "forward_backward", "milliseconds"
 TITLES = {
     "forward": "Time of a forward pass (ms)",
@@ -28,11 +34,22 @@ TITLES = {
 }
 
 
-def write_survey(record: Mapping[str, Any], folder: Path) -> None:
-    """Write claims, tables (.csv, .md), figures (.png) and index.html; same record, same bytes."""
+def write_survey(
+    record: Mapping[str, Any],
+    models: Sequence[Record],
+    trained: Sequence[Record],
+    folder: Path,
+) -> None:
+    """Write claims, tables (.csv, .md), figures (.png) and index.html.
+
+    `record` is the benchmark's, `models` those of every method at equal budgets, `trained` those of
+    models trained with a method. The same input gives the same bytes.
+    """
     measured, folder = Measurements(record), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tables, drawn, found = _tables(measured), _figures(measured), answers(measured)
+    found = answers(measured)
+    tables = [distance_table(models), trained_table(trained, models), *_tables(measured)]
+    drawn = [*distance_figures(models), *pattern_figures(models), *_figures(measured)]
     with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
         made = Path(temporary)
         for table in tables:
@@ -41,7 +58,9 @@ def write_survey(record: Mapping[str, Any], folder: Path) -> None:
         for figure in drawn:
             figures.save(figure.chart, made / f"{figure.name}.png")
         (made / "claims.md").write_text(_claims_markdown(found, record), encoding="utf-8")
-        html = page("The survey's benchmark", _body(record, found, tables, drawn))
+        html = page(
+            "Every method of the survey, measured side by side", _body(record, found, tables, drawn)
+        )
         (made / "index.html").write_text(html, encoding="utf-8")
         for path in sorted(made.iterdir()):
             os.replace(path, folder / path.name)
@@ -80,9 +99,16 @@ def _body(
         f"<p>{escape(setting(record))} {escape(HOW)}</p>",
         f"<section id='claims'><h2>The survey's claims, measured here</h2><ul>\n{items}\n</ul>"
         "</section>",
-        *sections(tables, drawn).values(),
+        *_ordered(sections(tables, drawn)),
         "<section><h2>Reproduce</h2><pre>make survey</pre></section>",
     ]
+
+
+def _ordered(parts: Mapping[str, str]) -> list[str]:
+    """What the reader came for first, long tables last."""
+    first = [name for name in parts if name.startswith(FIRST)]
+    middle = [name for name in parts if name not in (*first, *LAST)]
+    return [parts[name] for name in (*first, *middle, *(name for name in LAST if name in parts))]
 
 
 def _claims_markdown(found: Sequence[Answer], record: Mapping[str, Any]) -> str:
@@ -115,7 +141,7 @@ def _figures(measured: Measurements) -> list[Figure]:
             time_and_memory(measured, short),
         ),
         Figure(
-            "exponents",
+            "growth",
             f"How cost grows with the length from {FIT_FROM:,} tokens on",
             f"{_fit_caption(measured)} {about}",
             exponents(measured),
