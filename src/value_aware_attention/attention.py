@@ -35,8 +35,8 @@ def attention(
         scale = kernel.scale_for(query.shape[-1])
         # PyTorch has a fused kernel for exactly two leading dimensions.
         missing = max(0, 4 - max(query.ndim, key.ndim, value.ndim))
-        tensors = (x[(None,) * max(0, 4 - x.ndim)] for x in (query, key, value))
-        output = scaled_dot_product_attention(*tensors, is_causal=is_causal, scale=scale)
+        q, k, v = (x[(None,) * max(0, 4 - x.ndim)] for x in (query, key, value))
+        output = scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
         return output[(0,) * missing]
     weights = _weights(query, key, kernel, visible)
     return (weights @ working_precision(value)).to(value.dtype)

@@ -72,9 +72,9 @@ def test_a_trained_model_stands_beside_the_same_method_swapped_in() -> None:
     exact = survey_record("masked") | {"model": "masked_short"}
     alone = [cell("exact", {}, None, 0.0, 90.0)]
     head = {name: exact[name] for name in ("task", "scale", "unit", "run_on")}
-    windows = head | {"model": "masked_short_sliding_window", "attention": "sliding_window"}
+    windows = head | {"model": "masked_short_sliding_window", "attention": "SlidingWindow"}
     windows |= {"arguments": {"r": 16, "engine": None}, "cells": alone}
-    fourier = head | {"model": "masked_short_fourier_mixing", "attention": "fourier_mixing"}
+    fourier = head | {"model": "masked_short_fourier_mixing", "attention": "FourierMixing"}
     fourier |= {"arguments": {}, "cells": alone}
     table = trained_table([windows, fourier], [exact])
     assert table.data["trained"].tolist() == [90.0, 90.0]

@@ -50,6 +50,7 @@ def budget_settings(records: Sequence[Record]) -> pd.DataFrame:
         {**record, "cells": [_with_cost(cell) for cell in record["cells"]]} for record in records
     ]
     frame = settings(moved)
+    frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, "budget", "cost"])])
     frame = frame[frame["cost"].notna()].copy()
     for source in ("value", "low", "high"):
         perplexity = frame["metric"] == "perplexity"

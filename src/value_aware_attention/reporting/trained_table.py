@@ -47,17 +47,18 @@ def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table
 
 def _exact_model(variant: Record, records: Sequence[Record]) -> Record | None:
     """The model trained with exact attention that the variant is a variant of."""
-    alike = (r for r in records if variant["model"] == f"{r['model']}_{variant['attention']}")
+    alike = (r for r in records if variant["model"].startswith(f"{r['model']}_"))
     return next(alike, None)
 
 
 def _row(variant: Record, exact: Record | None) -> dict[str, Any]:
-    name, arguments = variant["attention"], variant["arguments"]
+    arguments = variant["arguments"]
+    name = variant["model"].removeprefix(f"{exact['model']}_") if exact else variant["attention"]
     swapped = _swapped(exact, name, arguments) if exact else None
     return {
         "model": exact["model"] if exact else variant["model"],
         "attention": name,
-        "label": _label(name, arguments),
+        "label": _label(MIXING.get(name) or METHOD_LABELS.get(name, name), arguments),
         "arguments": json.dumps(arguments, sort_keys=True),
         "trained": variant["cells"][0]["value"],
         "exact": exact["cells"][0]["value"] if exact else None,
@@ -69,8 +70,7 @@ def _row(variant: Record, exact: Record | None) -> dict[str, Any]:
 
 def _label(name: str, arguments: Mapping[str, Any]) -> str:
     given = ", ".join(f"{k} = {v}" for k, v in sorted(arguments.items()) if k not in UNSAID)
-    label = MIXING.get(name) or METHOD_LABELS[name]
-    return f"{label} ({given})" if given else label
+    return f"{name} ({given})" if given else name
 
 
 # What a trained method does not share with the one swapped in.
