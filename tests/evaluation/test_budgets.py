@@ -13,6 +13,7 @@ from value_aware_attention.approximations import (
     OptimalValueAware,
     OptimalValueOblivious,
     OrthogonalRandomFeatures,
+    RandomKeys,
     SlidingWindow,
     Strided,
 )
@@ -68,8 +69,10 @@ def test_a_causal_query_is_charged_for_the_past_alone() -> None:
     assert cost(Exact(), is_causal=True) == (LENGTH + 1) / 2 and cost(Exact()) == LENGTH
     square = {"queries": LENGTH, "keys": LENGTH, "head_dim": WIDTH, "value_dim": WIDTH}
     assert budget(Strided(8), **square, is_causal=True) < budget(Strided(8), **square)
-    mask = Strided(8).pattern(LENGTH, is_causal=True).mask(LENGTH, LENGTH)
-    assert cost(Strided(8), is_causal=True) == mask.sum().item() / LENGTH
+    for method in (Strided(8), RandomKeys(8, 0), SlidingWindow(8)):
+        for is_causal in (False, True):
+            mask = method.pattern(LENGTH, is_causal=is_causal).mask(LENGTH, LENGTH)
+            assert cost(method, is_causal=is_causal) == mask.sum().item() / LENGTH
 
 
 def call(*, is_causal: bool) -> LayerCall:
