@@ -69,7 +69,7 @@ def describe(cfg: DictConfig, subject: Subject, plan: Plan, setting: Setting) ->
     """What the report says of a method: names, every argument, published cost, multiply-adds."""
     method = plain(cfg.methods[subject.name])
     given = {key: value for key, value in method["build"].items() if key != "_target_"}
-    lengths = sorted({length for _, length in plan.steps()})
+    lengths = sorted({length for measured in plan.passes().values() for length in measured})
     return {
         **{key: method[key] for key in ("label", "order", "exponent")},
         "class": method["build"]["_target_"].rpartition(".")[2],

@@ -13,7 +13,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from value_aware_attention.kernels import Exponential, Kernel
 
-__all__ = ["attention", "attention_weights", "check_inputs", "visibility", "working_precision"]
+__all__ = [
+    "attention",
+    "attention_over",
+    "attention_weights",
+    "check_inputs",
+    "visibility",
+    "working_precision",
+]
 
 
 def attention(
@@ -30,16 +37,43 @@ def attention(
     `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
     bf16 and fp16 inputs are accumulated in fp32. Raises ValueError for shapes that do not fit.
     """
-    visible = visibility(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+    check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
-        scale = kernel.scale_for(query.shape[-1])
-        # PyTorch has a fused kernel for exactly two leading dimensions.
-        missing = max(0, 4 - max(query.ndim, key.ndim, value.ndim))
-        q, k, v = (x[(None,) * max(0, 4 - x.ndim)] for x in (query, key, value))
-        output = scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
-        return output[(0,) * missing]
+        return _fused(query, key, value, kernel, is_causal=is_causal)
+    visible = _visible(query, key, attn_mask, is_causal)
+    return attention_over(query, key, value, kernel, visible)
+
+
+def attention_over(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    value: Float[Tensor, "*#batch M V"],
+    kernel: Kernel,
+    visible: Bool[Tensor, "*#batch #N #M"] | None,
+) -> Float[Tensor, "*batch N V"]:
+    """`attention` over the visible pairs (None = all) of inputs that are known to fit."""
+    if isinstance(kernel, Exponential):
+        return _fused(query, key, value, kernel, visible)
     weights = _weights(query, key, kernel, visible)
     return (weights @ working_precision(value)).to(value.dtype)
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Exponential,
+    visible: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    """PyTorch's own kernel, which never holds the weights; it exists for two leading dimensions."""
+    tensors = [query, key, value] if visible is None else [query, key, value, visible]
+    missing = max(0, 4 - max(x.ndim for x in tensors))
+    q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
+    options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
+    scale = kernel.scale_for(query.shape[-1])
+    return scaled_dot_product_attention(q, k, v, scale=scale, **options)[(0,) * missing]
 
 
 def attention_weights(
@@ -78,6 +112,12 @@ def visibility(
 ) -> Bool[Tensor, "*#batch #N #M"] | None:
     """One mask, True = visible, for `attn_mask` and `is_causal` together; None = everything."""
     check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+    return _visible(query, key, attn_mask, is_causal)
+
+
+def _visible(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool
+) -> Tensor | None:
     if attn_mask is not None:
         attn_mask = torch.atleast_2d(attn_mask)  # (keys,) hides the same keys from every query
     if not is_causal:

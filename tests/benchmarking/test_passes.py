@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from value_aware_attention import attention
 from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow, Strided
-from value_aware_attention.benchmarking import EagerAttention, Plan, Setting, Subject
+from value_aware_attention.benchmarking import EagerAttention, Plan, Setting, Subject, process
 from value_aware_attention.benchmarking.passes import PASSES, layer_of
 from value_aware_attention.benchmarking.process import in_fresh_process, peak_memory, times
 from value_aware_attention.benchmarking.survey import MeasurementCache, check, measure
@@ -78,18 +79,37 @@ def test_multiply_adds_are_of_all_heads_and_queries() -> None:
 def test_peak_memory_is_what_a_pass_allocates() -> None:
     setting = Setting(2000, 1, 8, 1, "cpu", "float32", 1, 0)
     doubling = Subject("double", partial(torch.nn.Linear, 2000, 4000), mixes_hidden=True)
-    found = in_fresh_process(peak_memory, "attention", doubling, 2000, 2, setting)
+    found, seconds = in_fresh_process(peak_memory, "attention", doubling, 2000, 2, setting)
     assert pytest.approx(found, rel=0.15) == 4 * 2000 * 4000 / 2**20
+    assert seconds > 0
 
 
-def test_times_run_all_methods_in_every_round() -> None:
+def test_times_run_every_method_at_every_length_in_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a while in which the machine is slow does not fall on one method or length."""
+    order: list[tuple[str, int]] = []
+
+    def noted(name: str, subject: Subject, length: int, setting: Setting) -> Callable[[], None]:
+        def work() -> None:
+            order.append((subject.name, length))
+            time.sleep(process.TURN)
+
+        return work
+
+    monkeypatch.setattr(process, "prepare", noted)
     subjects = [subject(Exact), subject(SlidingWindow, r=4)]
-    spent = times("attention", subjects, 8, 0.0, SETTING)
-    assert {name: len(seconds) for name, seconds in spent.items()} == {
-        "Exact": 3,
-        "SlidingWindow": 3,
-    }
-    assert all(second > 0 for seconds in spent.values() for second in seconds)
+    runs = [(method, length) for method in subjects for length in (8, 16)]
+    spent = times("attention", runs, 0.0, SETTING)
+    once = [(method.name, length) for method, length in runs]
+    assert order == [*once, *once[::-1], *once, *once[::-1]]
+    assert [len(seconds) for seconds in spent] == [3] * 4
+
+
+def test_a_short_pass_is_repeated_in_its_turn() -> None:
+    (spent,) = times("attention", [(subject(Exact), 8)], 0.0, SETTING)
+    assert len(spent) > 30 and sum(spent) >= 3 * process.TURN
+    assert all(seconds > 0 for seconds in spent)
 
 
 def test_a_process_passes_errors_on() -> None:
@@ -110,23 +130,23 @@ def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch)
         if len(made) == 4:
             raise KeyboardInterrupt
         if function is peak_memory:
-            return 2.0
-        return {s.name: [1e-3, 2e-3, 3e-3] for s in given[1]}
+            return 2.0, 1e-3
+        return [[1e-3, 2e-3, 3e-3]] * len(given[1])
 
     monkeypatch.setattr(survey, "in_fresh_process", fake)
     subjects = [subject(Exact), subject(SlidingWindow, r=4)]
-    plan = Plan({"forward": [8, 16]}, seconds=0.1, slowest=1.0)
+    plan = Plan({"attention": [8], "forward": [8, 16]}, seconds=0.1, slowest=1.0)
     cache = MeasurementCache(tmp_path, {"machine": "a"})
     with pytest.raises(KeyboardInterrupt):
         measure(subjects, plan, SETTING, cache)
     assert len(made) == 4
     cells = measure(subjects, plan, SETTING, cache)
-    assert len(made) == 7  # two of memory and one of times were kept; the one that ended was not
-    assert [cell["time"]["milliseconds"] for cell in cells] == [2.0] * 4
-    assert measure(subjects, plan, SETTING, cache) == cells and len(made) == 7
+    assert len(made) == 9  # two of memory and one of times were kept; the one that ended was not
+    assert [cell["time"]["milliseconds"] for cell in cells] == [2.0] * 6
+    assert measure(subjects, plan, SETTING, cache) == cells and len(made) == 9
     wider = [subject(Exact), subject(SlidingWindow, r=5)]
     measure(wider, plan, SETTING, cache)
-    assert len(made) == 11  # the other window's memory twice, and times of both methods twice
+    assert len(made) == 14  # the other window's memory thrice, and the times of both passes
 
 
 def test_what_would_take_too_long_is_left_out_with_its_reason(tmp_path, monkeypatch) -> None:
@@ -134,8 +154,8 @@ def test_what_would_take_too_long_is_left_out_with_its_reason(tmp_path, monkeypa
 
     def fake(function, *given):
         if function is peak_memory:
-            return 1.0
-        return {s.name: [0.5 if s.name == "Exact" else 0.1] * 3 for s in given[1]}
+            return 1.0, 0.5 if given[1].name == "Exact" else 0.1
+        return [[0.1] * 3] * len(given[1])
 
     monkeypatch.setattr(survey, "in_fresh_process", fake)
     plan = Plan({"forward": [16, 32, 64]}, seconds=0.1, slowest=1.0)
@@ -177,5 +197,6 @@ def test_a_round_is_timed_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.02)
             return x
 
-    spent = times("attention", [Subject("s", Sleeping, mixes_hidden=True)], 4, 0.0, SETTING)
-    assert all(0.02 <= seconds < 0.5 for seconds in spent["s"])
+    runs = [(Subject("s", Sleeping, mixes_hidden=True), 4)]
+    (spent,) = times("attention", runs, 0.0, SETTING)
+    assert all(0.02 <= seconds < 0.5 for seconds in spent)

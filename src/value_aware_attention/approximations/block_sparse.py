@@ -16,6 +16,7 @@ from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.approximations.patterns import Pattern, Piece
+from value_aware_attention.attention import attention_over
 from value_aware_attention.kernels import Kernel
 
 __all__ = ["block_sparse_attention", "pairs"]
@@ -43,6 +44,10 @@ class Layout:
     blocks: tuple[Block, ...]
     rows: Int[Tensor, " Q"]
     pairs: int
+
+    def is_every_query_in_order(self, queries: int) -> bool:
+        """Whether the blocks' outputs, one after the other, are those of all queries."""
+        return len(self.rows) == queries and bool((self.rows.diff() > 0).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +92,11 @@ class Sums:
 
 def block_sparse_attention(inputs: Inputs, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
     """Eq. 1 over the pairs of the pattern that `inputs.visible` does not hide."""
-    queries, width = inputs.query.shape[-2], inputs.value.shape[-1]
-    sums = [total for piece in pattern.pieces if (total := _sums(inputs, piece)) is not None]
-    if not sums:
-        return inputs.value.new_zeros(*inputs.batch, queries, width)
-    return reduce(Sums.__add__, sums).normalised()
+    pieces = pattern.pieces
+    if len(pieces) == 1 and pieces[0].listed is None:
+        return _alone(inputs, pieces[0])
+    sums = [total for piece in pieces if (total := _sums(inputs, piece)) is not None]
+    return reduce(Sums.__add__, sums).normalised() if sums else _zeros(inputs)
 
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
@@ -104,6 +109,23 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
     )
 
 
+def _alone(inputs: Inputs, piece: Piece) -> Float[Tensor, "*batch N V"]:
+    """A pattern of one piece: nothing is merged, so every block is attention of its own."""
+    layout = _layout(piece, inputs.query.shape[-2], inputs.keys, inputs.query.device)
+    if not layout.blocks:
+        return _zeros(inputs)
+    blocks = (_cut(inputs, block) for block in layout.blocks)
+    outputs = torch.cat([_attention(*block) for block in blocks], dim=-2)
+    if layout.is_every_query_in_order(inputs.query.shape[-2]):
+        return outputs
+    return _zeros(inputs).index_copy(-2, layout.rows, outputs)
+
+
+def _zeros(inputs: Inputs) -> Float[Tensor, "*batch N V"]:
+    width = inputs.query.shape[-2], inputs.value.shape[-1]
+    return inputs.value.new_zeros(*inputs.batch, *width)
+
+
 def _sums(inputs: Inputs, piece: Piece) -> Sums | None:
     queries = inputs.query.shape[-2]
     if piece.listed is not None:
@@ -112,12 +134,13 @@ def _sums(inputs: Inputs, piece: Piece) -> Sums | None:
     layout = _layout(piece, queries, inputs.keys, inputs.query.device)
     if not layout.blocks:
         return None
-    sums = Sums.cat([_block(inputs, block) for block in layout.blocks])
-    in_order = len(layout.rows) == queries and piece.period == 1
+    sums = Sums.cat([_attend(*_cut(inputs, block)) for block in layout.blocks])
+    in_order = layout.is_every_query_in_order(queries)
     return sums if in_order else sums.placed(layout.rows, queries)
 
 
-def _block(inputs: Inputs, block: Block) -> Sums:
+def _cut(inputs: Inputs, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, Tensor | None]:
+    """A block's queries, keys and values, the kernel, and which of its pairs are hidden."""
     query = _take(inputs.query, block.queries)
     key, value = (_take(x, block.keys) for x in (inputs.key, inputs.value))
     hidden = block.hidden
@@ -127,7 +150,13 @@ def _block(inputs: Inputs, block: Block) -> Sums:
             visible = _take(visible, block.queries)
         masked = ~_take(visible.mT, block.keys).mT
         hidden = masked if hidden is None else masked | hidden
-    return _attend(query, key, value, inputs.kernel, hidden)
+    return query, key, value, inputs.kernel, hidden
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, hidden: Tensor | None
+) -> Float[Tensor, "*batch B V"]:
+    return attention_over(query, key, value, kernel, None if hidden is None else ~hidden)
 
 
 def _attend(

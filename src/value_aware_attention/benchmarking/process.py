@@ -27,6 +27,8 @@ __all__ = ["import_once", "in_fresh_process", "peak_memory", "resident_peak", "t
 # Imports a part of torch that takes half a second: here, before processes are forked.
 torch.broadcast_shapes((1,), (1,))
 
+TURN = 0.05
+"""Seconds for which a short pass is repeated."""
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -78,17 +80,20 @@ def _run(sender: Connection, function: Callable[..., Any], arguments: Sequence[A
         sender.send(type(error)(str(error)))
 
 
-def peak_memory(name: str, subject: Subject, length: int, small: int, setting: Setting) -> float:
+def peak_memory(
+    name: str, subject: Subject, length: int, small: int, setting: Setting
+) -> tuple[float, float]:
     """Peak MiB of one pass above what the process holds with weights and inputs in place.
 
-    A pass at the length `small` comes first, so that libraries have set themselves up.
+    A pass at the length `small` comes first, so that libraries have set themselves up. The seconds
+    that the pass took come second: a first guess of its time.
     """
     torch.set_num_threads(setting.threads)
     prepare(name, subject, small, setting)()
     work = prepare(name, subject, length, setting)
-    if setting.device.startswith("cuda"):
-        return _cuda_peak(work)
-    return resident_peak(work)
+    began = time.perf_counter()
+    peak = _cuda_peak(work) if setting.device.startswith("cuda") else resident_peak(work)
+    return peak, time.perf_counter() - began
 
 
 def resident_peak(work: Work) -> float:
@@ -123,31 +128,39 @@ def _resident(name: str) -> float:
 
 
 def times(
-    name: str, subjects: Sequence[Subject], length: int, seconds: float, setting: Setting
-) -> dict[str, list[float]]:
-    """Seconds of a pass by method: rounds of all methods in turn, after one that is not counted.
+    name: str, runs: Sequence[tuple[Subject, int]], seconds: float, setting: Setting
+) -> list[list[float]]:
+    """Seconds of a pass of every (method, length): rounds of all in turn, after one not counted.
 
-    At least 3 rounds, more while `seconds` are not used up, at most 30; every other round goes
-    backwards, so that what disturbs the machine disturbs all methods alike.
+    What disturbs the machine for a while disturbs every method and every length. At least 3 rounds,
+    more while `seconds` are not used up, at most 30; every other round goes backwards. In its turn
+    a pass is repeated until TURN is over.
     """
     torch.set_num_threads(setting.threads)
-    works = {subject.name: prepare(name, subject, length, setting) for subject in subjects}
-    spent: dict[str, list[float]] = {method: [] for method in works}
-    for work in works.values():
+    works = [prepare(name, subject, length, setting) for subject, length in runs]
+    spent: list[list[float]] = [[] for _ in works]
+    for work in works:
         work()
     started, rounds = time.perf_counter(), 0
     while rounds < 3 or (rounds < 30 and time.perf_counter() - started < seconds):
-        order = list(works) if rounds % 2 else list(reversed(works))
-        for method in order:
-            began = time.perf_counter()
-            works[method]()
-            spent[method].append(time.perf_counter() - began)
+        for place in range(len(works)) if rounds % 2 else reversed(range(len(works))):
+            spent[place] += _turn(works[place])
         rounds += 1
     return spent
 
 
+def _turn(work: Work) -> list[float]:
+    """The seconds of each pass of a turn."""
+    spent: list[float] = []
+    while sum(spent) < TURN:
+        began = time.perf_counter()
+        work()
+        spent.append(time.perf_counter() - began)
+    return spent
+
+
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles in milliseconds, and of how many."""
+    """Median and quartiles in milliseconds, and of how many passes."""
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     ends = {"milliseconds": middle, "low": low, "high": high}
-    return {key: round(1000 * value, 4) for key, value in ends.items()} | {"rounds": len(seconds)}
+    return {key: round(1000 * value, 4) for key, value in ends.items()} | {"passes": len(seconds)}

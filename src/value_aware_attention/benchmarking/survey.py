@@ -37,8 +37,8 @@ MEMORY = Path("/proc/meminfo")
 class Plan:
     """Which passes at which lengths, and how long to go on.
 
-    `seconds`: of timing for each pass and length. `slowest`: a pass that the next length is
-    expected to bring above this many seconds is left out, and said to be.
+    `seconds`: of timing for each pass, all lengths together. `slowest`: what is expected to take
+    more seconds than this, going by the length before, is left out, and said to be.
     """
 
     lengths: Mapping[str, Sequence[int]]
@@ -55,13 +55,13 @@ class Plan:
         if not any(self.lengths.values()):
             raise ValueError("no lengths given; at least one pass must have a length")
 
-    def steps(self) -> list[tuple[str, int]]:
-        """(pass, length), short ones first in each pass."""
-        return [(name, n) for name, lengths in self.lengths.items() for n in sorted(set(lengths))]
+    def passes(self) -> dict[str, list[int]]:
+        """The lengths of every pass, short ones first."""
+        return {name: sorted(set(lengths)) for name, lengths in self.lengths.items() if lengths}
 
     def shortest(self) -> int:
         """What warms a process up."""
-        return min(length for _, length in self.steps())
+        return min(min(lengths) for lengths in self.passes().values())
 
 
 class MeasurementCache:
@@ -93,10 +93,12 @@ def measure(
         raise ValueError(f"peak memory is read from {RESET}: it needs Linux, or a CUDA device")
     check(subjects, plan.shortest(), setting)
     import_once({subject.module_name for subject in subjects})
+    passes = plan.passes()
+    count = sum(len(lengths) * len(subjects) + 1 for lengths in passes.values())
     cells: list[Cell] = []
-    with tqdm(total=len(plan.steps()) * (len(subjects) + 1), unit="measurement") as progress:
-        for name, length in plan.steps():
-            run = _Step(name, length, subjects, plan, setting, cache, cells)
+    with tqdm(total=count, unit="measurement") as progress:
+        for name, lengths in passes.items():
+            run = _Pass(name, lengths, subjects, plan, setting, cache)
             cells.extend(run.cells(progress))
     return cells
 
@@ -112,78 +114,91 @@ def check(subjects: Sequence[Subject], length: int, setting: Setting) -> None:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One pass at one length, of all methods."""
+class _Pass:
+    """One pass of all methods at all its lengths."""
 
     name: str
-    length: int
+    lengths: Sequence[int]
     subjects: Sequence[Subject]
     plan: Plan
     setting: Setting
     cache: MeasurementCache
-    before: Sequence[Cell]
-    """What was measured so far, from which the cost of this step is foreseen."""
 
     def cells(self, progress: tqdm) -> Iterator[Cell]:
-        memory: dict[str, Cell] = {}
-        for subject in self.subjects:
-            progress.set_postfix_str(f"memory, {self.name}, L = {self.length}, {subject.name}")
-            memory[subject.name] = self._memory(subject)
-            progress.update()
-        running = [s for s in self.subjects if "left_out" not in memory[s.name]]
-        progress.set_postfix_str(f"time, {self.name}, L = {self.length}, {len(running)} methods")
-        timed = self._times(running) if running else {}
+        memory = {
+            subject.name: self._memory_by_length(subject, progress) for subject in self.subjects
+        }
+        runs = [
+            (subject, length)
+            for subject in self.subjects
+            for length in self.lengths
+            if "left_out" not in memory[subject.name][length]
+        ]
+        progress.set_postfix_str(f"time, {self.name}, {len(runs)} methods and lengths")
+        timed = self._times(runs) if runs else []
         progress.update()
-        for subject in self.subjects:
-            yield {
-                "pass": self.name,
-                "length": self.length,
-                "method": subject.name,
-                "arguments": subject.arguments(self.length),
-                **memory[subject.name],
-                **({"time": timed[subject.name]} if subject.name in timed else {}),
-            }
+        time = {
+            (run[0].name, run[1]): {"time": found} for run, found in zip(runs, timed, strict=True)
+        }
+        for length in self.lengths:
+            for subject in self.subjects:
+                measured = memory[subject.name][length]
+                yield {
+                    "pass": self.name,
+                    "length": length,
+                    "method": subject.name,
+                    "arguments": subject.arguments(length),
+                    **{key: measured[key] for key in measured if key != "seconds"},
+                    **time.get((subject.name, length), {}),
+                }
 
-    def _key(self, what: str, subjects: Sequence[Subject]) -> dict[str, Any]:
-        key = {"what": what, "pass": self.name, "length": self.length}
-        return key | asdict(self.setting) | {"subjects": [s.key() for s in subjects]}
+    def _key(self, what: str) -> dict[str, Any]:
+        return {"what": what, "pass": self.name} | asdict(self.setting)
 
-    def _memory(self, subject: Subject) -> Cell:
-        reason = self._too_much(subject)
-        if reason:
-            return {"left_out": reason}
-        small = min(self.plan.shortest(), self.length)
+    def _memory_by_length(self, subject: Subject, progress: tqdm) -> dict[int, Cell]:
+        found: dict[int, Cell] = {}
+        for before, length in zip([None, *self.lengths], self.lengths, strict=False):
+            progress.set_postfix_str(f"memory, {self.name}, L = {length}, {subject.name}")
+            reason = self._too_much(subject, before, length, found) if before else None
+            found[length] = {"left_out": reason} if reason else self._memory(subject, length)
+            progress.update()
+        return found
+
+    def _memory(self, subject: Subject, length: int) -> Cell:
+        small = min(self.plan.shortest(), length)
 
         def compute() -> Cell:
-            given = (self.name, subject, self.length, small, self.setting)
+            given = (self.name, subject, length, small, self.setting)
             try:
-                return {"peak_mib": round(in_fresh_process(peak_memory, *given), 3)}
+                peak, seconds = in_fresh_process(peak_memory, *given)
             except MemoryError as error:
                 return {"left_out": str(error)}
             except ValueError as error:
-                raise ValueError(f"{subject.name} at length {self.length}: {error}") from error
+                raise ValueError(f"{subject.name} at length {length}: {error}") from error
+            return {"peak_mib": round(peak, 3), "seconds": seconds}
 
-        return self.cache.get(self._key("memory", [subject]), compute)
-
-    def _times(self, subjects: Sequence[Subject]) -> dict[str, Any]:
-        def compute() -> dict[str, Any]:
-            given = (self.name, subjects, self.length, self.plan.seconds, self.setting)
-            spent = in_fresh_process(times, *given)
-            return {name: summary(seconds) for name, seconds in spent.items()}
-
-        key = self._key("time", subjects) | {"seconds": self.plan.seconds}
+        key = self._key("memory") | {"length": length, "subject": subject.key()}
         return self.cache.get(key, compute)
 
-    def _too_much(self, subject: Subject) -> str | None:
-        """Why this method is not measured here, going by the last length that it was."""
-        earlier = [c for c in self.before if (c["pass"], c["method"]) == (self.name, subject.name)]
-        if not earlier:
-            return None
-        last = earlier[-1]
+    def _times(self, runs: Sequence[tuple[Subject, int]]) -> list[dict[str, Any]]:
+        def compute() -> list[dict[str, Any]]:
+            given = (self.name, runs, self.plan.seconds, self.setting)
+            return [summary(seconds) for seconds in in_fresh_process(times, *given)]
+
+        named = [(subject.key(), length) for subject, length in runs]
+        return self.cache.get(
+            self._key("time") | {"runs": named, "seconds": self.plan.seconds}, compute
+        )
+
+    def _too_much(
+        self, subject: Subject, before: int, length: int, found: Mapping[int, Cell]
+    ) -> str | None:
+        """Why this length is not measured, going by the one before."""
+        last = found[before]
         if "left_out" in last:
             return last["left_out"]
-        growth = self._growth(subject, last["length"])
-        seconds = growth * last["time"]["milliseconds"] / 1000
+        growth = self._growth(subject, before, length)
+        seconds = growth * last["seconds"]
         if seconds > self.plan.slowest:
             return (
                 f"expected to take up to {seconds:.0f} s, more than slowest = {self.plan.slowest:g}"
@@ -193,10 +208,10 @@ class _Step:
             return f"expected to need up to {mib / 1024:.0f} GiB of memory"
         return None
 
-    def _growth(self, subject: Subject, shorter: int) -> float:
+    def _growth(self, subject: Subject, shorter: int, length: int) -> float:
         """How much more work than at a shorter length: as counted, else that of all pairs."""
-        counts = [subject.multiply_adds(n, self.setting) for n in (shorter, self.length)]
-        ratio = self.length / shorter
+        counts = [subject.multiply_adds(n, self.setting) for n in (shorter, length)]
+        ratio = length / shorter
         if counts[0] is None or counts[1] is None:
             return ratio**2
         return max(ratio, counts[1] / counts[0])

@@ -78,9 +78,9 @@ def setting(record: Mapping[str, Any]) -> str:
 
 
 HOW = (
-    "Time: median over rounds in which every method runs once, in alternating order, after one "
-    "round that is not counted; bars are quartiles. Memory: the peak of one pass in a fresh "
-    "process, above what it holds with weights and inputs in place."
+    "Time: median over rounds in which every method runs at every length, in alternating order, "
+    "after one round that is not counted; bars are quartiles. Memory: the peak of one pass in a "
+    "fresh process, above what it holds with weights and inputs in place."
 )
 
 

@@ -16,7 +16,7 @@ DENSE = ("eager", "fused")
 """Exact attention; every other method of a record is an efficient one."""
 
 COLUMNS = (
-    *("pass", "length", "method", "label", "milliseconds", "low", "high", "rounds"),
+    *("pass", "length", "method", "label", "milliseconds", "low", "high", "passes"),
     *("peak_mib", "left_out"),
 )
 Record = Mapping[str, Any]
