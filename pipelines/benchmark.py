@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from pipelines.app import app, plain, write_json
 from pipelines.provenance import file_hash, run_on
 from value_aware_attention.benchmarking import Plan, Setting, Subject, measure
-from value_aware_attention.benchmarking.survey import MeasurementCache
+from value_aware_attention.record_cache import RecordCache
 from value_aware_attention.reporting.survey_records import summary
 
 LIBRARY = Path(__file__).parents[1] / "src/value_aware_attention"
@@ -32,7 +32,7 @@ def main(cfg: DictConfig) -> None:
     }
     plan = Plan(plain(DictConfig(lengths)), seconds=cfg.seconds, slowest=cfg.slowest)
     where = run_on() | {"threads": setting.threads}
-    cache = MeasurementCache(cfg.cache, {"run_on": where, "source": source_hash()})
+    cache = RecordCache(cfg.cache, {"run_on": where, "source": source_hash()})
     cells = measure(subjects, plan, setting, cache)
     record = {
         "run_on": where,

@@ -19,9 +19,10 @@ from pipelines.app import app, plain, write_json
 from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
 from value_aware_attention.evaluation.cells import Cell, evaluate_own, expand_axes
-from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid, measure_layers
+from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
 from value_aware_attention.evaluation.task import Task
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_attention.record_cache import RecordCache
 
 
 @app("evaluate")

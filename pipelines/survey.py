@@ -24,9 +24,10 @@ from value_aware_attention.approximations import Exact
 from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
 from value_aware_attention.evaluation.budgets import Affordable, closest_to_budget
 from value_aware_attention.evaluation.cells import Cell
-from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid
+from value_aware_attention.evaluation.grid import evaluate_grid
 from value_aware_attention.evaluation.output_error import rounded
 from value_aware_attention.evaluation.task import LayerCall, Task
+from value_aware_attention.record_cache import RecordCache
 
 
 @dataclass(frozen=True)

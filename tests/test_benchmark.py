@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from pipelines.app import plain
 from pipelines.benchmark import build_setting, build_subject
-from value_aware_attention.benchmarking.survey import check
+from value_aware_attention.benchmarking.measurement import check
 
 ROOT = Path(__file__).parents[1]
 KEPT = {"eager", "sliding_window", "reformer"}

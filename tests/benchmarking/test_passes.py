@@ -11,10 +11,11 @@ import torch
 from value_aware_attention import attention
 from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow, Strided
 from value_aware_attention.benchmarking import EagerAttention, Plan, Setting, Subject, process
+from value_aware_attention.benchmarking.measurement import check, measure
 from value_aware_attention.benchmarking.passes import PASSES, layer_of
 from value_aware_attention.benchmarking.process import in_fresh_process, peak_memory, times
-from value_aware_attention.benchmarking.survey import MeasurementCache, check, measure
 from value_aware_attention.kernels import Elu
+from value_aware_attention.record_cache import RecordCache
 
 SETTING = Setting(16, 2, 32, 1, "cpu", "float32", 1, 0)
 
@@ -121,7 +122,7 @@ def test_a_process_passes_errors_on() -> None:
 
 def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ended after some measurements makes only the others."""
-    from value_aware_attention.benchmarking import survey
+    from value_aware_attention.benchmarking import measurement
 
     made: list[str] = []
 
@@ -133,10 +134,10 @@ def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch)
             return 2.0, 1e-3
         return [[1e-3, 2e-3, 3e-3]] * len(given[1])
 
-    monkeypatch.setattr(survey, "in_fresh_process", fake)
+    monkeypatch.setattr(measurement, "in_fresh_process", fake)
     subjects = [subject(Exact), subject(SlidingWindow, r=4)]
     plan = Plan({"attention": [8], "forward": [8, 16]}, seconds=0.1, slowest=1.0)
-    cache = MeasurementCache(tmp_path, {"machine": "a"})
+    cache = RecordCache(tmp_path, {"machine": "a"})
     with pytest.raises(KeyboardInterrupt):
         measure(subjects, plan, SETTING, cache)
     assert len(made) == 4
@@ -150,17 +151,17 @@ def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_would_take_too_long_is_left_out_with_its_reason(tmp_path, monkeypatch) -> None:
-    from value_aware_attention.benchmarking import survey
+    from value_aware_attention.benchmarking import measurement
 
     def fake(function, *given):
         if function is peak_memory:
             return 1.0, 0.5 if given[1].name == "Exact" else 0.1
         return [[0.1] * 3] * len(given[1])
 
-    monkeypatch.setattr(survey, "in_fresh_process", fake)
+    monkeypatch.setattr(measurement, "in_fresh_process", fake)
     plan = Plan({"forward": [16, 32, 64]}, seconds=0.1, slowest=1.0)
     subjects = [subject(Exact), subject(SlidingWindow, r=4)]
-    cells = measure(subjects, plan, SETTING, MeasurementCache(tmp_path, {}))
+    cells = measure(subjects, plan, SETTING, RecordCache(tmp_path, {}))
     kept = [(c["method"], c["length"]) for c in cells if "time" in c]
     assert kept == [("Exact", 16), *(("SlidingWindow", n) for n in (16, 32, 64))]
     left = [cell for cell in cells if "left_out" in cell]

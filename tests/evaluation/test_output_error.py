@@ -24,7 +24,7 @@ from value_aware_attention.approximations import (
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.evaluation import output_error as module
 from value_aware_attention.evaluation.cells import Cell
-from value_aware_attention.evaluation.grid import RecordCache, evaluate_grid, measure_layers
+from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
 from value_aware_attention.evaluation.output_error import (
     oblivious_path,
     output_error,
@@ -33,6 +33,7 @@ from value_aware_attention.evaluation.output_error import (
 )
 from value_aware_attention.evaluation.skewness_gap import skewness_gap
 from value_aware_attention.evaluation.task import LayerCall, Layerwise, UnitSums
+from value_aware_attention.record_cache import RecordCache
 
 KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
 VALUE_DIM = 4

@@ -14,11 +14,12 @@ from value_aware_attention.approximations import Exact, OptimalValueOblivious
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.evaluation.causal import CausalTask, context_windows
 from value_aware_attention.evaluation.cells import Cell, evaluate_cell, expand_axes, source_hash
-from value_aware_attention.evaluation.grid import RecordCache
+from value_aware_attention.evaluation.grid import cell_key
 from value_aware_attention.evaluation.masked import MaskedTask
 from value_aware_attention.evaluation.skewness import skewness
 from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
 from value_aware_attention.models import CausalLanguageModel, build_roberta
+from value_aware_attention.record_cache import RecordCache
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -152,10 +153,11 @@ def test_a_cached_cell_is_computed_again_when_its_source_changes(
 ) -> None:
     cell = Cell("exact", {}, lambda layer: Exact())
     cache = RecordCache(tmp_path, {"checkpoint": "a"})
-    assert cache.get(cell, lambda: {"n": 1}) == cache.get(cell, lambda: {"n": 2}) == {"n": 1}
-    assert RecordCache(tmp_path, {"checkpoint": "b"}).get(cell, lambda: {"n": 3}) == {"n": 3}
+    key = cell_key(cell)
+    assert cache.get(key, lambda: {"n": 1}) == cache.get(key, lambda: {"n": 2}) == {"n": 1}
+    assert RecordCache(tmp_path, {"checkpoint": "b"}).get(key, lambda: {"n": 3}) == {"n": 3}
     monkeypatch.setattr("value_aware_attention.evaluation.grid.source_hash", lambda method: "new")
-    assert cache.get(cell, lambda: {"n": 4}) == {"n": 4}
+    assert cache.get(cell_key(cell), lambda: {"n": 4}) == {"n": 4}
 
 
 def test_skewness_of_known_distributions() -> None:

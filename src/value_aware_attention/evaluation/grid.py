@@ -1,11 +1,7 @@
 """Evaluates a grid of cells on one trained model; cells already computed are found again."""
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,38 +13,9 @@ from value_aware_attention.evaluation.output_error import output_error
 from value_aware_attention.evaluation.skewness import skewness
 from value_aware_attention.evaluation.skewness_gap import skewness_gap
 from value_aware_attention.evaluation.task import LayerCall, Task, UnitSums
+from value_aware_attention.record_cache import RecordCache
 
-__all__ = ["RecordCache", "evaluate_grid", "measure_layers"]
-
-
-class RecordCache:
-    """Computed cells as JSON files, named by a hash of everything that determines them."""
-
-    def __init__(self, folder: Path | str, identity: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
-        self.identity = identity
-
-    def get(self, cell: Cell, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The cell's record, from the cache or computed and then kept."""
-        path = self._path(cell)
-        if path.exists():
-            return json.loads(path.read_text())
-        record = compute()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(record))
-        partial.replace(path)
-        return record
-
-    def _path(self, cell: Cell) -> Path:
-        key = {
-            **self.identity,
-            "approximation": cell.approximation,
-            "parameters": dict(cell.parameters),
-            "method": repr(cell.build(0)),
-            "source": source_hash(cell.build(0)),
-        }
-        return self.folder / f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.json"
+__all__ = ["cell_key", "evaluate_grid", "measure_layers"]
 
 
 def evaluate_grid(
@@ -66,14 +33,14 @@ def evaluate_grid(
     def exact_record() -> dict[str, Any]:
         return evaluate_cell(everything, task, recorded(), task.run(everything.build))
 
-    baseline = cache.get(everything, exact_record)
+    baseline = cache.get(cell_key(everything), exact_record)
     exact = UnitSums(np.array(baseline["unit_totals"]), np.array(baseline["unit_counts"]))
     records = [baseline]
     with tqdm(cells, unit="cell") as progress:
         for cell in progress:
             progress.set_postfix_str(_describe(cell))
             compute = partial(_compute, cell, task, recorded, exact)
-            records.append(cache.get(cell, compute))
+            records.append(cache.get(cell_key(cell), compute))
     return records, recorded
 
 
@@ -94,3 +61,14 @@ def _compute(
 
 def _describe(cell: Cell) -> str:
     return " ".join([cell.approximation, *(f"{k}={v}" for k, v in cell.parameters.items())])
+
+
+def cell_key(cell: Cell) -> dict[str, Any]:
+    """What a cell's record depends on, its task apart."""
+    method = cell.build(0)
+    return {
+        "approximation": cell.approximation,
+        "parameters": dict(cell.parameters),
+        "method": repr(method),
+        "source": source_hash(method),
+    }

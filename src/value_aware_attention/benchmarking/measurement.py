@@ -1,10 +1,7 @@
 """Every method at every length: memory first, then times, with what was measured kept on disk."""
 
-import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,9 @@ from value_aware_attention.benchmarking.process import (
     summary,
     times,
 )
+from value_aware_attention.record_cache import RecordCache
 
-__all__ = ["MeasurementCache", "Plan", "measure"]
+__all__ = ["Plan", "measure"]
 
 Cell = dict[str, Any]
 SHARE_OF_MEMORY = 0.8
@@ -64,29 +62,8 @@ class Plan:
         return min(min(lengths) for lengths in self.passes().values())
 
 
-class MeasurementCache:
-    """Measurements as JSON files, named by a hash of everything that decides them."""
-
-    def __init__(self, folder: Path | str, identity: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
-        self.identity = dict(identity)
-
-    def get(self, key: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-        """The measurement, found again or made and then kept."""
-        text = json.dumps(self.identity | dict(key), sort_keys=True)
-        path = self.folder / f"{sha256(text.encode()).hexdigest()}.json"
-        if path.exists():
-            return json.loads(path.read_text())
-        result = compute()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(result))
-        partial.replace(path)
-        return result
-
-
 def measure(
-    subjects: Sequence[Subject], plan: Plan, setting: Setting, cache: MeasurementCache
+    subjects: Sequence[Subject], plan: Plan, setting: Setting, cache: RecordCache
 ) -> list[Cell]:
     """One cell per pass, length and method: time and peak memory, or why there is none."""
     if not setting.device.startswith("cuda") and not RESET.exists():
@@ -122,7 +99,7 @@ class _Pass:
     subjects: Sequence[Subject]
     plan: Plan
     setting: Setting
-    cache: MeasurementCache
+    cache: RecordCache
 
     def cells(self, progress: tqdm) -> Iterator[Cell]:
         memory = {
