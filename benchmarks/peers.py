@@ -5,9 +5,10 @@
 The attention core alone, forward, on the same Gaussian q, k and v (8 heads of 64, L = 2048, fp32);
 where a peer has projections of its own, they are put out of action, and random matrices are ours.
 Needs requirements-dev.txt; a peer that is not installed is left out and named. Writes
-results/benchmarks/peers.json and .md.
+results/benchmarks/peers.json and .md, or with --only just prints.
 """
 
+import argparse
 import json
 import warnings
 from collections.abc import Callable
@@ -250,9 +251,14 @@ PEERS: dict[str, tuple[str, Callable[[int], Pair]]] = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PEERS, metavar="METHOD", help=", ".join(PEERS))
+    only = parser.parse_args().only
     import_once([peers.__name__])
     rows, missing = [], []
-    for method in tqdm(PEERS):
+    for method in tqdm(only or PEERS):
         try:
             rows.append(compare(method))
         except ImportError as error:
@@ -264,10 +270,12 @@ def main() -> None:
         "rows": rows,
         "not_installed": missing,
     }
+    print(page(record))
+    if only:
+        return
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "peers.json").write_text(json.dumps(record, indent=1) + "\n")
     (FOLDER / "peers.md").write_text(page(record))
-    print(page(record))
 
 
 def built(method: str, length: int = LENGTH) -> Pair:
