@@ -126,7 +126,9 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
     a stack of callbacks, which runs the last one first, restores the inner ones last.
     """
     configs: list[Any] = []
-    waiting = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    waiting: list[Any] = [
+        module.config for module in model.modules() if isinstance(module, PreTrainedModel)
+    ]
     while waiting:
         config = waiting.pop(0)
         if config is not None and not any(config is known for known in configs):

@@ -20,8 +20,9 @@ def additive_mask(
     where all queries see the same keys their rows share memory.
     """
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    visible = sdpa_mask(*sizes, **(options | skips))
-    rows = visible[..., :1, :] if visible.stride(-2) == 0 else visible
+    visible: Any = sdpa_mask(*sizes, **(options | skips))
+    first = visible[..., :1, :]
+    rows = first if bool((visible == first).all()) else visible
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=rows.device)
     return torch.where(rows, hidden.new_zeros(()), hidden).expand(visible.shape)
 
@@ -75,18 +76,22 @@ def split_mask(
 def _visible(attention_mask: Tensor) -> Bool[Tensor, "..."]:
     if attention_mask.dtype == torch.bool:
         return attention_mask
-    if attention_mask.stride(-2) == 0:  # read one row, not all copies of it
-        return _visible(attention_mask[..., :1, :].contiguous()).expand(attention_mask.shape)
+    if _rows_share_memory(attention_mask):  # read one row, not all copies of it
+        return _visible(attention_mask[..., :1, :]).expand(attention_mask.shape)
     visible = attention_mask == 0
     if not (visible | (attention_mask < -1e4)).all():
-        raise ValueError("the model adds a bias to its scores; approximations cannot honour it")
+        raise ValueError("the model adds a bias to its scores: approximations cannot honour it")
     return visible
 
 
 def _rows_agree(attention_mask: Tensor, visible: Tensor) -> bool:
-    if attention_mask.shape[-2] == 1 or attention_mask.stride(-2) == 0:
+    if attention_mask.shape[-2] == 1 or _rows_share_memory(attention_mask):
         return True
     return bool((visible == visible[..., :1, :]).all())
+
+
+def _rows_share_memory(mask: Tensor) -> bool:
+    return mask.shape[-2] > 1 and mask.stride(-2) == 0
 
 
 def _unless_all(visible: Tensor) -> Tensor | None:

@@ -41,7 +41,7 @@ def check_model(model: nn.Module) -> None:
         )
     for layer in attention_layers(model):
         for name, does in ATTRIBUTES.items():
-            if getattr(layer, name, None) not in (None, False):
+            if not _is_absent(getattr(layer, name, None)):
                 raise ValueError(f"{type(model).__name__} {does}: {_CANNOT}")
     if getattr(model.config, "output_attentions", False):
         raise ValueError(f"{WEIGHTS}; set model.config.output_attentions = False")
@@ -75,7 +75,7 @@ def check_call(dropout: float, options: Mapping[str, Any]) -> None:
             f"attention dropout is {dropout}; call model.eval() first, or train without it"
         )
     for name, value in options.items():
-        if value is None or value is False:
+        if _is_absent(value):
             continue
         if name in OPTIONS:
             raise ValueError(f"the model passes {OPTIONS[name]}: {_CANNOT}")
@@ -87,6 +87,10 @@ def refuse_weights(module: nn.Module, inputs: tuple[Any, ...], options: dict[str
     """A forward pre-hook: without it transformers would return None for the weights asked for."""
     if options.get("output_attentions"):
         raise ValueError(WEIGHTS)
+
+
+def _is_absent(value: object) -> bool:
+    return value is None or value is False
 
 
 def _may_change_scores(value: object) -> bool:
