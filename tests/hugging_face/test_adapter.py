@@ -281,6 +281,18 @@ def test_causal_masks_arrive_as_is_causal_and_padding_alone() -> None:
     assert torch.equal(hidden["attn_mask"][:, 0, 0], expected)
 
 
+def test_a_decoder_that_its_config_makes_bidirectional_is_one() -> None:
+    model, inputs = sharp("llama"), batch()
+    causal = logits(model, inputs)
+    model.config.is_causal = False
+    expected = logits(model, inputs)
+    assert (expected - causal).abs().max() > 0.1
+    with replace_attention(model, Exact()):
+        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    with replace_attention(model, LSH(12, 1, 0)):
+        assert logits(model, inputs).isfinite().all()
+
+
 @pytest.mark.parametrize("method", (Exact, lambda: OptimalValueOblivious(3)))
 def test_gradients_reach_the_weights_before_attention(either: PreTrainedModel, method) -> None:
     inputs = batch()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import transformers
+import yaml
+from packaging.version import Version
 
 from value_aware_attention.hugging_face.support import (
     NOT_TRIED,
@@ -75,6 +77,13 @@ def test_what_a_config_needs_beside_the_rest_it_needs(
     except Exception:
         return
     assert not without.equal
+
+
+def test_continuous_integration_tries_the_pinned_release_and_an_older_one() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    pinned, older = workflow["jobs"]["transformers"]["strategy"]["matrix"]["release"]
+    assert f"transformers=={pinned}\n" in (ROOT / "requirements.txt").read_text()
+    assert Version(older) < Version(pinned)
 
 
 def test_a_tiny_model_is_the_same_at_every_call() -> None:
