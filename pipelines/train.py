@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 from omegaconf import DictConfig
@@ -35,7 +36,7 @@ def train(
     save: Callable[[Any, Path], None],
     facts: Mapping[str, Any],
 ) -> None:
-    """Trains what `build` makes, writes the model's folder and its metrics.
+    """Trains what `build` makes, writes the model's folder, tokenizer included, and its metrics.
 
     A killed run continues where it was, if nothing that determines it has changed.
     """
@@ -64,6 +65,8 @@ def train(
         raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
     with new_folder(Path(cfg.models) / cfg.name) as folder:
         save(module.model, folder)
+        # Beside the model, so that the folder alone says how to read text into it.
+        copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
     write_json(Path(cfg.metrics) / f"{cfg.name}.json", metrics(cfg, module.model, curve, facts))
 
 

@@ -17,7 +17,10 @@ from value_aware_attention.data.batches import CausalBatches
 
 @app("train_causal")
 def main(cfg: DictConfig) -> None:
-    """Writes <models>/causal_<kernel>/ and the learning curve."""
+    """Writes <models>/causal_<kernel>/ and the learning curve.
+
+    CausalLanguageModel.load and AutoTokenizer read it.
+    """
     attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
     if attention:
         attention.check_trainable(

@@ -22,7 +22,10 @@ from value_aware_attention.models.trained_attention import TrainedAttention
 
 @app("train_masked")
 def main(cfg: DictConfig) -> None:
-    """Writes <models>/masked_<length>/, an ordinary Hugging Face folder, and the learning curve."""
+    """Writes <models>/masked_<length>/, an ordinary Hugging Face folder, and the learning curve.
+
+    AutoModelForMaskedLM and AutoTokenizer read it.
+    """
     attention = trained_attention(cfg)
     check(cfg, attention)
     folder, length = Path(cfg.tokens), cfg.positions.length

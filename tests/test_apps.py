@@ -11,10 +11,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.evaluation.causal import CausalTask
-from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.models import CausalLanguageModel, load_masked
 
 ROOT = Path(__file__).parents[1]
 CHAIN = (
@@ -227,6 +229,39 @@ def test_training_again_gives_the_same_weights(made: Path, tmp_path: Path) -> No
     shutil.copytree(made / "outputs/tokens", tmp_path / "outputs/tokens")
     run_app("train_causal kernel=elu", tmp_path)
     assert (tmp_path / "outputs/models/causal_elu/model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["masked_short", "masked_long", "masked_long_lsh"])
+def test_a_masked_checkpoint_is_an_ordinary_folder_with_its_tokenizer(
+    made: Path, tmp_path: Path, name: str
+) -> None:
+    folder = shutil.copytree(made / "outputs/models" / name, tmp_path / "elsewhere")
+    model = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    inputs = read_text(folder, made / "outputs/tokens/masked/tokenizer")[:, :16]
+    assert AutoTokenizer.from_pretrained(folder).mask_token_id == 4
+    with torch.no_grad():
+        logits = model(inputs).logits
+        if name != "masked_long_lsh":  # trained with another attention, read with exact attention
+            torch.testing.assert_close(logits, load_masked(folder)(inputs).logits)
+    assert logits.shape == (*inputs.shape, model.config.vocab_size) and logits.isfinite().all()
+
+
+def test_a_causal_checkpoint_loads_in_one_call_with_its_tokenizer(
+    made: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(made / "outputs/models/causal_elu", tmp_path / "elsewhere")
+    inputs = read_text(folder, made / "outputs/tokens/causal/tokenizer")
+    with torch.no_grad():
+        assert CausalLanguageModel.load(folder)(inputs).isfinite().all()
+
+
+def read_text(folder: Path, written: Path) -> torch.Tensor:
+    """Tokens by a checkpoint's tokenizer, which is the one that its training text was made with."""
+    text = "Return the number of tokens.\nEach is an integer >= 0: naïve, 42."
+    ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    assert ids == PreTrainedTokenizerFast.from_pretrained(written)(text)["input_ids"]
+    assert AutoTokenizer.from_pretrained(folder).decode(ids) == text
+    return torch.tensor([ids])
 
 
 def test_no_record_names_the_machine(made: Path) -> None:

@@ -1,0 +1,12 @@
+"""Any trained Hugging Face model with another attention: replaced for a while, or for good.
+
+    with hugging_face.replace_attention(model, approximations.OptimalValueOblivious(16)):
+        logits = model(**batch).logits
+
+`docs/hugging-face.md` says which architectures that covers, and what is refused and why.
+"""
+
+from value_aware_attention.hugging_face.adapter import replace_attention, set_attention
+from value_aware_attention.hugging_face.layers import attention_layers
+
+__all__ = ["attention_layers", "replace_attention", "set_attention"]

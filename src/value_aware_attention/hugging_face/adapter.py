@@ -1,0 +1,210 @@
+"""Swaps the attention of a trained Hugging Face model for an approximation, and back."""
+
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face.layers import (
+    attends_causally,
+    attention_layers,
+    chosen_layers,
+    cross_attention_layers,
+)
+from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
+from value_aware_attention.hugging_face.refusals import (
+    check_call,
+    check_heads,
+    check_methods,
+    check_model,
+    refuse_weights,
+)
+from value_aware_attention.kernels import Exponential, Kernel
+
+__all__ = ["replace_attention", "set_attention"]
+
+OWN = "value_aware_attention"
+"""The name under which transformers calls the attention that `set_attention` put into a model."""
+
+
+@contextmanager
+def replace_attention(
+    model: PreTrainedModel,
+    approximation: nn.Module | Callable[[int], nn.Module],
+    *,
+    kernel: Kernel | None = None,
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+) -> Iterator[PreTrainedModel]:
+    """Within the context, `model` computes its self-attention with `approximation`.
+
+    `approximation` is a module, or a callable layer_index -> module, for the modules that
+    `attention_layers` lists. `kernel` None is the model's own: exponential with its scaling; any
+    other is put into a model that was not trained with it. `layers` and `heads` None are all of
+    them; the rest, and attention to another sequence, stays exact. Where a method is given one
+    query at a time (generation with a cache), it gets the past keys as the model does.
+    On exit, also after an exception, the model is as it was; contexts nest.
+    Raises ValueError for a model without transformers' attention interface, and for what no
+    approximation can honour: logit soft-capping, attention sinks, position bias, attention
+    dropout, output_attentions, a method that is not causal in a causal model.
+    """
+    check_model(model)
+    methods = {
+        module: _method(approximation, number)
+        for module, number in chosen_layers(model, layers).items()
+    }
+    check_methods(model, methods)
+    check_heads(heads, getattr(model.config, "num_attention_heads", None))
+    exact = Exact()
+    others = {layer: exact for layer in [*attention_layers(model), *cross_attention_layers(model)]}
+    name = f"{OWN}_{uuid.uuid4().hex}"
+    with ExitStack() as restored:
+        _register(name, _attention_function(others | methods, kernel, heads))
+        restored.callback(_unregister, name)
+        for config, before in _implementations(model):
+            restored.callback(setattr, config, "_attn_implementation", before)
+        for handle in _hooks(model):
+            restored.callback(handle.remove)
+        _set_implementation(model, name)
+        yield model
+
+
+def set_attention(
+    model: PreTrainedModel,
+    approximation: Callable[[int], nn.Module],
+    *,
+    kernel: Kernel | None = None,
+) -> None:
+    """From now on layer i of `model` attends with the module `approximation(i)`, to be trained.
+
+    The modules become part of the model: `parameters()` and `state_dict()` have theirs. `kernel`
+    None is the model's own, exponential with its scaling. `replace_attention` goes before it.
+    Raises ValueError for a model that `replace_attention` refuses, or with attention dropout,
+    which approximations do not have.
+    """
+    check_model(model)
+    layers = attention_layers(model)
+    for layer in layers:
+        check_call(getattr(getattr(layer, "dropout", None), "p", 0.0), {})
+    methods = {layer: approximation(number) for number, layer in enumerate(layers)}
+    check_methods(model, methods)
+    for layer, method in methods.items():
+        layer.approximation, layer.kernel = method, kernel  # type: ignore[assignment]
+    _register(OWN, _own_attention)
+    _hooks(model)
+    _set_implementation(model, OWN)
+
+
+def _register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
+    AttentionInterface.register(name, function)
+    # Without a mask function of the same name transformers passes no mask at all, silently.
+    AttentionMaskInterface.register(name, additive_mask)
+
+
+def _set_implementation(model: PreTrainedModel, name: str) -> None:
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:  # transformers only logs that it cannot
+        raise ValueError(f"{type(model).__name__} does not let its attention function be chosen")
+
+
+def _unregister(name: str) -> None:
+    """The interfaces have no public way to forget a name."""
+    for interface in (AttentionInterface, AttentionMaskInterface):
+        interface._global_mapping.pop(name, None)
+
+
+def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
+    """Every config of the model that names an attention, innermost first, and the name.
+
+    There is no public way to read the name. Setting an outer config's sets its sub-configs' too, so
+    a stack of callbacks, which runs the last one first, restores the inner ones last.
+    """
+    configs: list[Any] = []
+    waiting: list[Any] = [
+        module.config for module in model.modules() if isinstance(module, PreTrainedModel)
+    ]
+    while waiting:
+        config = waiting.pop(0)
+        if config is not None and not any(config is known for known in configs):
+            configs.append(config)
+            waiting += [getattr(config, key, None) for key in config.sub_configs]
+    return [(config, config._attn_implementation) for config in reversed(configs)]
+
+
+def _hooks(model: PreTrainedModel) -> list[Any]:
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    return [part.register_forward_pre_hook(refuse_weights, with_kwargs=True) for part in parts]
+
+
+def _own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    methods: dict[nn.Module, Any] = {module: getattr(module, "approximation", None) or Exact()}
+    kernel: Any = getattr(module, "kernel", None)
+    return _attention_function(methods, kernel, None)(module, *inputs, **options)
+
+
+def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
+    return approximation if isinstance(approximation, nn.Module) else approximation(layer)
+
+
+def _attention_function(
+    methods: Mapping[nn.Module, nn.Module], kernel: Kernel | None, heads: Collection[int] | None
+) -> Callable[..., tuple[Tensor, None]]:
+    """The function transformers calls: (batch, heads, N, D) in, (batch, N, heads, V) out."""
+
+    def function(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        check_call(dropout, options)
+        check_heads(heads, query.shape[1])
+        method = methods[module]
+        key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
+        is_causal = attends_causally(module) if is_causal is None else is_causal
+        attn_mask, is_causal = split_mask(attention_mask, query, key, is_causal=is_causal)
+        groups = query.shape[1] // key.shape[1]  # grouped-query attention shares key/value heads
+        if groups > 1:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        output = _attend(
+            method,
+            (query, key, value),
+            heads,
+            kernel=kernel or Exponential(scaling),
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+        )
+        return output.transpose(1, 2).contiguous(), None
+
+    return function
+
+
+def _attend(
+    method: nn.Module,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    heads: Collection[int] | None,
+    **options: Any,
+) -> Float[Tensor, "batch heads N V"]:
+    """The method's output in `heads`, the exact one in the others."""
+    if heads is None or isinstance(method, Exact):
+        return method(*inputs, **options)
+    output = Exact()(*inputs, **options)
+    if not heads:
+        return output
+    chosen = torch.tensor(sorted(set(heads)), device=output.device)
+    mask = options["attn_mask"]
+    if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
+        options["attn_mask"] = mask.index_select(-3, chosen)
+    part = method(*(x.index_select(1, chosen) for x in inputs), **options)
+    return output.index_copy(1, chosen, part.to(output.dtype))

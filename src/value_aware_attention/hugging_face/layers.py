@@ -1,0 +1,78 @@
+"""Where a Hugging Face model attends: its self-attention and cross-attention modules."""
+
+from collections.abc import Callable, Collection
+from inspect import unwrap
+
+from torch import nn
+
+__all__ = ["attends_causally", "attention_layers", "chosen_layers", "cross_attention_layers"]
+
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+"""transformers' modelling code looks the attention function up in a global of this name."""
+
+CROSS_ATTENTION = ("cross", "encoder_attn", "encdec")
+"""What transformers' modelling code calls attention to another sequence."""
+
+
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """The self-attention modules that call transformers' AttentionInterface, in the model's order.
+
+    Layer i of `replace_attention` is the i-th of them. A module that a forward pass calls several
+    times (albert shares one between all its layers) is one layer; layers without such attention
+    (recurrent ones of hybrid models) are not counted; an encoder's come before its decoder's.
+    Raises ValueError for a model that has none.
+    """
+    layers = [module for name, module in _callers(model) if not _is_cross_attention(name, module)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no attention that transformers' AttentionInterface can "
+            f"replace; models such as roberta, bert, gpt2 or llama have"
+        )
+    return layers
+
+
+def cross_attention_layers(model: nn.Module) -> list[nn.Module]:
+    """The modules that attend to another sequence; `replace_attention` leaves them exact."""
+    return [module for name, module in _callers(model) if _is_cross_attention(name, module)]
+
+
+def chosen_layers(model: nn.Module, layers: Collection[int] | None) -> dict[nn.Module, int]:
+    """The self-attention modules that `layers` names, with their numbers; None = all.
+
+    Raises ValueError where the model has no such layer.
+    """
+    available = attention_layers(model)
+    if layers is None:
+        return {module: number for number, module in enumerate(available)}
+    if bad := sorted(set(layers) - set(range(len(available)))):
+        raise ValueError(
+            f"layers are {sorted(layers)}; the model has layers 0 to {len(available) - 1}, "
+            f"not {', '.join(map(str, bad))}"
+        )
+    return {available[number]: number for number in sorted(set(layers))}
+
+
+def attends_causally(module: nn.Module) -> bool:
+    """Whether a query of this layer sees only its past, as far as module and config tell."""
+    bidirectional = getattr(getattr(module, "config", None), "is_causal", True) is False
+    return bool(getattr(module, "is_causal", False)) and not bidirectional
+
+
+def _callers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules whose `forward` looks the attention function up, with their paths."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if INTERFACE in _names_used(type(module).forward)
+    ]
+
+
+def _names_used(function: Callable[..., object]) -> tuple[str, ...]:
+    code = getattr(unwrap(function), "__code__", None)
+    return code.co_names if code else ()
+
+
+def _is_cross_attention(name: str, module: nn.Module) -> bool:
+    # bert: layer.0.crossattention.self, gpt2: h.0.crossattention, bart: layers.0.encoder_attn
+    words = ".".join([*name.split(".")[-2:], type(module).__name__]).lower()
+    return any(word in words for word in CROSS_ATTENTION)

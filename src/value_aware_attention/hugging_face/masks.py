@@ -1,0 +1,103 @@
+"""transformers' attention masks as the boolean ones of this library."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers.masking_utils import sdpa_mask
+
+__all__ = ["additive_mask", "split_mask", "trim"]
+
+
+def additive_mask(
+    *sizes: Any, dtype: torch.dtype = torch.float32, **options: Any
+) -> Float[Tensor, "batch 1 N M"]:
+    """What transformers calls to make a mask: 0 = visible, the dtype's lowest number = hidden.
+
+    The `eager` mask, so that a model handles it as it does that one, with two differences: it is
+    never left out, because None would not say whether all keys are visible or only the past; and
+    where all queries see the same keys their rows share memory.
+    """
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    visible: Any = sdpa_mask(*sizes, **(options | skips))
+    first = visible[..., :1, :]
+    rows = first if bool((visible == first).all()) else visible
+    hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=rows.device)
+    return torch.where(rows, hidden.new_zeros(()), hidden).expand(visible.shape)
+
+
+def trim(
+    key: Float[Tensor, "batch heads M D"],
+    value: Float[Tensor, "batch heads M V"],
+    attention_mask: Tensor | None,
+    queries: int,
+) -> tuple[Float[Tensor, "batch heads m D"], Float[Tensor, "batch heads m V"], Tensor | None]:
+    """Without the end of a static cache, which no query sees yet.
+
+    Methods that go by positions take the queries for the last of the keys. A mask that is longer
+    than the keys loses its end, as it does in transformers.
+    """
+    keys = key.shape[2]
+    if attention_mask is None:
+        return key, value, None
+    mask = attention_mask[..., :keys]
+    if keys > queries:
+        seen = _visible(mask).flatten(0, -2).any(dim=0).nonzero()
+        keys = max(queries, int(seen[-1]) + 1 if len(seen) else 0)
+    return key[:, :, :keys], value[:, :, :keys], mask[..., :keys]
+
+
+def split_mask(
+    attention_mask: Tensor | None, query: Tensor, key: Tensor, *, is_causal: bool
+) -> tuple[Bool[Tensor, "..."] | None, bool]:
+    """`attn_mask` and `is_causal` that together hide what transformers' mask hides.
+
+    Where a mask is given it alone decides, as in `eager`: it is split into the causal one and the
+    keys that are hidden from all queries (padding) if it is the two together, so that a method
+    may be as fast, and refuse as early, as it can. Without a mask, `is_causal` decides: the queries
+    are the last of the keys. Raises ValueError for a mask that is a bias.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    if attention_mask is None:
+        if not is_causal or queries in (1, keys):
+            return None, is_causal and queries > 1
+        return _causal(queries, keys, query.device), False
+    visible = _visible(attention_mask)
+    if _rows_agree(attention_mask, visible):
+        return _unless_all(visible[..., :1, :]), False
+    if queries == keys:
+        padding = visible[..., -1:, :]  # the last query sees everything but padding
+        if bool((visible == padding & _causal(queries, keys, visible.device)).all()):
+            return _unless_all(padding), True
+    return visible, False
+
+
+def _visible(attention_mask: Tensor) -> Bool[Tensor, "..."]:
+    if attention_mask.dtype == torch.bool:
+        return attention_mask
+    if _rows_share_memory(attention_mask):  # read one row, not all copies of it
+        return _visible(attention_mask[..., :1, :]).expand(attention_mask.shape)
+    visible = attention_mask == 0
+    if not (visible | (attention_mask < -1e4)).all():
+        raise ValueError("the model adds a bias to its scores: approximations cannot honour it")
+    return visible
+
+
+def _rows_agree(attention_mask: Tensor, visible: Tensor) -> bool:
+    if attention_mask.shape[-2] == 1 or _rows_share_memory(attention_mask):
+        return True
+    return bool((visible == visible[..., :1, :]).all())
+
+
+def _rows_share_memory(mask: Tensor) -> bool:
+    return mask.shape[-2] > 1 and mask.stride(-2) == 0
+
+
+def _unless_all(visible: Tensor) -> Tensor | None:
+    return None if visible.all() else visible
+
+
+def _causal(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "N M"]:
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return seen.tril(keys - queries)

@@ -1,0 +1,278 @@
+"""Which architectures of the installed transformers `replace_attention` covers: tried, one by one.
+
+`python -m value_aware_attention.hugging_face.support` prints the table of docs/hugging-face.md.
+"""
+
+import logging
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from inspect import signature
+from math import nan
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from value_aware_attention.approximations import Exact, OptimalValueOblivious
+from value_aware_attention.hugging_face.adapter import replace_attention
+from value_aware_attention.hugging_face.layers import INTERFACE
+
+__all__ = [
+    "NOT_TRIED",
+    "Result",
+    "architectures",
+    "calls_interface",
+    "markdown",
+    "tiny",
+    "try_architecture",
+]
+
+MAPPINGS = (
+    modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
+"""An architecture is tried as the first of these that it has."""
+
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,  # hybrid models attend in every fourth
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "q_lora_rank": 8,  # latent attention
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "intermediate_size": 48,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "vocab_size": 99,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_experts": 4,  # mixtures of experts
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+"""What a config is asked for where it has such a value; the rest is its own default."""
+
+TINY_TOO: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_group_size": 2},
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16, "attn_layer_indices": [1]},
+    "dots1": {"n_shared_experts": 1},
+    "esmc": {"num_key_value_heads": 4},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 99, "laurel_rank": 4},
+    "gemma4_text": {"vocab_size_per_layer_input": 99},
+    "granitemoehybrid": {
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "layer_types": ["mamba", "attention"] * 2,
+    },
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mobilebert": {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32},
+    "neomme": {"head_dim": 16},
+    "roc_bert": {"pronunciation_vocab_size": 9, "shape_vocab_size": 9},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What some architectures need beside it."""
+
+LARGEST = 10_000_000
+"""Parameters of the largest model that is tried."""
+
+NOT_TRIED = {
+    "cohere_compass_text": "its default config names no rotary parameters for its layers",
+    "dots3_note_text": "its default config does not become small",
+    "qwen4_exp_text": "its default config names no budget for its sparse layers",
+    "zamba": "its weights cannot be tied in a few layers",
+    "zamba2": "its layers follow a list of 54",
+}
+"""Architectures whose config does not become tiny, and why."""
+
+
+NO_INTERFACE = "does not call transformers' attention interface"
+
+
+class Result(NamedTuple):
+    """What an architecture did."""
+
+    error: float
+    """Largest difference to eager attention with `Exact`, relative to the largest output."""
+    one_key: float
+    """The same with one key per query: what it would look like to be wrong."""
+    unmasked: float
+    """The same with `Exact` and no mask."""
+    refused: str | None
+    """The one line that says what cannot be honoured; the numbers are then NaN."""
+
+    @property
+    def equal(self) -> bool:
+        """Equal to eager, by a test that would have shown a difference."""
+        return self.refused is None and self.error < 1e-3 < 1e-2 < min(self.one_key, self.unmasked)
+
+
+@cache
+def architectures() -> dict[str, str]:
+    """Model type -> class of every text architecture, by transformers' own lists.
+
+    Models of several parts (images, sound) have a config for each part and are left out.
+    """
+    named = {kind: name for mapping in reversed(MAPPINGS) for kind, name in mapping.items()}
+    return {
+        kind: name if isinstance(name, str) else name[0]
+        for kind, name in sorted(named.items())
+        if not CONFIG_MAPPING[kind].sub_configs
+    }
+
+
+def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
+    """A model of this type with some ten thousand weights, large enough to be far from uniform.
+
+    With transformers' random weights attention is nearly uniform, and a lost mask moves little.
+    Raises ValueError where its config does not allow one.
+    """
+    config, build = _tiny_config(kind), getattr(transformers, architectures()[kind])
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in build(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size:,} parameters")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(config).eval()
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.data.normal_(std=0.3)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def try_architecture(kind: str) -> Result:
+    """A tiny model of this type, by eager attention and through the adapter, on padded text."""
+    if not calls_interface(kind):
+        return _refused(NO_INTERFACE)
+    with _quiet():
+        model = tiny(kind)
+        batch, visible = _batch(model.config)
+        eager = _outputs(model, batch, visible)
+        try:
+            through = [_outputs_with(model, method, batch, visible) for method in _methods()]
+        except ValueError as reason:
+            return _refused(str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0])
+    scale = eager.abs().max()
+    error, one_key, unmasked = (float((found - eager).abs().max() / scale) for found in through)
+    return Result(error, one_key, unmasked, refused=None)
+
+
+def calls_interface(kind: str) -> bool:
+    """Whether this type's modelling code knows transformers' attention interface at all."""
+    return hasattr(sys.modules[getattr(transformers, architectures()[kind]).__module__], INTERFACE)
+
+
+def markdown() -> str:
+    """The table in Markdown: what happens, and the architectures to which it does."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    for kind in architectures():
+        if kind in NOT_TRIED:
+            rows[f"not tried: {NOT_TRIED[kind]}"].append(kind)
+            continue
+        result = try_architecture(kind)
+        if not (result.equal or result.refused):
+            raise AssertionError(f"{kind} is neither equal to eager nor refused: {result}")
+        rows[f"refused: {result.refused}" if result.refused else "equal to eager"].append(kind)
+    lines = ["| | architectures |", "| --- | --- |"]
+    lines += [f"| {what} | {', '.join(kinds)} |" for what, kinds in sorted(rows.items())]
+    return "\n".join(lines)
+
+
+def _refused(reason: str) -> Result:
+    return Result(error=nan, one_key=nan, unmasked=nan, refused=reason)
+
+
+class _Unmasked(nn.Module):
+    """Exact attention that ignores what is hidden."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return Exact()(query, key, value, kernel=options["kernel"])
+
+
+def _methods() -> tuple[nn.Module, ...]:
+    return Exact(), OptimalValueOblivious(1), _Unmasked()
+
+
+def _tiny_config(kind: str) -> PreTrainedConfig:
+    config = CONFIG_MAPPING[kind]
+    known = {*signature(config.__init__).parameters, *config.attribute_map}
+    values = {name: value for name, value in TINY.items() if name in known}
+    if "kv_lora_rank" in known:  # latent attention has as many key heads as query heads
+        values["num_key_value_heads"] = TINY["num_attention_heads"]
+    return config(**values | TINY_TOO.get(kind, {}))
+
+
+def _batch(config: PreTrainedConfig) -> tuple[dict[str, Tensor], Bool[Tensor, "batch N"]]:
+    """Two texts of 12 and 8 tokens, padded at the end; a decoder beside an encoder reads 7."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 90, (2, 12), generator=generator)
+    visible = torch.arange(12) < torch.tensor([[12], [8]])
+    batch: dict[str, Any] = {"input_ids": tokens, "attention_mask": visible.long()}
+    batch["use_cache"] = False
+    if config.is_encoder_decoder:
+        batch["decoder_input_ids"] = tokens[:, :7]
+        visible = visible.new_ones(2, 7)
+    return batch, visible
+
+
+@torch.no_grad()
+def _outputs(
+    model: PreTrainedModel, batch: dict[str, Tensor], visible: Bool[Tensor, "batch N"]
+) -> Float[Tensor, "visible numbers"]:
+    return model(**batch).logits[visible]
+
+
+def _outputs_with(
+    model: PreTrainedModel,
+    method: nn.Module,
+    batch: dict[str, Tensor],
+    visible: Bool[Tensor, "batch N"],
+) -> Float[Tensor, "visible numbers"]:
+    with replace_attention(model, method):
+        return _outputs(model, batch, visible)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without advice on kernels and settings that a tiny model has no use for."""
+    logger = transformers.logging.get_logger("transformers")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+if __name__ == "__main__":
+    print(markdown())

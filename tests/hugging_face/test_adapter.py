@@ -1,0 +1,329 @@
+"""The adapter: exact equals eager whatever is hidden, a lost mask shows, everything restores."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from tests.hugging_face.models import (
+    DECODERS,
+    ENCODERS,
+    PADDINGS,
+    Recorder,
+    Unmasked,
+    batch,
+    logits,
+    sharp,
+)
+from value_aware_attention.approximations import (
+    LSH,
+    Exact,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SlidingWindow,
+)
+from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
+from value_aware_attention.kernels import Elu, Exponential
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CLOSE = {"atol": 2e-4, "rtol": 2e-4}
+
+
+@pytest.fixture(params=(*ENCODERS, *DECODERS))
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return sharp(request.param)
+
+
+@pytest.fixture(params=("roberta", "llama"))
+def either(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """An encoder and a decoder, for what does not depend on the architecture."""
+    return sharp(request.param)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_exact_equals_eager_and_one_key_does_not(model: PreTrainedModel, padding: str) -> None:
+    inputs = batch(padding)
+    expected = logits(model, inputs)
+    with replace_attention(model, Exact()):
+        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    with replace_attention(model, OptimalValueOblivious(1)):
+        assert (logits(model, inputs) - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("padding", ("right", "left"))
+def test_a_dropped_mask_shows(model: PreTrainedModel, padding: str) -> None:
+    inputs = batch(padding)
+    expected = logits(model, inputs)
+    with replace_attention(model, Unmasked()):
+        assert (logits(model, inputs) - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ("modernbert", "mistral", "modernbert-decoder"))
+def test_windows_of_a_models_own_are_kept(kind: str) -> None:
+    """With texts longer than its window, and a window other than in the other tests."""
+    model = sharp(kind)
+    inputs = batch(length=12)
+    wide = logits(model, inputs)
+    for name in ("sliding_window", "local_attention"):
+        if hasattr(model.config, name):
+            setattr(model.config, name, 4)
+    for module in model.modules():
+        if getattr(module, "sliding_window", None):
+            module.sliding_window = 4
+    expected = logits(model, inputs)
+    assert (expected - wide).abs().max() > 0.1
+    with replace_attention(model, Exact()):
+        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_half_precision_stays_as_close_as_eager(
+    either: PreTrainedModel, dtype: torch.dtype
+) -> None:
+    inputs = batch()
+    expected = logits(either, inputs)
+    either.to(dtype)
+    eager = logits(either, inputs)
+    with replace_attention(either, Exact()):
+        found = logits(either, inputs)
+    assert found.dtype == dtype
+    errors = [(x.float() - expected).abs().max() / expected.abs().max() for x in (found, eager)]
+    assert errors[0] < 2 * errors[1] + 1e-3
+    with replace_attention(either, OptimalValueAware(2)):  # solves, and so needs fp32 inside
+        assert logits(either, inputs).isfinite().all()
+
+
+def test_it_restores_after_an_exception_and_contexts_nest(either: PreTrainedModel) -> None:
+    interfaces = (AttentionInterface, AttentionMaskInterface)
+    inputs, known = batch(), [set(x._global_mapping) for x in interfaces]
+    expected = logits(either, inputs)
+    with (
+        pytest.raises(RuntimeError, match="on purpose"),
+        replace_attention(either, OptimalValueOblivious(1)),
+    ):
+        outer = logits(either, inputs)
+        with replace_attention(either, Exact()):
+            torch.testing.assert_close(logits(either, inputs), expected, **CLOSE)
+        assert torch.equal(logits(either, inputs), outer)
+        raise RuntimeError("on purpose")
+    assert torch.equal(logits(either, inputs), expected)
+    assert either.config._attn_implementation == "eager"
+    assert [set(x._global_mapping) for x in interfaces] == known
+    assert not any(module._forward_pre_hooks for module in either.modules())
+
+
+def test_nothing_keeps_a_model_or_a_method_alive() -> None:
+    model, method = sharp("roberta"), OptimalValueOblivious(1)
+    with replace_attention(model, method):
+        logits(model, batch())
+    gone = [weakref.ref(x) for x in (model, method)]
+    del model, method
+    gc.collect()
+    assert [x() for x in gone] == [None, None]
+
+
+def test_every_config_of_a_composite_model_gets_back_its_own() -> None:
+    """What the private attribute is for: transformers has no way to ask for the names."""
+    from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 99}
+    parts = BertConfig(**small), BertConfig(**small, is_decoder=True, add_cross_attention=True)
+    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).eval()
+    model.set_attn_implementation({"": "eager", "encoder": "eager", "decoder": "sdpa"})
+    names = [model.config, model.encoder.config, model.decoder.config]
+    before = [config._attn_implementation for config in names]
+    assert before == ["eager", "eager", "sdpa"]
+    inputs = batch("none") | {"decoder_input_ids": torch.arange(5, 12).expand(3, 7)}
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with replace_attention(model, Exact()):
+            assert len({config._attn_implementation for config in names}) == 1
+            torch.testing.assert_close(model(**inputs).logits, expected, **CLOSE)
+    assert [config._attn_implementation for config in names] == before
+
+
+def test_two_models_at_once() -> None:
+    one, two = sharp("roberta"), sharp("gpt2")
+    inputs = batch()
+    exact = logits(one, inputs), logits(two, inputs)
+    with replace_attention(one, OptimalValueOblivious(1)):
+        with replace_attention(two, SlidingWindow(2)):
+            both = logits(one, inputs), logits(two, inputs)
+        assert torch.equal(logits(one, inputs), both[0])
+        assert torch.equal(logits(two, inputs), exact[1])
+    with replace_attention(two, SlidingWindow(2)):
+        assert torch.equal(logits(two, inputs), both[1])
+    assert torch.equal(logits(one, inputs), exact[0])
+
+
+def test_layers_can_be_chosen_and_get_different_objects(model: PreTrainedModel) -> None:
+    inputs, count = batch(), len(attention_layers(model))
+    expected, made = logits(model, inputs), {}
+
+    def recorder(layer: int) -> nn.Module:
+        return made.setdefault(layer, Recorder())
+
+    with replace_attention(model, recorder):
+        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    assert list(made) == list(range(count))
+    assert all(r.calls for r in made.values())
+    made.clear()
+    with replace_attention(model, recorder, layers=[count - 1]):
+        logits(model, inputs)
+    assert list(made) == [count - 1]
+    with replace_attention(model, OptimalValueOblivious(1), layers=[]):
+        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    with replace_attention(model, OptimalValueOblivious(1), layers=[0]):
+        assert (logits(model, inputs) - expected).abs().max() > 1e-2
+
+
+def test_layers_are_counted_in_the_order_they_are_called(model: PreTrainedModel) -> None:
+    order: list[int] = []
+
+    class Numbered(Recorder):
+        def forward(self, *inputs, **options):
+            order.append(self.number)
+            return super().forward(*inputs, **options)
+
+    def numbered(layer: int) -> nn.Module:
+        method = Numbered()
+        method.number = layer
+        return method
+
+    with replace_attention(model, numbered):
+        logits(model, batch())
+    if model.config.model_type == "albert":  # one module, called once for each of its layers
+        assert order == [0] * model.config.num_hidden_layers
+    else:
+        assert order == list(range(model.config.num_hidden_layers))
+
+
+def test_heads_can_be_chosen(either: PreTrainedModel) -> None:
+    inputs, method = batch(), OptimalValueOblivious(1)
+    expected = logits(either, inputs)
+    found = {}
+    for heads in ((), (0,), (1, 3), (0, 1, 2, 3), None):
+        with replace_attention(either, method, heads=heads, layers=[0]):
+            found[heads] = logits(either, inputs)
+    torch.testing.assert_close(found[()], expected, **CLOSE)
+    torch.testing.assert_close(found[0, 1, 2, 3], found[None])
+    different = [found[heads] for heads in ((), (0,), (1, 3), None)]
+    for number, one in enumerate(different):
+        assert all((one - other).abs().max() > 1e-3 for other in different[:number])
+
+
+def test_a_chosen_head_gets_the_method_and_the_others_the_exact_output() -> None:
+    model, recorded = sharp("llama"), {}
+
+    class Fixed(nn.Module):
+        def forward(self, query, key, value, **options):
+            recorded["heads"] = query.shape[1]
+            return torch.full_like(query, 7.0)
+
+    layer = attention_layers(model)[0]
+    seen = []
+    layer.o_proj.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad(), replace_attention(model, Fixed(), layers=[0], heads=[2]):
+        model(**batch())
+    with torch.no_grad(), replace_attention(model, Exact()):
+        model(**batch())
+    replaced, exact = (x.unflatten(-1, (4, -1)) for x in seen)
+    assert recorded["heads"] == 1
+    assert (replaced[..., 2, :] == 7).all()
+    assert torch.equal(replaced[..., [0, 1, 3], :], exact[..., [0, 1, 3], :])
+
+
+def test_key_and_value_heads_are_repeated_for_their_queries() -> None:
+    model, recorder = sharp("llama"), Recorder()
+    with replace_attention(model, recorder, layers=[0]):
+        logits(model, batch())
+    key, value = recorder.calls[0]["key"], recorder.calls[0]["value"]
+    assert key.shape[1] == value.shape[1] == 4
+    for x in (key, value):
+        assert torch.equal(x[:, 0], x[:, 1]) and torch.equal(x[:, 2], x[:, 3])
+        assert not torch.equal(x[:, 0], x[:, 2])
+
+
+def test_the_kernel_has_the_models_own_scaling_unless_another_is_given() -> None:
+    model = sharp("gpt2")
+    for layer in attention_layers(model):
+        layer.scaling = 0.123
+    inputs, recorder = batch(), Recorder()
+    expected = logits(model, inputs)
+    with replace_attention(model, recorder):
+        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    assert {call["kernel"] for call in recorder.calls} == {Exponential(0.123)}
+    with replace_attention(model, recorder, kernel=Elu()):
+        assert (logits(model, inputs) - expected).abs().max() > 0.1
+    assert recorder.calls[-1]["kernel"] == Elu()
+
+
+def test_causal_masks_arrive_as_is_causal_and_padding_alone() -> None:
+    """So that methods can be fast, and those that need shared keys refuse only what they must."""
+    recorder = Recorder()
+    for kind, padding in (
+        ("llama", "none"),
+        ("llama", "right"),
+        ("bert", "none"),
+        ("bert", "left"),
+    ):
+        with replace_attention(sharp(kind), recorder, layers=[0]) as model:
+            logits(model, batch(padding))
+    causal, padded, free, hidden = recorder.calls
+    assert causal["is_causal"] and causal["attn_mask"] is None
+    assert padded["is_causal"] and padded["attn_mask"].shape == (3, 1, 1, 12)
+    assert not free["is_causal"] and free["attn_mask"] is None
+    assert not hidden["is_causal"] and hidden["attn_mask"].shape == (3, 1, 1, 12)
+    expected = batch("left")["attention_mask"].bool()
+    assert torch.equal(hidden["attn_mask"][:, 0, 0], expected)
+
+
+def test_a_decoder_that_its_config_makes_bidirectional_is_one() -> None:
+    model, inputs = sharp("llama"), batch()
+    causal = logits(model, inputs)
+    model.config.is_causal = False
+    expected = logits(model, inputs)
+    assert (expected - causal).abs().max() > 0.1
+    with replace_attention(model, Exact()):
+        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    with replace_attention(model, LSH(12, 1, 0)):
+        assert logits(model, inputs).isfinite().all()
+
+
+@pytest.mark.parametrize("method", (Exact, lambda: OptimalValueOblivious(3)))
+def test_gradients_reach_the_weights_before_attention(either: PreTrainedModel, method) -> None:
+    inputs = batch()
+    names = ("query.weight", "key.weight", "value.weight", "q_proj.weight", "k_proj.weight")
+    weights = {n: p for n, p in either.named_parameters() if n.endswith(names)}
+    assert len(weights) >= 4
+    with replace_attention(either, method()):
+        either(**inputs).logits.square().sum().backward()
+    assert all(p.grad.isfinite().all() and (p.grad != 0).any() for p in weights.values())
+
+
+def test_exact_has_the_gradients_of_eager(either: PreTrainedModel) -> None:
+    inputs = {"input_ids": batch("none")["input_ids"]}
+    weight = next(p for n, p in either.named_parameters() if "layers.0" in n or "layer.0" in n)
+
+    def gradient() -> torch.Tensor:
+        (found,) = torch.autograd.grad(either(**inputs).logits.square().mean(), weight)
+        return found
+
+    expected = gradient()
+    with replace_attention(either, Exact()):
+        torch.testing.assert_close(gradient(), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_set_attention_takes_masks_and_refuses_as_replace_attention_does() -> None:
+    model, inputs = sharp("llama"), batch("left")
+    expected = logits(model, inputs)
+    with pytest.raises(ValueError, match=r"LSH does not support causal .*LlamaForCausalLM is"):
+        set_attention(model, lambda layer: LSH(4, 1, layer))
+    assert torch.equal(logits(model, inputs), expected)
+    set_attention(model, lambda layer: Exact())
+    torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    with pytest.raises(ValueError, match="output_attentions"):
+        model(**inputs, output_attentions=True)
