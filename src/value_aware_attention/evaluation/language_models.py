@@ -269,7 +269,8 @@ def vocabulary_size(model: Model) -> int:
     """How many tokens a model knows."""
     if isinstance(model, CausalLanguageModel):
         return model.embedding.num_embeddings
-    return model.get_input_embeddings().num_embeddings
+    size: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
+    return size
 
 
 def positions(model: Model) -> int | None:
@@ -281,4 +282,5 @@ def positions(model: Model) -> int | None:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             reserved = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - reserved
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit
