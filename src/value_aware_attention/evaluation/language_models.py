@@ -277,10 +277,9 @@ def positions(model: Model) -> int | None:
     """The longest sequence a model can read, special tokens included; None = no limit is known."""
     if isinstance(model, CausalLanguageModel):
         return None
-    for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from pad_token_id + 1
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - reserved
     limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for module in model.modules():
+        padding = getattr(module, "padding_idx", None)
+        if limit is not None and padding is not None and hasattr(module, "position_embeddings"):
+            return limit - padding - 1  # RoBERTa and its kin count from padding_idx + 1
     return limit
