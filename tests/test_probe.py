@@ -293,4 +293,4 @@ def test_pickled_weights_and_models_of_approximations_are_refused(
     (folder / "windowed").mkdir()
     attention.save(folder / "windowed")
     with pytest.raises(SystemExit, match="was trained with SlidingWindow"):
-        run(folder, "model={windowed} text={text.txt}", tmp_path)
+        run(folder, "model={windowed} tokenizer={bert} text={text.txt}", tmp_path)
