@@ -18,6 +18,7 @@ from value_aware_attention.models.mixing import Mixing
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("base", "paths"))
+ASKED = {"probe": ["probe.model=x", "probe.text=x"]}  # what a user must give
 
 
 def options(group: str) -> list[str]:
@@ -37,7 +38,7 @@ def composed(app: str, *overrides: str) -> DictConfig:
 @pytest.mark.parametrize("app", APPS)
 @pytest.mark.parametrize("scale", options("scale"))
 def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
-    cfg = composed(app, f"scale={scale}")
+    cfg = composed(app, f"scale={scale}", *ASKED.get(app, []))
     assert cfg.scale == scale
     section = OmegaConf.to_container(cfg[app], resolve=False)
     assert section

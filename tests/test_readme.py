@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from probed import model, tokenizer, words
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -24,6 +25,22 @@ def test_the_example_of_any_trained_model_runs(capsys: pytest.CaptureFixture[str
     exec(compile(example, "hugging-face.md", "exec"), {})
     errors = [float(x) for x in re.findall(r"tensor\((.*?)\)", capsys.readouterr().out)]
     assert len(errors) == 4 and errors[0] > 1e-4 > errors[-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_probe_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model("bert").save_pretrained(tmp_path / "my-model")
+    tokenizer().save_pretrained(tmp_path / "my-model")
+    (tmp_path / "text.txt").write_text(words(40))
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    (example,) = (text for text in examples if "probe.probe(" in text)
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "On my-model, 4 value-aware keys match" in printed
+    assert re.search(r"\{'optimal_v_oblivious': \d+, 'optimal_v_aware': \d+\}", printed)
 
 
 def test_every_file_it_links_to_exists() -> None:

@@ -11,13 +11,13 @@ from value_aware_attention import approximations, error, kernels
 from value_aware_attention.attention import attention
 
 if TYPE_CHECKING:
-    from value_aware_attention import hugging_face
+    from value_aware_attention import hugging_face, probe
 
-__all__ = ["approximations", "attention", "error", "hugging_face", "kernels"]
+__all__ = ["approximations", "attention", "error", "hugging_face", "kernels", "probe"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports the adapter, and with it transformers, only when it is asked for."""
-    if name == "hugging_face":
-        return import_module("value_aware_attention.hugging_face")
+    """Imports what needs transformers only when it is asked for."""
+    if name in ("hugging_face", "probe"):
+        return import_module(f"value_aware_attention.{name}")
     raise AttributeError(f"module 'value_aware_attention' has no attribute {name!r}")

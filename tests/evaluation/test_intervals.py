@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from value_aware_attention.evaluation.intervals import paired_difference
+from value_aware_attention.evaluation.intervals import paired_difference, ratio_of_sums
 
 
 def test_with_equal_units_it_is_the_paired_t_interval() -> None:
@@ -32,3 +32,18 @@ def test_it_covers_the_truth_about_95_times_in_100() -> None:
 def test_one_unit_has_no_interval() -> None:
     interval = paired_difference(np.array([2.0]), np.array([1.0]), np.array([4.0]))
     assert interval.estimate == 0.25 and np.isnan(interval.low)
+
+
+def test_intervals_of_many_ratios_are_those_of_each_and_shrink_with_the_units() -> None:
+    random = np.random.default_rng(0)
+    totals, counts = random.normal(size=(6, 3)), random.uniform(1, 2, size=(6, 1))
+    estimate, low, high = ratio_of_sums(totals, counts)
+    for place in range(3):
+        one = paired_difference(totals[:, place], np.zeros(6), counts[:, 0])
+        assert (estimate[place], low[place], high[place]) == pytest.approx(
+            (one.estimate, one.low, one.high)
+        )
+    # The same units four times over: half the standard error, and a smaller t.
+    again, low_again, high_again = ratio_of_sums(np.tile(totals, (4, 1)), np.tile(counts, (4, 1)))
+    np.testing.assert_allclose(again, estimate)
+    assert ((high_again - low_again) < 0.5 * (high - low)).all()

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,9 @@ from value_aware_attention.error import relative_output_error
 from value_aware_attention.evaluation.intervals import paired_difference
 from value_aware_attention.evaluation.task import LayerCall, Layerwise, Task, UnitSums
 
-__all__ = ["Cell", "evaluate_cell", "evaluate_own", "expand_axes", "source_hash"]
+__all__ = ["Cell", "end_metric", "evaluate_cell", "evaluate_own", "expand_axes", "source_hash"]
+
+SCALES = {"error": 100.0, "cosine": 1.0}  # metrics that are the mean per target, times this
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,7 @@ def evaluate_cell(
     record: dict[str, Any] = {
         "approximation": cell.approximation,
         "parameters": dict(cell.parameters),
-        **_sums(sums),
-        **_metric(sums, exact, task.metric),
+        **end_metric(sums, exact, task.metric),
         "relative_output_error": [
             _relative_error(cell.build(layer), call) for layer, call in enumerate(calls)
         ],
@@ -75,31 +77,36 @@ def evaluate_own(task: Task) -> dict[str, Any]:
     return {
         "approximation": "exact",
         "parameters": {},
-        **_sums(sums),
-        **_metric(sums, sums, task.metric),
+        **end_metric(sums, sums, task.metric),
         "relative_output_error": [],
     }
 
 
-def _sums(sums: UnitSums) -> dict[str, Any]:
-    """The metric's sums unit by unit, and the number of targets."""
+def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
+    """The metric's sums unit by unit, its value, and the paired 95% interval around exact's.
+
+    `value` is the mean per target as the metric is reported: exp(nats) for "perplexity", 100 times
+    the share of wrong ones for "error", itself for "cosine". value = exact + difference.
+    """
     return {
         "count": int(sums.counts.sum()),
         "unit_totals": sums.totals.tolist(),
         "unit_counts": sums.counts.tolist(),
+        **_metric(sums, exact, metric),
     }
 
 
 def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float]:
-    """Value, paired difference to exact and their ends; value = exact + difference."""
+    """Value, paired difference to exact and their ends."""
     interval = paired_difference(sums.totals, exact.totals, sums.counts)
     ends = (interval.estimate, interval.low, interval.high)
     if metric == "perplexity":
         baseline = math.exp(exact.mean())
         value, low, high = (baseline * math.exp(min(end, 700.0)) for end in ends)
     else:
-        baseline = 100 * exact.mean()
-        value, low, high = (baseline + 100 * end for end in ends)
+        scale = SCALES[metric]
+        baseline = scale * exact.mean()
+        value, low, high = (baseline + scale * end for end in ends)
     return {
         "value": value,
         "low": low,
@@ -146,10 +153,16 @@ class _Audit(nn.Module):
         self.largest_support = max(self.largest_support, int(chosen.support().max()))
 
 
-def source_hash(method: nn.Module) -> str:
+def source_hash(method: object) -> str:
     """Hash of the project's source that a method's output depends on, the evaluation included."""
+    return _hash_of_imports(type(method).__module__)
+
+
+@cache
+def _hash_of_imports(module: str) -> str:
+    """Of a module's source, this one's, and that of everything of the project they import."""
     package = __name__.partition(".")[0]
-    waiting = {type(method).__module__, __name__}
+    waiting = {module, __name__}
     seen: set[str] = set()
     while waiting:
         name = waiting.pop()

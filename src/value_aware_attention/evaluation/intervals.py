@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-__all__ = ["Interval", "paired_difference"]
+__all__ = ["Interval", "paired_difference", "ratio_of_sums"]
 
 CONFIDENCE = 0.95
 
@@ -29,12 +29,23 @@ def paired_difference(
     targets, are taken as independent, since the targets of one window share their context: the
     variance is that of a ratio estimator, sum(d_u) / sum(n_u).
     """
-    difference = totals - exact_totals
-    estimate = float(difference.sum() / counts.sum())
-    units = len(counts)
+    estimate, low, high = ratio_of_sums(totals - exact_totals, counts)
+    return Interval(float(estimate), float(low), float(high))
+
+
+def ratio_of_sums(
+    totals: NDArray[np.float64], counts: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """sum(t_u) / sum(n_u) over the units u of the first axis, and the ends of its 95% interval.
+
+    Other axes are other ratios; they broadcast. The ends of a single unit are NaN.
+    """
+    units, count = len(counts), counts.sum(axis=0)
+    estimate = totals.sum(axis=0) / count
     if units < 2:
-        return Interval(estimate, float("nan"), float("nan"))
-    deviation = difference - estimate * counts
-    error = np.sqrt(units / (units - 1) * (deviation**2).sum()) / counts.sum()
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, units - 1) * error)
-    return Interval(estimate, estimate - margin, estimate + margin)
+        unknown = np.full_like(estimate, np.nan)
+        return estimate, unknown, unknown
+    deviation = totals - estimate * counts
+    error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
+    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, units - 1)) * error
+    return estimate, estimate - margin, estimate + margin

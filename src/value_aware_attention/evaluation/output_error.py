@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations import (
@@ -68,7 +68,7 @@ def sample_rows(call: LayerCall, rows: int) -> SampledRows:
     """At least `rows` queries, if there are as many, from `first_row` on and evenly spaced.
 
     Every head gives equally many; the heads take turns, so that together they cover more positions
-    than one of them. A causal call becomes an explicit mask of the rows taken.
+    than one of them. What the call masks becomes an explicit mask of the rows taken.
     """
     batch, heads, queries = call.query.shape[:-1]
     groups, available = batch * heads, queries - call.first_row
@@ -78,9 +78,21 @@ def sample_rows(call: LayerCall, rows: int) -> SampledRows:
     position = call.first_row + spaced.view(per_head, batch, heads).permute(1, 2, 0)
     position = position.to(call.query.device)
     query = call.query.gather(2, position[..., None].expand(-1, -1, -1, call.query.shape[-1]))
-    keys = torch.arange(call.key.shape[-2], device=call.query.device)
-    visible = keys <= position[..., None] if call.is_causal else None
+    visible = _visible(call, position)
     return SampledRows(query.double(), call.key.double(), call.value.double(), call.kernel, visible)
+
+
+def _visible(call: LayerCall, position: Int[Tensor, "B H N"]) -> Bool[Tensor, "B H N M"] | None:
+    """The keys that the queries at `position` see; None = all."""
+    (batch, heads, queries), keys = call.query.shape[:-1], call.key.shape[-2]
+    visible = None
+    if call.is_causal:
+        visible = torch.arange(keys, device=position.device) <= position[..., None]
+    if call.attn_mask is not None:
+        mask = call.attn_mask.expand(batch, heads, queries, keys)
+        rows = mask.gather(2, position[..., None].expand(-1, -1, -1, keys))
+        visible = rows if visible is None else visible & rows
+    return visible
 
 
 @torch.inference_mode()

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -42,6 +42,8 @@ class LayerCall:
     is_causal: bool
     first_row: int
     """Rows before it only provide context; statistics leave them out."""
+    attn_mask: Bool[Tensor, "#B #H #N #M"] | None = None
+    """True = may attend; beside `is_causal`. None = every key."""
 
 
 @runtime_checkable
@@ -49,7 +51,7 @@ class Task(Protocol):
     """A trained model with its evaluation text."""
 
     metric: str
-    """"perplexity" or "error" (percent)."""
+    """"perplexity", "error" (percent) or "cosine"."""
     unit: str
     """What `UnitSums` counts: "window" or "sequence"."""
     length: int

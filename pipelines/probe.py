@@ -1,0 +1,108 @@
+"""How many keys the attention of a trained model needs, on a text: any language model or encoder.
+
+python -m pipelines.probe model=PATH_OR_NAME text=FILE [probe.search=fast] [probe.windows=16] \\
+    [probe.length=256] [kernel=elu] [tokenizer=FOLDER]
+
+Writes outputs/probe/<name>/, which no stage of dvc.yaml reads.
+"""
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import nn
+from transformers.utils.logging import disable_progress_bar
+
+from pipelines.app import app
+from pipelines.evaluate import build_cell
+from pipelines.provenance import run_on
+from pipelines.tracking import tracked
+from value_aware_attention.data.text_files import TextFiles
+from value_aware_attention.evaluation.checkpoints import load_model, load_tokenizer
+from value_aware_attention.evaluation.language_models import Model, own_kernel
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.probe import probe
+from value_aware_attention.reporting.probe import write_probe
+
+SHORT = ("model", "text", "tokenizer")
+"""Arguments that stand for probe.<name>: Hydra would take some for config groups."""
+
+
+@app("probe")
+def run(cfg: DictConfig) -> dict[str, Any]:
+    """Writes <results>/<name>/, and returns a row for a multirun's table."""
+    disable_progress_bar()
+    texts = [document.text for document in TextFiles(cfg.text)]
+    tokenizer = load_tokenizer(cfg.tokenizer or cfg.model)
+    model = load_model(cfg.model, dtype=precision(cfg.dtype))
+    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
+    name = cfg.name or Path(cfg.model).resolve().name
+    with tracked(cfg, "probe", name) as tracker:
+        report = probe(
+            model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
+            search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
+            seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
+        )  # fmt: skip
+        folder = Path(cfg.results) / name
+        write_probe(report.record | {"run_on": run_on()}, folder)
+        log_curves(tracker, report.record)
+    print(f"\n{report.headline}\n{folder / 'index.html'}")
+    return {"model": name, **report.keys_needed()}
+
+
+def precision(name: str | None) -> torch.dtype | None:
+    """torch's dtype of that name; None is None."""
+    allowed = ("float32", "bfloat16", "float16")
+    if name is not None and name not in allowed:
+        raise ValueError(f"dtype is {name}; it must be one of {', '.join(allowed)}, or null")
+    return None if name is None else getattr(torch, name)
+
+
+def kernel(cfg: DictConfig, model: Model) -> Kernel | None:
+    """The kernel asked for, with a warning; None where it is the model's own."""
+    if cfg.kernel is None:
+        return None
+    asked, own = instantiate(cfg.kernel.function), own_kernel(model)
+    if asked == own:
+        return None
+    print(
+        f"warning: the model was trained with {own}, not {asked}: what follows is post hoc",
+        file=sys.stderr,
+    )
+    return asked
+
+
+def methods(cfg: DictConfig) -> Mapping[str, Any]:
+    """Every configured approximation as a function of the number of keys and the layer."""
+
+    def build(name: str, r: int, layer: int) -> nn.Module:
+        return build_cell(cfg, name, {**cfg.methods[name], "r": r}).build(layer)
+
+    return {name: partial(build, name) for name in cfg.methods}
+
+
+def log_curves(tracker: Any, record: Mapping[str, Any]) -> None:
+    """The end metric of every method against the number of keys."""
+    if tracker is None:
+        return
+    for r in record["sizes"]:
+        cells = (cell for cell in record["cells"][1:] if cell["parameters"]["r"] == r)
+        tracker.log({cell["approximation"]: cell["value"] for cell in cells} | {"r": r})
+
+
+def main() -> None:
+    """The app, with the short arguments written out."""
+    sys.argv[1:] = [
+        f"probe.{argument}" if argument.partition("=")[0] in SHORT else argument
+        for argument in sys.argv[1:]
+    ]
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Loads any language model with its tokenizer: from a local folder, or by its name on the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_attention.models.trained_attention import TrainedAttention
+
+__all__ = ["load_model", "load_tokenizer"]
+
+VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
+"""What a folder with a tokenizer holds at least one of."""
+
+
+def load_model(
+    name: str, *, dtype: torch.dtype | None = None
+) -> PreTrainedModel | CausalLanguageModel:
+    """A local folder's model, or one of the hub, on the CPU, in evaluation mode.
+
+    Its kind is what its config's `architectures` says: a masked LM, a causal LM, otherwise the
+    model without a head. Only safetensors are read and no code of the checkpoint is run. `dtype`
+    None is the checkpoint's own. Raises FileNotFoundError or OSError where there is none,
+    ValueError for a model trained with an approximation.
+    """
+    folder = _local(name)
+    if folder is not None:
+        _refuse_approximations(folder)
+        if _is_ours(folder):
+            return CausalLanguageModel.load(folder).to(dtype=dtype)
+    options: dict[str, Any] = {"local_files_only": folder is not None, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+        return _auto_class(config).from_pretrained(
+            name, config=config, use_safetensors=True, dtype=dtype or "auto", **options
+        )
+    except OSError as error:
+        raise OSError(_why(name, folder, error)) from None
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder, or of a model of the hub. Raises where there is none."""
+    folder = _local(name)
+    if folder is not None and not any(any(folder.glob(file)) for file in VOCABULARIES):
+        raise FileNotFoundError(f"{name} has no tokenizer: give tokenizer=FOLDER, one that has")
+    try:
+        return AutoTokenizer.from_pretrained(
+            name, local_files_only=folder is not None, trust_remote_code=False
+        )
+    except OSError as error:
+        raise OSError(_why(name, folder, error)) from None
+
+
+def _local(name: str) -> Path | None:
+    """The folder of that name; None = a name on the hub, such as gpt2 or org/model."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")) or len(folder.parts) > 2:
+        raise FileNotFoundError(f"{name}: no such folder")
+    return None
+
+
+def _auto_class(config: PretrainedConfig) -> Any:
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith("ForMaskedLM"):
+        return AutoModelForMaskedLM
+    causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    return AutoModelForCausalLM if causal else AutoModel
+
+
+def _is_ours(folder: Path) -> bool:
+    file = folder / "config.json"
+    return file.is_file() and "kernel" in json.loads(file.read_text())
+
+
+def _refuse_approximations(folder: Path) -> None:
+    attention = TrainedAttention.load(folder)
+    if attention is not None:
+        raise ValueError(
+            f"{folder} was trained with {attention}; give a model trained with exact attention"
+        )
+
+
+def _why(name: str, folder: Path | None, error: OSError) -> str:
+    if folder is not None:
+        return f"{name} cannot be loaded: {str(error).splitlines()[0]}"
+    return (
+        f"{name} is neither a local folder nor a model that could be fetched from the hub: no such "
+        f"name, or no network"
+    )

@@ -1,0 +1,285 @@
+"""Any trained language model or encoder on token windows: its end metric, its layers' inputs."""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from value_aware_attention.approximations import Exact
+from value_aware_attention.data.masking import mask_tokens
+from value_aware_attention.evaluation.task import LayerCall, Layerwise, UnitSums
+from value_aware_attention.evaluation.text_windows import TextWindows
+from value_aware_attention.hugging_face import attention_layers, replace_attention
+from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.models.causal_lm import CausalLanguageModel
+
+__all__ = [
+    "CausalWindows",
+    "EncoderWindows",
+    "MaskedWindows",
+    "WindowTask",
+    "own_kernel",
+    "positions",
+    "task_class",
+]
+
+Model = PreTrainedModel | CausalLanguageModel
+MASKED_FRACTION = 0.15
+
+
+class WindowTask(ABC):
+    """A trained model and the windows of text it reads, one at a time.
+
+    `kernel` None is the model's own. A window's targets are scored exactly once; that of window i
+    depends on `seed` and the window alone.
+    """
+
+    metric: str
+    unit = "window"
+    reads_on = False
+    """A model that predicts what comes next: its windows are not closed by special tokens."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        tokenizer: PreTrainedTokenizerBase,
+        windows: TextWindows,
+        seed: int,
+        kernel: Kernel | None,
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer, self.windows = tokenizer, windows
+        self.seed, self.kernel = seed, kernel
+        self.length = windows.length
+        self.device = next(model.parameters()).device
+
+    @abstractmethod
+    def score(self, method: Layerwise, window: int) -> tuple[float, int]:
+        """The summed loss over the targets of one window with attention replaced; their number."""
+
+    @torch.inference_mode()
+    def run(self, method: Layerwise | None) -> UnitSums:
+        """The end metric's sums; None = exact attention."""
+        built = method or _exact
+        scores = [self.score(built, window) for window in range(len(self.windows))]
+        totals, counts = np.array(scores, dtype=np.float64).T
+        return UnitSums(totals, counts)
+
+    @torch.inference_mode()
+    def layer_calls(self, window: int = 0) -> list[LayerCall]:
+        """What each layer's attention is called with when the model reads a window.
+
+        A layer that the model runs several times (ALBERT) counts as several.
+        """
+        recorders: dict[int, _CallRecorder] = {}
+        with self.attending(lambda layer: recorders.setdefault(layer, _CallRecorder())):
+            self.read(self.inputs(window))
+        return [call for layer in sorted(recorders) for call in recorders[layer].calls]
+
+    def first_tokens(self, count: int) -> list[int]:
+        return self.windows.tokens[0, :count].tolist()
+
+    @property
+    def head_dim(self) -> int:
+        return self.layer_calls()[0].value.shape[-1]
+
+    def digest(self, window: int) -> str:
+        """Hash of everything that the window alone decides: its tokens and its masks."""
+        parts = (self.windows.tokens[window], self.inputs(window).cpu())
+        return sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
+
+    def inputs(self, window: int) -> Int[Tensor, "1 L"]:
+        """What the model reads for a window."""
+        return self.windows.tokens[window : window + 1].to(self.device)
+
+    def read(self, tokens: Int[Tensor, "1 L"]) -> Tensor:
+        """The model's output: logits, or hidden states where it has no head."""
+        if isinstance(self.model, CausalLanguageModel):
+            return self.model(tokens)
+        return self.model(input_ids=tokens, **self._options(tokens))[0]
+
+    def attending(self, method: Layerwise) -> AbstractContextManager[Any]:
+        """Within the context, layer i attends with method(i), under this task's kernel."""
+        if not isinstance(self.model, CausalLanguageModel):
+            return replace_attention(self.model, method, kernel=self.kernel)
+        if self.kernel is None:
+            return self.model.replaced_attention(method)
+        kernel = self.kernel
+        return self.model.replaced_attention(lambda layer: _WithKernel(method(layer), kernel))
+
+    def _options(self, tokens: Tensor) -> dict[str, Any]:
+        # A model that finds pads in the tokens would hide them; windows have none.
+        return {"attention_mask": torch.ones_like(tokens)}
+
+
+class MaskedWindows(WindowTask):
+    """Masked LM: 15% of each window's ordinary tokens are hidden, by (seed, place in the text)."""
+
+    metric = "error"
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        if self.tokenizer.mask_token_id is None:
+            raise ValueError("the tokenizer has no mask token; a masked language model needs one")
+        rows = [self._masked(window) for window in range(len(self.windows))]
+        self.masked, self.labels = (torch.stack(parts) for parts in zip(*rows, strict=True))
+
+    def _masked(self, window: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        place = self.windows.places[window]
+        seed = torch.randint(2**62, (place + 1,), generator=generator)[place]
+        return mask_tokens(
+            self.windows.tokens[window],
+            generator=torch.Generator().manual_seed(int(seed)),
+            mask_token=self.tokenizer.mask_token_id,
+            special_tokens=self.tokenizer.all_special_ids,
+            vocabulary_size=min(len(self.tokenizer), vocabulary_size(self.model)),
+            fraction=MASKED_FRACTION,
+        )
+
+    def inputs(self, window: int) -> Int[Tensor, "1 L"]:
+        return self.masked[window : window + 1].to(self.device)
+
+    def score(self, method: Layerwise, window: int) -> tuple[float, int]:
+        """Wrong predictions among the hidden tokens."""
+        with self.attending(method):
+            logits = self.read(self.inputs(window))[0]
+        labels = self.labels[window]
+        asked = labels >= 0
+        predicted = logits[asked.to(logits.device)].argmax(dim=-1).cpu()
+        return float((predicted != labels[asked]).sum()), int(asked.sum())
+
+
+class CausalWindows(WindowTask):
+    """Causal LM: nats of every token of a window after its first, given those before it."""
+
+    metric = "perplexity"
+    reads_on = True
+
+    def score(self, method: Layerwise, window: int) -> tuple[float, int]:
+        """Summed nats."""
+        tokens = self.inputs(window)
+        with self.attending(method):
+            logits = self.read(tokens)[0, :-1].float()
+        nats = cross_entropy(logits, tokens[0, 1:], reduction="none").double().sum()
+        return float(nats), self.length - 1
+
+    def _options(self, tokens: Tensor) -> dict[str, Any]:
+        return super()._options(tokens) | {"use_cache": False}
+
+
+class EncoderWindows(WindowTask):
+    """A model without a language-model head: cosine of its last hidden states to the exact ones.
+
+    The mean over tokens; 1 = exact, higher is better.
+    """
+
+    metric = "cosine"
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.exact: dict[int, Tensor] = {}
+
+    def score(self, method: Layerwise, window: int) -> tuple[float, int]:
+        """Summed cosine."""
+        exact, approximate = self._exact_states(window), self._states(method, window)
+        cosine = cosine_similarity(approximate, exact, dim=-1)
+        return float(cosine.sum()), self.length
+
+    def _exact_states(self, window: int) -> Float[Tensor, "L width"]:
+        if window not in self.exact:
+            self.exact[window] = self._states(_exact, window)
+        return self.exact[window]
+
+    def _states(self, method: Layerwise, window: int) -> Float[Tensor, "L width"]:
+        with self.attending(method):
+            return self.read(self.inputs(window))[0].double()
+
+
+class _CallRecorder(nn.Module):
+    """Exact attention that keeps what it was called with, masks included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[LayerCall] = []
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        kernel: Kernel,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        self.calls.append(LayerCall(query, key, value, kernel, is_causal, 0, attn_mask))
+        return Exact()(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
+
+
+class _WithKernel(nn.Module):
+    """A method under another kernel than the one it is called with."""
+
+    def __init__(self, method: nn.Module, kernel: Kernel) -> None:
+        super().__init__()
+        self.method, self.kernel = method, kernel
+
+    def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
+        return self.method(*inputs, **options | {"kernel": self.kernel})
+
+
+def _exact(layer: int) -> nn.Module:
+    return Exact()
+
+
+def task_class(model: nn.Module) -> type[WindowTask]:
+    """Which metric fits a model: by its class, as transformers names them.
+
+    Raises ValueError for an encoder with a decoder, and for a model whose attention cannot be
+    replaced.
+    """
+    if isinstance(model, CausalLanguageModel):
+        return CausalWindows
+    attention_layers(model)
+    if model.config.is_encoder_decoder:  # type: ignore[union-attr]
+        raise ValueError(
+            f"{type(model).__name__} is an encoder with a decoder; give a masked or a causal "
+            f"language model, or an encoder alone"
+        )
+    name = type(model).__name__
+    if name.endswith("ForMaskedLM"):
+        return MaskedWindows
+    return CausalWindows if name.endswith(("ForCausalLM", "LMHeadModel")) else EncoderWindows
+
+
+def own_kernel(model: nn.Module) -> Kernel:
+    """The kernel that a model was trained with, whatever its scale."""
+    return model.kernel if isinstance(model, CausalLanguageModel) else Exponential()
+
+
+def vocabulary_size(model: Model) -> int:
+    """How many tokens a model knows."""
+    if isinstance(model, CausalLanguageModel):
+        return model.embedding.num_embeddings
+    size: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
+    return size
+
+
+def positions(model: Model) -> int | None:
+    """The longest sequence a model can read, special tokens included; None = no limit is known."""
+    if isinstance(model, CausalLanguageModel):
+        return None
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for module in model.modules():
+        padding = getattr(module, "padding_idx", None)
+        if limit is not None and padding is not None and hasattr(module, "position_embeddings"):
+            return limit - padding - 1  # RoBERTa and its kin count from padding_idx + 1
+    return limit

@@ -1,0 +1,153 @@
+"""End metrics of any model on windows of text, against brute force with eager attention."""
+
+import pytest
+import torch
+from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
+from torch import nn
+from transformers import BartConfig, BartModel
+
+from value_aware_attention import kernels
+from value_aware_attention.approximations import OptimalValueOblivious
+from value_aware_attention.attention import attention
+from value_aware_attention.evaluation.language_models import (
+    CausalWindows,
+    EncoderWindows,
+    MaskedWindows,
+    WindowTask,
+    positions,
+    task_class,
+)
+from value_aware_attention.evaluation.task import Task
+from value_aware_attention.evaluation.text_windows import text_windows
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+KINDS = {
+    "roberta": MaskedWindows,
+    "our_masked": MaskedWindows,
+    "gpt2": CausalWindows,
+    "llama": CausalWindows,
+    "our_causal": CausalWindows,
+    "bert": EncoderWindows,
+}
+
+
+def task(name: str, windows: int = 3, kernel: kernels.Kernel | None = None) -> WindowTask:
+    made = model(name)
+    build = task_class(made)
+    read = text_windows(
+        words(100), tokenizer(), length=LENGTH, windows=windows, closed=not build.reads_on
+    )
+    return build(model=made, tokenizer=tokenizer(), windows=read, seed=0, kernel=kernel)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kind_is_found_and_the_task_is_one(name: str) -> None:
+    made = task(name)
+    assert type(made) is KINDS[name] and isinstance(made, Task)
+    assert made.head_dim == (4 if name == "llama" else 8)
+
+
+@torch.no_grad()
+def eager(made: WindowTask, tokens: torch.Tensor) -> torch.Tensor:
+    if isinstance(made.model, nn.Module) and hasattr(made.model, "set_attn_implementation"):
+        made.model.set_attn_implementation("eager")
+        return made.model(tokens)[0]
+    return made.model(tokens)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "our_causal"])
+def test_perplexity_scores_every_token_but_the_first_from_its_past(name: str) -> None:
+    made = task(name)
+    sums = made.run(None)
+    for window, tokens in enumerate(made.windows.tokens):
+        nats = 0.0
+        for place in range(1, LENGTH):  # alone: nothing after a token can help
+            logits = eager(made, tokens[None, :place])[0, -1]
+            nats -= float(logits.log_softmax(-1)[tokens[place]])
+        assert sums.totals[window] == pytest.approx(nats, rel=1e-4)
+    assert sums.counts.tolist() == 3 * [LENGTH - 1]
+
+
+@pytest.mark.parametrize("name", ["roberta", "our_masked"])
+def test_masked_error_counts_wrong_predictions_of_hidden_tokens(name: str) -> None:
+    made = task(name)
+    sums = made.run(None)
+    for window in range(3):
+        logits = eager(made, made.masked[window : window + 1])[0]
+        hidden = made.labels[window] >= 0
+        assert 1 <= int(hidden.sum()) == sums.counts[window] <= 3  # 15% of 14
+        wrong = logits.argmax(-1)[hidden] != made.windows.tokens[window][hidden]
+        assert sums.totals[window] == int(wrong.sum())
+        assert not hidden[[0, -1]].any()
+
+
+def test_masks_depend_on_the_place_in_the_text_alone() -> None:
+    few, many = task("roberta", windows=2), task("roberta", windows=4)
+    assert few.windows.places[1] == many.windows.places[2] == 3
+    for a, b in ((0, 0), (1, 2)):
+        assert torch.equal(few.masked[a], many.masked[b])
+        assert few.digest(a) == many.digest(b)
+    assert len({many.digest(window) for window in range(4)}) == 4
+
+
+def test_cosine_is_one_for_exact_attention_and_the_mean_over_tokens_otherwise() -> None:
+    made = task("bert")
+    assert made.run(None).mean() == pytest.approx(1, abs=1e-6)
+    one = OptimalValueOblivious(1)
+    sums = made.run(lambda layer: one)
+    exact = eager(made, made.windows.tokens)
+    with made.attending(lambda layer: one), torch.no_grad():
+        other = made.model(made.windows.tokens)[0]
+    for window in range(3):
+        dots = (exact[window] * other[window]).sum(-1)
+        cosine = dots / exact[window].norm(dim=-1) / other[window].norm(dim=-1)
+        assert sums.totals[window] == pytest.approx(float(cosine.sum()), rel=1e-4)
+    assert sums.mean() < 0.99
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layer_calls_are_by_query_head_with_the_masks_of_the_model(name: str) -> None:
+    made = task(name)
+    calls = made.layer_calls(1)
+    assert len(calls) == 2
+    for call in calls:
+        assert call.query.shape[:3] == (1, 4 if name == "llama" else 2, LENGTH)
+        assert call.is_causal == isinstance(made, CausalWindows)
+        seen = None if call.attn_mask is None else call.attn_mask.expand(1, 1, LENGTH, LENGTH)
+        assert seen is None or (seen if not call.is_causal else seen.tril()).sum() > LENGTH
+
+
+@pytest.mark.parametrize("name", ["gpt2", "our_causal"])
+def test_another_kernel_is_used_in_every_layer(name: str) -> None:
+    other = kernels.Polynomial(2)
+    made = task(name, kernel=other)
+    assert made.run(None).mean() != pytest.approx(task(name).run(None).mean(), rel=1e-3)
+    calls = made.layer_calls()
+    if name == "gpt2":
+        assert all(call.kernel == other for call in calls)
+    # The second layer's input comes from a first one that used the kernel.
+    own = task(name).layer_calls()
+    torch.testing.assert_close(calls[0].query, own[0].query)
+    assert not torch.allclose(calls[1].query, own[1].query, atol=1e-3)
+
+
+def test_the_kernel_of_our_own_model_is_recorded_post_hoc_too() -> None:
+    other = kernels.Polynomial(2)
+    (call, _) = task("our_causal", kernel=other).layer_calls()
+    assert call.kernel == other
+    assert attention(call.query, call.key, call.value, kernel=call.kernel).isfinite().all()
+
+
+def test_positions_are_those_a_model_can_read() -> None:
+    found = {name: positions(model(name)) for name in MODELS}
+    assert found["roberta"] == found["our_masked"] == found["bert"] == LENGTH
+    assert found["gpt2"] == 32 and found["our_causal"] is None
+
+
+def test_an_encoder_with_a_decoder_is_refused() -> None:
+    config = BartConfig(
+        d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=VOCABULARY,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"BartModel (is an encoder with a decoder|has no)"):
+        task_class(BartModel(config))

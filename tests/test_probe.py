@@ -1,0 +1,296 @@
+"""The probe from the outside: as an API on tiny models, and as an app on folders and files."""
+
+import json
+import re
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
+from transformers import DebertaV2Config, DebertaV2Model
+
+from value_aware_attention import approximations, kernels, probe
+from value_aware_attention.evaluation import probe_run
+from value_aware_attention.evaluation.language_models import MaskedWindows
+from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.models.masked_lm import save_masked
+from value_aware_attention.models.trained_attention import TrainedAttention
+
+ROOT = Path(__file__).parents[1]
+# Warnings of libraries that tests of our own code cannot mend.
+pytestmark = pytest.mark.filterwarnings("ignore")
+TEXT = words(14 * 6 + 3)
+QUICK = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast"}
+FEW = {**QUICK, "sizes": [1, 4]}
+
+
+def probed(name: str = "bert", **options: object) -> probe.Report:
+    return probe.probe(model(name), tokenizer(), TEXT, **{**QUICK, "name": name, **options})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
+    record = probed(name).record
+    causal = name in ("gpt2", "llama", "our_causal")
+    head_dim, heads = (4, 4) if name == "llama" else (8, 2)
+    sizes = [1, 2, 4, 5] if name == "llama" else [1, 2, 4, 8, 9]
+    shape = {"layers": 2, "heads": heads, "head_dim": head_dim, "causal": causal, "sizes": sizes}
+    assert {key: record[key] for key in shape} == shape
+    exact, *cells = record["cells"]
+    assert len(cells) == 3 * len(sizes) and exact["difference"] == 0
+    full = next(
+        c for c in cells
+        if (c["approximation"], c["parameters"]) == ("optimal_v_aware", {"r": head_dim + 1})
+    )  # fmt: skip
+    assert full["value"] == pytest.approx(exact["value"], rel=1e-3)
+    aware, oblivious = (
+        record["pooled"][method]["error"] for method in ("optimal_v_aware", "optimal_v_oblivious")
+    )
+    assert aware[-1] < 1e-9 and all(a <= o + 1e-9 for a, o in zip(aware, oblivious, strict=True))
+    assert record["headline"].startswith(f"On {name}, 4 value-aware keys match")
+    assert name in record["headline"] and json.dumps(record)
+
+
+def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
+    record = probed("roberta", methods={"one": lambda r, layer: approximations.SlidingWindow(r)})
+    cell = next(c for c in record.record["cells"] if c["parameters"] == {"r": 4})
+    task = probe._task(
+        model("roberta"), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0,
+        draw=False,
+    )  # fmt: skip
+    sums = task.run(lambda layer: approximations.SlidingWindow(4))
+    assert cell["unit_totals"] == sums.totals.tolist()
+    assert cell["value"] == pytest.approx(100 * sums.mean())
+
+
+def test_windows_read_alone_give_the_numbers_they_give_among_others() -> None:
+    few, many = (probed("roberta", **{**FEW, "windows": n}).record for n in (3, 6))
+    for a, b in zip(few["cells"], many["cells"], strict=True):
+        assert a["unit_totals"] == pytest.approx(b["unit_totals"][::2])
+    assert few["text"]["share_read"] == pytest.approx(0.5 * many["text"]["share_read"])
+
+
+def test_a_stopped_probe_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = probed("roberta").record
+    done: list[tuple] = []
+    score, measure = MaskedWindows.score, probe_run.layer_error
+
+    def counted(task: MaskedWindows, method: object, window: int) -> tuple[float, int]:
+        if len(done) == 9:
+            raise KeyboardInterrupt
+        done.append((method, window))
+        return score(task, method, window)
+
+    monkeypatch.setattr(MaskedWindows, "score", counted)
+    with pytest.raises(KeyboardInterrupt):
+        probed("roberta", cache=tmp_path)
+    monkeypatch.setattr(MaskedWindows, "score", score)
+    layers: list[object] = []
+    monkeypatch.setattr(
+        probe_run, "layer_error", lambda c, **o: layers.append(c) or measure(c, **o)
+    )
+    after: list[int] = []
+    monkeypatch.setattr(
+        MaskedWindows, "score",
+        lambda task, method, window: after.append(window) or score(task, method, window),
+    )  # fmt: skip
+    assert probed("roberta", cache=tmp_path).record == whole
+    assert not layers and len(after) == 2 * (1 + 3 * 5) - 9
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"search": "default"}, {"rows": 5}, {"kernel": kernels.Elu()}, {"length": 12}]
+)
+def test_the_cache_knows_what_a_number_depends_on(tmp_path: Path, change: dict) -> None:
+    probed(cache=tmp_path, sizes=[1, 4])
+    options = {**FEW, **change}
+    assert probed(cache=tmp_path, **options).record == probed(**options).record
+
+
+def test_the_cache_knows_the_weights(tmp_path: Path) -> None:
+    one, other = model("bert"), model("bert")
+    other.encoder.layer[1].output.dense.bias.data[0] += 1
+    options = {**QUICK, "sizes": [1]}
+    for made in (one, other):
+        found = probe.probe(made, tokenizer(), TEXT, cache=tmp_path, **options).record
+        assert found == probe.probe(made, tokenizer(), TEXT, **options).record
+
+
+def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
+    shown: list[str] = []
+    report = probed(show=shown.append)
+    assert "\n".join([*shown, "", report.headline]) == str(report)
+    needed = report.keys_needed(0.05, layer=1)
+    assert needed["optimal_v_aware"] <= needed["optimal_v_oblivious"] <= LENGTH
+    assert needed != report.keys_needed(0.01, layer=1)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    made = model("bert")
+    before = made(torch.arange(5)[None])[0]
+    probe.probe(made, tokenizer(), TEXT, **QUICK)
+    assert torch.equal(made(torch.arange(5)[None])[0], before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("bert", {"length": 40}, "length is 40; the model has 16 positions"),
+        ("roberta", {"length": 17}, "length is 17; the model has 16 positions"),
+        ("bert", {"sizes": [1, 17]}, "sizes has 17; it must lie between 1 and the length, 16"),
+        ("bert", {"sizes": [0]}, "sizes has 0"),
+        ("bert", {"rows": 0}, "rows is 0"),
+        ("bert", {"search": "slow"}, "fast, default, best"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        probed(name, **options)
+
+
+def test_models_that_cannot_be_measured_are_refused() -> None:
+    with pytest.raises(ValueError, match="float16 on a CPU"):
+        probe.probe(model("bert").half(), tokenizer(), TEXT, **QUICK)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    deberta = DebertaV2Model(DebertaV2Config(**small, intermediate_size=16, vocab_size=VOCABULARY))
+    with pytest.raises(ValueError, match="DebertaV2Model has no attention"):
+        probe.probe(deberta, tokenizer(), TEXT, **QUICK)
+    few = CausalLanguageModel(
+        vocabulary_size=20, layers=1, width=8, heads=1, feedforward=8, kernel=kernels.Elu(),
+        dropout=0.0,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="the model knows 20: it is another model's"):
+        probe.probe(few, tokenizer(), TEXT, **QUICK)
+
+
+# The app.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints with and without a tokenizer, and texts."""
+    made = tmp_path_factory.mktemp("probe")
+    for name in ("roberta", "gpt2", "llama", "bert"):
+        model(name).save_pretrained(made / name)
+        tokenizer().save_pretrained(made / name)
+    torch.manual_seed(0)
+    CausalLanguageModel(
+        vocabulary_size=VOCABULARY, layers=2, width=16, heads=2, feedforward=16,
+        kernel=kernels.Elu(), dropout=0.0,
+    ).save(made / "our_causal")  # fmt: skip
+    save_masked(model("our_masked"), made / "our_masked")
+    model("bert").save_pretrained(made / "bare")
+    (made / "text.txt").write_text(TEXT)
+    (made / "short.txt").write_text("w1 w2 w3")
+    (made / "empty.txt").write_text(" \n")
+    return made
+
+
+def run(folder: Path, command: str, root: Path) -> None:
+    arguments = command.replace("{", str(folder) + "/").replace("}", "").split()
+    arguments += ["probe.windows=2", "probe.rows=4", "probe.search=fast", f"paths.root={root}"]
+    if not any(argument.startswith("probe.length=") for argument in arguments):
+        arguments.append(f"probe.length={LENGTH}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", ["pipelines.probe", *arguments, "scale=smoke", "logger=none"])
+        import_module("pipelines.probe").main()
+
+
+def test_the_app_writes_a_page_with_everything_it_names(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder, "model={roberta} text={text.txt}", tmp_path)
+    written = tmp_path / "outputs/probe/roberta"
+    page = (written / "index.html").read_text()
+    record = json.loads((written / "record.json").read_text())
+    printed = capsys.readouterr().out
+    assert record["headline"] in printed and str(written / "index.html") in printed
+    assert record["architecture"] == "RobertaForMaskedLM" and record["metric"] == "error"
+    assert record["run_on"]["versions"] and str(tmp_path) not in json.dumps(record)
+    assert not list(tmp_path.rglob("*.partial"))
+    names = re.findall(r"(?:src|href)='([^']+)'", page)
+    assert {"heat_map.png", "keys_by_head.png", "layers.csv", "heads.csv"} <= set(names)
+    assert all((written / name).stat().st_size for name in names)
+    assert record["headline"].split("; ")[0] in page
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are empty files: drawing them takes seconds."""
+    monkeypatch.setattr(
+        "value_aware_attention.reporting.figures.save", lambda chart, path: path.touch()
+    )
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "our_causal", "our_masked"])
+def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
+    given = " tokenizer={gpt2}" if name.startswith("our") else ""
+    run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{given}", tmp_path)
+    record = json.loads((tmp_path / f"outputs/probe/{name}/record.json").read_text())
+    metric = {"bert": "cosine", "our_masked": "error"}.get(name, "perplexity")
+    assert record["metric"] == metric and record["sizes"] == [1, 9]
+    assert record["kernel"] == ("elu" if name == "our_causal" else "exponential")
+    assert not record["post_hoc"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_another_kernel_is_warned_about_and_its_own_is_not(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "model={our_causal} tokenizer={gpt2} text={text.txt} probe.sizes=[1] kernel="
+    run(folder, command + "elu", tmp_path)
+    assert "warning" not in capsys.readouterr().err
+    run(folder, command + "polynomial probe.name=other", tmp_path)
+    assert "warning: the model was trained with Elu(), not Polynomial" in capsys.readouterr().err
+    page = (tmp_path / "outputs/probe/other/index.html").read_text()
+    assert "post hoc" in page and "polynomial kernel" in page
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("model=/no/such/folder text={text.txt}", "/no/such/folder: no such folder"),
+        ("model=no-such-org/no-such-model text={text.txt}", "no network"),
+        ("model={bert} text=/no/such/file.txt", "/no/such/file.txt"),
+        ("model={bert} text={short.txt}", "the text has 3 tokens, a window of 16 needs 14"),
+        ("model={bert} text={empty.txt}", "the text is empty"),
+        ("model={bert} text={text.txt} probe.sizes=[1,40]", "sizes has 40"),
+        ("model={bert} text={text.txt} probe.length=40", "the model has 16 positions"),
+        ("model={bert} text={text.txt} probe.dtype=float16", "float16 on a CPU"),
+        ("model={bert} text={text.txt} probe.dtype=int8", "dtype is int8"),
+        ("model={bert} text={text.txt} kernel=gaussian", "elu, exponential, polynomial"),
+        ("model={bare} text={text.txt}", "has no tokenizer: give tokenizer=FOLDER"),
+        ("text={text.txt}", "probe.model"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_nothing_written(
+    folder: Path, tmp_path: Path, command: str, named: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(folder, command, tmp_path)
+    message = str(stopped.value.code)
+    assert message.startswith("error: ") and named in message and "\n" not in message
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_pickled_weights_and_models_of_approximations_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "bert", tmp_path / "pickled")
+    (tmp_path / "pickled/model.safetensors").unlink()
+    torch.save(model("bert").state_dict(), tmp_path / "pickled/pytorch_model.bin")
+    with pytest.raises(SystemExit, match="cannot be loaded"):
+        run(tmp_path, f"model={{pickled}} text={folder}/text.txt", tmp_path)
+    attention = TrainedAttention("value_aware_attention.approximations.SlidingWindow", {"r": 4})
+    (folder / "windowed").mkdir()
+    attention.save(folder / "windowed")
+    with pytest.raises(SystemExit, match="was trained with SlidingWindow"):
+        run(folder, "model={windowed} tokenizer={bert} text={text.txt}", tmp_path)
