@@ -1,18 +1,22 @@
 """Training that can be killed: `fit` continues where the last checkpoint left off."""
 
 import logging
+import signal
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from value_aware_attention.training.callbacks import ResumableCheckpoint, StepProgress
+from value_aware_attention.training.checkpoint_files import CheckpointFiles
 from value_aware_attention.training.module import LanguageModeling
 
 __all__ = ["fit"]
@@ -49,18 +53,15 @@ def fit(
     The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
     steps and for the last. With several devices each takes its share of a batch's rows. A run that
     was killed continues, bit by bit, from `checkpoint_folder`/last.ckpt, if that was written with
-    the same `fingerprint` (anything that identifies the settings); the file is gone when fit
-    returns. Raises ValueError for settings that leave nothing to do.
+    the same `fingerprint` (anything that identifies the settings), or from the one before it where
+    that file is damaged; both are gone when fit returns. SIGTERM ends the process with exit code
+    143; the step it is at is saved, unless an evaluation is
+    due after it. Raises ValueError for settings that leave nothing
+    to do and for a folder in which another run is going.
     """
     _check(train_batches, steps, evaluate_every, checkpoint_every)
-    checkpoint = ResumableCheckpoint(
-        checkpoint_folder / "last.ckpt", fingerprint=fingerprint, every=checkpoint_every
-    )
-    taken = checkpoint.steps_taken()
-    evaluation = DataLoader(evaluation_batches, batch_size=None, num_workers=workers)
-    training = DataLoader(
-        train_batches, batch_size=None, sampler=_Steps(taken, steps), num_workers=workers
-    )
+    files = CheckpointFiles(checkpoint_folder)
+    checkpoint = ResumableCheckpoint(files, fingerprint=fingerprint, every=checkpoint_every)
     with _quiet(), torch.random.fork_rng(devices=[]):
         trainer = Trainer(
             accelerator=accelerator,
@@ -74,18 +75,37 @@ def fit(
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
             callbacks=[checkpoint, StepProgress()] if progress_bar else [checkpoint],
+            plugins=_plugins(files),
+            default_root_dir=checkpoint_folder,
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
             use_distributed_sampler=False,
         )
-        resume = checkpoint.path if taken else None
-        module.train()
-        trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
-        if steps % evaluate_every:
-            trainer.validate(module, evaluation, verbose=False)
-    checkpoint.remove()
+        with files.held() if trainer.is_global_zero else nullcontext():
+            taken, resume = checkpoint.newest()
+            evaluation = DataLoader(evaluation_batches, batch_size=None, num_workers=workers)
+            training = DataLoader(
+                train_batches, batch_size=None, sampler=_Steps(taken, steps), num_workers=workers
+            )
+            module.train()
+            try:
+                trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
+            except SIGTERMException as stop:
+                stop.code = 128 + signal.SIGTERM  # Lightning's own is 0, as if all had been done
+                raise
+            if steps % evaluate_every:
+                trainer.validate(module, evaluation, verbose=False)
+            if trainer.is_global_zero:
+                files.remove()
     return module.curve
+
+
+def _plugins(files: CheckpointFiles) -> list[Any]:
+    """Lightning on Slurm would requeue a job by itself and continue it from a file of its own,
+    whose step and settings nobody compares; here a started-again run finds its last checkpoint."""
+    on_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+    return [files, SLURMEnvironment(auto_requeue=False)] if on_slurm else [files]
 
 
 class _Steps(Sampler[int]):
