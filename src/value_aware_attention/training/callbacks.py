@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import Callback
 from tqdm import tqdm
 
 from value_aware_attention.training.checkpoint_files import CheckpointFiles
+from value_aware_attention.training.parts import Part
 
 __all__ = ["ResumableCheckpoint", "StepProgress"]
 
@@ -24,8 +25,11 @@ class ResumableCheckpoint(Callback):
     the step it is at; an evaluation due after it is not finished, and nothing is saved then.
     """
 
-    def __init__(self, files: CheckpointFiles, *, fingerprint: str, every: int) -> None:
-        self.files, self.fingerprint, self.every = files, fingerprint, every
+    def __init__(
+        self, files: CheckpointFiles, *, fingerprint: str, every: int, evaluate_every: int
+    ) -> None:
+        self.files, self.fingerprint = files, fingerprint
+        self.every, self.evaluate_every = every, evaluate_every
 
     def newest(self) -> tuple[int, Path | None]:
         """Steps taken by, and file of, the newest whole checkpoint this run can continue."""
@@ -42,8 +46,11 @@ class ResumableCheckpoint(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {"fingerprint": self.fingerprint}
 
-    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
-        if trainer.global_step % int(trainer.val_check_interval or 1):
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, batch: Part, batch_idx: int
+    ) -> None:
+        whole = batch.number + 1 == trainer.accumulate_grad_batches
+        if whole and trainer.global_step % self.evaluate_every:
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, module: Any) -> None:
@@ -75,7 +82,7 @@ class StepProgress(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, *arguments: Any) -> None:
         self.bar.set_postfix(module.latest, refresh=False)
-        self.bar.update()
+        self.bar.update(trainer.global_step - self.bar.n)
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
         self.bar.close()
