@@ -63,7 +63,7 @@ def kill_when(root: Path, moment: Callable[[], bool]) -> bool:
 
 
 def into_training(root: Path, seconds: float) -> Callable[[], bool]:
-    """True that long after the process has taken the folder: importing took longer than training."""
+    """True that long after the process took the folder: most of its time it was importing."""
     lock, now = folder(root) / "lock", time.time()
 
     def passed() -> bool:

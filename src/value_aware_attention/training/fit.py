@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from value_aware_attention.training.callbacks import ResumableCheckpoint, StepProgress
 from value_aware_attention.training.checkpoint_files import CheckpointFiles
 from value_aware_attention.training.module import LanguageModeling
-from value_aware_attention.training.parts import Parts
+from value_aware_attention.training.parts import Parts, check_parts
 
 __all__ = ["fit"]
 
@@ -28,6 +28,8 @@ UNHELPFUL = (
     r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
     r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
 )
+
+LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 
 
 def fit(
@@ -66,6 +68,7 @@ def fit(
     Raises ValueError for settings that leave nothing to do, a batch that does not divide, devices
     that are not there, and a folder in which another run is going.
     """
+    check_parts(devices * nodes, accumulate)
     _check(train_batches, steps, evaluate_every, checkpoint_every)
     files = CheckpointFiles(checkpoint_folder)
     checkpoint = ResumableCheckpoint(
@@ -163,7 +166,7 @@ def _check(batches: Any, steps: int, evaluate_every: int, checkpoint_every: int)
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without Lightning's notices about hardware, and warnings that no user can act on."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch")]
+    loggers = [logging.getLogger(name) for name in LIGHTNING]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         for message in UNHELPFUL:

@@ -12,7 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from value_aware_attention.training.parts import Batch, Part, rows_of
+from value_aware_attention.training.parts import Batch, Part, row_count, rows_of
 from value_aware_attention.training.schedules import Schedule
 
 __all__ = ["LanguageModeling"]
@@ -77,14 +77,8 @@ class LanguageModeling(LightningModule):
         }
 
     def on_before_batch_transfer(self, batch: Batch | Part, dataloader_idx: int) -> Batch | Part:
-        """Each process of a distributed run takes its share of the rows."""
-        rank, processes = self.trainer.global_rank, self.trainer.world_size
-        if processes == 1:
-            return batch
-        share = slice(rank, None, processes)
-        if isinstance(batch, Part):
-            return batch._replace(rows=rows_of(batch.rows, share))
-        return rows_of(batch, share)
+        """Each process of a distributed run takes its share of the rows; `validation_step` too."""
+        return batch._replace(rows=self._share(batch.rows)) if isinstance(batch, Part) else batch
 
     def on_train_start(self) -> None:
         self._tokens, self._since = 0, time.perf_counter()
@@ -123,8 +117,10 @@ class LanguageModeling(LightningModule):
         self._totals = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        for name, value in self.totals(batch).items():
-            self._totals[name] = self._totals.get(name, 0) + value.double()
+        share = self._share(batch)
+        idle = row_count(share) == 0  # of the rows of the last batch there may be too few for all
+        for name, value in self.totals(rows_of(batch, slice(1)) if idle else share).items():
+            self._totals[name] = self._totals.get(name, 0) + value.double() * (not idle)
 
     def on_validation_epoch_end(self) -> None:
         sums = {
@@ -143,6 +139,10 @@ class LanguageModeling(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.curve = checkpoint["curve"]
+
+    def _share(self, batch: Batch) -> Batch:
+        rank, processes = self.trainer.global_rank, self.trainer.world_size
+        return batch if processes == 1 else rows_of(batch, slice(rank, None, processes))
 
     def _is_due(self, step: int) -> bool:
         return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]

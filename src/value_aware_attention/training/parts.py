@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["Batch", "Part", "Parts", "check_parts", "rows_of"]
+__all__ = ["Batch", "Part", "Parts", "check_parts", "row_count", "rows_of"]
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
@@ -36,16 +36,16 @@ class Parts(Dataset[Part]):
     def __getitem__(self, item: int) -> Part:
         step, index = divmod(item, self.accumulate)
         batch = self.batches[step]
-        check_parts(len(_any_tensor(batch)), self.processes, self.accumulate)
+        check_parts(self.processes, self.accumulate, row_count(batch))
         rows = rows_of(batch, slice(index, None, self.accumulate))
         return Part(rows, index, self.count_targets(batch))
 
 
-def check_parts(batch_size: int, devices: int, accumulate: int) -> None:
-    """Raises ValueError where a batch does not divide into equal parts."""
+def check_parts(devices: int, accumulate: int, batch_size: int | None = None) -> None:
+    """Raises ValueError where there are no parts, or a batch does not divide into equal ones."""
     if min(devices, accumulate) < 1:
         raise ValueError(f"devices {devices} and accumulate {accumulate} must be at least 1")
-    if batch_size % (devices * accumulate):
+    if batch_size is not None and batch_size % (devices * accumulate):
         raise ValueError(
             f"batch_size {batch_size} does not divide over {devices} devices with {accumulate} "
             f"micro-batches each; it must be a multiple of {devices * accumulate}"
@@ -58,5 +58,5 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
     return {name: tensor[rows] for name, tensor in batch.items()}
 
 
-def _any_tensor(batch: Batch) -> Tensor:
-    return batch if isinstance(batch, Tensor) else next(iter(batch.values()))
+def row_count(batch: Batch) -> int:
+    return len(batch if isinstance(batch, Tensor) else next(iter(batch.values())))
