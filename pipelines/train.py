@@ -1,15 +1,20 @@
 """What both training stages do once they have a module and batches: fit, save, record."""
 
 import math
+import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -19,6 +24,7 @@ from pipelines.tracking import tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.training.fit import fit
 from value_aware_attention.training.module import LanguageModeling
+from value_aware_attention.training.parts import check_parts
 
 
 def trained_attention(cfg: DictConfig) -> TrainedAttention | None:
@@ -38,8 +44,11 @@ def train(
 ) -> None:
     """Trains what `build` makes, writes the model's folder, tokenizer included, and its metrics.
 
-    A killed run continues where it was, if nothing that determines it has changed.
+    A killed run continues where it was, if nothing that determines it has changed. Of several
+    processes the first one writes.
     """
+    check_trainer(cfg)
+    first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     data = file_hash([cfg.tokens])
     settings = {
         key: value for key, value in plain(cfg).items() if key not in ("run", "trainer", "data")
@@ -47,7 +56,7 @@ def train(
     fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()
-    with tracked(cfg, "train", cfg.name, data_sha256=data) as run:
+    with tracked(cfg, "train", cfg.name, data_sha256=data) if first else nullcontext() as run:
         curve = fit(
             module,
             batches,
@@ -63,11 +72,25 @@ def train(
         )
     if not all(math.isfinite(point["loss"]) for point in curve):
         raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
+    if not first:
+        return
     with new_folder(Path(cfg.models) / cfg.name) as folder:
         save(module.model, folder)
         # Beside the model, so that the folder alone says how to read text into it.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
     write_json(Path(cfg.metrics) / f"{cfg.name}.json", metrics(cfg, module.model, curve, facts))
+
+
+def check_trainer(cfg: DictConfig) -> None:
+    """Refuses what cannot be trained together, before any work."""
+    devices = cfg.trainer.devices * cfg.trainer.get("nodes", 1)
+    check_parts(devices, cfg.trainer.accumulate, cfg.batches.batch_size)
+    started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
+    if devices > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not started_by_another:
+        raise ValueError(
+            "each process that training on several devices starts would run the whole sweep again: "
+            "use hydra/launcher=submitit_slurm, or trainer.devices=1"
+        )
 
 
 def metrics(
@@ -87,7 +110,7 @@ def metrics(
         "warmup_proportion": schedule.get("warmup_proportion"),
         "schedule": schedule["_target_"].rpartition(".")[2],
         "optimizer": cfg.optimizer,
-        "gradient_accumulation": 1,
+        "gradient_accumulation": cfg.trainer.accumulate,
         "beta_1": betas[0],
         "beta_2": betas[1],
         **facts,

@@ -59,7 +59,7 @@ def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(tmp_pa
     assert read == list(range(13))
     assert [point["step"] for point in curve] == [5, 10, 13]
     assert set(curve[0]) == {"step", "loss", "perplexity"}
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_no_evaluation_twice_at_the_end(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_an_attention_learned_survives_a_kill(tmp_path: Path) -> None:
 def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         run(causal_module(), tmp_path, breaks_at=8)
-    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "lock", "previous.ckpt"}
     _, read = run(causal_module(), tmp_path, fingerprint="b")
     assert read == list(range(13))
 
@@ -179,9 +179,9 @@ def test_the_callers_random_state_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_logged_and_at_which_steps(tmp_path: Path) -> None:
     module = causal_module()
-    logger = CSVLogger(tmp_path, name="", version="")
+    logger = CSVLogger(tmp_path / "logs", name="", version="")
     curve, _ = run(module, tmp_path / "checkpoint", logger=logger)
-    rows = logged(tmp_path)
+    rows = logged(tmp_path / "logs")
     train = {int(row["step"]): row for row in rows if row["train/loss"]}
     evaluation = {int(row["step"]): row for row in rows if row["evaluation/loss"]}
     assert list(train) == [4, 8, 12]
@@ -212,11 +212,11 @@ def test_the_gradient_norm_is_that_before_clipping(tmp_path: Path) -> None:
         checkpoint_folder=tmp_path / "checkpoint",
         fingerprint="",
         log_every=1,
-        logger=CSVLogger(tmp_path, name="", version=""),
+        logger=CSVLogger(tmp_path / "logs", name="", version=""),
         accelerator="cpu",
         progress_bar=False,
     )
-    (row,) = [row for row in logged(tmp_path) if row["train/loss"]]
+    (row,) = [row for row in logged(tmp_path / "logs") if row["train/loss"]]
     assert float(row["train/gradient_norm"]) == pytest.approx(float(expected.norm()), rel=1e-4)
 
 

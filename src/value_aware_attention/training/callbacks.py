@@ -1,6 +1,6 @@
 """What happens around the steps of a run: checkpoints that it can continue from, a progress bar."""
 
-import os
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,35 +9,48 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback
 from tqdm import tqdm
 
+from value_aware_attention.training.checkpoint_files import CheckpointFiles
+from value_aware_attention.training.parts import Part
+
 __all__ = ["ResumableCheckpoint", "StepProgress"]
+
+LOG = logging.getLogger(__name__)
 
 
 class ResumableCheckpoint(Callback):
     """Writes the whole state every so many steps, after the evaluation where one is due.
 
     Lightning's own callback saves before or after evaluations but not both, so that a run which is
-    continued would skip or repeat one. The file is replaced as a whole or not at all.
+    continued would skip or repeat one. A run of one process that is asked to end (SIGTERM) saves
+    the step it is at; an evaluation due after it is not finished, and nothing is saved then.
     """
 
-    def __init__(self, path: Path, *, fingerprint: str, every: int) -> None:
-        self.path, self.fingerprint, self.every = path, fingerprint, every
+    def __init__(
+        self, files: CheckpointFiles, *, fingerprint: str, every: int, evaluate_every: int
+    ) -> None:
+        self.files, self.fingerprint = files, fingerprint
+        self.every, self.evaluate_every = every, evaluate_every
 
-    def steps_taken(self) -> int:
-        """By the run that the checkpoint can continue; 0 where there is none."""
-        if not self.path.is_file():
-            return 0
-        saved = torch.load(self.path, map_location="meta", weights_only=True)
-        state = saved["callbacks"].get(self.state_key, {})
-        return int(saved["global_step"]) if state.get("fingerprint") == self.fingerprint else 0
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+    def newest(self) -> tuple[int, Path | None]:
+        """Steps taken by, and file of, the newest whole checkpoint this run can continue."""
+        for path, whole in self.files.newest_first():
+            if not whole:
+                LOG.warning("%s is damaged: the run continues from the one before it, if any", path)
+                continue
+            saved = torch.load(path, map_location="meta", weights_only=True)
+            state = saved["callbacks"].get(self.state_key, {})
+            if state.get("fingerprint") == self.fingerprint:
+                return int(saved["global_step"]), path
+        return 0, None
 
     def state_dict(self) -> dict[str, Any]:
         return {"fingerprint": self.fingerprint}
 
-    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
-        if trainer.global_step % int(trainer.val_check_interval or 1):
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, batch: Part, batch_idx: int
+    ) -> None:
+        whole = batch.number + 1 == trainer.accumulate_grad_batches
+        if whole and trainer.global_step % self.evaluate_every:
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, module: Any) -> None:
@@ -45,12 +58,10 @@ class ResumableCheckpoint(Callback):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        if trainer.global_step % self.every or trainer.global_step == trainer.max_steps:
-            return
-        unfinished = self.path.with_suffix(".partial")
-        trainer.save_checkpoint(unfinished)
-        if trainer.is_global_zero:
-            os.replace(unfinished, self.path)
+        ending = trainer.received_sigterm and trainer.world_size == 1
+        due = trainer.global_step % self.every == 0
+        if (due or ending) and trainer.global_step != trainer.max_steps:
+            trainer.save_checkpoint(self.files.last)
 
 
 class StepProgress(Callback):
@@ -71,7 +82,7 @@ class StepProgress(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, *arguments: Any) -> None:
         self.bar.set_postfix(module.latest, refresh=False)
-        self.bar.update()
+        self.bar.update(trainer.global_step - self.bar.n)
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
         self.bar.close()

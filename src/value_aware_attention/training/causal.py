@@ -41,19 +41,25 @@ class CausalTraining(LanguageModeling):
         super().__init__(model, schedule=schedule, seed=seed)
         self.weight_decay, self.betas, self.eps = weight_decay, (betas[0], betas[1]), eps
 
-    def loss(self, batch: Int[Tensor, "batch N1"]) -> Tensor:
-        return self._cross_entropy(batch, "mean")
+    def loss(self, batch: Int[Tensor, "batch N1"], targets: float | None = None) -> Tensor:
+        if targets is None:
+            return self._cross_entropy(batch, "mean")
+        return self._cross_entropy(batch, "sum") / targets
+
+    @staticmethod
+    def count_targets(batch: Int[Tensor, "batch N1"]) -> int:
+        return batch[:, 1:].numel()
 
     def totals(self, batch: Int[Tensor, "batch N1"]) -> dict[str, Tensor]:
         nats = self._cross_entropy(batch, "sum")
-        return {"nats": nats, "targets": nats.new_tensor(batch[:, 1:].numel())}
+        return {"nats": nats, "targets": nats.new_tensor(self.count_targets(batch))}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         loss = totals["nats"] / totals["targets"]
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
     def tokens(self, batch: Int[Tensor, "batch N1"]) -> int:
-        return batch[:, 1:].numel()
+        return self.count_targets(batch)
 
     def optimizer(self) -> Optimizer:
         settings: dict[str, Any] = {"betas": self.betas, "eps": self.eps, "fused": True}

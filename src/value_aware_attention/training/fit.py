@@ -1,28 +1,35 @@
 """Training that can be killed: `fit` continues where the last checkpoint left off."""
 
 import logging
+import signal
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from value_aware_attention.training.callbacks import ResumableCheckpoint, StepProgress
+from value_aware_attention.training.checkpoint_files import CheckpointFiles
 from value_aware_attention.training.module import LanguageModeling
+from value_aware_attention.training.parts import Parts, check_parts
 
 __all__ = ["fit"]
 
 UNHELPFUL = (
     r".*does not have many workers.*",
     r".*is smaller than the logging interval.*",
-    r".*your dataloader is not resumable.*",  # it is: `_Steps` starts after the steps taken
+    r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
     r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
 )
+
+LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 
 
 def fit(
@@ -39,7 +46,9 @@ def fit(
     logger: Logger | None = None,
     accelerator: str = "auto",
     devices: int = 1,
+    nodes: int = 1,
     strategy: str = "auto",
+    accumulate: int = 1,
     precision: str = "32-true",
     progress_bar: bool = True,
     workers: int = 0,
@@ -47,58 +56,101 @@ def fit(
     """Takes `steps` optimizer steps, step s on train_batches[s]; returns the learning curve.
 
     The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
-    steps and for the last. With several devices each takes its share of a batch's rows. A run that
-    was killed continues, bit by bit, from `checkpoint_folder`/last.ckpt, if that was written with
-    the same `fingerprint` (anything that identifies the settings); the file is gone when fit
-    returns. Raises ValueError for settings that leave nothing to do.
+    steps and for the last. With `devices` on each of `nodes` machines every device takes its share
+    of a batch's rows, in `accumulate` micro-batches one after the other; the step is the same.
+
+    A run that was killed continues, bit by bit, from `checkpoint_folder`/last.ckpt, if that was
+    written with the same `fingerprint` (anything that identifies the settings) and `accumulate`, or
+    from the one before it where that file is damaged; both are gone when fit returns. SIGTERM ends
+    the process with exit code 143; where it is the only one, it saves the step it is at, unless an
+    evaluation is due after it.
+
+    Raises ValueError for settings that leave nothing to do, a batch that does not divide, devices
+    that are not there, and a folder in which another run is going.
     """
+    check_parts(devices * nodes, accumulate)
     _check(train_batches, steps, evaluate_every, checkpoint_every)
+    files = CheckpointFiles(checkpoint_folder)
     checkpoint = ResumableCheckpoint(
-        checkpoint_folder / "last.ckpt", fingerprint=fingerprint, every=checkpoint_every
-    )
-    taken = checkpoint.steps_taken()
-    evaluation = DataLoader(evaluation_batches, batch_size=None, num_workers=workers)
-    training = DataLoader(
-        train_batches, batch_size=None, sampler=_Steps(taken, steps), num_workers=workers
+        files,
+        fingerprint=f"{fingerprint}, {accumulate} micro-batches",
+        every=checkpoint_every,
+        evaluate_every=evaluate_every,
     )
     with _quiet(), torch.random.fork_rng(devices=[]):
-        trainer = Trainer(
+        trainer = _trainer(
             accelerator=accelerator,
             devices=devices,
+            num_nodes=nodes,
             strategy=strategy,
-            precision=precision,  # type: ignore[arg-type]  # one of Lightning's names
+            accumulate_grad_batches=accumulate,
+            precision=precision,
             logger=logger or False,
             log_every_n_steps=log_every,
             max_steps=steps,
-            val_check_interval=evaluate_every,
+            val_check_interval=evaluate_every * accumulate,
+            callbacks=[checkpoint, StepProgress()] if progress_bar else [checkpoint],
+            plugins=_plugins(files),
+            default_root_dir=checkpoint_folder,
+        )
+        with files.held() if trainer.is_global_zero else nullcontext():
+            taken, resume = checkpoint.newest()
+            evaluation = DataLoader(evaluation_batches, batch_size=None, num_workers=workers)
+            parts = Parts(
+                train_batches,
+                accumulate=accumulate,
+                processes=trainer.world_size,
+                count_targets=type(module).count_targets,
+            )
+            sampler = _Items(taken * accumulate, steps * accumulate)
+            training = DataLoader(parts, batch_size=None, sampler=sampler, num_workers=workers)
+            module.train()
+            try:
+                trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
+            except SIGTERMException as stop:
+                stop.code = 128 + signal.SIGTERM  # Lightning's own is 0, as if all had been done
+                raise
+            if steps % evaluate_every:
+                trainer.validate(module, evaluation, verbose=False)
+            if trainer.is_global_zero:
+                files.remove()
+    return module.curve
+
+
+def _trainer(**arguments: Any) -> Trainer:
+    """Without what this module does itself; devices that are not there are a ValueError."""
+    try:
+        return Trainer(
+            **arguments,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
-            callbacks=[checkpoint, StepProgress()] if progress_bar else [checkpoint],
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
             use_distributed_sampler=False,
         )
-        resume = checkpoint.path if taken else None
-        module.train()
-        trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
-        if steps % evaluate_every:
-            trainer.validate(module, evaluation, verbose=False)
-    checkpoint.remove()
-    return module.curve
+    except MisconfigurationException as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
-class _Steps(Sampler[int]):
-    """The steps still to take; its length is that of the whole run, which Lightning counts."""
+def _plugins(files: CheckpointFiles) -> list[Any]:
+    """Lightning on Slurm would requeue a job by itself and continue it from a file of its own,
+    whose step and settings nobody compares; here a started-again run finds its last checkpoint."""
+    on_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+    return [files, SLURMEnvironment(auto_requeue=False)] if on_slurm else [files]
 
-    def __init__(self, taken: int, steps: int) -> None:
-        self.taken, self.steps = taken, steps
+
+class _Items(Sampler[int]):
+    """What is still to be read; the length is that of the whole run, which Lightning counts."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.taken, self.steps))
+        return iter(range(self.start, self.stop))
 
     def __len__(self) -> int:
-        return self.steps
+        return self.stop
 
 
 def _check(batches: Any, steps: int, evaluate_every: int, checkpoint_every: int) -> None:
@@ -114,7 +166,7 @@ def _check(batches: Any, steps: int, evaluate_every: int, checkpoint_every: int)
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without Lightning's notices about hardware, and warnings that no user can act on."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch")]
+    loggers = [logging.getLogger(name) for name in LIGHTNING]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         for message in UNHELPFUL:

@@ -41,8 +41,15 @@ class MaskedTraining(LanguageModeling):
         self.weight_decay, self.max_grad_norm = weight_decay, max_grad_norm
         self.betas, self.eps = (betas[0], betas[1]), eps
 
-    def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        return cross_entropy(*self._masked_positions(batch))
+    def loss(self, batch: dict[str, Tensor], targets: float | None = None) -> Tensor:
+        logits, labels = self._masked_positions(batch)
+        if targets is None:
+            return cross_entropy(logits, labels)
+        return cross_entropy(logits, labels, reduction="sum") / targets
+
+    @staticmethod
+    def count_targets(batch: dict[str, Tensor]) -> int:
+        return int((batch["labels"] != IGNORED).sum())
 
     def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         logits, labels = self._masked_positions(batch)

@@ -12,13 +12,12 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from value_aware_attention.training.parts import Batch, Part, row_count, rows_of
 from value_aware_attention.training.schedules import Schedule
 
 __all__ = ["LanguageModeling"]
 
 SHOWN = ("/loss", "/perplexity", "/error")  # in the progress bar
-
-Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
 
 class LanguageModeling(LightningModule):
@@ -27,8 +26,11 @@ class LanguageModeling(LightningModule):
     Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
     train/gradient_norm (before any clipping) and train/tokens_per_second, at every evaluation
     evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
-    value of each loss and metric. Step n draws its dropout from (seed, n) alone, so that a run that
-    was killed continues as if it had not been.
+    value of each loss and metric. Step n draws its dropout from (seed, n, process, micro-batch)
+    alone, so that a run that was killed continues as if it had not been.
+
+    However many processes and micro-batches take a step's batch, each target weighs the same, and
+    train/loss is the mean over all of them.
     """
 
     def __init__(self, model: nn.Module, *, schedule: Schedule, seed: int) -> None:
@@ -38,11 +40,17 @@ class LanguageModeling(LightningModule):
         self.latest: dict[str, float] = {}
         self._totals: dict[str, Tensor] = {}
         self._pending: dict[str, Tensor | float] = {}
+        self._loss: Tensor | float = 0.0
         self._tokens, self._since = 0, time.perf_counter()
 
     @abstractmethod
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean negative log-likelihood of the targets, in nats."""
+    def loss(self, batch: Batch, targets: float | None = None) -> Tensor:
+        """Nats of the batch's targets divided by `targets`; None = their number: the mean."""
+
+    @staticmethod
+    @abstractmethod
+    def count_targets(batch: Batch) -> int:
+        """How many tokens are to be predicted."""
 
     @abstractmethod
     def totals(self, batch: Batch) -> dict[str, Tensor]:
@@ -68,37 +76,37 @@ class LanguageModeling(LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Each process of a distributed run takes its share of the rows."""
-        rank, processes = self.trainer.global_rank, self.trainer.world_size
-        if processes == 1:
-            return batch
-        if isinstance(batch, Tensor):
-            return batch[rank::processes]
-        return {name: rows[rank::processes] for name, rows in batch.items()}
+    def on_before_batch_transfer(self, batch: Batch | Part, dataloader_idx: int) -> Batch | Part:
+        """Each process of a distributed run takes its share of the rows; `validation_step` too."""
+        return batch._replace(rows=self._share(batch.rows)) if isinstance(batch, Part) else batch
 
     def on_train_start(self) -> None:
         self._tokens, self._since = 0, time.perf_counter()
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank)
+    def on_train_batch_start(self, batch: Part, batch_idx: int) -> None:
+        entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank, batch.number)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
+    def training_step(self, batch: Part, batch_idx: int) -> Tensor:
+        accumulate = self.trainer.accumulate_grad_batches
+        parts = accumulate * self.trainer.world_size
+        # the trainer takes the mean over micro-batches and processes: this makes it that of targets
+        loss = self.loss(batch.rows, batch.targets / parts if parts > 1 else None)
         if self._is_due(self.trainer.global_step + 1):
-            self._pending["train/loss"] = loss.detach()
+            self._loss = (self._loss if batch.number else 0.0) + loss.detach() / accumulate
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         if self._is_due(self.trainer.global_step + 1):
             gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            self._pending["train/loss"] = self.trainer.strategy.reduce(self._loss)
             self._pending["train/gradient_norm"] = get_total_norm(gradients)
             self._pending["train/learning_rate"] = optimizer.param_groups[0]["lr"]
 
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        self._tokens += self.tokens(batch) * self.trainer.world_size
-        if not self._is_due(self.trainer.global_step):
+    def on_train_batch_end(self, outputs: Any, batch: Part, batch_idx: int) -> None:
+        self._tokens += self.tokens(batch.rows) * self.trainer.world_size
+        whole = batch.number + 1 == self.trainer.accumulate_grad_batches
+        if not (whole and self._is_due(self.trainer.global_step)):
             return
         values = {name: float(value) for name, value in self._pending.items()}
         seconds = time.perf_counter() - self._since
@@ -109,8 +117,10 @@ class LanguageModeling(LightningModule):
         self._totals = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        for name, value in self.totals(batch).items():
-            self._totals[name] = self._totals.get(name, 0) + value.double()
+        share = self._share(batch)
+        idle = row_count(share) == 0  # of the rows of the last batch there may be too few for all
+        for name, value in self.totals(rows_of(batch, slice(1)) if idle else share).items():
+            self._totals[name] = self._totals.get(name, 0) + value.double() * (not idle)
 
     def on_validation_epoch_end(self) -> None:
         sums = {
@@ -129,6 +139,10 @@ class LanguageModeling(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.curve = checkpoint["curve"]
+
+    def _share(self, batch: Batch) -> Batch:
+        rank, processes = self.trainer.global_rank, self.trainer.world_size
+        return batch if processes == 1 else rows_of(batch, slice(rank, None, processes))
 
     def _is_due(self, step: int) -> bool:
         return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]

@@ -1,0 +1,98 @@
+"""Checkpoints on disk that outlive a kill at any moment, and runs that share no folder."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import torch
+from pytorch_lightning.plugins.io import CheckpointIO
+
+__all__ = ["CheckpointFiles"]
+
+
+class CheckpointFiles(CheckpointIO):
+    """last.ckpt and the one before it, previous.ckpt, in a folder that one run has at a time.
+
+    Lightning's own files go through the machine's temporary folder, where a kill leaves them
+    behind, and are not flushed to the disk before they take the place of older ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last, self.previous = folder / "last.ckpt", folder / "previous.ckpt"
+        self.unfinished = folder / "last.partial"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other runs out of the folder. The system ends it with the process, however killed.
+
+        Raises ValueError where another run has the folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"{self.folder} belongs to a training run that is still going: "
+                    f"wait for it, or train in another folder"
+                ) from None
+            except OSError:
+                pass  # some network file systems have no locks
+            self.unfinished.unlink(missing_ok=True)  # of a run that was killed while writing it
+            yield
+
+    def newest_first(self) -> list[tuple[Path, bool]]:
+        """The checkpoints there are, and whether their bytes are those that were written."""
+        return [(path, _is_whole(path)) for path in (self.last, self.previous) if path.is_file()]
+
+    def remove(self) -> None:
+        for path in (self.last, self.previous):
+            path.unlink(missing_ok=True)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """At every moment one of the two names is a whole checkpoint, also after a power cut."""
+        with self.unfinished.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if self.last.exists():
+            os.replace(self.last, self.previous)
+        os.replace(self.unfinished, self.last)
+        _flush_names(self.folder)
+
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return loaded
+
+    def remove_checkpoint(self, path: Any) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    # torch reads a file with flipped bits without a word; the checksums it wrote are the archive's
+    try:
+        with ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError):
+        return False
+
+
+def _flush_names(folder: Path) -> None:
+    """A rename is on the disk only when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

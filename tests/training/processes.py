@@ -1,0 +1,116 @@
+"""Training in processes of its own: they can be killed, and can work together."""
+
+import io
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from pipelines import train_causal
+from value_aware_attention.data.batches import CausalBatches
+from value_aware_attention.training.checkpoint_files import CheckpointFiles
+
+ROOT = Path(__file__).parents[2]
+VOCABULARY = 60
+# Every process starts as a copy of one that has imported everything.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
+
+
+def start(function: Any, *arguments: Any) -> ForkServerProcess:
+    process = SERVER.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def exit_code(process: ForkServerProcess) -> int | None:
+    process.join(timeout=60)
+    return process.exitcode
+
+
+def write_tokens(root: Path) -> None:
+    """What the stage `tokens` leaves for a causal model, random."""
+    folder = root / "outputs/tokens/causal"
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder / "tokenizer")
+    numbers = np.random.default_rng(0)
+    for split in ("train", "evaluation"):
+        np.save(folder / f"{split}.npy", numbers.integers(VOCABULARY, size=4000, dtype=np.uint16))
+
+
+def train_app(root: Path, dies: str = "", at: int = 0) -> None:
+    """`python -m pipelines.train_causal`, 12 steps, a checkpoint every 2; `dies` by a signal."""
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    if dies:
+        DEATHS[dies](at)
+    values = ["scale=smoke", "causal.steps=12", "causal.dropout=0.1", "logger=none"]
+    values += ["training.checkpoint_every=2", "training.evaluate_every=5"]
+    values += ["trainer.accelerator=cpu", f"paths.root={root}"]
+    sys.argv = ["pipelines.train_causal", *values]
+    train_causal.main()
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def while_training(step: int) -> None:
+    _before_batch(step, signal.SIGKILL)
+
+
+def when_asked(step: int) -> None:
+    _before_batch(step, signal.SIGTERM)
+
+
+def _before_batch(step: int, number: signal.Signals) -> None:
+    read = CausalBatches.__getitem__
+
+    def patched(batches: CausalBatches, asked: int) -> torch.Tensor:
+        if asked == step:
+            os.kill(os.getpid(), number)
+        return read(batches, asked)
+
+    CausalBatches.__getitem__ = patched
+
+
+def while_writing(step: int) -> None:
+    """With half of the bytes on the disk."""
+    write = torch.save
+
+    def patched(state: dict[str, Any], file: Any) -> None:
+        if state["global_step"] == step:
+            buffer = io.BytesIO()
+            write(state, buffer)
+            file.write(buffer.getvalue()[: buffer.tell() // 2])
+            file.flush()
+            kill()
+        write(state, file)
+
+    torch.save = patched
+
+
+def between_names(step: int) -> None:
+    """When the older checkpoint has its new name and the newer one has not."""
+    save, rename = CheckpointFiles.save_checkpoint, os.replace
+
+    def patched(
+        files: CheckpointFiles, state: dict[str, Any], *arguments: Any, **named: Any
+    ) -> None:
+        if state["global_step"] == step:
+            os.replace = lambda old, new: kill() if old == files.unfinished else rename(old, new)
+        save(files, state, *arguments, **named)
+
+    CheckpointFiles.save_checkpoint = patched
+
+
+DEATHS = {f.__name__: f for f in (while_training, while_writing, between_names, when_asked)}

@@ -1,0 +1,166 @@
+"""A step taken in micro-batches, or by two processes, is the step of the whole batch."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.loggers import CSVLogger
+
+from tests.training.processes import exit_code, start
+from tests.training.test_fit import logged, same
+from tests.training.tiny import Batches, causal_module, masked_module
+from value_aware_attention.kernels import Elu
+from value_aware_attention.training import fit
+from value_aware_attention.training.module import LanguageModeling
+from value_aware_attention.training.parts import rows_of
+
+STEPS = 6
+Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], list[float]]
+
+
+class HeldOut(Batches):
+    """Whose last batch has a single row, too few for two processes."""
+
+    def __getitem__(self, step: int) -> Any:
+        batch = super().__getitem__(step)
+        return rows_of(batch, slice(1)) if step == self.count - 1 else batch
+
+
+def module_of(masked: bool) -> LanguageModeling:
+    # no exponential kernel: it has no gradient for the keys' bias, and Adam enlarges what is left
+    return masked_module(dropout=0.0) if masked else causal_module(dropout=0.0, kernel=Elu())
+
+
+def trained(folder: Path, masked: bool, **trainer: Any) -> Result:
+    """Weights, learning curve and logged training losses."""
+    module = module_of(masked)
+    curve = fit(
+        module,
+        Batches(STEPS, masked=masked),
+        HeldOut(2, masked=masked),
+        steps=STEPS,
+        evaluate_every=3,
+        checkpoint_every=2,
+        checkpoint_folder=folder / "checkpoints",
+        fingerprint="",
+        log_every=1,
+        logger=CSVLogger(folder / "logs", name="", version=""),
+        accelerator="cpu",
+        progress_bar=False,
+        **trainer,
+    )
+    rows = logged(folder / "logs") if os.environ.get("LOCAL_RANK", "0") == "0" else []
+    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
+    return module.state_dict(), curve, losses
+
+
+def assert_equal(ours: Result, whole: Result) -> None:
+    """To the rounding of another order of sums, which Adam's division makes larger at first."""
+    torch.testing.assert_close(ours[0], whole[0], rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(ours[2], whole[2], rtol=2e-6, atol=0)
+    assert len(ours[2]) == STEPS
+    for point, expected in zip(ours[1], whole[1], strict=True):
+        assert point == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_micro_batches_take_the_step_of_their_batch(
+    tmp_path: Path, masked: bool, accumulate: int
+) -> None:
+    whole = trained(tmp_path / "whole", masked)
+    parts = trained(tmp_path / "parts", masked, accumulate=accumulate)
+    assert_equal(parts, whole)
+
+
+def share(rank: int, port: int, folder: Path, masked: bool, accumulate: int) -> None:
+    """One of two processes; each writes what it ended with."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+    result = trained(folder, masked, strategy="ddp", devices=2, accumulate=accumulate)
+    torch.save(result, folder / f"{rank}.pt")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(("masked", "accumulate"), [(False, 1), (True, 1), (True, 2)])
+def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accumulate: int) -> None:
+    port = free_port()
+    processes = [start(share, rank, port, tmp_path, masked, accumulate) for rank in (0, 1)]
+    assert [exit_code(process) for process in processes] == [0, 0]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert_equal(first, trained(tmp_path / "whole", masked))
+    assert same(first[0], second[0])
+    assert first[1] == second[1]
+    assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("breaks_at", [1, 4, 5])
+def test_a_killed_run_of_micro_batches_continues_bit_by_bit(tmp_path: Path, breaks_at: int) -> None:
+    def run(name: str, breaks_at: int | None = None) -> tuple[LanguageModeling, list[int]]:
+        module, batches = masked_module(), Batches(STEPS, masked=True, breaks_at=breaks_at)
+        settings = {"steps": STEPS, "evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
+        places = {"accelerator": "cpu", "progress_bar": False, "accumulate": 2}
+        held_out = HeldOut(2, masked=True)
+        fit(module, batches, held_out, checkpoint_folder=tmp_path / name, **settings, **places)
+        return module, batches.read
+
+    straight, _ = run("straight")
+    with pytest.raises(KeyError):
+        run("killed", breaks_at)
+    resumed, read = run("killed")
+    first = breaks_at - breaks_at % 2
+    assert read == [step for step in range(first, STEPS) for _ in range(2)]
+    assert resumed.curve == straight.curve
+    assert same(resumed.state_dict(), straight.state_dict())
+
+
+def test_another_number_of_micro_batches_is_another_run(tmp_path: Path) -> None:
+    settings = {"steps": STEPS, "evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
+    places = {"accelerator": "cpu", "progress_bar": False, "checkpoint_folder": tmp_path}
+    with pytest.raises(KeyError):
+        fit(causal_module(), Batches(STEPS, breaks_at=5), HeldOut(1), **settings, **places)
+    batches = Batches(STEPS)
+    fit(causal_module(), batches, HeldOut(1), accumulate=2, **settings, **places)
+    assert batches.read[0] == 0
+
+
+def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:
+    class Same(Batches):
+        def __getitem__(self, step: int) -> Any:
+            return super().__getitem__(step)[[0, 0]]  # the rows of the two parts are equal
+
+    seen = []
+
+    class Recording(type(causal_module())):  # type: ignore[misc]
+        def loss(self, batch: Any, targets: float | None = None) -> torch.Tensor:
+            seen.append(super().loss(batch, targets))
+            return seen[-1]
+
+    module = causal_module(dropout=0.5)
+    module.__class__ = Recording
+    settings = {"steps": 1, "evaluate_every": 1, "checkpoint_every": 1, "fingerprint": ""}
+    places = {"accelerator": "cpu", "progress_bar": False, "checkpoint_folder": tmp_path}
+    fit(module, Same(1), HeldOut(1), accumulate=2, **settings, **places)
+    assert len(seen) == 2
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "message"),
+    [
+        (3, r"batch_size 4 does not divide over 1 devices with 3 .*; it must be a multiple of 3"),
+        (0, "devices 1 and accumulate 0 must be at least 1"),
+    ],
+)
+def test_a_batch_that_does_not_divide(tmp_path: Path, accumulate: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trained(tmp_path, False, accumulate=accumulate)
