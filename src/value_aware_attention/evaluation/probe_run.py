@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.evaluation.cells import Cell, end_metric, source_hash
-from value_aware_attention.evaluation.grid import RecordCache
+from value_aware_attention.evaluation.grid import cell_key
 from value_aware_attention.evaluation.language_models import WindowTask, own_kernel
 from value_aware_attention.evaluation.layer_errors import LayerErrors, layer_error
 from value_aware_attention.evaluation.probe_lines import (
@@ -26,6 +26,7 @@ from value_aware_attention.evaluation.probe_lines import (
 )
 from value_aware_attention.evaluation.task import LayerCall, UnitSums
 from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_attention.record_cache import RecordCache
 
 __all__ = ["Build", "ProbeRun", "Show", "weights_hash"]
 
@@ -122,7 +123,7 @@ class ProbeRun:
         return {"approximation": name, "parameters": parameters, **metric}
 
     def _get(self, cell: Cell, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return compute() if self.found is None else self.found.get(cell, compute)
+        return compute() if self.found is None else self.found.get(cell_key(cell), compute)
 
     def _identity(self) -> dict[str, Any]:
         """What every number depends on beside its method and its window."""
