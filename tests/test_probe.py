@@ -40,7 +40,7 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
     shape = {"layers": 2, "heads": heads, "head_dim": head_dim, "causal": causal, "sizes": sizes}
     assert {key: record[key] for key in shape} == shape
     exact, *cells = record["cells"]
-    assert len(cells) == 4 * len(sizes) and exact["difference"] == 0
+    assert len(cells) == 3 * len(sizes) and exact["difference"] == 0
     full = next(
         c for c in cells
         if (c["approximation"], c["parameters"]) == ("optimal_v_aware", {"r": head_dim + 1})
@@ -100,7 +100,7 @@ def test_a_stopped_probe_goes_on_where_it_was(
         lambda task, method, window: after.append(window) or score(task, method, window),
     )  # fmt: skip
     assert probed("roberta", cache=tmp_path).record == whole
-    assert not layers and len(after) == 2 * (1 + 4 * 5) - 9
+    assert not layers and len(after) == 2 * (1 + 3 * 5) - 9
     assert not list(tmp_path.glob("*.partial"))
 
 

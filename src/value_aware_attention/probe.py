@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from value_aware_attention.approximations import (
     OptimalValueAware,
     OptimalValueOblivious,
-    SampledKeys,
     SlidingWindow,
 )
 from value_aware_attention.evaluation.language_models import (
@@ -31,7 +30,6 @@ from value_aware_attention.evaluation.probe_lines import all_lines
 from value_aware_attention.evaluation.probe_run import Build, ProbeRun, Show
 from value_aware_attention.evaluation.text_windows import TextWindows, text_windows
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER
 
 __all__ = ["Report", "default_methods", "probe"]
 
@@ -64,13 +62,12 @@ class Report:
         return "\n".join([*all_lines(self.record), "", self.headline])
 
 
-def default_methods(search: str = "default", seed: int = 0) -> dict[str, Build]:
-    """The methods whose end metric is measured: the two optimal ones, a window, and sampling."""
+def default_methods(search: str = "default") -> dict[str, Build]:
+    """The methods whose end metric is measured: the two optimal ones and a sliding window."""
     return {
         OBLIVIOUS: lambda r, layer: OptimalValueOblivious(r),
         AWARE: lambda r, layer: OptimalValueAware(r, search),
         "sliding_window": lambda r, layer: SlidingWindow(r),
-        "sampled_keys": lambda r, layer: SampledKeys(r, seed * SEEDS_PER_LAYER + layer),
     }
 
 
@@ -114,7 +111,7 @@ def probe(
         rows=_at_least_one("rows", rows),
         search=search,
         sizes=_sizes(sizes, head_dim, task.length),
-        methods=default_methods(search, seed) if methods is None else methods,
+        methods=default_methods(search) if methods is None else methods,
         name=name or type(model).__name__,
         cache=cache,
         show=show,

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -154,8 +155,14 @@ class _Audit(nn.Module):
 
 def source_hash(method: object) -> str:
     """Hash of the project's source that a method's output depends on, the evaluation included."""
+    return _hash_of_imports(type(method).__module__)
+
+
+@cache
+def _hash_of_imports(module: str) -> str:
+    """Of a module's source, this one's, and that of everything of the project they import."""
     package = __name__.partition(".")[0]
-    waiting = {type(method).__module__, __name__}
+    waiting = {module, __name__}
     seen: set[str] = set()
     while waiting:
         name = waiting.pop()
