@@ -6,6 +6,7 @@ python -m pipelines.probe model=PATH_OR_NAME text=FILE [probe.search=fast] [prob
 Writes outputs/probe/<name>/, which no stage of dvc.yaml reads.
 """
 
+import logging
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -37,6 +38,7 @@ SHORT = ("model", "text", "tokenizer")
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Writes <results>/<name>/, and returns a row for a multirun's table."""
     disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is one line
     texts = [document.text for document in TextFiles(cfg.text)]
     tokenizer = load_tokenizer(cfg.tokenizer or cfg.model)
     model = load_model(cfg.model, dtype=precision(cfg.dtype))

@@ -54,7 +54,7 @@ class ProbeRun:
         self.found = None if self.cache is None else RecordCache(self.cache, self._identity())
         self.first = self.task.layer_calls()
         with tqdm(
-            total=round(self._work()), unit="", disable=None if self.show else True,
+            total=self._work(), unit="", disable=None if self.show else True,
             bar_format="{l_bar}{bar}| {elapsed}, {remaining} left {postfix}", leave=False,
         ) as self.bar:  # fmt: skip
             errors = LayerErrors.of([self._layers(i) for i in range(len(self.task.windows))])
