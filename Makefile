@@ -41,7 +41,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/python
 	@$(PIP) --no-deps --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements-dev.txt requirements-cluster.txt $(VENV)/.installed
 	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
