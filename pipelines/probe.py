@@ -24,10 +24,10 @@ from pipelines.evaluate import build_cell
 from pipelines.provenance import run_on
 from pipelines.tracking import tracked
 from value_aware_attention.data.text_files import TextFiles
-from value_aware_attention.evaluation.checkpoints import load_model, load_tokenizer
-from value_aware_attention.evaluation.language_models import Model, own_kernel
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.probe import probe
+from value_aware_attention.probe.checkpoints import load_model, load_tokenizer
+from value_aware_attention.probe.language_models import Model, own_kernel
 from value_aware_attention.reporting.probe import write_probe
 
 SHORT = ("model", "text", "tokenizer")

@@ -9,7 +9,7 @@ import pytest
 from probed import LENGTH, model, tokenizer, words
 
 from value_aware_attention import probe
-from value_aware_attention.evaluation.probe_lines import match
+from value_aware_attention.probe.lines import match
 from value_aware_attention.reporting import figures
 from value_aware_attention.reporting.probe import write_probe
 from value_aware_attention.reporting.probe_figures import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from value_aware_attention.evaluation.layer_errors import AWARE, OBLIVIOUS, SHARES
-from value_aware_attention.evaluation.probe_lines import match
+from value_aware_attention.probe.layer_errors import AWARE, OBLIVIOUS, SHARES
+from value_aware_attention.probe.lines import match
 from value_aware_attention.reporting import captions, figures
 from value_aware_attention.reporting.document import page, sections
 from value_aware_attention.reporting.probe_figures import CAUSAL, INTERVALS, probe_figures

@@ -9,7 +9,8 @@ from transformers import BartConfig, BartModel
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.attention import attention
-from value_aware_attention.evaluation.language_models import (
+from value_aware_attention.evaluation.task import Task
+from value_aware_attention.probe.language_models import (
     CausalWindows,
     EncoderWindows,
     MaskedWindows,
@@ -17,8 +18,7 @@ from value_aware_attention.evaluation.language_models import (
     positions,
     task_class,
 )
-from value_aware_attention.evaluation.task import Task
-from value_aware_attention.evaluation.text_windows import text_windows
+from value_aware_attention.probe.text_windows import text_windows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = {

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from value_aware_attention.approximations import Exact
 from value_aware_attention.data.masking import mask_tokens
 from value_aware_attention.evaluation.task import LayerCall, Layerwise, UnitSums
-from value_aware_attention.evaluation.text_windows import TextWindows
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_attention.probe.text_windows import TextWindows
 
 __all__ = [
     "CausalWindows",

@@ -16,16 +16,16 @@ from tqdm import tqdm
 from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.evaluation.cells import Cell, end_metric, source_hash
 from value_aware_attention.evaluation.grid import cell_key
-from value_aware_attention.evaluation.language_models import WindowTask, own_kernel
-from value_aware_attention.evaluation.layer_errors import LayerErrors, layer_error
-from value_aware_attention.evaluation.probe_lines import (
+from value_aware_attention.evaluation.task import LayerCall, UnitSums
+from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_attention.probe.language_models import WindowTask, own_kernel
+from value_aware_attention.probe.layer_errors import LayerErrors, layer_error
+from value_aware_attention.probe.lines import (
     headline,
     layer_lines,
     metric_header,
     metric_line,
 )
-from value_aware_attention.evaluation.task import LayerCall, UnitSums
-from value_aware_attention.models.causal_lm import CausalLanguageModel
 from value_aware_attention.record_cache import RecordCache
 
 __all__ = ["Build", "ProbeRun", "Show", "weights_hash"]

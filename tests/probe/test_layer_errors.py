@@ -10,15 +10,15 @@ from hypothesis.extra.numpy import arrays
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.attention import attention
-from value_aware_attention.evaluation.layer_errors import (
+from value_aware_attention.evaluation.output_error import sample_rows
+from value_aware_attention.evaluation.task import LayerCall
+from value_aware_attention.probe.layer_errors import (
     AWARE,
     OBLIVIOUS,
     LayerErrors,
     keys_needed,
     layer_error,
 )
-from value_aware_attention.evaluation.output_error import sample_rows
-from value_aware_attention.evaluation.task import LayerCall
 
 HEADS, KEYS, DIM = 3, 10, 4
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from value_aware_attention.evaluation.layer_errors import AWARE, OBLIVIOUS, SHARES
+from value_aware_attention.probe.layer_errors import AWARE, OBLIVIOUS, SHARES
 
 __all__ = ["all_lines", "headline", "layer_lines", "match", "metric_header", "metric_line"]
 

@@ -18,18 +18,18 @@ from value_aware_attention.approximations import (
     OptimalValueOblivious,
     SlidingWindow,
 )
-from value_aware_attention.evaluation.language_models import (
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.probe.language_models import (
     Model,
     WindowTask,
     positions,
     task_class,
     vocabulary_size,
 )
-from value_aware_attention.evaluation.layer_errors import AWARE, OBLIVIOUS
-from value_aware_attention.evaluation.probe_lines import all_lines
-from value_aware_attention.evaluation.probe_run import Build, ProbeRun, Show
-from value_aware_attention.evaluation.text_windows import TextWindows, text_windows
-from value_aware_attention.kernels import Kernel
+from value_aware_attention.probe.layer_errors import AWARE, OBLIVIOUS
+from value_aware_attention.probe.lines import all_lines
+from value_aware_attention.probe.run import Build, ProbeRun, Show
+from value_aware_attention.probe.text_windows import TextWindows, text_windows
 
 __all__ = ["Report", "default_methods", "probe"]
 

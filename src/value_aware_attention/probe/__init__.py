@@ -1,0 +1,11 @@
+"""How many keys the attention of a trained model needs, on a text, layer by layer and head by head.
+
+    report = probe.probe(model, tokenizer, text)
+    print(report.headline)
+
+`docs/probe.md` says what is measured and how.
+"""
+
+from value_aware_attention.probe.report import Report, default_methods, probe
+
+__all__ = ["Report", "default_methods", "probe"]
