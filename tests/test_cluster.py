@@ -1,9 +1,6 @@
 """What runs on a cluster: sweeps through submitit, training on several devices."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,8 +12,6 @@ from tests.training.processes import write_tokens
 from value_aware_attention.kernels import Elu
 from value_aware_attention.models import CausalLanguageModel
 
-ROOT = Path(__file__).parents[1]
-
 
 def write_model(root: Path) -> None:
     torch.manual_seed(0)
@@ -27,20 +22,15 @@ def write_model(root: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs requirements-cluster.txt")
-def test_a_sweep_of_submitit_jobs_prints_its_table(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_of_submitit_jobs_prints_its_table(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_tokens(tmp_path)
     write_model(tmp_path)
-    sweep = ["-m", "hydra/launcher=submitit_local", "approximation=optimal_v_oblivious"]
-    values = ["kernel=elu", "approximation.r=1,96", "scale=smoke", "logger=none"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pipelines.evaluate", *sweep, *values, f"paths.root={tmp_path}"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+    sweep = "kernel=elu approximation=optimal_v_oblivious approximation.r=1,96"
+    run_app(f"evaluate -m hydra/launcher=submitit_local {sweep}", tmp_path)
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
     head, *rows = [words for words in lines if words[:1] in (["model"], ["causal_elu"])]
     assert head[:3] == ["model", "approximation", "r"]
     assert [row[:3] for row in rows] == [
