@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -25,6 +26,9 @@ from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.training.fit import fit
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.parts import check_parts
+
+CPU_SPEED = 1e11
+"""fp32 operations a second, of a processor with a few cores: an order of magnitude."""
 
 
 def trained_attention(cfg: DictConfig) -> TrainedAttention | None:
@@ -56,6 +60,7 @@ def train(
     fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()
+    check_gpu(cfg, module, batches)
     with tracked(cfg, "train", cfg.name, data_sha256=data) if first else nullcontext() as run:
         curve = fit(
             module,
@@ -91,6 +96,23 @@ def check_trainer(cfg: DictConfig) -> None:
             "each process that training on several devices starts would run the whole sweep again: "
             "use hydra/launcher=submitit_slurm, or trainer.devices=1"
         )
+
+
+def check_gpu(cfg: DictConfig, module: LanguageModeling, batches: Dataset) -> None:
+    """Refuses a training that is meant for GPUs where there is none, and says what it would take.
+
+    Forward and backward of a token take about 6 operations a parameter.
+    """
+    if cfg.trainer.accelerator != "gpu" or torch.accelerator.is_available():
+        return
+    parameters = sum(p.numel() for p in module.parameters())
+    tokens = cfg.fit.steps * module.tokens(batches[0])
+    days = 6 * parameters * tokens / CPU_SPEED / 86_400
+    raise ValueError(
+        f"{cfg.name} is meant for a GPU and there is none: {tokens:,} tokens through "
+        f"{parameters:,} parameters would take a CPU of {CPU_SPEED:.0e} operations a second "
+        f"{days:,.0f} days; trainer.accelerator=auto trains all the same"
+    )
 
 
 def metrics(

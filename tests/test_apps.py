@@ -286,6 +286,10 @@ def test_no_record_names_the_machine(made: Path) -> None:
         ("train_causal causal.length=10000000", ("10000000", "tokens")),
         ("evaluate causal.context=96", ("context is 96", "96")),
         ("train_causal causal.wdith=64", ("wdith",)),
+        (
+            "train_causal trainer=bf16 causal.steps=1000000",
+            ("no", "384,000,000 tokens", "days", "trainer.accelerator=auto"),
+        ),
         ("train_causal attention=lsh", ("LSH", "is_causal")),
         ("train_causal attention=fourier_mixing", ("FourierMixing", "causal")),
         ("train_causal kernel=elu attention=orf", ("OrthogonalRandomFeatures", "Elu")),
@@ -310,8 +314,9 @@ def test_no_record_names_the_machine(made: Path) -> None:
     ],
 )
 def test_bad_input_ends_with_one_line_and_nothing_written(
-    made: Path, run: Run, command: str, named: tuple[str, ...]
+    made: Path, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, named: tuple[str, ...]
 ) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     outputs = {p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()}
     with pytest.raises(SystemExit) as stopped:
         run(command.format(made=made))

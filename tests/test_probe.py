@@ -13,10 +13,10 @@ from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
 from transformers import DebertaV2Config, DebertaV2Model
 
 from value_aware_attention import approximations, kernels, probe
-from value_aware_attention.evaluation import probe_run
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.probe import run as probe_run
 from value_aware_attention.probe.language_models import MaskedWindows
 
 ROOT = Path(__file__).parents[1]
