@@ -48,8 +48,9 @@ Run = Callable[[str], None]
 
 def run_app(command: str, folder: Path) -> None:
     """Runs an app in this process, at smoke scale, as the command line would."""
-    name, *overrides = command.split()
-    overrides = [f"paths.root={folder}", "logger=none", "trainer.accelerator=cpu", *overrides]
+    name, *given = command.split()
+    fixed = [f"paths.root={folder}", "logger=none", "trainer.accelerator=cpu"]
+    overrides = sorted([*fixed, *given], key=lambda argument: not argument.startswith("-"))
     if not any(o.startswith("scale=") for o in overrides):
         overrides.append("scale=smoke")
     with pytest.MonkeyPatch.context() as patch:

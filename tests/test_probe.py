@@ -16,6 +16,7 @@ from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.probe import report
 from value_aware_attention.probe import run as probe_run
 from value_aware_attention.probe.language_models import MaskedWindows
 
@@ -57,7 +58,7 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
 def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
     record = probed("roberta", methods={"one": lambda r, layer: approximations.SlidingWindow(r)})
     cell = next(c for c in record.record["cells"] if c["parameters"] == {"r": 4})
-    task = probe._task(
+    task = report._task(
         model("roberta"), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0,
         draw=False,
     )  # fmt: skip
