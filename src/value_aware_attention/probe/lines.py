@@ -86,7 +86,7 @@ def metric_header(exact: Record, record: Record, methods: Sequence[str]) -> str:
 def metric_line(cells: Sequence[Record], record: Record) -> str:
     """One size: the value of every method, and the ends of its 95% interval."""
     return f"{cells[0]['parameters']['r']:>6,}" + "".join(
-        f"{_with_interval(cell, record):>{WIDTH}}" for cell in cells
+        f"  {_with_interval(cell, record):>{WIDTH - 2}}" for cell in cells
     )
 
 
