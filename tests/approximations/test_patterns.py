@@ -133,11 +133,13 @@ EXAMPLES = {
     "sliding window": SlidingWindow(5),
     "sliding window of all": SlidingWindow(200),
     "dilated window": DilatedWindow(4, 7),
-    "random keys": RandomKeys(6, 1),
+    "random keys": RandomKeys(3, 1),  # gathered
+    "many random keys": RandomKeys(40, 1),  # read with all the others
     "strided": Strided(9),
     "fixed": Fixed(10, 2),
     "longformer": Longformer(7, 2, (0, 80)),
     "big bird": BigBird(4, 3, (1, 90), 2),
+    "big bird with many random keys": BigBird(4, 30, (1, 90), 2),
 }
 MASKS: dict[str, Callable[[int], Tensor | None]] = {
     "no mask": lambda keys: None,

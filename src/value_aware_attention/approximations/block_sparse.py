@@ -24,6 +24,9 @@ __all__ = ["block_sparse_attention", "pairs"]
 QUERIES_AT_ONCE = 64
 NUMBERS_AT_ONCE = 2**22
 """What the gathered keys of a block of queries may hold, where each query has its own."""
+DENSE = 16
+"""Listed keys are gathered where they are less than a 16th of all: a gathered pair takes a CPU as
+long as a hundred pairs of the fused kernel."""
 
 Index = slice | Tensor
 
@@ -43,7 +46,6 @@ class Layout:
 
     blocks: tuple[Block, ...]
     rows: Int[Tensor, " Q"]
-    pairs: int
 
     def is_every_query_in_order(self, queries: int) -> bool:
         """Whether the blocks' outputs, one after the other, are those of all queries."""
@@ -93,7 +95,7 @@ class Sums:
 def block_sparse_attention(inputs: Inputs, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
     """Eq. 1 over the pairs of the pattern that `inputs.visible` does not hide."""
     pieces = pattern.pieces
-    if len(pieces) == 1 and pieces[0].listed is None:
+    if len(pieces) == 1 and not _is_gathered(pieces[0], inputs.keys):
         return _alone(inputs, pieces[0])
     sums = [total for piece in pieces if (total := _sums(inputs, piece)) is not None]
     return reduce(Sums.__add__, sums).normalised() if sums else _zeros(inputs)
@@ -101,12 +103,13 @@ def block_sparse_attention(inputs: Inputs, pattern: Pattern) -> Float[Tensor, "*
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
     """How many pairs of a query and a key the pattern keeps, for the last N of M positions."""
-    return sum(
-        _layout(piece, queries, keys, torch.device("cpu")).pairs
-        if piece.listed is None
-        else int(_listed(piece, queries, keys)[1].sum())
-        for piece in pattern.pieces
-    )
+    return sum(_count(piece, queries, keys) for piece in pattern.pieces)
+
+
+def _count(piece: Piece, queries: int, keys: int) -> int:
+    if piece.listed is not None:
+        return int(_listed(piece, queries, keys)[1].sum())
+    return sum(int(_seen(piece, *some).sum()) for some in _candidates(piece, queries, keys))
 
 
 def _alone(inputs: Inputs, piece: Piece) -> Float[Tensor, "*batch N V"]:
@@ -128,7 +131,7 @@ def _zeros(inputs: Inputs) -> Float[Tensor, "*batch N V"]:
 
 def _sums(inputs: Inputs, piece: Piece) -> Sums | None:
     queries = inputs.query.shape[-2]
-    if piece.listed is not None:
+    if _is_gathered(piece, inputs.keys):
         parts = list(_each_its_own(inputs, piece))
         return Sums.cat(parts) if parts else None
     layout = _layout(piece, queries, inputs.keys, inputs.query.device)
@@ -137,6 +140,11 @@ def _sums(inputs: Inputs, piece: Piece) -> Sums | None:
     sums = Sums.cat([_attend(*_cut(inputs, block)) for block in layout.blocks])
     in_order = layout.is_every_query_in_order(queries)
     return sums if in_order else sums.placed(layout.rows, queries)
+
+
+def _is_gathered(piece: Piece, keys: int) -> bool:
+    """Whether each query reads its own few keys, instead of a block of queries reading all."""
+    return piece.listed is not None and piece.listed.shape[-1] * DENSE < keys
 
 
 def _cut(inputs: Inputs, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, Tensor | None]:
@@ -206,17 +214,28 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
     """Cached: finding the keys of every block reads the pattern at every pair once."""
     blocks: list[Block] = []
     rows = [torch.arange(0)]
-    count = 0
     for query, key in _candidates(piece, queries, keys):
-        seen = piece.sees(query[:, None], key).expand(len(query), len(key))
-        query, key = query[seen.any(dim=1)], key[seen.any(dim=0)]
+        seen = _seen(piece, query, key)
+        some, of_any = seen.any(dim=1), seen.any(dim=0)
+        query, key = query[some], key[of_any]
         if len(query):
-            hidden = ~piece.sees(query[:, None], key).expand(len(query), len(key))
-            count += int((~hidden).sum())
+            hidden = ~seen[some][:, of_any]
             rows.append(query - (keys - queries))
             index = _index(rows[-1], device), _index(key, device)
             blocks.append(Block(*index, hidden.to(device) if hidden.any() else None))
-    return Layout(tuple(blocks), torch.cat(rows).to(device), count)
+    return Layout(tuple(blocks), torch.cat(rows).to(device))
+
+
+def _seen(piece: Piece, query: Int[Tensor, " B"], key: Int[Tensor, " C"]) -> Bool[Tensor, "B C"]:
+    """Which of some pairs are in the piece; listed keys are written, not searched for."""
+    if piece.listed is None:
+        return piece.sees(query[:, None], key).expand(len(query), len(key))
+    listed = piece.listed[query]
+    kept = piece.sees(query[:, None], listed) & (listed >= 0)
+    row, _ = kept.nonzero(as_tuple=True)
+    seen = torch.zeros(len(query), len(piece.listed), dtype=torch.bool)
+    seen[row, listed[kept]] = True
+    return seen[:, key]
 
 
 def _candidates(piece: Piece, queries: int, keys: int) -> Iterator[tuple[Tensor, Tensor]]:

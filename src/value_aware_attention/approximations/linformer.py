@@ -9,7 +9,7 @@ from value_aware_attention.approximations.approximation import (
     Inputs,
     check_at_least,
 )
-from value_aware_attention.attention import attention_weights
+from value_aware_attention.attention import attention_over
 from value_aware_attention.error import Sizes
 
 __all__ = ["Linformer"]
@@ -51,8 +51,7 @@ class Linformer(Approximation):
             seen = inputs.visible.transpose(-2, -1)
             key, value = key.where(seen, 0.0), value.where(seen, 0.0)
         for_key, for_value = (x.to(key) for x in self.projections(inputs.keys, key.device))
-        weights = attention_weights(inputs.query, for_key @ key, kernel=inputs.kernel)
-        return weights @ (for_value @ value)
+        return attention_over(inputs.query, for_key @ key, for_value @ value, inputs.kernel, None)
 
     def projections(
         self, keys: int, device: torch.device | str = "cpu"

@@ -17,7 +17,8 @@ class RandomKeys(SparseFixedPattern):
     The random part of BigBird (Zaheer et al., 2020) alone. The draws follow from the seed and the
     positions, not from the inputs. r = M is exact. Under is_causal they are drawn from the query
     itself and its past, so that early queries see something; an `attn_mask` hides keys that were
-    drawn regardless of it. Keys are gathered query by query: no two have theirs in common.
+    drawn regardless of it. No two queries have their keys in common: few (less than a 16th of all)
+    are gathered query by query; with more, all pairs are computed and those not drawn hidden.
     """
 
     def __init__(self, r: int, seed: int) -> None:

@@ -69,6 +69,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _run(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    gc.freeze()  # collecting the server's objects would copy every page they are on
     try:
         sender.send(function(*arguments))
     except torch.OutOfMemoryError as error:
