@@ -1,17 +1,22 @@
-"""Prints what a scale amounts to: parameters, tokens, steps, lengths, batches, optimizers.
+"""Prints what a scale amounts to: parameters, tokens, steps, operations, and hours on a GPU.
 
 python -m pipelines.plan scale=paper
 python -m pipelines.plan scale=paper plan.one_step=true   # and one real step of each model
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from omegaconf import DictConfig
 from tabulate import tabulate
+from torch import nn
 from transformers import RobertaForMaskedLM
 
 from pipelines.app import app
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import CausalLanguageModel, build_roberta
+from value_aware_attention.models.long_roberta import BlockPositions
 from value_aware_attention.training.causal import CausalTraining
 from value_aware_attention.training.masked import MaskedTraining
 from value_aware_attention.training.module import LanguageModeling
@@ -26,7 +31,10 @@ PAPER_INSTANCES, PAPER_EPOCHS, PAPER_BATCH = 10_000_000, 2, 8  # Table 4
 @app("plan")
 def main(cfg: DictConfig) -> None:
     """Prints one row a training stage; nothing is written."""
-    print(tabulate([causal_row(cfg), *masked_rows(cfg)], headers="keys", intfmt=","))
+    rows = [causal_row(cfg), *masked_rows(cfg)]
+    lines = [with_hours(cfg, row) for row in rows]
+    print(tabulate(lines, headers="keys", intfmt=",", floatfmt=".2g"))
+    print(f"\n{assumptions(cfg, sum(row['operations'] for row in rows))}")
     if cfg.scale == "paper":
         implied = PAPER_INSTANCES * PAPER_EPOCHS // PAPER_BATCH
         print(
@@ -38,35 +46,92 @@ def main(cfg: DictConfig) -> None:
         print(tabulate([causal_step(cfg), masked_step(cfg)], headers="keys", floatfmt=".2f"))
 
 
-def causal_row(cfg: DictConfig) -> dict[str, object]:
-    """The stage train_causal; the same for every kernel."""
+def with_hours(cfg: DictConfig, row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the estimated hours, where the scale is meant for a GPU."""
+    hours = {"hours": hours_of(cfg, row["operations"])} if cfg.accelerator == "gpu" else {}
+    optimizer = row.pop("optimizer")  # the longest text comes last
+    return row | hours | {"optimizer": optimizer}
+
+
+def hours_of(cfg: DictConfig, operations: float) -> float:
+    """At the speed that is assumed."""
+    return operations / cfg.operations_per_second / 3600
+
+
+def assumptions(cfg: DictConfig, operations: float) -> str:
+    """What the last columns count and what they take for granted."""
+    counted = (
+        "Operations: 6 a token and parameter it is multiplied with, and 12 layers x width x "
+        "sequence a token for attention; forward and backward, all kernels together."
+    )
+    if cfg.accelerator != "gpu":
+        return counted
+    return (
+        f"{counted}\nHours: an estimate, not measured; {cfg.operations_per_second:.1e} operations "
+        "a second are assumed (plan.operations_per_second), "
+        f"{hours_of(cfg, operations):.2g} hours of training in all. Tokenizing and evaluating come "
+        "on top."
+    )
+
+
+def causal_row(cfg: DictConfig) -> dict[str, Any]:
+    """The stage train_causal; sizes of one kernel's model, operations of all."""
     size = cfg.causal
+    model, tokens = on_meta(lambda: causal_model(cfg)), size.steps * size.batch_size * size.length
+    one_token = operations_per_token(model, layers=size.layers, length=size.length)
     return {
         "stage": f"train_causal ({len(cfg.kernels)} kernels)",
-        "parameters": parameters(lambda: causal_model(cfg)),
+        "parameters": parameters(model),
         "sequence": size.length,
         "batch": size.batch_size,
         "steps": size.steps,
-        "tokens read": size.steps * size.batch_size * size.length,
+        "tokens read": tokens,
+        "operations": len(cfg.kernels) * tokens * one_token,
         "optimizer": f"AdamW, inverse sqrt, lr {size.learning_rate:g}, W {size.warmup_steps}",
     }
 
 
-def masked_rows(cfg: DictConfig) -> list[dict[str, object]]:
+def masked_rows(cfg: DictConfig) -> list[dict[str, Any]]:
     """The stages train_masked_short and train_masked_long."""
-    return [
-        {
-            "stage": f"train_masked_{name}",
-            "parameters": parameters(lambda size=size: masked_model(cfg, size.length)),
-            "sequence": size.length,
-            "batch": size.batch_size,
-            "steps": size.steps,
-            "tokens read": size.steps * size.batch_size * size.length,
-            "optimizer": f"BertAdam, linear, lr {size.learning_rate:g}, "
-            f"warm-up {size.warmup_proportion:g}, clip {cfg.masked.max_grad_norm:g} a tensor",
-        }
-        for name, size in (("short", cfg.masked.short), ("long", cfg.masked.long))
-    ]
+    return [masked_row(cfg, name) for name in ("short", "long")]
+
+
+def masked_row(cfg: DictConfig, name: str) -> dict[str, Any]:
+    """One of them; its output layer sees the tokens that are asked for."""
+    size = cfg.masked[name]
+    model = on_meta(lambda: masked_model(cfg, size.length))
+    tokens = size.steps * size.batch_size * size.length
+    one_token = operations_per_token(
+        model, layers=cfg.masked.layers, length=size.length, asked=cfg.masked.fraction
+    )
+    return {
+        "stage": f"train_masked_{name}",
+        "parameters": parameters(model),
+        "sequence": size.length,
+        "batch": size.batch_size,
+        "steps": size.steps,
+        "tokens read": tokens,
+        "operations": tokens * one_token,
+        "optimizer": f"BertAdam, linear, lr {size.learning_rate:g}, "
+        f"warm-up {size.warmup_proportion:g}, clip {cfg.masked.max_grad_norm:g} a tensor",
+    }
+
+
+def operations_per_token(
+    model: nn.Module, *, layers: int, length: int, asked: float = 1.0
+) -> float:
+    """Additions and multiplications of forward and backward: 6 N + 12 layers width length.
+
+    N counts the numbers of all matrices but those that are looked up; the output layer, tied to the
+    embeddings of tokens, counts for the share of the tokens that are `asked`. A causal mask halves
+    nothing.
+    """
+    tables = [m for m in model.modules() if isinstance(m, (nn.Embedding, BlockPositions))]
+    looked_up = sum(parameters(table) for table in tables)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    types, width = max((t.weight.shape for t in tables if isinstance(t, nn.Embedding)), key=max)
+    multiplied = matrices - looked_up + asked * types * width
+    return 6 * multiplied + 12 * layers * width * length
 
 
 def vocabulary(cfg: DictConfig, task: str) -> int:
@@ -91,10 +156,14 @@ def masked_model(cfg: DictConfig, length: int) -> RobertaForMaskedLM:
     return build_roberta(**size, length=length, vocabulary_size=vocabulary(cfg, "masked"))
 
 
-def parameters(build) -> int:
-    """Counted without allocating any."""
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model without memory for its weights."""
     with torch.device("meta"):
-        return sum(p.numel() for p in build().parameters())
+        return build()
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def causal_step(cfg: DictConfig) -> dict[str, object]:

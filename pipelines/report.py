@@ -18,7 +18,8 @@ def main(cfg: DictConfig) -> None:
     records = read_folder(cfg.records)
     tokens = json.loads(Path(cfg.tokens).read_text())
     training = {metrics["model"]: metrics for metrics in read_folder(cfg.training)}
-    write_report(records, training, tokens, Path(cfg.results))
+    other = [json.loads(file.read_text()) for file in sorted(Path(cfg.published).glob("*.json"))]
+    write_report(records, training, tokens, Path(cfg.results), other)
 
 
 def read_folder(folder: str) -> list[dict]:

@@ -14,6 +14,7 @@ from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
+from value_aware_attention.reporting.published import TABLE_1
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -151,3 +152,20 @@ def test_the_paper_scale_is_the_papers() -> None:
     assert long.steps == short.steps == 2_476_000
     quotas = {name: s.train_instances for name, s in cfg.corpus.sources.items()}
     assert quotas["wikipedia"] + quotas["arxiv"] + quotas["pg19"] == 7_000_000
+
+
+def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_tables() -> None:
+    cfg, paper = composed("plan", "scale=gpu"), composed("plan", "scale=paper")
+    for name in ("layers", "width", "heads", "feedforward", "length", "context", "batch_size"):
+        assert cfg.causal[name] == paper.causal[name]
+    assert (cfg.masked.block, cfg.masked.long.length) == (512, 4096)
+    assert cfg.masked.short.length == cfg.masked.block and cfg.masked.warm_start is None
+    assert cfg.trainer == paper.trainer and cfg.tokens.vocabulary_size <= 2**16
+    with initialize_config_dir(str(CONF), version_base=None):
+        evaluate = compose("evaluate", ["scale=gpu", "model=masked", "length=long"])
+    assert evaluate.evaluate.task.sequences.length == 4096
+    for cell in TABLE_1:
+        axes = evaluate.evaluate.axes.get(cell.approximation, {})
+        for name, value in cell.parameters.items():
+            assert value in axes[name], cell
+    assert cfg.grid.value_aware_keys == composed("plan").grid.value_aware_keys

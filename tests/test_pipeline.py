@@ -167,7 +167,7 @@ def test_composed_paths_are_the_outs_and_the_deps(name: str) -> None:
     for out in outs:
         assert covers(paths, out, "/"), f"{name} has the out {out}; its config writes {paths}"
     for dep in file_deps(stage):
-        if dep.startswith("outputs/"):
+        if dep.startswith(("outputs/", "results/")):
             assert covers(paths, dep, "/") or any(p.startswith(dep) for p in paths), dep
 
 

@@ -77,15 +77,19 @@ FACTS = {
 
 
 def html_document(
-    records: Sequence[Record], tables: Sequence[Table], figures: Sequence[Figure]
+    records: Sequence[Record],
+    tables: Sequence[Table],
+    figures: Sequence[Figure],
+    other: Sequence[Record] = (),
 ) -> str:
-    """The report as one HTML document."""
+    """The report as one HTML document; `other` are the records of another run."""
     known = sections(tables, figures)
     first = [name for name in FIRST if name in known]
+    run = pd.concat([_facts(records), _facts(other)])
     order = [*first, *(name for name in known if name not in first)]
     body = [
         f"<p>{escape(INTRODUCTION.strip())}</p>",
-        f"<section><h2>What was run</h2>{_html(_facts(records))}</section>",
+        f"<section><h2>What was run</h2>{_html(run)}</section>",
         *(known[name] for name in order),
         f"<section><h2>A pretrained model</h2><p>{PRETRAINED}</p></section>",
         "<section><h2>Every cell</h2><p><a href='grid.csv'>grid.csv</a> has one line for each "

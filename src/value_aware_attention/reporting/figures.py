@@ -9,6 +9,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.reporting import style
+from value_aware_attention.reporting.other_run import label
 from value_aware_attention.reporting.records import (
     KERNEL_LABELS,
     KERNELS,
@@ -103,8 +104,19 @@ def causal_losses(records: Sequence[Record]) -> pd.DataFrame:
     return frame.assign(kernel_label=frame["kernel"].map(KERNEL_LABELS))
 
 
-def figure_2(records: Sequence[Record]) -> style.Chart:
-    """Loss of OVO-r against r up to all keys for each kernel; dashed: exact attention."""
+def figure_2(records: Sequence[Record], other: Sequence[Record] = ()) -> style.Chart:
+    """Loss of OVO-r against r up to all keys for each kernel; dashed: exact attention.
+
+    `other` are the records of another run; where there are any, it has a panel of its own.
+    """
+    if not any(record["task"] == "causal" for record in other):
+        return _oblivious_panel(records)
+    ours = _oblivious_panel(records).properties(title="(a) ours")
+    theirs = _oblivious_panel(other).properties(title=f"(b) {label(other)}")
+    return alt.hconcat(ours, theirs).resolve_scale(color="independent", shape="independent")
+
+
+def _oblivious_panel(records: Sequence[Record]) -> style.Chart:
     frame = causal_losses(records)
     frame = frame.assign(series=frame["kernel_label"])
     exact = frame[frame["approximation"] == "exact"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from value_aware_attention.reporting import captions, figures, value_figures
+from value_aware_attention.reporting import captions, figures, other_run, value_figures
 from value_aware_attention.reporting.document import html_document
 from value_aware_attention.reporting.figure import Figure
 from value_aware_attention.reporting.headline import headline
@@ -27,9 +27,14 @@ MEASURED_NAMES = {
 }
 
 
-def _figures(records: Sequence[Record], training: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+def _figures(
+    records: Sequence[Record],
+    training: Mapping[str, Mapping[str, Any]],
+    other: Sequence[Record],
+) -> list[Figure]:
     long = [record for record in records if record["model"] == "masked_long"]
     causal = [record for record in records if record["task"] == "causal"]
+    theirs = [record for record in other if record["task"] == "causal"]
     return [
         Figure(
             "figure_1",
@@ -43,8 +48,8 @@ def _figures(records: Sequence[Record], training: Mapping[str, Mapping[str, Any]
             "figure_2",
             "Figure 2. Loss of the optimal value-oblivious approximation, for each kernel",
             f"Top r keys by attention weight, up to all keys. {captions.INTERVAL} "
-            f"{captions.ours(causal)}",
-            figures.figure_2(records),
+            f"{' '.join(filter(None, [captions.ours(causal), other_run.described(theirs)]))}",
+            figures.figure_2(records, theirs),
         ),
         Figure(
             "figure_3",
@@ -80,10 +85,11 @@ def _tables(
     records: Sequence[Record],
     training: Mapping[str, Mapping[str, Any]],
     tokens: Mapping[str, Any],
+    other: Sequence[Record],
 ) -> list[Table]:
     return [
-        table_1(records),
-        table_2(records),
+        table_1(records, other),
+        table_2(records, other),
         skewness_table(records),
         keys_needed_table(of_records(records), captions.settings_of(records)),
         table_3(tokens),
@@ -93,7 +99,11 @@ def _tables(
 
 
 def _write(
-    folder: Path, records: Sequence[Record], tables: Sequence[Table], drawn: Sequence[Figure]
+    folder: Path,
+    records: Sequence[Record],
+    tables: Sequence[Table],
+    drawn: Sequence[Figure],
+    other: Sequence[Record],
 ) -> None:
     for table in tables:
         (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
@@ -101,7 +111,7 @@ def _write(
     (folder / "grid.csv").write_text(grid_csv(records), encoding="utf-8")
     for figure in drawn:
         figures.save(figure.chart, folder / f"{figure.name}.png")
-    html = html_document(records, tables, drawn)
+    html = html_document(records, tables, drawn, other)
     (folder / "index.html").write_text(html, encoding="utf-8")
 
 
@@ -110,25 +120,28 @@ def write_report(
     training: Mapping[str, Mapping[str, Any]],
     tokens: Mapping[str, Any],
     folder: Path,
+    other: Sequence[Record] = (),
 ) -> None:
     """Write every table (.csv, .md), figure (.png), grid.csv and index.html to a folder.
 
     `records` are the evaluation's, `training` the training metrics by model, `tokens` the token
-    counts. The set of files is always the same: what was not evaluated is a dash in a table and
-    one line of text in place of a figure. The same input gives the same bytes. Files appear in
-    `folder` only once all of them are written.
+    counts. `other` are the records of another run (`other_run.compact`), which Tables 1 and 2 and
+    Figure 2 show beside ours unless they are of the same scale. The set of files is always the
+    same: what was not evaluated is a dash in a table and one line of text in place of a figure. The
+    same input gives the same bytes. Files appear in `folder` only once all of them are written.
     """
     if not records:
         raise ValueError("no evaluation records given; a report needs at least one")
-    records = in_order(records)
+    records, other = in_order(records), other_run.of_another_scale(other, records)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
         _write(
             Path(temporary),
             records,
-            _tables(records, training, tokens),
-            _figures(records, training),
+            _tables(records, training, tokens, other),
+            _figures(records, training, other),
+            other,
         )
         for path in sorted(Path(temporary).iterdir()):
             os.replace(path, folder / path.name)

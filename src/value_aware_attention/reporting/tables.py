@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from value_aware_attention.reporting import captions
+from value_aware_attention.reporting import captions, other_run
 from value_aware_attention.reporting.published import (
     SHORT_EXACT,
     TABLE_1,
@@ -64,7 +64,26 @@ def _approximate_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def _error_text(row: Mapping[str, Any]) -> dict[str, str]:
+def _beside(rows: list[dict[str, Any]], other: Sequence[Record]) -> list[dict[str, Any]]:
+    """The rows of Table 1 with what another run measured: `other_value`, `other_low`, ..."""
+    frame = settings(other)
+    long = frame[frame["model"] == "masked_long"].to_dict("records")
+    theirs = {setting_label(row): row for row in long}
+    theirs["short model, exact"] = find(frame, "masked_short", "exact", {}) or {}
+    names = ("value", "low", "high", "count")
+    return [
+        row | {f"other_{name}": theirs.get(row["method"], {}).get(name) for name in names}
+        for row in rows
+    ]
+
+
+def _other_text(row: Mapping[str, Any], label: str) -> dict[str, str]:
+    approximate = not row["method"].startswith(("exact", "short"))
+    pair = (row["other_low"], row["other_high"]) if approximate else (None, None)
+    return {f"{label}, error %": number(row["other_value"]), f"{label}, 95%": interval(*pair)}
+
+
+def _error_text(row: Mapping[str, Any], other: Sequence[Record]) -> dict[str, str]:
     approximate = not row["method"].startswith(("exact", "short"))
     pair = (row["low"], row["high"]) if approximate else (None, None)
     change = (row["difference_low"], row["difference_high"]) if approximate else (None, None)
@@ -75,6 +94,7 @@ def _error_text(row: Mapping[str, Any]) -> dict[str, str]:
         "paper, error %": number(row["paper"], 2 if row["method"][:3] in ("ORF", "LSH") else 1),
         "ours, error %": number(row["value"]),
         "95% interval": interval(*pair),
+        **(_other_text(row, other_run.label(other)) if other else {}),
         "change from exact, points": signed(row["difference"]) if approximate else DASH,
         "95% interval of the change": signed_interval(*change),
         "range over seeds (number)": seeds if several else DASH,
@@ -82,11 +102,16 @@ def _error_text(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def table_1(records: Sequence[Record]) -> Table:
-    """Masked-LM error of the long model under each approximation (Table 1 of the paper)."""
+def table_1(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
+    """Masked-LM error of the long model under each approximation (Table 1 of the paper).
+
+    `other` are the records of another run; where there are any, its error has columns too.
+    """
     rows = _approximate_rows(records)
     short = find(settings(records), "masked_short", "exact", {})
     rows.append(_table_1_row("short model, exact", SHORT_EXACT, short))
+    theirs = [record for record in other if record["task"] == "masked"]
+    rows = _beside(rows, theirs) if theirs else rows
     models = [model_named(records, name) for name in ("masked_long", "masked_short")]
     caption = " ".join(
         [
@@ -99,9 +124,10 @@ def table_1(records: Sequence[Record]) -> Table:
             captions.INTERVAL,
             captions.SEEDS,
             captions.ours(model for model in models if model),
+            *filter(None, [other_run.described(theirs)]),
         ]
     )
-    display = pd.DataFrame([_error_text(row) for row in rows])
+    display = pd.DataFrame([_error_text(row, theirs) for row in rows])
     title = "Table 1. Masked-LM error under approximate attention"
     return Table("table_1", title, caption, pd.DataFrame(rows), display)
 
@@ -124,26 +150,42 @@ def _table_2_rows(records: Sequence[Record], kernel: str) -> list[dict[str, Any]
     return rows
 
 
-def _table_2_lines(kernel: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def _table_2_lines(
+    kernel: str, rows: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], label: str
+) -> list[dict[str, str]]:
     def line(label: str, cells_of_line: Sequence[str]) -> dict[str, str]:
         names = (str(row["column"]) for row in rows)
         head = {"kernel": KERNEL_LABELS[kernel], "perplexity": label}
         return head | dict(zip(names, cells_of_line, strict=True))
 
-    intervals = [interval(row["low"], row["high"]) for row in rows[1:]]
+    def measured(label: str, prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[dict]:
+        intervals = [interval(row["low"], row["high"]) for row in rows[1:]]
+        return [
+            line(label, [number(row["value"]) for row in rows]),
+            line(f"{prefix}95% interval", [DASH, *intervals]),
+            line(f"{prefix}relative to exact", [times(row["ratio"]) for row in rows]),
+            line(f"{prefix}targets", [whole(row["count"]) for row in rows]),
+        ]
+
     return [
-        line("ours", [number(row["value"]) for row in rows]),
-        line("95% interval", [DASH, *intervals]),
-        line("relative to exact", [times(row["ratio"]) for row in rows]),
-        line("targets", [whole(row["count"]) for row in rows]),
+        *measured("ours", "", rows),
+        *(measured(label, f"{label}, ", other) if other else []),
         line("paper", [number(row["paper"]) for row in rows]),
         line("paper, relative to exact", [times(row["paper_ratio"]) for row in rows]),
     ]
 
 
-def table_2(records: Sequence[Record]) -> Table:
-    """Perplexity of one causal model a kernel under approximate attention (Table 2)."""
+_OTHER = ("value", "low", "high", "ratio", "ratio_low", "ratio_high", "count")
+
+
+def table_2(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
+    """Perplexity of one causal model a kernel under approximate attention (Table 2).
+
+    `other` are the records of another run; where there are any, its perplexities have lines too.
+    """
     by_kernel = {kernel: _table_2_rows(records, kernel) for kernel in KERNELS}
+    other = [record for record in other if record["task"] == "causal"]
+    theirs = {kernel: _table_2_rows(other, kernel) if other else [] for kernel in KERNELS}
     models = [model for kernel in KERNELS if (model := causal_model(records, kernel))]
     caption = " ".join(
         [
@@ -153,10 +195,19 @@ def table_2(records: Sequence[Record]) -> Table:
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
             captions.ours(models),
+            *filter(None, [other_run.described(other)]),
         ]
     )
-    lines = [line for kernel in KERNELS for line in _table_2_lines(kernel, by_kernel[kernel])]
+    label = other_run.label(other)
+    lines = [
+        line
+        for kernel in KERNELS
+        for line in _table_2_lines(kernel, by_kernel[kernel], theirs[kernel], label)
+    ]
     data = pd.DataFrame([row for rows in by_kernel.values() for row in rows])
+    measured = pd.DataFrame([row for rows in theirs.values() for row in rows], columns=_OTHER)
+    if other:
+        data = data.join(measured.add_prefix("other_"))
     title = "Table 2. Perplexity under approximate attention, for each kernel"
     return Table("table_2", title, caption, data, pd.DataFrame(lines))
 

@@ -1,0 +1,333 @@
+"""Everything that wants a GPU, measured in one script on one machine.
+
+    python -m benchmarks.gpu                       # four parts of at most 8 minutes each
+    python -m benchmarks.gpu --parts training      # one of layer, patterns, training, solver
+    python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
+
+layer:    the survey's benchmark (`pipelines.benchmark scale=gpu`) in bf16, to 32,768 tokens
+patterns: fixed patterns by FlexAttention beside SDPA and eager attention, bf16, 4,096 to 32,768
+training: a training step of the causal LM with each kernel at the paper's width, as trained, with
+          compiled layers, and with eager attention: tokens/s and model-FLOP utilisation (MFU)
+solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: time and error
+
+Writes results/benchmarks/gpu.json and .md after every part. Each part is a process of its own;
+one that runs out of its minutes keeps the rows it has. The layer's measurements are kept in
+.cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
+989e12, gives the bf16 peak of a GPU whose name Lightning does not know. Not run on CUDA yet: no GPU
+was at hand.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric.utilities.throughput import get_available_flops
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.benchmark import Timer
+
+from pipelines.plan import operations_per_token
+from pipelines.provenance import run_on
+from value_aware_attention.approximations import (
+    Longformer,
+    OptimalValueAware,
+    SlidingWindow,
+    Strided,
+)
+from value_aware_attention.attention import attention, attention_weights, working_precision
+from value_aware_attention.error import relative_output_error
+from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.training.causal import CausalTraining
+from value_aware_attention.training.schedules import InverseSquareRoot
+
+Row = dict[str, Any]
+Rows = Iterator[Row]
+HEADS, HEAD_DIM = 8, 64
+LAYERS, WIDTH, FEEDFORWARD, VOCABULARY, LENGTH, BATCH = 6, 512, 2048, 50_304, 512, 64
+KERNELS: Mapping[str, Kernel] = {
+    "exponential": Exponential(),
+    "polynomial": Polynomial(),
+    "elu": Elu(),
+}
+PATTERNS: Mapping[str, Callable[..., nn.Module]] = {
+    "sliding window, 256 keys": partial(SlidingWindow, 256),
+    "strided, stride 64": partial(Strided, 64),
+    "Longformer, window 256": partial(Longformer, 256, 1, (0,)),
+}
+FOLDER = Path("results/benchmarks")
+RUN_TIME = 1.0
+"""Seconds for which a call is repeated, at least."""
+
+
+class Eager(nn.Module):
+    """Attention with any kernel that holds all N x M weights, causal or not."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, kernel: Kernel, is_causal: bool = False
+    ) -> Tensor:
+        weights = attention_weights(query, key, kernel=kernel, is_causal=is_causal)
+        return (weights @ working_precision(value)).to(value.dtype)
+
+
+def layer(device: str, quick: bool) -> Rows:
+    """The cells of the survey's benchmark, one row each."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "layer.json"
+        command = [sys.executable, "-m", "pipelines.benchmark", f"benchmark.layer.device={device}"]
+        command += [f"benchmark.record={record}", f"benchmark.metrics={folder}/metrics.json"]
+        command += [f"scale={'smoke' if quick else 'gpu'}", f"paths.logs={folder}/logs"]
+        command += ["benchmark.layer.dtype=bfloat16"]
+        subprocess.run(command, check=True)
+        for cell in json.loads(record.read_text())["cells"]:
+            yield {
+                **{name: cell[name] for name in ("pass", "length", "method")},
+                "ms": cell["time"]["milliseconds"] if "time" in cell else None,
+                "peak MiB": cell.get("peak_mib"),
+                "left out": cell.get("left_out"),
+            }
+
+
+def patterns(device: str, quick: bool) -> Rows:
+    """Time and memory of each pattern and of dense attention, forward and with gradients."""
+    for length in (256,) if quick else (4096, 8192, 16384, 32768):
+        inputs = gaussian((3, 1, HEADS, length, HEAD_DIM), device, torch.bfloat16)
+        works: dict[str, Callable[..., Tensor]] = {
+            "dense, SDPA": scaled_dot_product_attention,
+            "dense, eager": partial(Eager(), kernel=Exponential()),
+        }
+        engines = ("torch",) if quick else ("flex", "torch")  # compiling takes its time on a CPU
+        for name, build in PATTERNS.items():
+            works |= {f"{name}, {engine}": build(engine=engine) for engine in engines}
+        for name, work in works.items():
+            row = {"length": length, "attention": name}
+            yield row | {"pass": "forward"} | measured(partial(forward, work, inputs), device)
+            # FlexAttention has no gradients on the CPU
+            if device == "cuda":
+                both = measured(partial(with_gradients, work, inputs), device)
+                yield row | {"pass": "forward + backward"} | both
+
+
+@torch.inference_mode()
+def forward(work: Callable[..., Tensor], inputs: Tensor) -> Tensor:
+    return work(*inputs)
+
+
+def with_gradients(work: Callable[..., Tensor], inputs: Tensor) -> None:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    work(*leaves).sum().backward()
+
+
+def training(device: str, quick: bool) -> Rows:
+    """A whole optimizer step of the causal LM: bf16 mixed precision, AdamW, dropout 0.1."""
+    size = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "feedforward": FEEDFORWARD}
+    length, batch, vocabulary = LENGTH, BATCH, VOCABULARY
+    if quick:
+        size = {"layers": 1, "width": 64, "heads": 1, "feedforward": 64}
+        length, batch, vocabulary = 32, 2, 320
+    tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
+    peak, best = peak_operations(device), matrix_product(device, 256 if quick else 8192)
+    variants = ("as trained", "eager") if quick else ("as trained", "compiled layers", "eager")
+    for name, kernel in KERNELS.items():
+        for variant in variants:
+            torch.manual_seed(0)
+            model = CausalLanguageModel(
+                **size, kernel=kernel, vocabulary_size=vocabulary, dropout=0.1
+            ).to(device)
+            one = operations_per_token(model, layers=size["layers"], length=length)
+            row = {"kernel": name, "attention": variant}
+            found = measured(optimizer_step(model, variant, tokens), device)
+            yield row | found | speed(found["ms"], batch * length, one, peak, best)
+
+
+def optimizer_step(model: CausalLanguageModel, variant: str, tokens: Tensor) -> Callable[[], None]:
+    """The step that is timed."""
+    schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
+    module = CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=0).train()
+    optimizer = module.optimizer()
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    if variant == "compiled layers":
+        for block in model.layers:
+            block.compile()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        dense = model.replaced_attention(Eager()) if variant == "eager" else nullcontext()
+        with dense, torch.autocast(tokens.device.type, torch.bfloat16):
+            loss = module.loss(tokens)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def speed(
+    milliseconds: float | None, tokens: int, one: float, peak: float | None, best: float
+) -> Row:
+    """Tokens and operations a second, against the device's peak and its best matrix product."""
+    if milliseconds is None:
+        return dict.fromkeys(("tokens/s", "TFLOP/s", "MFU", "of a matrix product"))
+    per_second = 1000 * tokens / milliseconds
+    reached = per_second * one
+    return {
+        "tokens/s": round(per_second),
+        "TFLOP/s": reached / 1e12,
+        "MFU": reached / peak if peak else None,
+        "of a matrix product": reached / best,
+    }
+
+
+def peak_operations(device: str) -> float | None:
+    """The bf16 peak that the maker states, where $PEAK_FLOPS or Lightning knows it."""
+    if given := os.environ.get("PEAK_FLOPS"):
+        return float(given)
+    return get_available_flops(torch.device(device), torch.bfloat16) if device == "cuda" else None
+
+
+def matrix_product(device: str, side: int) -> float:
+    """Operations a second of a square bf16 matrix product: what can be reached here."""
+    a, b = gaussian((2, side, side), device, torch.bfloat16)
+    return 2 * side**3 / seconds(partial(torch.mm, a, b))
+
+
+def solver(device: str, quick: bool) -> Rows:
+    """One call of optimal-v-aware-r with its exact attention, fp32, and what it leaves."""
+    length, heads = (64, 2) if quick else (4096, HEADS)
+    inputs = gaussian((3, 1, heads, length, HEAD_DIM), "cpu", torch.float32)
+    for r in (4, 65):
+        for where in dict.fromkeys(("cpu", device)):
+            here = inputs.to(where)
+            method = OptimalValueAware(r)
+            found = measured(partial(forward, method, here), where)
+            reached, exact = forward(method, here), attention(*here)
+            error = relative_output_error(reached, exact).mean()
+            row = {"r": r, "device": where, "length": length, "heads": heads}
+            yield row | found | {"relative output error": float(error)}
+
+
+def measured(work: Callable[[], object], device: str) -> Row:
+    """Median milliseconds, and on CUDA the peak MiB above what is held before; None: out of memory.
+
+    The first call, which compiles, is not counted.
+    """
+    try:
+        work()
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        spent = seconds(work)
+        peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return {"ms": None, "peak MiB": None}
+    return {"ms": 1000 * spent, "peak MiB": peak / 2**20 if peak is not None else None}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of one call, the median; torch's timer waits for the device."""
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=RUN_TIME).median
+
+
+def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(tuple(shape), generator=generator).to(device, dtype)
+
+
+PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
+    part.__name__: part for part in (training, solver, patterns, layer)
+}
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: no CUDA device here; --quick --device cpu tries the script without one")
+    if arguments.rows:
+        write_rows(arguments)
+        return
+    on = {"run_on": run_on(), "device": arguments.device, "quick": arguments.quick}
+    file = Path(arguments.folder) / "gpu.json"
+    record: dict[str, Any] = on | {"parts": {}}
+    if file.exists() and (kept := json.loads(file.read_text())) == kept | on:
+        record = kept  # the same machine and versions: parts that are not asked for stay
+    for name in arguments.parts:
+        record["parts"][name] = run_part(name, arguments)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record, indent=1) + "\n")
+        file.with_suffix(".md").write_text(page(record))
+    print(page(record))
+    if early := [name for name in arguments.parts if record["parts"][name]["stopped"]]:
+        sys.exit(f"error: incomplete: {', '.join(early)}; the rows that there are were kept")
+
+
+def run_part(name: str, arguments: argparse.Namespace) -> Row:
+    """Its rows, and why it ended early if it did."""
+    print(f"{name}: at most {arguments.minutes:g} minutes", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        command = [sys.executable, "-m", "benchmarks.gpu", "--parts", name, "--rows", str(rows)]
+        command += ["--device", arguments.device, *(["--quick"] if arguments.quick else [])]
+        process = subprocess.Popen(command, start_new_session=True)
+        try:
+            code = process.wait(60 * arguments.minutes)
+            stopped = None if code == 0 else f"ended with exit code {code}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
+            process.wait()
+            stopped = f"stopped after {arguments.minutes:g} minutes"
+        lines = rows.read_text().splitlines() if rows.exists() else []
+    return {"rows": [json.loads(line) for line in lines], "stopped": stopped}
+
+
+def write_rows(arguments: argparse.Namespace) -> None:
+    """The child's side: every row is on the disk as soon as it is measured."""
+    with Path(arguments.rows).open("a") as file:
+        for row in PARTS[arguments.parts[0]](arguments.device, arguments.quick):
+            print(json.dumps(row), file=file, flush=True)
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The record as Markdown."""
+    run = record["run_on"]
+    lines = ["# On a GPU", ""]
+    if record["quick"]:
+        lines += ["Tiny sizes, to try the script: no number means anything.", ""]
+    lines += [
+        f"{run['hardware']} ({record['device']}); versions: {json.dumps(run['versions'])}.",
+        "",
+    ]
+    for name, part in record["parts"].items():
+        stopped = [f"Incomplete: {part['stopped']}.", ""] if part["stopped"] else []
+        table = tabulate(part["rows"], "keys", tablefmt="github", floatfmt=".3g", missingval="–")
+        lines += [f"## {name}", "", *stopped, table, ""]
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--minutes", type=float, default=8.0, help="for each part")
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options.add_argument("--quick", action="store_true", help="tiny sizes")
+    options.add_argument("--folder", default=FOLDER, help="where gpu.json and gpu.md are written")
+    options.add_argument("--rows", help=argparse.SUPPRESS)
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The whole run of a scale in one command, on a machine with a copy of the files and no DVC.
+
+    python -m pipelines.run scale=gpu
+    python -m pipelines.run scale=gpu corpus=local corpus.path=FILE causal.steps=500 logger=none
+
+Takes the stages of dvc.yaml up to the report, in its order, with the given overrides, and writes
+outputs/<scale>/, its report in outputs/<scale>/results; then keeps the records of a scale meant
+for a GPU in results/gpu. A run that was ended is started again with the same command: stages that
+are done are left out, training continues from its checkpoint, computed cells are found again. A
+stage is done again where a value it reads is another, or a stage that it reads from was; after a
+change of the code remove outputs/<scale>.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from pipelines import plan
+from pipelines.app import CONFIG, USER_ERRORS, one_line, scale_of_params, write_json
+from pipelines.train import CPU_SPEED
+
+LAST = "report"
+ELSEWHERE = {"run", "trainer", "choice"}
+"""Of a stage's section: what changes no result, and what only a running app knows."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One entry of dvc.yaml: its app with arguments, and what it reads and writes."""
+
+    name: str
+    words: tuple[str, ...]
+    deps: tuple[str, ...]
+    outs: tuple[str, ...]
+
+    def reads_from(self, other: "Stage") -> bool:
+        return any(
+            f"{dep}/".startswith(f"{out}/") or f"{out}/".startswith(f"{dep}/")
+            for dep in self.deps
+            for out in other.outs
+        )
+
+
+def main() -> None:
+    try:
+        run(sys.argv[1:])
+    except subprocess.CalledProcessError as error:  # the stage itself has said why
+        sys.exit(f"error: ended with exit code {error.returncode}; the same command goes on")
+    except USER_ERRORS as error:
+        sys.exit(f"error: {one_line(error)}")
+
+
+def run(given: list[str]) -> None:
+    """Every stage that is not done, then the records into results/gpu."""
+    overrides = [*scale_of_params(given), *given]
+    cfg = composed("plan", overrides)
+    check_gpu(cfg)
+    outputs = f"{cfg.paths.root}/outputs/{cfg.scale}"
+    overrides += [f"paths.outputs={outputs}", f"paths.results={outputs}/results"]
+    done_again: list[Stage] = []
+    for stage in stages(cfg):
+        marker = Path(outputs) / ".done" / f"{stage.name}.json"
+        values = values_read(stage, overrides)
+        if kept(marker) == values and not any(map(stage.reads_from, done_again)):
+            print(f"{stage.name}: done before", flush=True)
+            continue
+        marker.unlink(missing_ok=True)
+        start(stage.name, [*stage.words, *overrides])
+        write_json(marker, values)
+        done_again.append(stage)
+    if cfg.trainer.accelerator == "gpu":
+        start("publish", ["pipelines.publish", *overrides])
+
+
+def composed(app: str, overrides: list[str]) -> DictConfig:
+    with initialize_config_dir(CONFIG, version_base=None):
+        return compose(app, overrides)
+
+
+def check_gpu(cfg: DictConfig) -> None:
+    """Refuses before the text is loaded what training would refuse after."""
+    if cfg.trainer.accelerator != "gpu" or torch.accelerator.is_available():
+        return
+    rows = [plan.causal_row(cfg.plan), *plan.masked_rows(cfg.plan)]
+    operations = sum(row["operations"] for row in rows)
+    raise ValueError(
+        f"scale={cfg.scale} is meant for a GPU and there is none: {operations:.1e} operations of "
+        f"training would take a CPU of {CPU_SPEED:.0e} operations a second "
+        f"{operations / CPU_SPEED / 86_400:,.0f} days; trainer.accelerator=auto runs all the same"
+    )
+
+
+def stages(cfg: DictConfig) -> Iterator[Stage]:
+    """Those of dvc.yaml up to the report, one for every value of a matrix."""
+    pipeline: Any = OmegaConf.to_container(OmegaConf.load("dvc.yaml"), resolve=False)
+    for name, stage in pipeline["stages"].items():
+        axes = stage.pop("matrix", {})
+        for axis, values in axes.items():
+            for value in OmegaConf.select(cfg, values.strip("${}")):
+                yield read_stage(f"{name}@{value}", stage, {f"${{item.{axis}}}": value})
+        if not axes:
+            yield read_stage(name, stage, {})
+        if name == LAST:
+            return
+
+
+def read_stage(name: str, stage: dict[str, Any], item: dict[str, str]) -> Stage:
+    def filled(text: str) -> str:
+        for placeholder, value in item.items():
+            text = text.replace(placeholder, value)
+        return text
+
+    outs = [next(iter(out)) if isinstance(out, dict) else out for out in stage["outs"]]
+    return Stage(
+        name,
+        tuple(filled(stage["cmd"]).removeprefix("python -m ").split()),
+        tuple(map(filled, stage["deps"])),
+        tuple(map(filled, outs + stage.get("metrics", []))),
+    )
+
+
+def values_read(stage: Stage, overrides: list[str]) -> dict[str, Any]:
+    """The section of the config that the stage's app gets, without what changes no result."""
+    app, *words = stage.words
+    name = app.removeprefix("pipelines.")
+    section = composed(name, [*words, *overrides])[name]
+    values = {key: section[key] for key in section if key not in ELSEWHERE}
+    return {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+    }
+
+
+def kept(marker: Path) -> Any:
+    return json.loads(marker.read_text()) if marker.exists() else None
+
+
+def start(name: str, words: list[str]) -> None:
+    """Runs an app as a process of its own."""
+    print(f"{name}: python -m {' '.join(words)}", flush=True)
+    subprocess.run([sys.executable, "-m", *words], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The script of GPU measurements, at tiny sizes on the CPU."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from value_aware_attention.attention import attention
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "RUN_TIME", 0.001)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu", *map(str, arguments)])
+    gpu.main()
+
+
+@pytest.mark.parametrize("kernel", gpu.KERNELS.values(), ids=gpu.KERNELS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_eager_attention_is_the_librarys(kernel: Any, is_causal: bool) -> None:
+    query, key, value = gpu.gaussian((3, 2, 9, 4), "cpu", torch.float32)
+    eager = gpu.Eager()(query, key, value, kernel=kernel, is_causal=is_causal)
+    exact = attention(query, key, value, kernel=kernel, is_causal=is_causal)
+    torch.testing.assert_close(eager, exact)
+
+
+def test_training_steps_have_a_speed_and_change_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEAK_FLOPS", "2e12")
+    rows = list(gpu.training("cpu", True))
+    assert [(row["kernel"], row["attention"]) for row in rows] == [
+        (kernel, variant) for kernel in gpu.KERNELS for variant in ("as trained", "eager")
+    ]
+    for row in rows:
+        assert row["tokens/s"] == pytest.approx(1000 * 2 * 32 / row["ms"], rel=0.01)
+        assert row["MFU"] == pytest.approx(row["TFLOP/s"] / 2)
+    monkeypatch.delenv("PEAK_FLOPS")
+    assert gpu.peak_operations("cpu") is None
+
+
+def test_out_of_memory_leaves_a_row_without_numbers() -> None:
+    def work() -> None:
+        raise torch.OutOfMemoryError
+
+    assert gpu.measured(work, "cpu") == {"ms": None, "peak MiB": None}
+    assert set(gpu.speed(None, 1, 1.0, None, 1.0).values()) == {None}
+
+
+def test_patterns_are_timed_beside_dense_attention() -> None:
+    rows = list(gpu.patterns("cpu", True))
+    assert len(rows) == 2 + len(gpu.PATTERNS) and all(row["ms"] > 0 for row in rows)
+
+
+def test_the_solver_leaves_nothing_with_head_size_and_one_keys() -> None:
+    errors = {row["r"]: row["relative output error"] for row in gpu.solver("cpu", True)}
+    assert errors[4] > 0.1 > 1e-6 > errors[65]
+
+
+def test_a_part_is_a_process_and_the_file_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "src")
+    common = ("--quick", "--device", "cpu", "--folder", tmp_path)
+    call(monkeypatch, "--parts", "solver", *common)
+    with pytest.raises(SystemExit, match=r"^error: incomplete: patterns;"):
+        call(monkeypatch, "--parts", "patterns", "--minutes", 0, *common)
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert [row["r"] for row in parts["solver"]["rows"]] == [4, 65]
+    assert parts["solver"]["stopped"] is None
+    assert parts["patterns"] == {"rows": [], "stopped": "stopped after 0 minutes"}
+    text = (tmp_path / "gpu.md").read_text()
+    assert "no number means anything" in text and "Incomplete: stopped after 0" in text
+
+
+def test_rows_are_kept_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(device: str, quick: bool) -> gpu.Rows:
+        yield {"ms": 1.0}
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setitem(gpu.PARTS, "solver", breaks)
+    rows = tmp_path / "rows.jsonl"
+    with pytest.raises(RuntimeError, match="gone"):
+        call(monkeypatch, "--quick", "--device", "cpu", "--parts", "solver", "--rows", rows)
+    assert json.loads(rows.read_text()) == {"ms": 1.0}
+
+
+def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"^error: no CUDA device here; --quick"):
+        call(monkeypatch)

@@ -1,0 +1,108 @@
+"""The whole run of a scale without DVC: which stages it starts, and which it leaves out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from dvc.repo import Repo
+
+from pipelines import run
+
+ROOT = Path(__file__).parents[1]
+STAGES = ["corpus", "tokens", "train_causal@elu", "train_masked_short", "train_masked_long"]
+STAGES += ["evaluate_causal@elu", "evaluate_masked@long", "report"]
+FEWER = ["scale=smoke", "grid.kernel=[elu]", "grid.length=[long]"]  # composing takes its time
+Started = list[tuple[str, list[str]]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
+    """What would have been started; nothing is."""
+    calls: Started = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(run, "start", lambda name, words: calls.append((name, words)))
+    return calls
+
+
+def again(started: Started, folder: Path, *overrides: str) -> list[str]:
+    """The stages that a run with these overrides starts."""
+    started.clear()
+    run.run([*FEWER, f"paths.root={folder}", *overrides])
+    return [name for name, _ in started]
+
+
+def test_the_stages_are_dvcs_up_to_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = {stage.name: stage for stage in run.stages(run.composed("plan", ["scale=smoke"]))}
+    expanded = Repo(str(ROOT)).index.stages
+    later = ("benchmark", "survey", "train_variant", "evaluate_variant")
+    ours = {s.addressing: s for s in expanded if not s.addressing.startswith(later)}
+    assert set(found) == set(ours) and list(found)[-1] == "report"
+    for name, stage in found.items():
+        assert f"python -m {' '.join(stage.words)}" == ours[name].cmd
+        outs = {str(Path(out.fs_path).relative_to(ROOT)) for out in ours[name].outs}
+        assert set(stage.outs) == outs
+
+
+def test_a_stage_runs_again_where_a_value_it_reads_or_what_it_reads_from_changed(
+    started: Started, tmp_path: Path
+) -> None:
+    assert again(started, tmp_path) == STAGES
+    commands = dict(started)
+    assert commands["train_causal@elu"][:2] == ["pipelines.train_causal", "kernel=elu"]
+    assert f"paths.outputs={tmp_path}/outputs/smoke" in commands["train_causal@elu"]
+    assert f"paths.results={tmp_path}/outputs/smoke/results" in commands["report"]
+    elsewhere = ("trainer.accumulate=2", "logger=none")
+    assert again(started, tmp_path, *elsewhere) == []
+    changed = ("evaluation.causal_units=2", "masked.long.steps=7")
+    assert again(started, tmp_path, *changed) == STAGES[4:]
+    fewer = again(started, tmp_path, "evaluation.causal_units=3", "masked.long.steps=7")
+    assert fewer == ["evaluate_causal@elu", "report"]
+
+
+def test_a_run_that_was_ended_goes_on_where_it_was(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(name: str, words: list[str]) -> None:
+        if name == "train_masked_short":
+            raise subprocess.CalledProcessError(137, words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "start", start)
+        patch.setattr(sys, "argv", ["run", *FEWER, f"paths.root={tmp_path}"])
+        with pytest.raises(SystemExit, match=r"^error: .*137.*the same command") as stop:
+            run.main()
+    assert "\n" not in str(stop.value)
+    assert again(started, tmp_path) == STAGES[3:]
+
+
+def test_the_records_of_a_run_meant_for_a_gpu_are_published(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert again(started, tmp_path, "trainer=bf16")[-2:] == ["report", "publish"]
+    _, words = started[-1]
+    assert words[0] == "pipelines.publish"
+    assert f"paths.outputs={tmp_path}/outputs/smoke" in words
+
+
+def test_without_a_gpu_the_cost_is_named_before_any_work(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["run", "scale=gpu", f"paths.root={tmp_path}"])
+    with pytest.raises(SystemExit, match=r"^error: scale=gpu .* 15 days; trainer.accelerator=auto"):
+        run.main()
+    assert not started and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", ["causal.stesp=3", "scale=huge"])
+def test_a_wrong_override_is_one_line(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run", given])
+    with pytest.raises(SystemExit, match=r"^error: .*(stesp|huge)") as stop:
+        run.main()
+    assert "\n" not in str(stop.value) and not started
