@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -38,7 +38,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.provenance import run_on
-from value_aware_attention.data.corpora import Docstrings, Document, TextFiles, write_corpus
+from value_aware_attention.data.corpora import Docstrings, Document, TextFiles
 from value_aware_attention.data.packing import token_stream
 from value_aware_attention.data.tokenization import ByteLevelBPE
 from value_aware_attention.data.tokens import SourceQuota, write_tokens
@@ -172,15 +172,19 @@ def timed(run: Callable[[Path], object], scratch: Path) -> tuple[float, float]:
 
 
 def write_texts(texts: Iterable[str], folder: Path) -> int:
-    """A corpus of one source that is nearly all training text; returns its bytes."""
-    texts = iter(texts)
-    held_out = Document(next(texts)[:10_000], "evaluation")
-    rest = (Document(text, "train") for text in texts)
-    write_corpus({"text": [held_out, *islice(rest, 1)]}, folder, 0, 0.5)
-    with (folder / "text/train.jsonl").open("a", encoding="utf-8") as file:
-        for document in rest:
-            file.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
-    return (folder / "text/train.jsonl").stat().st_size
+    """A corpus whose training text is `texts`, and a page of them its evaluation text; its bytes.
+
+    Not with `write_corpus`, which shows a bar.
+    """
+    source = folder / "text"
+    source.mkdir(parents=True)
+    first = list(islice(texts := iter(texts), 20))
+    written = {"evaluation": ["\n".join(first)[:10_000]], "train": chain(first, texts)}
+    for split, content in written.items():
+        with (source / f"{split}.jsonl").open("w", encoding="utf-8") as file:
+            for text in content:
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    return (source / "train.jsonl").stat().st_size
 
 
 def write_all(corpus: Path, tokenizer: Any, scratch: Path) -> dict[str, Any]:
