@@ -74,9 +74,16 @@ def count_tokens(stream: "Dataset") -> int:
 
 
 def write_stream(
-    streams: Sequence["Dataset"], path: Path, *, vocabulary_size: int, seed: int | None = None
+    streams: Sequence["Dataset"],
+    path: Path,
+    *,
+    vocabulary_size: int,
+    seed: int | None = None,
+    first: int | None = None,
 ) -> int:
     """Write the streams of all sources as one 1-D `.npy`; returns the number of tokens.
+
+    `first` is a token to put before them, not counted: what the first of them is predicted from.
 
     With a `seed` the documents of all sources are in random order, so that a part of the array is
     a sample of all of them; None keeps the streams one after the other.
@@ -89,8 +96,11 @@ def write_stream(
         raise ValueError(f"{path}: the streams hold no tokens")
     if seed is not None:
         stream = stream.shuffle(seed=seed)
-    array = open_memmap(path, "w+", dtype=token_dtype(vocabulary_size), shape=(total,))
-    start = 0
+    before = [] if first is None else [first]
+    start = len(before)
+    dtype = token_dtype(vocabulary_size)
+    array = open_memmap(path, "w+", dtype=dtype, shape=(start + total,))
+    array[:start] = before
     for block in _blocks(stream):
         array[start : start + len(block)] = block
         start += len(block)
