@@ -160,6 +160,7 @@ class Connection:
     def __init__(self, lost_before, error):
         self.lost_before, self.error = list(lost_before), error
         self.opened = []
+        self.numbers = set()  # rows whose text is none
 
     def rows(self, shards):
         for shard in shards:
@@ -168,7 +169,7 @@ class Connection:
                 if text in self.lost_before:
                     self.lost_before.remove(text)
                     raise self.error
-                yield {"text": text}
+                yield {"text": 0 if text in self.numbers else text}
 
     def load_dataset(self, path, name, split, streaming):
         return IterableDataset.from_generator(self.rows, gen_kwargs={"shards": [0, 1, 2]})
@@ -241,6 +242,12 @@ class TestLostConnection:
             assert read(far(tmp_path)) == ROWS
             assert connection.opened[0] == (0 if len(left) < len(whole) else 1)
             file.with_name("position.json").write_bytes(position)
+
+    def test_a_row_that_is_refused_is_refused_again(self, tmp_path, connect):
+        connect().numbers.add(ROWS[3])
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no texts in 'text'"):
+                read(far(tmp_path))
 
     def test_positions_are_written_on_the_way(self, tmp_path, connect, monkeypatch):
         monkeypatch.setattr("value_aware_attention.data.hub.BYTES_BETWEEN_POSITIONS", 20)

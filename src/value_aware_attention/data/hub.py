@@ -185,8 +185,9 @@ class _KeptRows:
     def __enter__(self) -> "_KeptRows":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._note()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is not ValueError:  # a row that was refused is to be refused again, not skipped
+            self._note()
         self.file.close()
 
 
