@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+MODEL_CARD = "README.md"
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
 
 
@@ -33,10 +34,14 @@ def processor() -> str:
 
 
 def file_hash(paths: Iterable[Path | str]) -> str:
-    """sha256 over the bytes of files and of every file below folders, in order of their names."""
+    """sha256 over the bytes of files and of every file below folders, in order of their names.
+
+    A model's card is left out: no number depends on it.
+    """
     digest = sha256()
     for path in map(Path, paths):
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        files = [file for file in files if file.name != MODEL_CARD]
         for file in files:
             digest.update(file.name.encode() + b"\0")
             with file.open("rb") as stream:

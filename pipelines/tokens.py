@@ -28,7 +28,7 @@ def main(cfg: DictConfig) -> None:
             "tokenizer": cfg.masked_tokenizer,
             "sources": {name: quota(cfg, name) for name in cfg.masked_sources or cfg.sources},
         }
-        stream = {"stream_folder": folder / "causal"}
+        stream = {"stream_folder": folder / "causal", "score_first": cfg.score_first}
         instances = {"instance_folder": folder / "masked", "instance_lengths": lengths}
         if causal == masked:  # the same text and tokenizer serve both: tokenize once
             made = [write(causal, **shared, **stream, **instances)]

@@ -20,12 +20,16 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from pipelines.app import new_folder, plain, write_json
-from pipelines.provenance import file_hash
+from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.training.fit import fit
+from value_aware_attention.training.model_card import model_card
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.parts import check_parts
+
+CHANGES_NOTHING = ("run", "trainer", "data", "card")
+"""Of a training's config: a killed run may continue with other values."""
 
 CPU_SPEED = 1e11
 """fp32 operations a second, of a processor with a few cores: an order of magnitude."""
@@ -54,9 +58,7 @@ def train(
     check_trainer(cfg)
     first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     data = file_hash([cfg.tokens])
-    settings = {
-        key: value for key, value in plain(cfg).items() if key not in ("run", "trainer", "data")
-    }
+    settings = {key: value for key, value in plain(cfg).items() if key not in CHANGES_NOTHING}
     fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()
@@ -79,11 +81,13 @@ def train(
         raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
     if not first:
         return
+    record = metrics(cfg, module.model, curve, facts)
     with new_folder(Path(cfg.models) / cfg.name) as folder:
         save(module.model, folder)
-        # Beside the model, so that the folder alone says how to read text into it.
+        # Beside the model, so that the folder alone says how to read text into it, and what it is.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
-    write_json(Path(cfg.metrics) / f"{cfg.name}.json", metrics(cfg, module.model, curve, facts))
+        (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
+    write_json(Path(cfg.metrics) / f"{cfg.name}.json", record)
 
 
 def check_trainer(cfg: DictConfig) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
@@ -266,8 +267,30 @@ def read_text(folder: Path, written: Path) -> torch.Tensor:
     return torch.tensor([ids])
 
 
+@pytest.mark.parametrize(
+    "name", ["causal_elu", "causal_elu_sliding_window", "masked_long", "masked_long_lsh"]
+)
+def test_a_model_card_says_what_the_metrics_say_and_its_code_loads_the_model(
+    made: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = ModelCard.load(made / "outputs/models" / name / "README.md")
+    (written,) = (made / "outputs/metrics").glob(f"train*/{name}.json")
+    metrics = json.loads(written.read_text())
+    for result in card.data.eval_results:
+        assert result.metric_value == metrics[result.metric_type]
+    assert f"{metrics['parameters']:,} parameters" in card.text and "Scale: smoke" in card.text
+    assert "docstrings of networkx" in card.text
+    monkeypatch.chdir(made / "outputs/models")
+    read: dict = {}
+    exec(card.text.split("```python\n")[1].split("```")[0], read)
+    ids = torch.tensor([read["tokenizer"]("some text")["input_ids"]])
+    assert read["model"](ids) is not None
+    assert sum(p.numel() for p in read["model"].parameters()) >= metrics["parameters"]
+
+
 def test_no_record_names_the_machine(made: Path) -> None:
-    for path in (made / "results").glob("*.[chm]*"):
+    cards = (made / "outputs/models").glob("*/README.md")
+    for path in [*(made / "results").glob("*.[chm]*"), *cards]:
         assert str(made) not in path.read_text()
 
 

@@ -1,13 +1,18 @@
 """What runs on a cluster: sweeps through submitit, training on several devices."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from dvc.repo import Repo
 
-from tests.test_apps import run_app
+from tests.test_apps import ROOT, run_app
 from tests.training.processes import write_tokens
 from value_aware_attention.kernels import Elu
 from value_aware_attention.models import CausalLanguageModel
@@ -63,3 +68,67 @@ def test_what_cannot_train_together_is_refused_before_any_work(
     assert message.startswith("error: ") and "\n" not in message
     assert all(part in message for part in named), message
     assert not (tmp_path / ".cache").exists()
+
+
+PROJECT = ("conf", "pipelines", "src", "params.yaml", "dvc.yaml", "requirements.txt", ".gitignore")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    command = ["git", *who, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def repository(folder: Path) -> Path:
+    """This project at smoke scale, without its history and its outputs."""
+    for name in PROJECT:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        folder.mkdir(exist_ok=True)
+        copy(ROOT / name, folder / name)
+    for compiled in folder.rglob("__pycache__"):
+        shutil.rmtree(compiled)
+    params = (folder / "params.yaml").read_text()
+    assert "\nscale: laptop" in params
+    (folder / "params.yaml").write_text(params.replace("\nscale: laptop", "\nscale: smoke"))
+    git(folder, "init", "--quiet")
+    Repo.init(str(folder)).close()
+    shutil.copy(ROOT / ".dvc/config", folder / ".dvc/config")
+    shutil.copy(ROOT / ".dvcignore", folder / ".dvcignore")
+    return folder
+
+
+def shares(clone: Path, remote: Path) -> Repo:
+    """A repository with the remote of docs/cluster.md."""
+    (clone / ".dvc/config.local").write_text(
+        f"[core]\n    remote = shared\n['remote \"shared\"']\n    url = {remote}\n"
+    )
+    return Repo(str(clone))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_pushed_to_a_folder_is_pulled_into_a_clone_and_nothing_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    first, clone = repository(tmp_path / "first"), tmp_path / "clone"
+    monkeypatch.chdir(first)
+    with shares(first, tmp_path / "remote") as repo:
+        assert [stage.name for stage in repo.reproduce("tokens")] == ["corpus", "tokens"]
+        assert repo.push("tokens", with_deps=True) > 0
+    git(first, "add", "--all")
+    git(first, "commit", "--quiet", "--message", "computed")
+    git(tmp_path, "clone", "--quiet", str(first), str(clone))
+    shutil.rmtree(first)  # with its cache: what the clone gets comes from the remote
+
+    monkeypatch.chdir(clone)
+    assert not (clone / "outputs").exists()
+    with shares(clone, tmp_path / "remote") as repo:
+        repo.pull("tokens", with_deps=True)
+        assert (clone / "outputs/tokens/causal/train.npy").stat().st_size > 10_000
+        assert repo.reproduce("tokens") == []
+        assert git(clone, "status", "--porcelain") == ""
+        # what has changed does run
+        params = (clone / "params.yaml").read_text()
+        (clone / "params.yaml").write_text(params.replace("rearrange: true", "rearrange: false"))
+        assert [stage.name for stage in repo.reproduce("tokens", dry=True)] == ["tokens"]

@@ -162,3 +162,17 @@ class TestPretrainedTokenizer:
         with pytest.raises(FileNotFoundError, match="no tokenizer at") as caught:
             PretrainedTokenizer(path=str(tmp_path / "nowhere")).build([])
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("answers", [False, True])
+    def test_a_hub_that_does_not_answer_is_not_asked(self, bpe, monkeypatch, answers):
+        asked = []
+
+        def from_pretrained(path, *, local_files_only):
+            asked.append((path, local_files_only))
+            return bpe
+
+        module = "value_aware_attention.data.tokenization"
+        monkeypatch.setattr(f"{module}.hub_answers", lambda: answers)
+        monkeypatch.setattr(f"{module}.AutoTokenizer.from_pretrained", from_pretrained)
+        assert PretrainedTokenizer(path="some/name").build([]) is bpe
+        assert asked == [("some/name", not answers)]

@@ -9,6 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from value_aware_attention.data.hub import hub_answers
+
 SPECIALS = {
     "bos_token": "<s>",
     "pad_token": "<pad>",
@@ -89,12 +91,16 @@ class PretrainedTokenizer:
         self.path = path
 
     def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-        """The tokenizer as published; `texts` are not read."""
+        """The tokenizer as published, from the hub's cache where the hub does not answer.
+
+        `texts` are not read.
+        """
         folder = Path(self.path)
         if (folder / "vocab.json").is_file() and not (folder / "tokenizer.json").is_file():
             return self._from_vocabulary(folder)
+        offline = folder.exists() or not hub_answers()
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.path)
+            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=offline)
         except (OSError, ValueError) as error:
             reason = str(error).strip().split("\n")[0]
             raise FileNotFoundError(f"no tokenizer at {self.path!r}: {reason}") from None

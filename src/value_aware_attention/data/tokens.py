@@ -46,14 +46,16 @@ def write_tokens(
     seed: int,
     scratch: Path,
     stream_folder: Path | None = None,
+    score_first: bool = False,
     instance_folder: Path | None = None,
     instance_lengths: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
     `stream_folder` gets one stream a split, {train,evaluation}.npy, for a causal LM; its evaluation
-    text stays in order. `instance_folder` gets <length>/<source>/{train,evaluation}.npy for a
-    masked LM. Each gets tokenizer/, a Hugging Face folder. Arrow files lie in `scratch` meanwhile.
+    text stays in order, with `score_first` behind a `</s>`, as fairseq's, so that its first token
+    is a target too. `instance_folder` gets <length>/<source>/{train,evaluation}.npy for a masked
+    LM. Each gets tokenizer/, a Hugging Face folder. Arrow files lie in `scratch` meanwhile.
     """
     _check_written(corpus, sources)
     built = tokenizer.build(read_texts(corpus / name / "train.jsonl" for name in sources))
@@ -72,8 +74,13 @@ def write_tokens(
             for name, stream in streams.items():
                 counts[name][split] = {"tokens": count_tokens(stream)}
             if stream_folder is not None:
-                path = stream_folder / f"{split}.npy"
-                write_stream(list(streams.values()), path, vocabulary_size=len(built), seed=order)
+                write_stream(
+                    list(streams.values()),
+                    stream_folder / f"{split}.npy",
+                    vocabulary_size=len(built),
+                    seed=order,
+                    first=built.eos_token_id if score_first and split == "evaluation" else None,
+                )
             for length in instance_lengths:
                 target = (instance_folder or scratch) / str(length)
                 rows = _write_instances(streams, sources, split, built, length, target)

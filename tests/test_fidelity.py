@@ -1,0 +1,136 @@
+"""The paper's recipe from text to targets and settings, each against a count made another way."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from value_aware_attention.data.corpora import HubArticles, write_corpus
+from value_aware_attention.data.tokenization import ByteLevelBPE, WordLevel
+from value_aware_attention.data.tokens import SourceQuota, masked_sequences, write_tokens
+from value_aware_attention.evaluation.causal import context_windows
+from value_aware_attention.training import InverseSquareRoot
+
+ROOT = Path(__file__).parents[1]
+WIKITEXT = ROOT / "tests/data/fixtures/wikitext103"
+
+
+@pytest.mark.parametrize(("types", "entries"), [(267_735, 267_744), (33_278, 33_280)])
+def test_the_word_level_vocabularies_of_wikitext_103_and_2(types: int, entries: int) -> None:
+    """The published counts of types have `<unk>` and the line's end; `<s>` and `<pad>` are new."""
+    words = [f"w{number}" for number in range(types - 2)]
+    text = "\n".join([*words, "<unk>", *words[:9]])
+    assert len(WordLevel(padding_multiple=8).build([text])) == entries
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """WikiText's layout, read as the hub's, without the hub's cache folder of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+        splits = {"train": "train", "test": "evaluation"}
+        wikitext = HubArticles(
+            path=str(WIKITEXT), name="wikitext-103-v1", splits=splits, field="text"
+        )
+        write_corpus({"wikitext103": wikitext}, tmp_path / "corpus", 0, 0.5)
+    return tmp_path / "corpus"
+
+
+def lines(split: str) -> list[str]:
+    file = WIKITEXT / "wikitext-103-v1" / f"{split}.jsonl"
+    return [json.loads(line)["text"] for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("score_first", [True, False])
+def test_every_word_and_line_end_of_wikitext_is_a_target_once(
+    corpus: Path, tmp_path: Path, score_first: bool
+) -> None:
+    built = WordLevel().build(lines("train"))
+    write_tokens(
+        corpus=corpus, sources={"wikitext103": SourceQuota()}, tokenizer=WordLevel(), seed=0,
+        scratch=tmp_path, stream_folder=tmp_path / "causal", score_first=score_first,
+    )  # fmt: skip
+    stream = np.load(tmp_path / "causal/evaluation.npy")
+    targets = [
+        int(token)
+        for _, first, end in context_windows(len(stream) - 1, 16, 12)
+        for token in stream[first + 1 : end + 1]
+    ]
+    words = [word for line in lines("test") for word in [*line.split(), "</s>"]]
+    expected = built.convert_tokens_to_ids(words)
+    assert built.unk_token_id in expected and len(set(expected)) > 20
+    assert targets == (expected if score_first else expected[1:])
+    assert stream[0] == (built.eos_token_id if score_first else expected[0])
+    train = np.load(tmp_path / "causal/train.npy")  # every word and line end, articles in any order
+    count = sum(len(line.split()) + 1 for line in lines("train"))
+    assert len(train) == count
+
+
+def test_eight_wrapped_instances_are_one_long_sequence(corpus: Path, tmp_path: Path) -> None:
+    counts = write_tokens(
+        corpus=corpus, sources={"wikitext103": SourceQuota(train=17)}, seed=0, scratch=tmp_path,
+        tokenizer=ByteLevelBPE(vocabulary_size=280, training_characters=10**5),
+        instance_folder=tmp_path / "masked", instance_lengths=[16],
+    )["sources"]["wikitext103"]["train"]  # fmt: skip
+    assert counts["instances"] == 17 and counts["instance_tokens"] == 17 * 14  # 510 in Table 3
+    folder = tmp_path / "masked"
+    instances = np.load(folder / "16/wikitext103/train.npy")
+    long = masked_sequences(folder=folder, split="train", length=128, fraction=0.15)
+    assert len(long) == 2
+    for index, sequence in enumerate(long.tokens(range(2)).numpy()):
+        parts = sequence.reshape(8, 16)
+        assert (parts[:, 0] == 0).all() and (parts[:, -1] == 2).all()  # each is <s> ... </s>
+        assert np.array_equal(parts, instances[8 * index : 8 * index + 8])
+
+
+def test_inverse_square_root_is_fairseqs_at_every_step() -> None:
+    """fairseq adds a constant while it warms up, then multiplies a decay factor."""
+    schedule = InverseSquareRoot(peak=5e-4, warmup_steps=4000)
+    rate, expected = 1e-7, []
+    for n in range(31_520):
+        expected.append(rate if n < 4000 else 5e-4 * 4000**0.5 * n**-0.5)
+        rate += (5e-4 - 1e-7) / 4000
+    np.testing.assert_allclose([schedule(n) for n in range(31_520)], expected, rtol=1e-9)
+
+
+def composed(app: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        return compose(app, ["scale=paper", *overrides])[app]
+
+
+TABLE_4 = {"short": ("ROBERTA-512", 8, 512, "n"), "long": ("ROBERTA-4096", 8, 4096, "y")}
+
+
+@pytest.mark.parametrize("length", TABLE_4)
+def test_table_4_at_the_papers_scale(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    cfg = composed("train_masked", f"length={length}")
+    _, batch_size, sequence_length, q_part = TABLE_4[length]
+    module, schedule = cfg.module, cfg.module.schedule
+    assert cfg.positions.length == sequence_length
+    assert cfg.batches.batch_size * sequence_length == batch_size * 512  # BSZ x ISZ tokens a step
+    assert ("y" if cfg.positions.length > cfg.positions.block else "n") == q_part
+    assert (schedule.peak, schedule.warmup_proportion) == (5e-6, 0.1)
+    assert schedule.steps == cfg.fit.steps == 2_476_000
+    assert schedule._target_.endswith("LinearWarmupDecay")
+    assert list(module.betas) == [0.9, 0.98]
+    assert (module.weight_decay, module.max_grad_norm) == (0.01, 5.0)
+    assert (cfg.positions.dropout, cfg.seed, cfg.trainer.accumulate) == (0.0, 42, 1)
+    assert cfg.optimizer == "BertAdam" and cfg.fraction == 0.15
+
+
+def test_appendix_a2_at_the_papers_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    cfg = composed("train_causal")
+    model, schedule = cfg.model, cfg.module.schedule
+    assert (model.layers, model.width, model.width // model.heads) == (6, 512, 64)
+    assert cfg.batches.length == 512 and cfg.batches.batch_size == 128
+    assert cfg.fit.steps == 31_520 == 20 * 1_576
+    assert (schedule.peak, schedule.warmup_steps) == (5e-4, 4000)
+    assert list(cfg.module.betas) == [0.9, 0.98] and cfg.module.weight_decay == 0.01
+    task = composed("evaluate").task
+    assert (task.length, task.context, task.units) == (512, 400, None)  # every window
+    assert composed("tokens").score_first
