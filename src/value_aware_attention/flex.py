@@ -19,7 +19,15 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 
-__all__ = ["block_mask", "flex_kernel_attention", "is_preferred", "obstacle", "past"]
+__all__ = [
+    "block_mask",
+    "flex_kernel_attention",
+    "is_preferred",
+    "log_similarity",
+    "missing_compiler",
+    "obstacle",
+    "past",
+]
 
 KERNELS = (Exponential, Polynomial, Elu)
 BLOCK = 128
@@ -54,25 +62,23 @@ def obstacle(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> str |
         return "it computes in fp32, bf16 or fp16, not fp64"
     if len({x.dtype for x in tensors}) > 1:
         return "query, key and value must have one dtype"
-    if device == "cuda":
-        return _cuda_obstacle(query, value)
-    if device != "cpu":
+    if device not in ("cpu", "cuda"):
         return f"it runs on cpu and cuda, not on {device}"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "it has no gradients on the CPU"
-    return None if _has_compiler("CXX", "g++", "clang++") else "it needs a C++ compiler on the CPU"
-
-
-def _cuda_obstacle(query: Tensor, value: Tensor) -> str | None:
-    if min(query.shape[-1], value.shape[-1]) < 16:
+    if device == "cuda" and min(query.shape[-1], value.shape[-1]) < 16:
         return "on CUDA it needs head_dim and value_dim >= 16"
-    compiles = find_spec("triton") is not None and _has_compiler("CC", "gcc", "clang")
-    return None if compiles else "on CUDA it needs Triton and a C compiler"
+    if device == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "it has no gradients on the CPU"
+    return missing_compiler(device)
 
 
 @lru_cache(maxsize=4)
-def _has_compiler(variable: str, *programs: str) -> bool:
-    return bool(os.environ.get(variable) or any(shutil.which(program) for program in programs))
+def missing_compiler(device: str) -> str | None:
+    """What torch.compile lacks on a cpu or cuda device of this machine; None if nothing."""
+    if device == "cuda":
+        c = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        return None if c and find_spec("triton") else "it needs Triton and a C compiler on CUDA"
+    cpp = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    return None if cpp else "it needs a C++ compiler on the CPU"
 
 
 def flex_kernel_attention(

@@ -45,7 +45,7 @@ class PatternInputs(Inputs):
         return Inputs(*tensors, self.kernel, masked, self.is_causal).output()
 
     def for_flex(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value: on CUDA in the caller's precision, which its products are fast in."""
+        """Query, key and value: on CUDA in the caller's precision, for fast products."""
         on_gpu = self.query.is_cuda
         query, key, value = (
             x.to(self.dtype) if on_gpu else x for x in (self.query, self.key, self.value)
