@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.training.processes import exit_code, start
 from tests.training.test_fit import logged, same
 from tests.training.tiny import (
     VOCABULARY,
@@ -22,7 +23,7 @@ from tests.training.tiny import (
     module_for,
 )
 from value_aware_attention import flex
-from value_aware_attention.kernels import Exponential, Polynomial
+from value_aware_attention.kernels import Elu, Polynomial
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.training import CausalTraining, InverseSquareRoot, fit
 from value_aware_attention.training.flops import peak_flops, training_flops
@@ -93,31 +94,36 @@ def test_a_run_with_checkpointed_activations_is_the_same(tmp_path: Path, masked:
     assert same(modules[0].state_dict(), modules[1].state_dict())
 
 
-def one_layer(dropout: float) -> CausalTraining:
+def one_layer() -> CausalTraining:
     torch.manual_seed(0)
     size = {"vocabulary_size": VOCABULARY, "layers": 1, "width": 16, "heads": 2, "feedforward": 16}
-    model = CausalLanguageModel(**size, kernel=Exponential(), dropout=dropout)
+    # not the exponential kernel: Adam enlarges the rounding of its keys' bias (test_parts.py)
+    model = CausalLanguageModel(**size, kernel=Elu(), dropout=0.0)
     schedule = InverseSquareRoot(peak=1e-2, warmup_steps=5)
     return CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=3)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
-def test_a_compiled_run_is_the_same_and_continues(tmp_path: Path) -> None:
-    plain, compiled = one_layer(0.0), one_layer(0.0)
+def compiled_run(folder: Path) -> None:
+    """In a process without the tests' checks of shapes, which would be compiled too."""
+    torch.set_num_threads(1)
+    plain, compiled = one_layer(), one_layer()
     names = list(plain.state_dict())
-    expected = trained(plain, tmp_path / "plain")
-    before = counters["stats"]["unique_graphs"]
+    expected = trained(plain, folder / "plain")
     with pytest.raises(KeyError):
-        trained(one_layer(0.0), tmp_path / "compiled", breaks_at=5, compile=True)
-    curve = trained(compiled, tmp_path / "compiled", compile=True)
-    assert counters["stats"]["unique_graphs"] > before
+        trained(one_layer(), folder, breaks_at=5, compile=True)
+    curve = trained(compiled, folder, compile=True)
+    assert counters["stats"]["unique_graphs"] == 2  # training and evaluation
     assert list(compiled.state_dict()) == names
     torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), rtol=1e-3, atol=2e-5)
     for point, other in zip(curve, expected, strict=True):
         assert point == pytest.approx(other, rel=1e-5)
-    compiled.model.save(tmp_path / "model")
-    loaded = CausalLanguageModel.load(tmp_path / "model")
+    compiled.model.save(folder / "model")
+    loaded = CausalLanguageModel.load(folder / "model")
     assert same(loaded.state_dict(), compiled.model.state_dict())
+
+
+def test_a_compiled_run_is_the_same_and_continues(tmp_path: Path) -> None:
+    assert exit_code(start(compiled_run, tmp_path), seconds=300) == 0
 
 
 def test_without_a_compiler_compiling_is_refused(
