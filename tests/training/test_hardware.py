@@ -1,5 +1,6 @@
 """What makes a step cheaper or measures its cost changes no step."""
 
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,12 @@ def one_layer() -> CausalTraining:
 
 
 def compiled_run(folder: Path) -> None:
-    """In a process without the tests' checks of shapes, which would be compiled too."""
+    """In a process without the tests' checks of shapes, which would be compiled too.
+
+    All of torch.compile but its last stage, the C++ compiler, which takes most of a minute.
+    """
     torch.set_num_threads(1)
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")
     plain, compiled = one_layer(), one_layer()
     names = list(plain.state_dict())
     expected = trained(plain, folder / "plain")
