@@ -6,9 +6,9 @@
 One step is forward, loss over the whole vocabulary, backward and AdamW's update, in fp32, dropout
 off: 6 layers of width 512, 8 heads, 512 tokens, a vocabulary of 50,000. GPT-2 has the same shape,
 with learned positions, gelu and transformers' own loss. All take a step in every round, in turn.
-Loading is what the pipeline's data sets take to read a batch, in the training process, from a file of
-20 million tokens: of that batch, and of 8 masked sequences of 512 tokens, which are masked anew; the
-masked step is that of a RoBERTa of the same shape. `trainer.workers` would read them meanwhile.
+Loading is what the pipeline's data sets take to read a batch, in the training process, from a
+file of 20 million tokens: of that batch, and of 8 masked sequences of 512 tokens, which are masked
+anew; the masked step is that of a RoBERTa of the same shape. `trainer.workers` reads meanwhile.
 Writes results/benchmarks/training_step.json and .md.
 """
 
@@ -36,6 +36,7 @@ from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.training.causal import CausalTraining
 from value_aware_attention.training.masked import MaskedTraining
+from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.schedules import InverseSquareRoot, LinearWarmupDecay
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 6, 512, 8, 512, 2, 50_000
@@ -80,10 +81,7 @@ def ours(kernel: Kernel) -> Step:
     model = CausalLanguageModel(**size, kernel=kernel, vocabulary_size=VOCABULARY, dropout=0.0)
     schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
     module = CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=0).train()
-    optimizer = module.optimizer()
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-4
-    return partial(step, module, optimizer, module.loss)
+    return _step_of(module)
 
 
 def gpt2() -> Step:
@@ -165,7 +163,14 @@ def roberta() -> Step:
     schedule = LinearWarmupDecay(peak=1e-4, warmup_proportion=0.0, steps=10**6)
     settings = {"schedule": schedule, "weight_decay": 0.01, "max_grad_norm": 5.0, "seed": 0}
     module = MaskedTraining(model, **settings).train()
-    return partial(step, module, module.optimizer(), module.loss)
+    return _step_of(module)
+
+
+def _step_of(module: LanguageModeling) -> Step:
+    optimizer = module.optimizer()
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4  # which the schedule multiplies in a training
+    return partial(step, module, optimizer, module.loss)
 
 
 def page(record: dict[str, Any]) -> str:
