@@ -6,6 +6,9 @@
 One step is forward, loss over the whole vocabulary, backward and AdamW's update, in fp32, dropout
 off: 6 layers of width 512, 8 heads, 512 tokens, a vocabulary of 50,000. GPT-2 has the same shape,
 with learned positions, gelu and transformers' own loss. All take a step in every round, in turn.
+Loading is what the pipeline's data sets take to read a batch, in the training process, from a
+file of 20 million tokens: of that batch, and of 8 masked sequences of 512 tokens, which are masked
+anew; the masked step is that of a RoBERTa of the same shape. `trainer.workers` reads meanwhile.
 Writes results/benchmarks/training_step.json and .md.
 """
 
@@ -15,9 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
@@ -26,12 +31,16 @@ from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipelines.provenance import run_on
+from value_aware_attention.data.batches import CausalBatches, MaskedBatches, MaskedSequences
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
-from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.training.causal import CausalTraining
-from value_aware_attention.training.schedules import InverseSquareRoot
+from value_aware_attention.training.masked import MaskedTraining
+from value_aware_attention.training.module import LanguageModeling
+from value_aware_attention.training.schedules import InverseSquareRoot, LinearWarmupDecay
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 6, 512, 8, 512, 2, 50_000
+MASKED_BATCH = 8
 KERNELS: dict[str, Kernel] = {
     "exponential": Exponential(),
     "polynomial": Polynomial(),
@@ -39,7 +48,7 @@ KERNELS: dict[str, Kernel] = {
 }
 PEER = "GPT-2 (transformers)"
 FOLDER = Path("results/benchmarks")
-Step = Callable[[Tensor], float]
+Step = Callable[[Any], float]
 
 
 def main() -> None:
@@ -50,11 +59,13 @@ def main() -> None:
     quick = parser.parse_args().quick
     steps = {name: ours(kernel) for name, kernel in KERNELS.items()} | {PEER: gpt2()}
     spent = rounds(steps, 3 if quick else 12)
+    loading = loaded(spent["exponential"], 2 if quick else 4)
     record = {
         "run_on": run_on() | {"threads": torch.get_num_threads()},
         "shape": f"{LAYERS} layers, width {WIDTH}, {HEADS} heads, batch {BATCH} x {LENGTH}, "
         f"vocabulary {VOCABULARY:,}, fp32",
         "seconds": {name: [round(second, 4) for second in each] for name, each in spent.items()},
+        "loading": loading,
     }
     print(page(record))
     if not quick:
@@ -70,10 +81,7 @@ def ours(kernel: Kernel) -> Step:
     model = CausalLanguageModel(**size, kernel=kernel, vocabulary_size=VOCABULARY, dropout=0.0)
     schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
     module = CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=0).train()
-    optimizer = module.optimizer()
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-4
-    return partial(step, module, optimizer, module.loss)
+    return _step_of(module)
 
 
 def gpt2() -> Step:
@@ -94,8 +102,8 @@ def _gpt2_loss(model: GPT2LMHeadModel, rows: Tensor) -> Tensor:
 def step(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss: Callable[[Tensor], Tensor],
-    rows: Tensor,
+    loss: Callable[[Any], Tensor],
+    rows: Any,
 ) -> float:
     """Seconds of one optimizer step on `rows`."""
     began = perf_counter()
@@ -118,6 +126,53 @@ def rounds(steps: dict[str, Step], count: int) -> dict[str, list[float]]:
     return spent
 
 
+def loaded(causal_steps: list[float], count: int) -> list[dict[str, Any]]:
+    """Milliseconds that a batch takes to load and a step on it takes, by kind of model."""
+    with TemporaryDirectory() as folder:
+        stream, instances = Path(folder) / "stream.npy", Path(folder) / "instances.npy"
+        numbers = np.random.default_rng(0)
+        tokens = numbers.integers(5, VOCABULARY, size=20_000_384, dtype=np.uint16)
+        np.save(stream, tokens)
+        np.save(instances, tokens.reshape(-1, LENGTH))
+        causal = CausalBatches(stream, length=LENGTH, batch_size=BATCH, steps=10**6, seed=0)
+        special = {"mask_token": 4, "special_tokens": range(5), "vocabulary_size": VOCABULARY}
+        sequences = MaskedSequences([instances], length=LENGTH, **special)
+        masked = MaskedBatches(sequences, batch_size=MASKED_BATCH, steps=10**6, seed=0)
+        take, _ = roberta(), masked[0]
+        masked_steps = [take(masked[number]) for number in range(count + 1)][1:]
+        return [
+            _share(f"causal, {BATCH} x {LENGTH}", causal, causal_steps),
+            _share(f"masked, {MASKED_BATCH} x {LENGTH}", masked, masked_steps),
+        ]
+
+
+def _share(shape: str, batches: Any, steps: list[float]) -> dict[str, Any]:
+    began = perf_counter()
+    for number in range(1, 101):
+        batches[997 * number]
+    load = (perf_counter() - began) / 100
+    return {"shape": shape, "load_ms": 1000 * load, "step_ms": 1000 * median(steps)}
+
+
+def roberta() -> Step:
+    """The pipeline's step of a RoBERTa of the same shape."""
+    torch.manual_seed(0)
+    size = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "feedforward": 4 * WIDTH}
+    positions = {"length": LENGTH, "block": LENGTH, "dropout": 0.0}
+    model = build_roberta(**size, **positions, vocabulary_size=VOCABULARY)
+    schedule = LinearWarmupDecay(peak=1e-4, warmup_proportion=0.0, steps=10**6)
+    settings = {"schedule": schedule, "weight_decay": 0.01, "max_grad_norm": 5.0, "seed": 0}
+    module = MaskedTraining(model, **settings).train()
+    return _step_of(module)
+
+
+def _step_of(module: LanguageModeling) -> Step:
+    optimizer = module.optimizer()
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4  # which the schedule multiplies in a training
+    return partial(step, module, optimizer, module.loss)
+
+
 def page(record: dict[str, Any]) -> str:
     """The table: medians, and the median of the ratios taken round by round."""
     seconds = record["seconds"]
@@ -126,6 +181,11 @@ def page(record: dict[str, Any]) -> str:
          ratio(seconds, name, "exponential"))
         for name in seconds
     ]  # fmt: skip
+    shares = [
+        (x["shape"], f"{x['load_ms']:.2f}", f"{x['step_ms']:.0f}",
+         f"{100 * x['load_ms'] / x['step_ms']:.2f}%")
+        for x in record["loading"]
+    ]  # fmt: skip
     headers = ["step of", "ms", "/ GPT-2", "/ exponential"]
     run = record["run_on"]
     return (
@@ -133,7 +193,8 @@ def page(record: dict[str, Any]) -> str:
         f"{record['shape']}. {run['hardware']}, {run['threads']} threads; versions: "
         f"{json.dumps(run['versions'])}. Median of {len(seconds[PEER])} rounds in turn; ratios are "
         "taken round by round, quartiles in brackets, under 1 = faster than the column's.\n\n"
-        f"{tabulate(rows, headers, tablefmt='github')}\n"
+        f"{tabulate(rows, headers, tablefmt='github')}\n\n"
+        f"{tabulate(shares, ['batch', 'ms to load', 'ms of a step', 'share'], tablefmt='github')}\n"
     )
 
 

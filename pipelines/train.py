@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
@@ -63,7 +63,8 @@ def train(
     seed_everything(cfg.seed, verbose=False)
     module = build()
     check_gpu(cfg, module, batches)
-    with tracked(cfg, "train", cfg.name, data_sha256=data) if first else nullcontext() as run:
+    run_or_none = tracked(cfg, "train", cfg.name, data_sha256=data) if first else nullcontext()
+    with memory_shortage_named(cfg), run_or_none as run:
         curve = fit(
             module,
             batches,
@@ -117,6 +118,20 @@ def check_gpu(cfg: DictConfig, module: LanguageModeling, batches: Dataset) -> No
         f"{parameters:,} parameters would take a CPU of {CPU_SPEED:.0e} operations a second "
         f"{days:,.0f} days; trainer.accelerator=auto trains all the same"
     )
+
+
+@contextmanager
+def memory_shortage_named(cfg: DictConfig) -> Iterator[None]:
+    """Of a GPU that is too small, what to change is said instead of what was allocated."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"out of GPU memory while training {cfg.name}: a batch_size of "
+            f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches; a "
+            f"larger trainer.accumulate takes the same steps in less memory, and so does "
+            f"trainer.checkpoint_activations=true"
+        ) from None
 
 
 def metrics(

@@ -38,7 +38,7 @@ def main(cfg: DictConfig) -> None:
 
     def module():
         model = (
-            warm_start(cfg.warm_start, **size)
+            warm_start(cfg.warm_start, **cfg.layers, **size)
             if cfg.warm_start
             else build_roberta(**cfg.layers, **size)
         )

@@ -104,3 +104,13 @@ def test_a_row_that_sees_nothing_gives_no_gradient_rather_than_nan(name: str) ->
     attention(*leaves, kernel=KERNELS[name], attn_mask=mask).square().sum().backward()
     assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
     assert (leaves[0].grad[1] == 0).all() and (leaves[0].grad[0] != 0).any()
+
+
+@pytest.mark.parametrize("name", ["polynomial", "elu"])
+def test_autocast_changes_no_sum(name: str) -> None:
+    inputs = [x.float() for x in draw(6, 8)]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = attention(*inputs, kernel=KERNELS[name], is_causal=True)
+        weights = attention_weights(*inputs[:2], kernel=KERNELS[name])
+    assert torch.equal(output, attention(*inputs, kernel=KERNELS[name], is_causal=True))
+    assert torch.equal(weights, attention_weights(*inputs[:2], kernel=KERNELS[name]))

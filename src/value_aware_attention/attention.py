@@ -6,11 +6,15 @@ Glossary of dimension letters, used in every shape of the library:
     R      keys kept per query                                 F  random features
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.functional import scaled_dot_product_attention
 
+from value_aware_attention import flex
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = [
@@ -36,10 +40,16 @@ def attention(
 
     `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
     bf16 and fp16 inputs are accumulated in fp32. Raises ValueError for shapes that do not fit.
+
+    What computes it: the exponential kernel is PyTorch's own fused attention, on every device. The
+    other two are FlexAttention on CUDA, from 128 queries on and where nothing is in its way
+    (`flex.obstacle`: fp64, fewer than 16 numbers a head), and hold the N x M weights elsewhere.
     """
     check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
         return _fused(query, key, value, kernel, is_causal=is_causal)
+    if not isinstance(kernel, Exponential) and flex.is_preferred(query, key):
+        return _by_flex(query, key, value, kernel, attn_mask, is_causal)
     visible = _visible(query, key, attn_mask, is_causal)
     return attention_over(query, key, value, kernel, visible)
 
@@ -54,8 +64,36 @@ def attention_over(
     """`attention` over the visible pairs (None = all) of inputs that are known to fit."""
     if isinstance(kernel, Exponential):
         return _fused(query, key, value, kernel, visible)
-    weights = _weights(query, key, kernel, visible)
-    return (weights @ working_precision(value)).to(value.dtype)
+    with _without_autocast(value):
+        weights = _weights(query, key, kernel, visible)
+        return (weights @ working_precision(value)).to(value.dtype)
+
+
+@torch.compiler.disable  # it compiles a function of its own; a compiled model is cut here
+def _by_flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Kernel,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+) -> Tensor:
+    """FlexAttention where it can take the call; its causal mask is a pattern, never drawn."""
+    if flex.obstacle(query, key, value, kernel) is None:
+        mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
+        pattern = flex.past if is_causal else None
+        try:
+            with _without_autocast(value):
+                return flex.flex_kernel_attention(query, key, value, kernel, mask, pattern)
+        except FailOnRecompileLimitHit:
+            pass  # of more shapes than are worth compiling for
+    visible = _visible(query, key, attn_mask, is_causal)
+    return attention_over(query, key, value, kernel, visible)
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Products in the precision of their factors: autocast would take fp32 ones in bf16."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def _fused(
@@ -86,7 +124,8 @@ def attention_weights(
 ) -> Float[Tensor, "*batch N M"]:
     """alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j), in fp32 or fp64; zeros where all is masked."""
     visible = visibility(query, key, key, attn_mask=attn_mask, is_causal=is_causal)
-    return _weights(query, key, kernel, visible)
+    with _without_autocast(query):
+        return _weights(query, key, kernel, visible)
 
 
 def _weights(query: Tensor, key: Tensor, kernel: Kernel, visible: Tensor | None) -> Tensor:

@@ -59,6 +59,21 @@ class TestCausalBatches:
         assert all(torch.equal(resumed[step], run[step]) for step in (299, 140, 0, 7))
         assert not torch.equal(CausalBatches(path, seed=2, **options)[0], run[0])
 
+    @pytest.mark.parametrize("steps", [40, 10**9])
+    def test_the_order_is_the_one_that_runs_were_made_with(self, tmp_path, steps):
+        """Written out once more: results are only the same where this is. No step is planned."""
+        batches = CausalBatches(stream(tmp_path, 500), length=8, batch_size=3, steps=steps, seed=7)
+        blocks = 500 // 8 - 1
+        for step in range(40):
+            expected = []
+            for index in range(3 * step, 3 * step + 3):
+                epoch, position = divmod(index, blocks)
+                order = np.arange(blocks)
+                np.random.default_rng((7, epoch, 0)).shuffle(order)
+                offset = np.random.default_rng((7, epoch, 1)).integers(8)
+                expected.append(offset + 8 * order[position])
+            assert batches[step][:, 0].tolist() == expected
+
     def test_a_stream_of_exactly_one_block(self, tmp_path):
         batches = CausalBatches(stream(tmp_path, 9), length=8, batch_size=2, steps=3, seed=0)
         assert batches[2].tolist() == [list(range(9))] * 2

@@ -113,6 +113,16 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         warm_start(tmp_path, vocabulary_size=61, length=20, block=8, dropout=0.0)
     with pytest.raises(ValueError, match=r"has 8 positions, 9 are needed$"):
         warm_start(tmp_path, vocabulary_size=60, length=20, block=9, dropout=0.0)
+    # what it is warm-started as: the sizes of `roberta` but one
+    config = RobertaForMaskedLM.from_pretrained(tmp_path).config
+    sizes = {"layers": config.num_hidden_layers, "width": config.hidden_size}
+    sizes |= {"heads": config.num_attention_heads, "feedforward": config.intermediate_size}
+    given = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
+    assert warm_start(tmp_path, **given, **sizes).config.hidden_size == sizes["width"]
+    for name, size in sizes.items():
+        message = rf"has .*{name} {size}.*; .*{name} {2 * size}.* are asked for: is it of another"
+        with pytest.raises(ValueError, match=message):
+            warm_start(tmp_path, **given, **(sizes | {name: 2 * size}))
     BertConfig(vocab_size=60).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is a bert, not a roberta$"):
         warm_start(tmp_path, vocabulary_size=60, length=20, block=8, dropout=0.0)

@@ -32,8 +32,8 @@ def start(function: Any, *arguments: Any) -> ForkServerProcess:
     return process
 
 
-def exit_code(process: ForkServerProcess) -> int | None:
-    process.join(timeout=60)
+def exit_code(process: ForkServerProcess, seconds: float = 60) -> int | None:
+    process.join(timeout=seconds)
     return process.exitcode
 
 

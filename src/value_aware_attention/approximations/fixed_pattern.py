@@ -15,10 +15,10 @@ from value_aware_attention.approximations.approximation import (
     renormalised,
 )
 from value_aware_attention.approximations.block_sparse import block_sparse_attention, pairs
-from value_aware_attention.approximations.flex import flex_pattern_attention, obstacle
 from value_aware_attention.approximations.patterns import Pattern
 from value_aware_attention.attention import check_inputs, visibility
 from value_aware_attention.error import Sizes
+from value_aware_attention.flex import flex_kernel_attention, obstacle
 from value_aware_attention.kernels import Kernel
 
 __all__ = [
@@ -43,6 +43,14 @@ class PatternInputs(Inputs):
         tensors = self.query, self.key, self.value
         masked = visibility(*tensors, attn_mask=self.visible, is_causal=self.is_causal)
         return Inputs(*tensors, self.kernel, masked, self.is_causal).output()
+
+    def for_flex(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value: on CUDA in the caller's precision, for fast products."""
+        on_gpu = self.query.is_cuda
+        query, key, value = (
+            x.to(self.dtype) if on_gpu else x for x in (self.query, self.key, self.value)
+        )
+        return query, key, value
 
 
 class FixedPattern(Approximation):
@@ -81,12 +89,12 @@ class FixedPattern(Approximation):
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         assert isinstance(inputs, PatternInputs)
         pattern = self.pattern(inputs.keys, is_causal=inputs.is_causal)
-        if self._takes_flex(inputs):
-            return flex_pattern_attention(inputs, pattern, inputs.dtype)
+        tensors = inputs.for_flex()
+        if self._takes_flex(inputs, obstacle(*tensors, inputs.kernel)):
+            return flex_kernel_attention(*tensors, inputs.kernel, inputs.visible, pattern)
         return block_sparse_attention(inputs, pattern)
 
-    def _takes_flex(self, inputs: Inputs) -> bool:
-        reason = obstacle(inputs) if self.engine != "torch" else None
+    def _takes_flex(self, inputs: Inputs, reason: str | None) -> bool:
         if self.engine == "flex" and reason:
             raise ValueError(f"engine is 'flex', but {reason}; use engine='torch'")
         wanted = self.engine == "flex" or (self.engine is None and inputs.query.is_cuda)

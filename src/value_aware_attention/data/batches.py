@@ -47,7 +47,7 @@ class CausalBatches(Dataset[Tensor]):
 
     def _start(self, index: int) -> int:
         epoch, position = divmod(index, self.blocks)
-        offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(self.offsets))
+        offset = _offset(self.offsets, self.seed, epoch)
         return offset + int(_permutation(self.blocks, self.seed, epoch)[position]) * self.length
 
 
@@ -194,6 +194,11 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     order: NDArray[np.int64] = np.arange(count, dtype=np.int64)
     np.random.default_rng((seed, epoch, 0)).shuffle(order)
     return order
+
+
+@lru_cache(maxsize=4)
+def _offset(count: int, seed: int, epoch: int) -> int:
+    return int(np.random.default_rng((seed, epoch, 1)).integers(count))
 
 
 def _mixed(seed: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import Exact
@@ -33,6 +34,8 @@ class CausalLanguageModel(nn.Module):
 
     attention: TrainedAttention | None = None
     """What its layers attend with; None = exact attention."""
+    checkpoint_activations: bool = False
+    """Whether training keeps each layer's input alone and computes the rest again for gradients."""
 
     def __init__(
         self,
@@ -71,8 +74,9 @@ class CausalLanguageModel(nn.Module):
         width = weight.shape[1]
         positions = sinusoidal_positions(tokens.shape[1], width, device=weight.device)
         x = self.dropout(self.embedding(tokens) * math.sqrt(width) + positions.to(weight.dtype))
+        again = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
         return self.final_norm(x)
 
     def forward(self, tokens: Int[Tensor, "batch N"]) -> Float[Tensor, "batch N vocabulary"]:

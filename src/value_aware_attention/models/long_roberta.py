@@ -12,6 +12,12 @@ from transformers import AutoConfig, RobertaConfig, RobertaForMaskedLM
 __all__ = ["BlockPositions", "build_roberta", "save_folded", "warm_start"]
 
 POSITIONS = "roberta.embeddings.position_embeddings"
+SIZES = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "feedforward": "intermediate_size",
+}
 
 
 class BlockPositions(nn.Module):
@@ -79,13 +85,20 @@ def build_roberta(
 
 
 def warm_start(
-    checkpoint: str | Path, *, vocabulary_size: int, length: int, block: int, dropout: float
+    checkpoint: str | Path,
+    *,
+    vocabulary_size: int,
+    length: int,
+    block: int,
+    dropout: float,
+    **sizes: int,
 ) -> RobertaForMaskedLM:
     """A trained RoBERTa (a folder, or a name on the Hugging Face hub) for `length` tokens.
 
     Up to `block` positions it is the checkpoint as it is; past it R is the checkpoint's table and
-    Q is zero. Raises ValueError for a model of another type, another vocabulary or with less than
-    `block` positions, FileNotFoundError for a folder without a model.
+    Q is zero. `sizes` are those the checkpoint must have, by their names in `build_roberta`. Raises
+    ValueError for a model of another type, size or vocabulary or with less than `block` positions,
+    FileNotFoundError for a folder without a model.
     """
     config = _read_config(checkpoint)
     if config.vocab_size != vocabulary_size:
@@ -93,6 +106,7 @@ def warm_start(
             f"{checkpoint} was trained with {config.vocab_size} tokens, "
             f"the vocabulary has {vocabulary_size}"
         )
+    _check_sizes(checkpoint, config, sizes)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
     model = RobertaForMaskedLM.from_pretrained(checkpoint, config=config)
     return _lengthen(model, length, block)
@@ -122,6 +136,13 @@ def _read_config(checkpoint: str | Path) -> RobertaConfig:
     if not isinstance(config, RobertaConfig):
         raise ValueError(f"{checkpoint} is a {config.model_type}, not a roberta")
     return config
+
+
+def _check_sizes(checkpoint: str | Path, config: RobertaConfig, sizes: dict[str, int]) -> None:
+    found = {name: getattr(config, SIZES[name]) for name in sizes}
+    if found != sizes:
+        has, asked = (", ".join(f"{n} {size}" for n, size in x.items()) for x in (found, sizes))
+        raise ValueError(f"{checkpoint} has {has}; {asked} are asked for: is it of another scale?")
 
 
 def _lengthen(model: RobertaForMaskedLM, length: int, block: int) -> RobertaForMaskedLM:

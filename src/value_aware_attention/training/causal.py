@@ -4,12 +4,13 @@ import math
 from typing import Any
 
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import LinearCrossEntropyOptions
 from torch.nn.functional import linear_cross_entropy
 from torch.optim import AdamW, Optimizer
 
 from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.training.flops import dense_parameters, training_flops
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.schedules import Schedule
 
@@ -60,6 +61,22 @@ class CausalTraining(LanguageModeling):
 
     def tokens(self, batch: Int[Tensor, "batch N1"]) -> int:
         return self.count_targets(batch)
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.layers)
+
+    def checkpoint_activations(self) -> None:
+        self.model.checkpoint_activations = True
+
+    def flops(self, batch: Int[Tensor, "batch N1"], targets: float) -> float:
+        weight, layers = self.model.embedding.weight, self.layers()
+        return training_flops(
+            self.tokens(batch),
+            parameters=dense_parameters(layers) + weight.numel(),
+            layers=len(layers),
+            width=weight.shape[1],
+            length=batch.shape[1] - 1,
+        )
 
     def optimizer(self) -> Optimizer:
         settings: dict[str, Any] = {"betas": self.betas, "eps": self.eps, "fused": True}

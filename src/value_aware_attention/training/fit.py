@@ -5,6 +5,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasti
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from value_aware_attention.flex import missing_compiler
 from value_aware_attention.training.callbacks import ResumableCheckpoint, StepProgress
 from value_aware_attention.training.checkpoint_files import CheckpointFiles
+from value_aware_attention.training.flops import peak_flops as peak_flops_of
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.parts import Parts, check_parts
 
@@ -52,6 +55,9 @@ def fit(
     precision: str = "32-true",
     progress_bar: bool = True,
     workers: int = 0,
+    compile: bool = False,
+    checkpoint_activations: bool = False,
+    peak_flops: float | None = None,
 ) -> list[dict[str, float]]:
     """Takes `steps` optimizer steps, step s on train_batches[s]; returns the learning curve.
 
@@ -65,8 +71,13 @@ def fit(
     the process with exit code 143; where it is the only one, it saves the step it is at, unless an
     evaluation is due after it.
 
+    `workers` processes read batches ahead. `compile` compiles every layer with torch.compile, on
+    first use, `checkpoint_activations` computes the layers' activations again in the backward pass
+    instead of keeping them: the same step with other costs. `peak_flops`, of one device, is for the
+    log of utilisation; None = that of the GPU, if its name and `precision` are known.
+
     Raises ValueError for settings that leave nothing to do, a batch that does not divide, devices
-    that are not there, and a folder in which another run is going.
+    that are not there, a compiler that is not there, and a folder in which another run is going.
     """
     check_parts(devices * nodes, accumulate)
     _check(train_batches, steps, evaluate_every, checkpoint_every)
@@ -93,9 +104,18 @@ def fit(
             plugins=_plugins(files),
             default_root_dir=checkpoint_folder,
         )
+        device = trainer.strategy.root_device
+        module.peak_flops = peak_flops or _known_peak(device, precision)
+        if checkpoint_activations:
+            module.checkpoint_activations()
+        if compile:
+            _compile_layers(module, device)
+        loader = partial(
+            DataLoader, batch_size=None, num_workers=workers, pin_memory=device.type == "cuda"
+        )
         with files.held() if trainer.is_global_zero else nullcontext():
             taken, resume = checkpoint.newest()
-            evaluation = DataLoader(evaluation_batches, batch_size=None, num_workers=workers)
+            evaluation = loader(evaluation_batches)
             parts = Parts(
                 train_batches,
                 accumulate=accumulate,
@@ -103,7 +123,7 @@ def fit(
                 count_targets=type(module).count_targets,
             )
             sampler = _Items(taken * accumulate, steps * accumulate)
-            training = DataLoader(parts, batch_size=None, sampler=sampler, num_workers=workers)
+            training = loader(parts, sampler=sampler)
             module.train()
             try:
                 trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
@@ -131,6 +151,23 @@ def _trainer(**arguments: Any) -> Trainer:
         )
     except MisconfigurationException as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _known_peak(device: torch.device, precision: str) -> float | None:
+    if device.type != "cuda":
+        return None
+    return peak_flops_of(torch.cuda.get_device_name(device), precision)
+
+
+def _compile_layers(module: LanguageModeling, device: torch.device) -> None:
+    """Layer by layer: they share one short compilation, and no name of a weight changes.
+
+    Each shape is compiled by itself, so that an evaluation's last batch slows no training step.
+    """
+    if reason := missing_compiler(device.type):
+        raise ValueError(f"compile is true, but {reason}")
+    for layer in module.layers():
+        layer.compile(dynamic=False)
 
 
 def _plugins(files: CheckpointFiles) -> list[Any]:

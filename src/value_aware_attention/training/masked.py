@@ -3,13 +3,14 @@
 from typing import Any
 
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from transformers import RobertaForMaskedLM
 
 from value_aware_attention.data.masking import IGNORED
 from value_aware_attention.training.bert_adam import BertAdam
+from value_aware_attention.training.flops import dense_parameters, training_flops
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.schedules import Schedule
 
@@ -68,6 +69,25 @@ class MaskedTraining(LanguageModeling):
     def tokens(self, batch: dict[str, Tensor]) -> int:
         return batch["input_ids"].numel()
 
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.roberta.encoder.layer)
+
+    def checkpoint_activations(self) -> None:
+        # transformers 5.23 renamed it
+        newer = getattr(self.model, "activation_checkpointing_enable", None)
+        (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def flops(self, batch: dict[str, Tensor], targets: float) -> float:
+        layers = self.layers()
+        body = training_flops(
+            self.tokens(batch),
+            parameters=dense_parameters(layers),
+            layers=len(layers),
+            width=self.model.config.hidden_size,
+            length=batch["input_ids"].shape[1],
+        )
+        return body + 6.0 * targets * dense_parameters([self.model.lm_head])
+
     def optimizer(self) -> Optimizer:
         matrices = [p for p in self.parameters() if p.ndim > 1]
         vectors = [p for p in self.parameters() if p.ndim <= 1]
@@ -88,5 +108,5 @@ class MaskedTraining(LanguageModeling):
         self, batch: dict[str, Tensor]
     ) -> tuple[Float[Tensor, "targets vocabulary"], Int[Tensor, " targets"]]:
         asked = batch["labels"] != IGNORED
-        hidden = self.model.roberta(batch["input_ids"]).last_hidden_state
+        hidden = self.model.roberta(batch["input_ids"], use_cache=False).last_hidden_state
         return self.model.lm_head(hidden[asked]), batch["labels"][asked]

@@ -24,7 +24,8 @@ class LanguageModeling(LightningModule):
     """A model in training; subclasses say what the loss is and which optimizer takes the steps.
 
     Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
-    train/gradient_norm (before any clipping) and train/tokens_per_second, at every evaluation
+    train/gradient_norm (before any clipping), train/tokens_per_second and, where it is known what
+    the devices could do at best (`peak_flops`), train/model_flops_utilisation; at every evaluation
     evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
     value of each loss and metric. Step n draws its dropout from (seed, n, process, micro-batch)
     alone, so that a run that was killed continues as if it had not been.
@@ -32,6 +33,9 @@ class LanguageModeling(LightningModule):
     However many processes and micro-batches take a step's batch, each target weighs the same, and
     train/loss is the mean over all of them.
     """
+
+    peak_flops: float | None = None
+    """Operations a second of one device at best."""
 
     def __init__(self, model: nn.Module, *, schedule: Schedule, seed: int) -> None:
         super().__init__()
@@ -41,7 +45,7 @@ class LanguageModeling(LightningModule):
         self._totals: dict[str, Tensor] = {}
         self._pending: dict[str, Tensor | float] = {}
         self._loss: Tensor | float = 0.0
-        self._tokens, self._since = 0, time.perf_counter()
+        self._restart_clock()
 
     @abstractmethod
     def loss(self, batch: Batch, targets: float | None = None) -> Tensor:
@@ -65,6 +69,18 @@ class LanguageModeling(LightningModule):
         """How many tokens the model reads."""
 
     @abstractmethod
+    def layers(self) -> list[nn.Module]:
+        """The layers that the model repeats."""
+
+    @abstractmethod
+    def checkpoint_activations(self) -> None:
+        """From now on training keeps the layers' inputs, and computes the rest again."""
+
+    @abstractmethod
+    def flops(self, batch: Batch, targets: float) -> float:
+        """Operations of a forward and backward pass, `targets` tokens being predicted."""
+
+    @abstractmethod
     def optimizer(self) -> Optimizer:
         """With lr = 1: the schedule multiplies it."""
 
@@ -81,7 +97,7 @@ class LanguageModeling(LightningModule):
         return batch._replace(rows=self._share(batch.rows)) if isinstance(batch, Part) else batch
 
     def on_train_start(self) -> None:
-        self._tokens, self._since = 0, time.perf_counter()
+        self._restart_clock()
 
     def on_train_batch_start(self, batch: Part, batch_idx: int) -> None:
         entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank, batch.number)
@@ -104,14 +120,19 @@ class LanguageModeling(LightningModule):
             self._pending["train/learning_rate"] = optimizer.param_groups[0]["lr"]
 
     def on_train_batch_end(self, outputs: Any, batch: Part, batch_idx: int) -> None:
-        self._tokens += self.tokens(batch.rows) * self.trainer.world_size
-        whole = batch.number + 1 == self.trainer.accumulate_grad_batches
+        accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
+        self._tokens += self.tokens(batch.rows) * processes
+        self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
+        whole = batch.number + 1 == accumulate
         if not (whole and self._is_due(self.trainer.global_step)):
             return
         values = {name: float(value) for name, value in self._pending.items()}
         seconds = time.perf_counter() - self._since
-        self._log_values({**values, "train/tokens_per_second": self._tokens / seconds})
-        self._tokens, self._since = 0, time.perf_counter()
+        values["train/tokens_per_second"] = self._tokens / seconds
+        if self.peak_flops:
+            values["train/model_flops_utilisation"] = self._flops / seconds / self.peak_flops
+        self._log_values(values)
+        self._restart_clock()
 
     def on_validation_epoch_start(self) -> None:
         self._totals = {}
@@ -132,13 +153,16 @@ class LanguageModeling(LightningModule):
         self._log_values({f"evaluation/{name}": value for name, value in metrics.items()})
 
     def on_validation_end(self) -> None:
-        self._tokens, self._since = 0, time.perf_counter()  # evaluation is no training time
+        self._restart_clock()  # evaluation is no training time
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["curve"] = self.curve
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.curve = checkpoint["curve"]
+
+    def _restart_clock(self) -> None:
+        self._tokens, self._flops, self._since = 0, 0.0, time.perf_counter()
 
     def _share(self, batch: Batch) -> Batch:
         rank, processes = self.trainer.global_rank, self.trainer.world_size

@@ -1,0 +1,71 @@
+"""The training apps: who writes, and what ends them with one line."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from pipelines import train_causal
+from tests.test_apps import run_app
+from tests.training.processes import ROOT, exit_code, start, write_tokens
+from tests.training.test_parts import free_port
+from value_aware_attention.training import CausalTraining
+
+
+def one_of_two(rank: int, port: int, root: Path) -> None:
+    """`trainer=ddp` as one of its two processes, in a folder of its own."""
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WANDB_MODE": "offline"}
+    os.environ |= {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+    rank_zero_only.rank = rank  # what Lightning reads from the environment when it is imported
+    values = ["scale=smoke", "causal.steps=4", "trainer=ddp", "trainer.workers=0"]
+    values += ["training.checkpoint_every=1", "trainer.accelerator=cpu", f"paths.root={root}"]
+    sys.argv = ["pipelines.train_causal", *values]
+    train_causal.main()
+
+
+def files(root: Path) -> set[str]:
+    """What the run wrote and left, but Hydra's own log."""
+    written = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
+    return {
+        str(p) for p in written if p.parts[:2] not in (("outputs", "tokens"), ("logs", "hydra"))
+    }
+
+
+def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
+    port, roots = free_port(), [tmp_path / "first", tmp_path / "second"]
+    for root in roots:
+        write_tokens(root)
+    processes = [start(one_of_two, rank, port, root) for rank, root in enumerate(roots)]
+    assert [exit_code(process, seconds=180) for process in processes] == [0, 0]
+    first, second = map(files, roots)
+    assert second == set()
+    assert {
+        "outputs/models/causal_exponential/model.safetensors",
+        "outputs/models/causal_exponential/tokenizer.json",
+        "outputs/metrics/train/causal_exponential.json",
+        ".cache/checkpoints/causal_exponential/lock",
+    } <= first
+    assert sum(name.endswith(".wandb") for name in first) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_gpu_that_is_too_small_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(*arguments: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
+
+    monkeypatch.setattr(CausalTraining, "loss", loss)
+    write_tokens(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        run_app("train_causal trainer.accumulate=2", tmp_path)
+    message = str(stop.value)
+    assert message.startswith("error: out of GPU memory while training causal_exponential: ")
+    assert "batch_size of 4 was taken in 2 micro-batches" in message and "\n" not in message
+    assert "trainer.accumulate" in message and "trainer.checkpoint_activations=true" in message
+    assert not (tmp_path / "outputs/models").exists()
