@@ -5,6 +5,7 @@ GPUs alike. A process that was started alone is the only one, and computes every
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -51,6 +52,7 @@ def started_processes() -> Iterator[None]:
         yield
     except Exception:
         if not _fails_first(store):
+            time.sleep(1)  # torchrun ends all as soon as one ends, also the one that has to speak
             raise SystemExit(1) from None
         raise
     finally:

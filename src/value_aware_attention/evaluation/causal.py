@@ -40,7 +40,8 @@ def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[i
 class CausalTask:
     """A causal LM and a stream of evaluation tokens, read in windows; `units` None = all of them.
 
-    Fewer are taken evenly spaced, so that they sample the whole stream.
+    Fewer are taken evenly spaced, so that they sample the whole stream. Raises ValueError for a
+    stream no longer than `length`, or with tokens that the model does not have.
     """
 
     metric = "perplexity"
@@ -63,6 +64,12 @@ class CausalTask:
             raise ValueError(
                 f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
                 f"of {length}"
+            )
+        if stream.max() >= model.arguments["vocabulary_size"]:
+            raise ValueError(
+                f"the evaluation stream has the token {stream.max()}, the model a vocabulary of "
+                f"{model.arguments['vocabulary_size']}; evaluate it on tokens made with its own "
+                f"tokenizer"
             )
         self.model = model.to(device).eval()
         self.length, self.context = length, context
