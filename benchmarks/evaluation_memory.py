@@ -2,7 +2,7 @@
 
     python -m benchmarks.evaluation_memory
 
-Writes results/benchmarks/evaluation_memory.json and .md. A fresh process a row: the methods on one
+Writes results/benchmarks/evaluation_memory.json and .md, row by row. A fresh process a row: the methods on one
 sequence of random queries, keys and values, then whole grid cells of a random RoBERTa (end metric,
 output error of every layer, and what is measured of every layer beside the grid).
 """
@@ -55,17 +55,24 @@ FOLDER = Path("results/benchmarks")
 
 
 def main() -> None:
-    """Measures, prints the table and writes it; or measures one row, in the process of its own."""
+    """Measures and writes the table row by row; or one row, in the process of its own."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--row", nargs=3, metavar=("KIND", "METHOD", "GIB"), help="internal")
     if row := parser.parse_args().row:
         print(json.dumps(measured(row[0], row[1], float(row[2]))))
         return
-    wanted = [("method", name) for name in METHODS] + [("evaluation", name) for name in CELLS]
-    rows = [fresh(*one, gib) for one in tqdm(wanted) for gib in MEMORY]
+    kinds = {"cell": CELLS, "method": tuple(METHODS)}
+    wanted = [(kind, name, gib) for gib in MEMORY for kind in kinds for name in kinds[kind]]
+    rows: list[dict[str, Any]] = []
+    for one in tqdm(wanted):
+        rows.append(fresh(*one))
+        write(rows)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """What has been measured so far."""
     sizes = {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM, "layers": LAYERS}
     record = {"run_on": run_on(), **sizes, "sequences": SEQUENCES, "rows": rows}
-    print(page(record))
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "evaluation_memory.json").write_text(json.dumps(record, indent=1) + "\n")
     (FOLDER / "evaluation_memory.md").write_text(page(record))
@@ -151,9 +158,8 @@ def page(record: dict[str, Any]) -> str:
         "|:--|:--|--:|--:|--:|--:|",
     ]
     for row in record["rows"]:
-        kind = "cell" if row["kind"] == "evaluation" else "method"
         lines.append(
-            f"| {kind} | {row['method']} | {row['memory_gib']:g} | {row['above']} | {row['whole']} "
+            f"| {row['kind']} | {row['method']} | {row['memory_gib']:g} | {row['above']} | {row['whole']} "
             f"| {row['seconds']} |"
         )
     return "\n".join(lines) + "\n"

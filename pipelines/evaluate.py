@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, plain, write_json
 from pipelines.checkpoint import check_checkpoint
@@ -58,6 +59,8 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"torchrun, or torchrun without -m"
             )
         check_checkpoint(cfg)
+        if not is_first():
+            disable_progress_bar()
         try:
             yield own_device()
         except (MemoryError, RuntimeError) as error:

@@ -23,9 +23,16 @@ from pipelines import evaluate
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
-from value_aware_attention.distributed import from_first, in_order, own_share, shared_map
+from value_aware_attention.distributed import (
+    everywhere,
+    from_first,
+    in_order,
+    own_share,
+    shared_map,
+)
 from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.models import build_roberta, save_masked
+from value_aware_attention.record_cache import RecordCache
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTH = 16
@@ -131,6 +138,22 @@ def test_more_processes_than_batches_still_agree_on_what_was_computed_before(roo
     assert len(files) == 2
     assert together(2, evaluate_app, root, *values) == [0, 0]
     assert {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").glob("*")} == files
+
+
+def finds_what_the_first_has(folder: Path) -> None:
+    """Each process looks into a folder of its own, as one that does not see a new file yet."""
+    cache = RecordCache(folder / os.environ["RANK"], {})
+    with started():
+        assert cache.get({"a": 1}, lambda: pytest.fail("computed again")) == {"found": 1}
+        # what is new is computed by both, and kept by the first
+        ranks = cache.get({"b": 2}, lambda: everywhere(os.environ["RANK"]))
+        assert ranks == ["0", "1"]
+
+
+def test_all_processes_do_what_the_first_one_finds_in_the_cache(tmp_path: Path) -> None:
+    RecordCache(tmp_path / "0", {}).get({"a": 1}, lambda: {"found": 1})
+    assert together(2, finds_what_the_first_has, tmp_path) == [0, 0]
+    assert len(list((tmp_path / "0").iterdir())) == 2 and not (tmp_path / "1").exists()
 
 
 def fails_in_the_second(said: str) -> None:
