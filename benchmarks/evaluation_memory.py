@@ -2,9 +2,9 @@
 
     python -m benchmarks.evaluation_memory
 
-Writes results/benchmarks/evaluation_memory.json and .md, row by row. A fresh process a row: the methods on one
-sequence of random queries, keys and values, then whole grid cells of a random RoBERTa (end metric,
-output error of every layer, and what is measured of every layer beside the grid).
+Writes results/benchmarks/evaluation_memory.json and .md, row by row, each in a fresh process: whole
+grid cells of a random RoBERTa (end metric, output error of every layer, and what is measured of
+every layer beside the grid), and methods on one sequence of random queries, keys and values.
 """
 
 import json
@@ -158,10 +158,9 @@ def page(record: dict[str, Any]) -> str:
         "|:--|:--|--:|--:|--:|--:|",
     ]
     for row in record["rows"]:
-        lines.append(
-            f"| {row['kind']} | {row['method']} | {row['memory_gib']:g} | {row['above']} | {row['whole']} "
-            f"| {row['seconds']} |"
-        )
+        cells = (row["kind"], row["method"], f"{row['memory_gib']:g}")
+        numbers = (row["above"], row["whole"], row["seconds"])
+        lines.append(f"| {' | '.join(map(str, cells + numbers))} |")
     return "\n".join(lines) + "\n"
 
 
