@@ -13,8 +13,8 @@ solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: tim
 Writes results/benchmarks/gpu.json and .md after every part. Each part is a process of its own;
 one that runs out of its minutes keeps the rows it has. The layer's measurements are kept in
 .cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
-989e12, gives the bf16 peak of a GPU whose name Lightning does not know. Not run on CUDA yet: no GPU
-was at hand.
+989e12, gives the bf16 peak of a GPU whose name is not known. Not run on CUDA yet: no GPU was at
+hand.
 """
 
 import argparse
@@ -31,13 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric.utilities.throughput import get_available_flops
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
-from pipelines.plan import operations_per_token
 from pipelines.provenance import run_on
 from value_aware_attention.approximations import (
     Longformer,
@@ -50,6 +48,7 @@ from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.training.causal import CausalTraining
+from value_aware_attention.training.flops import peak_flops
 from value_aware_attention.training.schedules import InverseSquareRoot
 
 Row = dict[str, Any]
@@ -145,16 +144,17 @@ def training(device: str, quick: bool) -> Rows:
             model = CausalLanguageModel(
                 **size, kernel=kernel, vocabulary_size=vocabulary, dropout=0.1
             ).to(device)
-            one = operations_per_token(model, layers=size["layers"], length=length)
+            schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
+            module = CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=0).train()
+            operations = module.flops(tokens, batch * length)
             row = {"kernel": name, "attention": variant}
-            found = measured(optimizer_step(model, variant, tokens), device)
-            yield row | found | speed(found["ms"], batch * length, one, peak, best)
+            found = measured(optimizer_step(module, variant, tokens), device)
+            yield row | found | speed(found["ms"], batch * length, operations, peak, best)
 
 
-def optimizer_step(model: CausalLanguageModel, variant: str, tokens: Tensor) -> Callable[[], None]:
+def optimizer_step(module: CausalTraining, variant: str, tokens: Tensor) -> Callable[[], None]:
     """The step that is timed."""
-    schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
-    module = CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=0).train()
+    model = module.model
     optimizer = module.optimizer()
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
@@ -174,15 +174,14 @@ def optimizer_step(model: CausalLanguageModel, variant: str, tokens: Tensor) -> 
 
 
 def speed(
-    milliseconds: float | None, tokens: int, one: float, peak: float | None, best: float
+    milliseconds: float | None, tokens: int, operations: float, peak: float | None, best: float
 ) -> Row:
     """Tokens and operations a second, against the device's peak and its best matrix product."""
     if milliseconds is None:
         return dict.fromkeys(("tokens/s", "TFLOP/s", "MFU", "of a matrix product"))
-    per_second = 1000 * tokens / milliseconds
-    reached = per_second * one
+    reached = 1000 * operations / milliseconds
     return {
-        "tokens/s": round(per_second),
+        "tokens/s": round(1000 * tokens / milliseconds),
         "TFLOP/s": reached / 1e12,
         "MFU": reached / peak if peak else None,
         "of a matrix product": reached / best,
@@ -190,10 +189,10 @@ def speed(
 
 
 def peak_operations(device: str) -> float | None:
-    """The bf16 peak that the maker states, where $PEAK_FLOPS or Lightning knows it."""
+    """The bf16 peak that the maker states: $PEAK_FLOPS, or that of a GPU known by its name."""
     if given := os.environ.get("PEAK_FLOPS"):
         return float(given)
-    return get_available_flops(torch.device(device), torch.bfloat16) if device == "cuda" else None
+    return peak_flops(torch.cuda.get_device_name(), "bf16") if device == "cuda" else None
 
 
 def matrix_product(device: str, side: int) -> float:

@@ -1,23 +1,37 @@
 """Stage evaluate: a trained model with its attention replaced, over a grid of approximations.
 
 The grid of a model:   python -m pipelines.evaluate model=masked length=long
+On eight GPUs:         torchrun --nproc-per-node 8 -m pipelines.evaluate kernel=elu
 One cell:              python -m pipelines.evaluate kernel=elu approximation=sliding_window
 Its own attention:     python -m pipelines.evaluate model=masked attention=sliding_window
 A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polynomial,elu \\
                            approximation=optimal_v_oblivious approximation.r=1,4,16,65
 """
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, plain, write_json
+from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
+from value_aware_attention.approximations.approximation import chunked, numbers_within
+from value_aware_attention.distributed import (
+    is_first,
+    own_device,
+    processes,
+    started_processes,
+)
 from value_aware_attention.evaluation.cells import Cell, evaluate_own, expand_axes
 from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
 from value_aware_attention.evaluation.task import Task
@@ -28,10 +42,47 @@ from value_aware_attention.record_cache import RecordCache
 @app("evaluate")
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Writes <records>/<model>.json, or returns the row of the one cell asked for."""
-    if not Path(cfg.checkpoint).exists():
-        raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
+    with evaluating(cfg) as device:
+        return evaluate(cfg, device)
+
+
+@contextmanager
+def evaluating(cfg: DictConfig) -> Iterator[str]:
+    """What an evaluation runs in: all processes, blocks within cfg.memory_gib. Yields the device.
+
+    Where memory runs out all the same, a ValueError names the values to lower.
+    """
+    with started_processes(), chunked(numbers_within(cfg.memory_gib)):
+        if processes() > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise ValueError(
+                f"each of the {processes()} processes would run the whole sweep: start -m without "
+                f"torchrun, or torchrun without -m"
+            )
+        check_checkpoint(cfg)
+        if not is_first():
+            disable_progress_bar()
+        try:
+            yield own_device()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ValueError(
+                f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
+                f"evaluation.batch_size (it is {cfg.task.batch_size})"
+            ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU's or this machine's memory ended; torch has no class for the latter."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "DefaultCPUAllocator" in str(error)
+
+
+def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
+    """The model's grid, its one cell, or what it scores with the attention it was trained with."""
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
-    task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
+    task = instantiate(cfg.task, device=device)
     if attention := TrainedAttention.load(cfg.checkpoint):
         return own_attention(cfg, task, attention, hashes)
     cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
@@ -39,14 +90,27 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
         records, _ = evaluate_grid(task, [cell], cache)
         return row(cfg, records[-1])
-    facts = {f"{name}_sha256": value for name, value in hashes.items()}
-    with tracked(cfg, "evaluate", cfg.name, **facts) as run:
+    with tracked_by_first(cfg, "evaluate", hashes) as run:
         cells, calls = evaluate_grid(task, grid(cfg, task.length), cache)
         record = header(cfg, task, cells[0]) | hashes | {"cells": cells} | measure_layers(calls())
-        write_json(Path(cfg.records) / f"{cfg.name}.json", record)
-        write_json(Path(cfg.metrics) / "evaluate" / f"{cfg.name}.json", summary(record))
+        write(cfg, cfg.records, "evaluate", record)
         log_table(run, cfg, record)
     return {}
+
+
+def tracked_by_first(
+    cfg: DictConfig, stage: str, hashes: dict[str, str]
+) -> AbstractContextManager[Any]:
+    """The stage's W&B run in the first process, None in the others."""
+    facts = {f"{name}_sha256": value for name, value in hashes.items()}
+    return tracked(cfg, stage, cfg.name, **facts) if is_first() else nullcontext()
+
+
+def write(cfg: DictConfig, folder: str, stage: str, record: dict[str, Any]) -> None:
+    """The record and its metrics, by the first process."""
+    if is_first():
+        write_json(Path(folder) / f"{cfg.name}.json", record)
+        write_json(Path(cfg.metrics) / stage / f"{cfg.name}.json", summary(record))
 
 
 def own_attention(
@@ -62,8 +126,7 @@ def own_attention(
     record = header(cfg, task, cell) | hashes | {"cells": [cell]}
     record["kernel"] = None if attention.is_mixing else kernel_name(cfg.kernel, attention)
     record |= {"attention": attention.name, "arguments": dict(attention.arguments)}
-    write_json(Path(cfg.trained) / f"{cfg.name}.json", record)
-    write_json(Path(cfg.metrics) / "evaluate" / f"{cfg.name}.json", summary(record))
+    write(cfg, cfg.trained, "evaluate", record)
     return {"model": cfg.name, **{key: cell[key] for key in ("value", "low", "high", "count")}}
 
 
@@ -105,6 +168,7 @@ def header(cfg: DictConfig, task: Task, exact: dict[str, Any]) -> dict[str, Any]
         "unit": task.unit,
         "scale": cfg.scale,
         "run_on": run_on()
+        | ({"processes": processes()} if processes() > 1 else {})
         | {
             "data": cfg.data,
             "targets": exact["count"],

@@ -16,7 +16,6 @@ from transformers import RobertaForMaskedLM
 from pipelines.app import app
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import CausalLanguageModel, build_roberta
-from value_aware_attention.models.long_roberta import BlockPositions
 from value_aware_attention.training.causal import CausalTraining
 from value_aware_attention.training.masked import MaskedTraining
 from value_aware_attention.training.module import LanguageModeling
@@ -77,16 +76,17 @@ def assumptions(cfg: DictConfig, operations: float) -> str:
 def causal_row(cfg: DictConfig) -> dict[str, Any]:
     """The stage train_causal; sizes of one kernel's model, operations of all."""
     size = cfg.causal
-    model, tokens = on_meta(lambda: causal_model(cfg)), size.steps * size.batch_size * size.length
-    one_token = operations_per_token(model, layers=size.layers, length=size.length)
+    module = on_meta(lambda: causal_training(cfg))
+    batch = torch.empty(size.batch_size, size.length + 1, device="meta")
+    one_step = module.flops(batch, size.batch_size * size.length)
     return {
         "stage": f"train_causal ({len(cfg.kernels)} kernels)",
-        "parameters": parameters(model),
+        "parameters": parameters(module),
         "sequence": size.length,
         "batch": size.batch_size,
         "steps": size.steps,
-        "tokens read": tokens,
-        "operations": len(cfg.kernels) * tokens * one_token,
+        "tokens read": size.steps * size.batch_size * size.length,
+        "operations": len(cfg.kernels) * size.steps * one_step,
         "optimizer": f"AdamW, inverse sqrt, lr {size.learning_rate:g}, W {size.warmup_steps}",
     }
 
@@ -99,39 +99,20 @@ def masked_rows(cfg: DictConfig) -> list[dict[str, Any]]:
 def masked_row(cfg: DictConfig, name: str) -> dict[str, Any]:
     """One of them; its output layer sees the tokens that are asked for."""
     size = cfg.masked[name]
-    model = on_meta(lambda: masked_model(cfg, size.length))
-    tokens = size.steps * size.batch_size * size.length
-    one_token = operations_per_token(
-        model, layers=cfg.masked.layers, length=size.length, asked=cfg.masked.fraction
-    )
+    module = on_meta(lambda: masked_training(cfg, size))
+    batch = {"input_ids": torch.empty(size.batch_size, size.length, device="meta")}
+    one_step = module.flops(batch, cfg.masked.fraction * size.batch_size * size.length)
     return {
         "stage": f"train_masked_{name}",
-        "parameters": parameters(model),
+        "parameters": parameters(module),
         "sequence": size.length,
         "batch": size.batch_size,
         "steps": size.steps,
-        "tokens read": tokens,
-        "operations": tokens * one_token,
+        "tokens read": size.steps * size.batch_size * size.length,
+        "operations": size.steps * one_step,
         "optimizer": f"BertAdam, linear, lr {size.learning_rate:g}, "
         f"warm-up {size.warmup_proportion:g}, clip {cfg.masked.max_grad_norm:g} a tensor",
     }
-
-
-def operations_per_token(
-    model: nn.Module, *, layers: int, length: int, asked: float = 1.0
-) -> float:
-    """Additions and multiplications of forward and backward: 6 N + 12 layers width length.
-
-    N counts the numbers of all matrices but those that are looked up; the output layer, tied to the
-    embeddings of tokens, counts for the share of the tokens that are `asked`. A causal mask halves
-    nothing.
-    """
-    tables = [m for m in model.modules() if isinstance(m, (nn.Embedding, BlockPositions))]
-    looked_up = sum(parameters(table) for table in tables)
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    types, width = max((t.weight.shape for t in tables if isinstance(t, nn.Embedding)), key=max)
-    multiplied = matrices - looked_up + asked * types * width
-    return 6 * multiplied + 12 * layers * width * length
 
 
 def vocabulary(cfg: DictConfig, task: str) -> int:
@@ -156,41 +137,50 @@ def masked_model(cfg: DictConfig, length: int) -> RobertaForMaskedLM:
     return build_roberta(**size, length=length, vocabulary_size=vocabulary(cfg, "masked"))
 
 
-def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model without memory for its weights."""
-    with torch.device("meta"):
-        return build()
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def causal_step(cfg: DictConfig) -> dict[str, object]:
-    """One optimizer step on one sequence of random tokens."""
-    schedule = InverseSquareRoot(peak=cfg.causal.learning_rate, warmup_steps=1)
-    model = causal_model(cfg)
-    module = CausalTraining(
-        model, schedule=schedule, weight_decay=cfg.causal.weight_decay, seed=cfg.seed
+def causal_training(cfg: DictConfig) -> CausalTraining:
+    """The causal LM in training; at its peak learning rate after one step."""
+    return CausalTraining(
+        causal_model(cfg),
+        schedule=InverseSquareRoot(peak=cfg.causal.learning_rate, warmup_steps=1),
+        weight_decay=cfg.causal.weight_decay,
+        seed=cfg.seed,
     )
-    tokens = torch.randint(vocabulary(cfg, "causal"), (1, cfg.causal.length + 1))
-    return step_row("causal", module, tokens, cfg.causal.length)
 
 
-def masked_step(cfg: DictConfig) -> dict[str, object]:
-    """One optimizer step on one long sequence of random tokens, 15% of them asked for."""
-    long, size = cfg.masked.long, vocabulary(cfg, "masked")
-    schedule = LinearWarmupDecay(peak=long.learning_rate, warmup_proportion=0.0, steps=2)
-    module = MaskedTraining(
-        masked_model(cfg, long.length),
-        schedule=schedule,
+def masked_training(cfg: DictConfig, size: DictConfig) -> MaskedTraining:
+    """The masked LM of a length in training, without warm-up."""
+    return MaskedTraining(
+        masked_model(cfg, size.length),
+        schedule=LinearWarmupDecay(peak=size.learning_rate, warmup_proportion=0.0, steps=2),
         weight_decay=cfg.masked.weight_decay,
         max_grad_norm=cfg.masked.max_grad_norm,
         seed=cfg.seed,
     )
-    tokens = torch.randint(5, size, (1, long.length))
+
+
+def on_meta(build: Callable[[], LanguageModeling]) -> LanguageModeling:
+    """The module without memory for its weights."""
+    with torch.device("meta"):
+        return build()
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def causal_step(cfg: DictConfig) -> dict[str, object]:
+    """One optimizer step on one sequence of random tokens."""
+    tokens = torch.randint(vocabulary(cfg, "causal"), (1, cfg.causal.length + 1))
+    return step_row("causal", causal_training(cfg), tokens, cfg.causal.length)
+
+
+def masked_step(cfg: DictConfig) -> dict[str, object]:
+    """One optimizer step on one long sequence of random tokens, 15% of them asked for."""
+    long = cfg.masked.long
+    tokens = torch.randint(5, vocabulary(cfg, "masked"), (1, long.length))
     labels = torch.where(torch.rand(tokens.shape) < cfg.masked.fraction, tokens, -100)
-    return step_row("masked_long", module, {"input_ids": tokens, "labels": labels}, long.length)
+    batch = {"input_ids": tokens, "labels": labels}
+    return step_row("masked_long", masked_training(cfg, long), batch, long.length)
 
 
 def step_row(name: str, module: LanguageModeling, batch: object, length: int) -> dict[str, object]:

@@ -7,7 +7,6 @@ python -m pipelines.survey kernel=elu 'survey.budgets=[32]'
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +15,9 @@ from omegaconf import DictConfig
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.app import app, plain, write_json
-from pipelines.evaluate import build_cell, header, summary
+from pipelines.app import app, plain
+from pipelines.evaluate import build_cell, evaluating, header, tracked_by_first, write
 from pipelines.provenance import file_hash
-from pipelines.tracking import tracked
 from value_aware_attention.approximations import Exact
 from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
 from value_aware_attention.evaluation.budgets import Affordable, closest_to_budget
@@ -58,10 +56,14 @@ class Contender:
 @app("survey")
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<model>.json: the cells with their budgets, and the picture's weights."""
-    if not Path(cfg.checkpoint).exists():
-        raise FileNotFoundError(f"{cfg.checkpoint} is missing: train the model first (dvc repro)")
+    with evaluating(cfg) as device:
+        survey(cfg, device)
+
+
+def survey(cfg: DictConfig, device: str) -> None:
+    """Every method near every budget, and the picture."""
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
-    task = instantiate(cfg.task, device="cuda" if torch.cuda.is_available() else "cpu")
+    task = instantiate(cfg.task, device=device)
     call = task.layer_calls()[0]
     budgets = [budget for budget in cfg.budgets if budget <= call.key.shape[-2]]
     contenders = [
@@ -69,15 +71,13 @@ def main(cfg: DictConfig) -> None:
         for name, method in cfg.methods.items()
     ]
     plan = [cell for one in contenders for cell in cells(cfg, one, call, budgets)]
-    facts = {f"{name}_sha256": value for name, value in hashes.items()}
-    with tracked(cfg, "survey", cfg.name, **facts):
+    with tracked_by_first(cfg, "survey", hashes):
         cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
         (exact, *measured), _ = evaluate_grid(task, [cell for cell, _ in plan], cache)
         with_budget = [record | plan[i][1] for i, record in enumerate(measured)]
         record = header(cfg, task, exact) | hashes | {"cells": [exact, *with_budget]}
         record["picture"] = picture(cfg, contenders, task, call)
-        write_json(Path(cfg.records) / f"{cfg.name}.json", record)
-        write_json(Path(cfg.metrics) / "survey" / f"{cfg.name}.json", summary(record))
+        write(cfg, cfg.records, "survey", record)
 
 
 def cells(

@@ -14,7 +14,7 @@ from value_aware_attention.approximations import (
     LinearAttention,
     OrthogonalRandomFeatures,
     RandomFourierFeatures,
-    approximation,
+    chunked,
     feature_attention,
     reference,
 )
@@ -130,10 +130,9 @@ def test_blocks_and_chunks_of_any_size_give_the_same(length: int, rows: int, sca
         inputs = (query * scale, key * scale, value)
         for causal in (False, True):
             whole = method(*inputs, kernel=kernel, is_causal=causal)
-            with pytest.MonkeyPatch.context() as patch:
+            with pytest.MonkeyPatch.context() as patch, chunked(100):
                 patch.setattr(feature_attention, "CHUNK", rows)
                 patch.setattr(feature_attention, "ROWS_IN_CACHE", rows)
-                patch.setattr(approximation, "NUMBERS_AT_ONCE", 100)
                 parts = method(*inputs, kernel=kernel, is_causal=causal)
             torch.testing.assert_close(parts, whole, atol=1e-7, rtol=1e-6)
 

@@ -20,9 +20,9 @@ from value_aware_attention.approximations import (
     OptimalValueAware,
     OptimalValueOblivious,
     ValueAwareKeysAttentionWeights,
+    chunked,
 )
 from value_aware_attention.attention import attention, attention_weights
-from value_aware_attention.evaluation import output_error as module
 from value_aware_attention.evaluation.cells import Cell
 from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
 from value_aware_attention.evaluation.output_error import (
@@ -99,11 +99,11 @@ def test_rows_attend_as_in_the_whole_call(causal: bool) -> None:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_oblivious_path_is_the_error_of_every_size(
-    kernel: kernels.Kernel, causal: bool, monkeypatch: pytest.MonkeyPatch
+    kernel: kernels.Kernel, causal: bool
 ) -> None:
-    monkeypatch.setattr(module, "ELEMENTS_AT_ONCE", 7 * 20 * VALUE_DIM)  # seven rows a chunk
     rows = sample_rows(replace(random_call(1, causal=causal), kernel=kernel), 60)
-    path = oblivious_path(rows)
+    with chunked(4 * 7 * 20 * VALUE_DIM):  # seven rows a chunk
+        path = oblivious_path(rows)
     for r in range(1, 21):
         expected = rows.given_to(OptimalValueOblivious(r).select).error
         torch.testing.assert_close(path[..., r - 1], expected, atol=1e-13, rtol=1e-9)

@@ -1,7 +1,9 @@
 """End metrics against brute force: every target once, frozen masks, cells and skewness."""
 
 import math
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from value_aware_attention import kernels
-from value_aware_attention.approximations import Exact, OptimalValueOblivious
+from value_aware_attention.approximations import Exact, OptimalValueOblivious, chunked
+from value_aware_attention.attention import attention_weights
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.evaluation.causal import CausalTask, context_windows
 from value_aware_attention.evaluation.cells import Cell, evaluate_cell, expand_axes, source_hash
 from value_aware_attention.evaluation.grid import cell_key
 from value_aware_attention.evaluation.masked import MaskedTask
-from value_aware_attention.evaluation.skewness import skewness
+from value_aware_attention.evaluation.skewness import skewness, skewness_of
 from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.record_cache import RecordCache
@@ -39,14 +42,18 @@ def test_windows_score_every_target_once_with_the_context_asked_for(
 
 @pytest.fixture
 def causal(tmp_path: Path) -> CausalTask:
+    return causal_task(tmp_path, 90, 20, 12)
+
+
+def causal_task(folder: Path, size: int, length: int, context: int) -> CausalTask:
     torch.manual_seed(0)
     model = CausalLanguageModel(
         vocabulary_size=50, layers=2, width=16, heads=2, feedforward=32,
         kernel=kernels.Elu(), dropout=0.0,
     )  # fmt: skip
-    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(50, size=90))
+    np.save(folder / "tokens.npy", np.random.default_rng(0).integers(50, size=size))
     return CausalTask(
-        model=model, tokens=tmp_path / "tokens.npy", length=20, context=12, units=None,
+        model=model, tokens=folder / "tokens.npy", length=length, context=context, units=None,
         batch_size=3, recorded_units=2, device="cpu",
     )  # fmt: skip
 
@@ -64,6 +71,35 @@ def test_perplexity_equals_a_brute_force_scorer(causal: CausalTask) -> None:
     sums = causal.run(lambda layer: Exact())
     assert sums.counts.sum() == len(tokens) - 1
     assert sums.totals.sum() == pytest.approx(total, rel=1e-5)
+
+
+def one_loss(model: CausalLanguageModel, tokens: torch.Tensor, target: int, first: int) -> float:
+    """-log p of the token after position `target`, given the inputs from `first` on."""
+    logits = model(tokens[None, max(0, first) : target + 1])[0, -1]
+    return -float(logits.log_softmax(-1)[tokens[target + 1]])
+
+
+@settings(max_examples=20, deadline=None)
+@given(size=st.integers(3, 40), length=st.integers(1, 12), data=st.data())
+def test_every_target_is_scored_once_from_what_its_window_may_read(
+    size: int, length: int, data: st.DataObject
+) -> None:
+    """Each loss alone and each window's sum, for any length of stream, window and context."""
+    length = min(length, size - 1)
+    context = data.draw(st.integers(0, length - 1))
+    with TemporaryDirectory() as folder, torch.inference_mode():
+        task = causal_task(Path(folder), size, length, context)
+        tokens = torch.from_numpy(np.array(task.stream))
+        sums = task.run(lambda layer: Exact())
+        each = [task.target_losses([window])[0].tolist() for window in task.windows]
+        scored = length - context
+        expected = [
+            one_loss(task.model, tokens, target, target // scored * scored - context)
+            for target in range(size - 1)
+        ]
+    np.testing.assert_allclose(list(chain(*each)), expected, rtol=1e-4)
+    assert sums.counts.tolist() == list(map(len, each))
+    np.testing.assert_allclose(sums.totals, list(map(sum, each)), rtol=1e-4)
 
 
 def test_a_context_as_long_as_the_window_is_refused() -> None:
@@ -158,6 +194,16 @@ def test_a_cached_cell_is_computed_again_when_its_source_changes(
     assert RecordCache(tmp_path, {"checkpoint": "b"}).get(key, lambda: {"n": 3}) == {"n": 3}
     monkeypatch.setattr("value_aware_attention.evaluation.grid.source_hash", lambda method: "new")
     assert cache.get(cell_key(cell), lambda: {"n": 4}) == {"n": 4}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_skewness_does_not_depend_on_the_blocks_it_is_taken_in(causal: bool) -> None:
+    tensors = torch.randn(3, 2, 2, 11, 4, generator=torch.Generator().manual_seed(0))
+    call = LayerCall(*tensors, kernels.Elu(), causal, 4)
+    weights = attention_weights(*tensors[:2], kernel=kernels.Elu(), is_causal=causal)
+    for numbers in (2**24, 3 * 4 * 11, 1):  # all rows, three at a time, one
+        with chunked(numbers):
+            assert skewness(call) == pytest.approx(skewness_of(weights[:, :, 4:]), rel=1e-5)
 
 
 def test_skewness_of_known_distributions() -> None:

@@ -4,6 +4,7 @@ from value_aware_attention.approximations.approximation import (
     Approximation,
     SparseApproximation,
     SparseWeights,
+    chunked,
 )
 from value_aware_attention.approximations.big_bird import BigBird
 from value_aware_attention.approximations.exact import Exact
@@ -56,4 +57,5 @@ __all__ = [
     "SparseWeights",
     "Strided",
     "ValueAwareKeysAttentionWeights",
+    "chunked",
 ]

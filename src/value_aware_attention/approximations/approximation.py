@@ -1,7 +1,9 @@
 """The interface of every approximation, and of those that keep a few keys per query."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +23,46 @@ __all__ = [
     "SparseApproximation",
     "SparseWeights",
     "check_at_least",
+    "chunked",
+    "numbers_at_once",
+    "numbers_within",
     "weighted_sum",
 ]
 
-NUMBERS_AT_ONCE = 2**24
-"""What the largest matrix of a block of queries may hold: 64 MiB of fp32."""
+_NUMBERS_AT_ONCE: ContextVar[int] = ContextVar("numbers_at_once", default=2**24)
+BYTES_A_NUMBER = 64
+"""What a method holds at its peak for each number of a block's largest matrix: 16 of fp32."""
+
+
+@contextmanager
+def chunked(numbers: int) -> Iterator[None]:
+    """Within the context the largest matrix of a block of queries holds at most `numbers`.
+
+    2**24 without it, 64 MiB of fp32. What a single query needs is held in any case; outputs and
+    inputs are not counted. Smaller blocks change results by rounding alone. Raises ValueError for
+    numbers below 1.
+    """
+    token = _NUMBERS_AT_ONCE.set(check_at_least(1, numbers=numbers))
+    try:
+        yield
+    finally:
+        _NUMBERS_AT_ONCE.reset(token)
+
+
+def numbers_at_once() -> int:
+    """What `chunked` allows here."""
+    return _NUMBERS_AT_ONCE.get()
+
+
+def numbers_within(memory_gib: float) -> int:
+    """The numbers for `chunked` with which blocks take at most `memory_gib` GiB: 2**24 for each.
+
+    Measured over the methods (`benchmarks/evaluation_memory.py`). Raises ValueError unless
+    `memory_gib` is above 0.
+    """
+    if not memory_gib > 0:
+        raise ValueError(f"memory_gib is {memory_gib}; it must be above 0")
+    return max(1, int(memory_gib * 2**30) // BYTES_A_NUMBER)
 
 
 @dataclass(frozen=True)
@@ -82,7 +119,7 @@ class Inputs:
         `numbers`: how many a query needs, where that is more than its M weights.
         """
         heads = torch.Size(self.batch).numel()
-        rows = max(1, NUMBERS_AT_ONCE // max(1, heads * max(self.keys, numbers)))
+        rows = max(1, numbers_at_once() // max(1, heads * max(self.keys, numbers)))
         for first in range(0, max(1, self.query.shape[-2]), rows):
             visible = self.visible
             if visible is not None and visible.shape[-2] > 1:
@@ -239,16 +276,26 @@ class SparseApproximation(Approximation):
             return SparseWeights(indices, weights, error, self.proved_optimal(inputs, error))
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        return weighted_sum(*self.choose_all(inputs), inputs.value)
+        # Block by block to the output: all keys kept, with their indices, may be N x M numbers.
+        outputs = [
+            weighted_sum(*self.choose(block), inputs.value) for block in self._blocks(inputs)
+        ]
+        return torch.cat(outputs, dim=-2)
 
     def choose_all(
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         """`choose`, block by block where each query can be answered alone."""
-        blocks = inputs.blocks() if self.queries_alone else [inputs]
-        parts = zip(*[self.choose(block) for block in blocks], strict=True)
+        parts = zip(*[self.choose(block) for block in self._blocks(inputs)], strict=True)
         indices, weights = (torch.cat(part, dim=-2) for part in parts)
         return indices, weights
+
+    def _blocks(self, inputs: Inputs) -> Iterable[Inputs]:
+        return inputs.blocks(self.numbers_a_query(inputs)) if self.queries_alone else [inputs]
+
+    def numbers_a_query(self, inputs: Inputs) -> int:
+        """How many numbers the choice of one query's keys needs, where more than its weights."""
+        return 0
 
     @abstractmethod
     def choose(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.approximations.approximation import Inputs, numbers_at_once
 from value_aware_attention.approximations.patterns import Pattern, Piece
 from value_aware_attention.attention import attention_over
 from value_aware_attention.kernels import Kernel
@@ -22,8 +22,6 @@ from value_aware_attention.kernels import Kernel
 __all__ = ["block_sparse_attention", "pairs"]
 
 QUERIES_AT_ONCE = 64
-NUMBERS_AT_ONCE = 2**22
-"""What the gathered keys of a block of queries may hold, where each query has its own."""
 DENSE = 16
 """Listed keys are gathered where they are less than a 16th of all: a gathered pair takes a CPU as
 long as a hundred pairs of the fused kernel."""
@@ -46,10 +44,8 @@ class Layout:
 
     blocks: tuple[Block, ...]
     rows: Int[Tensor, " Q"]
-
-    def is_every_query_in_order(self, queries: int) -> bool:
-        """Whether the blocks' outputs, one after the other, are those of all queries."""
-        return len(self.rows) == queries and bool((self.rows.diff() > 0).all())
+    complete: bool
+    """Whether the blocks' outputs, one after the other, are those of all queries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +115,7 @@ def _alone(inputs: Inputs, piece: Piece) -> Float[Tensor, "*batch N V"]:
         return _zeros(inputs)
     blocks = (_cut(inputs, block) for block in layout.blocks)
     outputs = torch.cat([_attention(*block) for block in blocks], dim=-2)
-    if layout.is_every_query_in_order(inputs.query.shape[-2]):
+    if layout.complete:
         return outputs
     return _zeros(inputs).index_copy(-2, layout.rows, outputs)
 
@@ -138,8 +134,7 @@ def _sums(inputs: Inputs, piece: Piece) -> Sums | None:
     if not layout.blocks:
         return None
     sums = Sums.cat([_attend(*_cut(inputs, block)) for block in layout.blocks])
-    in_order = layout.is_every_query_in_order(queries)
-    return sums if in_order else sums.placed(layout.rows, queries)
+    return sums if layout.complete else sums.placed(layout.rows, queries)
 
 
 def _is_gathered(piece: Piece, keys: int) -> bool:
@@ -188,7 +183,9 @@ def _each_its_own(inputs: Inputs, piece: Piece) -> Iterator[Sums]:
         visible = inputs.visible.expand(*inputs.visible.shape[:-2], len(indices), inputs.keys)
         seen = seen & visible.gather(-1, indices.expand(*visible.shape[:-1], -1))
     heads = max(1, torch.Size(inputs.batch).numel())
-    rows = max(1, NUMBERS_AT_ONCE // (heads * max(1, indices[:1].numel() * inputs.key.shape[-1])))
+    # Keys and values are gathered beside each other, and multiplied: a quarter of what may be held.
+    rows = numbers_at_once() // 4 // (heads * max(1, indices[:1].numel() * inputs.key.shape[-1]))
+    rows = max(1, rows)
     for first in range(0, len(indices), rows):
         some = slice(first, first + rows)
         kept = indices[some]
@@ -223,7 +220,9 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
             rows.append(query - (keys - queries))
             index = _index(rows[-1], device), _index(key, device)
             blocks.append(Block(*index, hidden.to(device) if hidden.any() else None))
-    return Layout(tuple(blocks), torch.cat(rows).to(device))
+    order = torch.cat(rows)
+    complete = len(order) == queries and bool((order.diff() > 0).all())
+    return Layout(tuple(blocks), order.to(device), complete)
 
 
 def _seen(piece: Piece, query: Int[Tensor, " B"], key: Int[Tensor, " C"]) -> Bool[Tensor, "B C"]:

@@ -14,8 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations import approximation
-from value_aware_attention.approximations.approximation import Approximation, Inputs
+from value_aware_attention.approximations.approximation import (
+    Approximation,
+    Inputs,
+    numbers_at_once,
+)
 from value_aware_attention.attention import check_inputs
 from value_aware_attention.kernels import Kernel
 
@@ -204,7 +207,7 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
         return similarity.log() + largest[0] + largest[1].transpose(-2, -1)
     # Query and key are large in different features: their product is lost, its logarithm is not.
     heads = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]).numel()
-    rows = max(1, approximation.NUMBERS_AT_ONCE // max(1, heads * key.shape[-2:].numel()))
+    rows = max(1, numbers_at_once() // max(1, heads * key.shape[-2:].numel()))
     pairs = [
         (some[..., :, None, :] + key[..., None, :, :]).logsumexp(dim=-1)
         for some in query.split(rows, dim=-2)

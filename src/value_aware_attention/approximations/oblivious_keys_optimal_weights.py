@@ -22,6 +22,10 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
     solves_for_weights = True
     differentiable_weights = False
 
+    def numbers_a_query(self, inputs: Inputs) -> int:
+        """The values kept, gathered."""
+        return min(self.r, inputs.keys) * inputs.value.shape[-1]
+
     @torch.no_grad()
     def choose(
         self, inputs: Inputs

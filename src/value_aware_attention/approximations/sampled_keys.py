@@ -33,21 +33,27 @@ class SampledKeys(SparseApproximation):
     def choose(
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        rows = *inputs.batch, inputs.query.shape[-2]
+        uniforms = self._uniforms(*rows[-2:]).to(inputs.query.device)
+        parts, first = [], 0
+        for block in inputs.blocks():
+            last = first + block.query.shape[-2]
+            parts.append(self._kept(block, uniforms[..., first:last, :]))
+            first = last
+        indices, weights = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
+        return indices, weights
+
+    def _kept(
+        self, inputs: Inputs, uniforms: Float[Tensor, "*#batch N draws"]
+    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        """The keys drawn and their shares, of some queries."""
         weights = inputs.weights().expand(*inputs.batch, -1, -1)
-        drawn = self._draw(weights)
+        drawn = _draw(weights, uniforms)
         share = torch.full(drawn.shape, 1 / self.r, dtype=weights.dtype, device=weights.device)
         share = share * (weights.sum(dim=-1, keepdim=True) > 0)
         kept = torch.zeros_like(weights).scatter_add_(-1, drawn, share)
         slots = kept.topk(min(self.r, inputs.keys), dim=-1)
         return slots.indices, slots.values
-
-    def _draw(self, weights: Float[Tensor, "*batch N M"]) -> Int[Tensor, "*batch N draws"]:
-        """Inverse transform sampling: the first key whose cumulative weight exceeds u."""
-        # fp64, so that neither rounding nor later keys of weight 0 shift where a key begins.
-        cumulative = weights.double().cumsum(dim=-1).contiguous()
-        u = self._uniforms(*weights.shape[:-1][-2:]).to(weights.device) * cumulative[..., -1:]
-        last = weights.shape[-1] - 1  # in a row without visible keys nothing exceeds u
-        return torch.searchsorted(cumulative, u, right=True).clamp_max(last)
 
     def _uniforms(self, *rows: int) -> Float[Tensor, "*rows draws"]:
         """One number in [0, 1) a draw, for each (head and) query, drawn on the CPU.
@@ -60,3 +66,14 @@ class SampledKeys(SparseApproximation):
 
     def extra_repr(self) -> str:
         return f"r={self.r}, seed={self.seed}"
+
+
+def _draw(
+    weights: Float[Tensor, "*batch N M"], uniforms: Float[Tensor, "*#batch N draws"]
+) -> Int[Tensor, "*batch N draws"]:
+    """Inverse transform sampling: the first key whose cumulative weight exceeds u."""
+    # fp64, so that neither rounding nor later keys of weight 0 shift where a key begins.
+    cumulative = weights.double().cumsum(dim=-1).contiguous()
+    u = uniforms * cumulative[..., -1:]
+    last = weights.shape[-1] - 1  # in a row without visible keys nothing exceeds u
+    return torch.searchsorted(cumulative, u, right=True).clamp_max(last)

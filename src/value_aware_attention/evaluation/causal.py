@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
+from value_aware_attention.distributed import shared_map
 from value_aware_attention.evaluation.task import (
     LayerCall,
     LayerRecorder,
@@ -37,7 +40,8 @@ def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[i
 class CausalTask:
     """A causal LM and a stream of evaluation tokens, read in windows; `units` None = all of them.
 
-    Fewer are taken evenly spaced, so that they sample the whole stream.
+    Fewer are taken evenly spaced, so that they sample the whole stream. Raises ValueError for a
+    stream no longer than `length`, or with tokens that the model does not have.
     """
 
     metric = "perplexity"
@@ -61,6 +65,12 @@ class CausalTask:
                 f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
                 f"of {length}"
             )
+        if stream.max() >= model.arguments["vocabulary_size"]:
+            raise ValueError(
+                f"the evaluation stream has the token {stream.max()}, the model a vocabulary of "
+                f"{model.arguments['vocabulary_size']}; evaluate it on tokens made with its own "
+                f"tokenizer"
+            )
         self.model = model.to(device).eval()
         self.length, self.context = length, context
         self.head_dim = model.arguments["width"] // model.arguments["heads"]
@@ -71,16 +81,22 @@ class CausalTask:
         self.stream = stream
 
     def run(self, method: Layerwise | None) -> UnitSums:
+        batches = list(_same_length(self.windows, self.batch_size))
         totals = np.zeros(len(self.windows))
         replaced = self.model.replaced_attention(method) if method else nullcontext()
         with torch.inference_mode(), replaced:
-            for batch in _same_length(self.windows, self.batch_size):
-                totals[batch] = self._losses([self.windows[index] for index in batch])
+            losses = shared_map(self._losses, [[self.windows[i] for i in b] for b in batches])
+        for batch, summed in zip(batches, losses, strict=True):
+            totals[batch] = summed
         counts = np.array([end - first for _, first, end in self.windows], dtype=np.float64)
         return UnitSums(totals, counts)
 
     def _losses(self, windows: list[tuple[int, int, int]]) -> NDArray[np.float64]:
         """Summed nats over the scored targets of each window; all windows of the same shape."""
+        return self.target_losses(windows).double().sum(dim=1).cpu().numpy()
+
+    def target_losses(self, windows: list[tuple[int, int, int]]) -> Float[Tensor, "batch scored"]:
+        """The nats of every scored target; all windows of the same shape."""
         context = windows[0][1] - windows[0][0]
         rows = torch.from_numpy(
             np.stack([self.stream[start : end + 1] for start, _, end in windows]).astype(np.int64)
@@ -88,7 +104,7 @@ class CausalTask:
         hidden = self.model.hidden(rows[:, :-1])[:, context:]
         logits = linear(hidden, self.model.embedding.weight).flatten(0, 1).float()
         losses = cross_entropy(logits, rows[:, context + 1 :].flatten(), reduction="none")
-        return losses.view(len(windows), -1).double().sum(dim=1).cpu().numpy()
+        return losses.view(len(windows), -1)
 
     def first_tokens(self, count: int) -> list[int]:
         start = self._full_windows()[0][0]

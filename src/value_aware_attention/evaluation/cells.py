@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from value_aware_attention.approximations import SparseApproximation, SparseWeights
 from value_aware_attention.approximations.approximation import weighted_sum
 from value_aware_attention.attention import attention
+from value_aware_attention.distributed import everywhere, shared_map
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.evaluation.intervals import paired_difference
 from value_aware_attention.evaluation.task import LayerCall, Layerwise, Task, UnitSums
@@ -57,15 +58,15 @@ def evaluate_cell(
         "approximation": cell.approximation,
         "parameters": dict(cell.parameters),
         **end_metric(sums, exact, task.metric),
-        "relative_output_error": [
-            _relative_error(cell.build(layer), call) for layer, call in enumerate(calls)
-        ],
+        "relative_output_error": shared_map(
+            lambda layer: _relative_error(cell.build(layer), calls[layer]), range(len(calls))
+        ),
         "queries": math.prod(calls[0].query[..., calls[0].first_row :, 0].shape),
     }
-    if any(audit.largest_support for audit in audits):
-        record["largest_support"] = max(audit.largest_support for audit in audits)
-        record["largest_error"] = max(audit.largest_error for audit in audits)
-    return record
+    # A process may have had no unit to note anything of.
+    support = max(everywhere(max(audit.largest_support for audit in audits)))
+    error = max(everywhere(max(audit.largest_error for audit in audits)))
+    return record | ({"largest_support": support, "largest_error": error} if support else {})
 
 
 def evaluate_own(task: Task) -> dict[str, Any]:

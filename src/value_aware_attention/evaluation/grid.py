@@ -8,6 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.distributed import is_first, shared_map
 from value_aware_attention.evaluation.cells import Cell, evaluate_cell, source_hash
 from value_aware_attention.evaluation.output_error import output_error
 from value_aware_attention.evaluation.skewness import skewness
@@ -36,7 +37,7 @@ def evaluate_grid(
     baseline = cache.get(cell_key(everything), exact_record)
     exact = UnitSums(np.array(baseline["unit_totals"]), np.array(baseline["unit_counts"]))
     records = [baseline]
-    with tqdm(cells, unit="cell") as progress:
+    with tqdm(cells, unit="cell", disable=not is_first()) as progress:
         for cell in progress:
             progress.set_postfix_str(_describe(cell))
             compute = partial(_compute, cell, task, recorded, exact)
@@ -47,7 +48,9 @@ def evaluate_grid(
 def measure_layers(calls: Sequence[LayerCall]) -> dict[str, Any]:
     """Per layer: skewness, output error against the keys kept, and how the two hang together."""
     return {
-        "skewness": [{"layer": layer, **skewness(call)} for layer, call in enumerate(calls)],
+        "skewness": [
+            {"layer": layer, **shape} for layer, shape in enumerate(shared_map(skewness, calls))
+        ],
         "output_error": output_error(calls),
         "skewness_gap": skewness_gap(calls),
     }

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import RobertaForMaskedLM
 
 from value_aware_attention.data.batches import MaskedSequences
+from value_aware_attention.distributed import shared_map
 from value_aware_attention.evaluation.task import (
     LayerCall,
     LayerRecorder,
@@ -41,24 +42,24 @@ class MaskedTask:
         recorded_units: int,
         device: str,
     ) -> None:
+        _check_fit(model, sequences.vocabulary_size, sequences.tokens([0]).shape[1])
         self.model = model.to(device).eval()  # type: ignore[arg-type]
         chosen = evenly_spaced(len(sequences), units)
         rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
         self.inputs = torch.cat([row["input_ids"] for row in rows])
         self.labels = torch.cat([row["labels"] for row in rows])
         self.length = self.inputs.shape[1]
-        _check_fit(model, sequences.vocabulary_size, self.length)
         self.head_dim = model.config.hidden_size // model.config.num_attention_heads
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.device = device
 
     def run(self, method: Layerwise | None) -> UnitSums:
-        wrong = []
+        starts = range(0, len(self.inputs), self.batch_size)
         replaced = replace_attention(self.model, method) if method else nullcontext()
         with torch.inference_mode(), replaced:
-            for start in range(0, len(self.inputs), self.batch_size):
-                stop = min(start + self.batch_size, len(self.inputs))
-                wrong.append(self._wrong(slice(start, stop)))
+            wrong = shared_map(
+                lambda start: self._wrong(slice(start, start + self.batch_size)), starts
+            )
         counts = (self.labels >= 0).sum(dim=1).double()
         return UnitSums(torch.cat(wrong).numpy(), counts.numpy())
 

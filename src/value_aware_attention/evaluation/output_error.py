@@ -18,7 +18,9 @@ from value_aware_attention.approximations import (
     SparseApproximation,
     ValueAwareKeysAttentionWeights,
 )
+from value_aware_attention.approximations.approximation import numbers_at_once
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.distributed import shared_map
 from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
 from value_aware_attention.kernels import Kernel
 
@@ -30,7 +32,6 @@ __all__ = [
     "sample_rows",
 ]
 
-ELEMENTS_AT_ONCE = 1 << 22  # numbers of fp64 that a chunk of rows may gather: 32 MiB
 SELECTIONS: Mapping[str, Callable[[int], SparseApproximation]] = {
     "oblivious_keys_optimal_weights": ObliviousKeysOptimalWeights,
     "norm_weighted_keys_2": partial(NormWeightedKeys, norm=2),
@@ -107,16 +108,17 @@ def output_error(
     methods between the two at powers of two, and Maurey's bound Var_alpha / r, the expected error
     of r keys drawn from alpha.
     """
-    layers = [sample_rows(call, rows) for call in calls]
-    curves = [_curves(layer, search) for layer in layers]
-    first = layers[0]
+    first = sample_rows(calls[0], rows)
+    norms, curves = zip(
+        *shared_map(lambda call: _measured(sample_rows(call, rows), search), calls), strict=True
+    )
     return {
         "search": search,
         "rows": first.count,
         "keys": first.key.shape[-2],
         "head_dim": first.value.shape[-1],
         "kernel": type(first.kernel).__name__.lower(),
-        "squared_norm": [rounded(_squared_norm(layer)) for layer in layers],
+        "squared_norm": [rounded(norm) for norm in norms],
         "methods": {
             name: {
                 "sizes": list(curves[0][name]),
@@ -125,6 +127,11 @@ def output_error(
             for name in curves[0]
         },
     }
+
+
+def _measured(rows: SampledRows, search: str) -> tuple[float, dict[str, dict[int, float]]]:
+    """||o||^2 and the curves of a layer."""
+    return _squared_norm(rows), _curves(rows, search)
 
 
 def _curves(rows: SampledRows, search: str) -> dict[str, dict[int, float]]:
@@ -169,7 +176,8 @@ def oblivious_path(rows: SampledRows, largest: int | None = None) -> Float[Tenso
     number = torch.arange(len(order), device=order.device)
     head = number // weights.shape[-2]
     errors = []
-    for part in number.split(max(1, ELEMENTS_AT_ONCE // (order.shape[-1] * value.shape[-1]))):
+    held = numbers_at_once() // 4  # fp64 gathered: half of what a matrix of fp32 may take
+    for part in number.split(max(1, held // (order.shape[-1] * value.shape[-1]))):
         offset = value[head[part, None], order[part]] - output[part, None]
         error = (kept[part, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)
         errors.append(error / kept[part].cumsum(dim=-1).square())

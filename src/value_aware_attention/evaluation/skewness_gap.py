@@ -6,6 +6,7 @@ own top keys is held against that of the value-aware choice.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations import OptimalValueAware
+from value_aware_attention.distributed import shared_map
 from value_aware_attention.evaluation.output_error import (
     SampledRows,
     oblivious_path,
@@ -45,13 +47,15 @@ def skewness_gap(
     Keys come in a random order, different in every head: weights that tie, as all do at degree 0,
     are taken in order, and the first tokens of a text are not like the others.
     """
-    sampled = [_shuffled(sample_rows(call, rows), seed + i) for i, call in enumerate(calls)]
-    cells = [
-        {"layer": layer, **_cell(weighed, search, own)}
-        for layer, own_rows in enumerate(sampled)
-        for own, weighed in _kernels(own_rows)
-    ]
-    return {"rows": sampled[0].count, "cells": cells}
+
+    def measured(layer: int) -> list[dict[str, Any]]:
+        own_rows = _shuffled(sample_rows(calls[layer], rows), seed + layer)
+        return [
+            {"layer": layer, **_cell(weighed, search, own)} for own, weighed in _kernels(own_rows)
+        ]
+
+    cells = chain.from_iterable(shared_map(measured, range(len(calls))))
+    return {"rows": sample_rows(calls[0], rows).count, "cells": list(cells)}
 
 
 def _kernels(rows: SampledRows) -> Iterator[tuple[bool, SampledRows]]:

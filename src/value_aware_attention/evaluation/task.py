@@ -82,8 +82,9 @@ class LayerRecorder(nn.Module):
         return Exact()(query, key, value, **options)
 
     def call(self, kernel: Kernel, *, is_causal: bool, first_row: int) -> LayerCall:
-        """Everything recorded, as one batch."""
+        """Everything recorded, as one batch; the parts are given up, so as not to hold both."""
         query, key, value = (torch.cat(parts) for parts in zip(*self.calls, strict=True))
+        self.calls.clear()
         return LayerCall(query, key, value, kernel, is_causal, first_row)
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from value_aware_attention.approximations.approximation import BYTES_A_NUMBER, numbers_at_once
 from value_aware_attention.approximations.closest_combination.problem import (
     INDEPENDENCE,
     TOLERANCE,
@@ -28,9 +29,7 @@ from value_aware_attention.approximations.ranked_keys import top_keys
 __all__ = ["search", "weigh"]
 
 ROWS_AT_ONCE = 2048
-"""On a CPU: enough to outweigh the cost of calls, few enough for memory."""
-BYTES_AT_ONCE = 2**28
-"""Elsewhere."""
+"""On a CPU: enough to outweigh the cost of calls, few enough for its cache."""
 GROUPS = 16
 """Interleaved groups of keys; the steepest of each group is looked at closely."""
 BEAM = 32
@@ -339,7 +338,7 @@ def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
     keys, width = problem.value.shape[1:]
     size = min(r, width) + 2
     numbers = 2 * size * (width + 1) + size**2 + 4 * keys
-    rows = BYTES_AT_ONCE // (numbers * problem.value.element_size())
+    rows = BYTES_A_NUMBER // 4 * numbers_at_once() // (numbers * problem.value.element_size())
     if problem.value.device.type == "cpu":
         rows = min(rows, ROWS_AT_ONCE)
     return max(1, rows // BEAM if effort == "best" else rows)

@@ -1,0 +1,168 @@
+"""What an evaluation at 4096 tokens and 12 heads of 64 holds in memory, at two memory_gib.
+
+    python -m benchmarks.evaluation_memory
+
+Writes results/benchmarks/evaluation_memory.json and .md, row by row, each in a fresh process: whole
+grid cells of a random RoBERTa (end metric, output error of every layer, and what is measured of
+every layer beside the grid), and methods on one sequence of random queries, keys and values.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from pipelines.provenance import run_on
+from value_aware_attention import approximations
+from value_aware_attention.approximations.approximation import chunked, numbers_within
+from value_aware_attention.benchmarking.process import resident_peak
+from value_aware_attention.data.batches import MaskedSequences
+from value_aware_attention.evaluation.cells import Cell
+from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
+from value_aware_attention.evaluation.masked import MaskedTask
+from value_aware_attention.models import build_roberta
+from value_aware_attention.record_cache import RecordCache
+
+LENGTH, HEADS, HEAD_DIM, VOCABULARY, LAYERS, SEQUENCES = 4096, 12, 64, 1000, 1, 2
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Exact()": ("Exact", {}),
+    "OptimalValueOblivious(65)": ("OptimalValueOblivious", {"r": 65}),
+    "OptimalValueOblivious(4096)": ("OptimalValueOblivious", {"r": 4096}),
+    "OptimalValueAware(4)": ("OptimalValueAware", {"r": 4}),
+    "OptimalValueAware(65)": ("OptimalValueAware", {"r": 65}),
+    "LeaveOneOutKeys(16)": ("LeaveOneOutKeys", {"r": 16}),
+    "SampledKeys(16)": ("SampledKeys", {"r": 16, "seed": 0}),
+    "LSH(512, rounds=16)": ("LSH", {"r": 512, "rounds": 16, "seed": 0}),
+    "Nystrom(64)": ("Nystrom", {"landmarks": 64}),
+    "OrthogonalRandomFeatures(1024)": ("OrthogonalRandomFeatures", {"features": 1024, "seed": 0}),
+}
+CELLS = ("OptimalValueOblivious(4096)", "OptimalValueAware(4)")
+MEMORY = (1.0, 0.25)
+MALLOC = "MALLOC_MMAP_THRESHOLD_"
+"""With it glibc gives every large block back; without it small ones stay with the process."""
+FOLDER = Path("results/benchmarks")
+
+
+def main() -> None:
+    """Measures and writes the table row by row; or one row, in the process of its own."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--row", nargs=3, metavar=("KIND", "METHOD", "GIB"), help="internal")
+    if row := parser.parse_args().row:
+        print(json.dumps(measured(row[0], row[1], float(row[2]))))
+        return
+    kinds = {"cell": CELLS, "method": tuple(METHODS)}
+    wanted = [(kind, name, gib) for gib in MEMORY for kind in kinds for name in kinds[kind]]
+    rows: list[dict[str, Any]] = []
+    for one in tqdm(wanted):
+        rows.append(fresh(*one))
+        write(rows)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """What has been measured so far."""
+    sizes = {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM, "layers": LAYERS}
+    record = {"run_on": run_on(), **sizes, "sequences": SEQUENCES, "rows": rows}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "evaluation_memory.json").write_text(json.dumps(record, indent=1) + "\n")
+    (FOLDER / "evaluation_memory.md").write_text(page(record))
+
+
+def fresh(kind: str, name: str, gib: float) -> dict[str, Any]:
+    """A row, measured in a process of its own; blocks below the default with MALLOC set."""
+    environment = os.environ | ({MALLOC: str(2**20)} if gib < 1 else {})
+    command = [sys.executable, "-m", "benchmarks.evaluation_memory", "--row", kind, name, str(gib)]
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
+    """MiB above what the process held before, MiB of the whole process, and seconds."""
+    torch.manual_seed(0)
+    work = method_call(name) if kind == "method" else cell_evaluation(name)
+    began = time.perf_counter()
+    with torch.inference_mode(), chunked(numbers_within(gib)):
+        above = resident_peak(work)
+    whole = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "kind": kind, "method": name, "memory_gib": gib, "above": round(above),
+        "whole": round(whole), "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+
+
+def build(name: str) -> nn.Module:
+    kind, arguments = METHODS[name]
+    return getattr(approximations, kind)(**arguments)
+
+
+def method_call(name: str) -> Any:
+    inputs = [torch.randn(1, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
+    method = build(name)
+    # An evaluation asks the methods that solve for their weights what they chose.
+    solves = getattr(method, "solves_for_weights", False)
+    return lambda: (method.select if solves else method)(*inputs)
+
+
+def cell_evaluation(name: str) -> Any:
+    """The grid of one cell on a RoBERTa, and everything that is measured of its layers."""
+    model = build_roberta(
+        vocabulary_size=VOCABULARY, layers=LAYERS, width=HEADS * HEAD_DIM, heads=HEADS,
+        feedforward=4 * HEADS * HEAD_DIM, length=LENGTH, block=512, dropout=0.0,
+    )  # fmt: skip
+    scratch = Path(tempfile.mkdtemp())
+    rows = np.random.default_rng(0).integers(5, VOCABULARY, size=(SEQUENCES, LENGTH))
+    np.save(scratch / "rows.npy", rows)
+    sequences = MaskedSequences(
+        [scratch / "rows.npy"], length=LENGTH, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
+        vocabulary_size=VOCABULARY,
+    )  # fmt: skip
+    task = MaskedTask(
+        model=model, sequences=sequences, seed=0, units=None, batch_size=1, recorded_units=2,
+        device="cpu",
+    )  # fmt: skip
+    cell = Cell(name, {}, lambda layer: build(name))
+
+    def evaluation() -> None:
+        _, calls = evaluate_grid(task, [cell], RecordCache(scratch, {}))
+        measure_layers(calls())
+
+    return evaluation
+
+
+def page(record: dict[str, Any]) -> str:
+    """The record as a table."""
+    on = record["run_on"]
+    lines = [
+        "# Memory of an evaluation at 4096 tokens",
+        "",
+        f"{record['heads']} heads of {record['head_dim']}, {record['length']} tokens, fp32, a "
+        f"fresh process a row; {on['hardware']}, {on['threads']} threads; versions: "
+        f"{json.dumps(on['versions'])}. A method: one call on one sequence. A cell: the evaluation "
+        f"of a RoBERTa of {record['layers']} layer on {record['sequences']} sequences with that "
+        f"method in the place of its attention, one sequence at a time, and all that is measured "
+        f"of the layer, r = 65 included. Rows below 1 GiB with `{MALLOC}={2**20}`. "
+        f"Seconds are of a machine with other work.",
+        "",
+        "| | method | evaluation.memory_gib | MiB above what was held before | MiB of the process "
+        "| seconds |",
+        "|:--|:--|--:|--:|--:|--:|",
+    ]
+    for row in record["rows"]:
+        cells = (row["kind"], row["method"], f"{row['memory_gib']:g}")
+        numbers = (row["above"], row["whole"], row["seconds"])
+        lines.append(f"| {' | '.join(map(str, cells + numbers))} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Work that several processes share, each on a device of its own, as torchrun starts them.
+
+What they tell each other are a few numbers a grid cell, so that one backend, gloo, serves CPUs and
+GPUs alike. A process that was started alone is the only one, and computes everything.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import distributed
+from torch.distributed.rendezvous import rendezvous
+
+__all__ = [
+    "everywhere",
+    "from_first",
+    "in_order",
+    "is_first",
+    "own_device",
+    "own_share",
+    "processes",
+    "shared_map",
+    "started_processes",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+PATIENCE = timedelta(days=7)
+"""How long one waits for one with more to do; torchrun ends those that wait for a dead one."""
+
+
+@contextmanager
+def started_processes() -> Iterator[None]:
+    """Within the context, the processes that torchrun started (WORLD_SIZE) work together.
+
+    Where one of them fails, its error is raised there; in every other the context ends with
+    SystemExit, so that what went wrong is said once.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    store, rank, size = next(rendezvous("env://"))
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE
+    )
+    try:
+        yield
+    except Exception:
+        if not _fails_first(store):
+            time.sleep(1)  # torchrun ends all as soon as one ends, also the one that has to speak
+            raise SystemExit(1) from None
+        raise
+    finally:
+        distributed.destroy_process_group()
+
+
+def _fails_first(store: distributed.Store) -> bool:
+    """Whether no other process has failed; one that fails may take the store with it."""
+    try:
+        return store.add("failed", 1) == 1
+    except RuntimeError:
+        return False
+
+
+def processes() -> int:
+    """How many work together."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes files and draws progress."""
+    return not distributed.is_initialized() or distributed.get_rank() == 0
+
+
+def own_device() -> str:
+    """This process's GPU, by LOCAL_RANK, and the current one from then on; "cpu" without GPUs.
+
+    Raises ValueError where more processes were started on this machine than it has GPUs.
+    """
+    if not torch.cuda.is_available():
+        return "cpu"
+    local, available = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= available:
+        raise ValueError(
+            f"process {local + 1} of this machine has no GPU of its own: start at most {available}"
+        )
+    torch.cuda.set_device(local)
+    return f"cuda:{local}"
+
+
+def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """[compute(item) for item in items], each computed by one process; every one gets them all."""
+    if processes() == 1:
+        return [compute(item) for item in items]
+    mine = own_share(items, distributed.get_rank(), processes())
+    return in_order(everywhere([compute(item) for item in mine]))
+
+
+def own_share(items: Sequence[T], process: int, count: int) -> list[T]:
+    """The items in turn: of `count` processes, `process` takes every count-th."""
+    return list(items[process::count])
+
+
+def in_order(shares: Sequence[Sequence[T]]) -> list[T]:
+    """The items of which `own_share` gave every process its share."""
+    total = sum(map(len, shares))
+    return [shares[index % len(shares)][index // len(shares)] for index in range(total)]
+
+
+def everywhere(value: T) -> list[T]:
+    """The values of all processes, in their order."""
+    if processes() == 1:
+        return [value]
+    values: list[T] = [value] * processes()
+    distributed.all_gather_object(values, value)
+    return values
+
+
+def from_first(read: Callable[[], T]) -> T:
+    """What `read` gives in the first process, in all of them; the others do not call it."""
+    if processes() == 1:
+        return read()
+    box = [read() if is_first() else None]
+    distributed.broadcast_object_list(box, src=0)
+    found: T = box[0]  # type: ignore[assignment]
+    return found

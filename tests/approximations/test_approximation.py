@@ -1,0 +1,126 @@
+"""What `SparseApproximation` promises for every method: finite inputs, bounded blocks."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from methods import METHODS, Method
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from value_aware_attention.approximations import (
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SparseApproximation,
+    chunked,
+)
+from value_aware_attention.approximations.approximation import (
+    Inputs,
+    numbers_at_once,
+    numbers_within,
+)
+from value_aware_attention.kernels import Exponential
+
+SPARSE = {n: m for n, m in METHODS.items() if isinstance(m.build(), SparseApproximation)}
+HEADS, LENGTH, WIDTH = 4, 256, 8
+
+
+def draw(seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, HEADS, LENGTH, WIDTH, generator=generator) for _ in range(3)]
+
+
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("method", [OptimalValueOblivious(4), OptimalValueAware(4)], ids=str)
+def test_a_number_that_is_none_is_refused_by_name(
+    method: SparseApproximation, bad: float, place: int
+) -> None:
+    tensors = draw()
+    tensors[place][0, 1, 7, 3] = bad
+    for call in (method, method.select):
+        name = ("query", "key", "value")[place]
+        with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
+            call(*tensors)
+
+
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+def test_finite_numbers_whose_sum_overflows_are_taken(place: int) -> None:
+    tensors = draw()
+    tensors[place] = torch.full_like(tensors[place], 3e38)
+    tensors[(place + 1) % 2] *= 0  # scores stay finite
+    assert tensors[place].sum().isinf()
+    output = OptimalValueOblivious(4)(*tensors)
+    assert output.isfinite().all()
+    if place == 2:
+        torch.testing.assert_close(output, tensors[2])
+
+
+@given(
+    numbers=st.integers(1, 4000), queries=st.integers(0, 40), keys=st.integers(1, 40),
+    needed=st.integers(0, 100),
+)  # fmt: skip
+def test_blocks_hold_what_is_allowed_or_one_query(
+    numbers: int, queries: int, keys: int, needed: int
+) -> None:
+    tensors = torch.zeros(2, 3, queries, 5), torch.zeros(2, 3, keys, 5), torch.zeros(2, 3, keys, 4)
+    inputs = Inputs(*tensors, Exponential(), torch.ones(queries, keys, dtype=torch.bool), False)
+    with chunked(numbers):
+        blocks = list(inputs.blocks(needed))
+    rows = [block.query.shape[-2] for block in blocks]
+    assert sum(rows) == queries
+    assert all(n <= 1 or 6 * n * max(keys, needed) <= numbers for n in rows)
+    assert all(block.visible is not None for block in blocks)
+    assert [b.visible.shape[-2] for b in blocks if b.visible is not None] == rows
+
+
+def test_the_allowance_ends_with_its_context() -> None:
+    before = numbers_at_once()
+    with pytest.raises(KeyError), chunked(100):
+        with chunked(7):
+            assert numbers_at_once() == 7
+        assert numbers_at_once() == 100
+        raise KeyError
+    assert numbers_at_once() == before == numbers_within(1) == 2**24
+    assert numbers_within(0.25) == 2**22 and numbers_within(1e-12) == 1
+
+
+@pytest.mark.parametrize("numbers", [0, -1, 1.5])
+def test_an_allowance_of_nothing_is_refused(numbers: Any) -> None:
+    with pytest.raises(ValueError, match="numbers is"), chunked(numbers):
+        pass
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that any operation makes."""
+
+    size = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                self.size = max(self.size, x.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize("method", SPARSE.values(), ids=SPARSE)
+def test_nothing_as_large_as_all_weights_is_held(method: Method) -> None:
+    """4 rows of 256 keys in 4 heads are 16 KiB of fp32; all weights would be 1 MiB."""
+    tensors = draw()
+    with chunked(4 * HEADS * LENGTH), Largest() as largest, torch.no_grad():
+        method.build()(*tensors)
+    assert 0 < largest.size <= 160 * 1024  # patterns take 64 queries, whatever is allowed
+
+
+def test_every_key_kept_is_summed_block_by_block() -> None:
+    """With r = M the indices alone would be 2 MiB."""
+    tensors = draw()
+    with chunked(4 * HEADS * LENGTH), Largest() as largest, torch.no_grad():
+        OptimalValueOblivious(LENGTH)(*tensors)
+    assert largest.size <= 80 * 1024

@@ -1,0 +1,192 @@
+"""Evaluations that several processes share: the numbers of one, and errors that end all of them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from pipelines import evaluate
+from tests.test_apps import run_app
+from tests.test_cluster import write_model
+from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
+from value_aware_attention.distributed import (
+    everywhere,
+    from_first,
+    in_order,
+    own_share,
+    shared_map,
+)
+from value_aware_attention.distributed import started_processes as started
+from value_aware_attention.models import build_roberta, save_masked
+from value_aware_attention.record_cache import RecordCache
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LENGTH = 16
+# Three batches of causal windows and two of sequences, the last of each short.
+CAUSAL = ("kernel=elu", "evaluation.causal_units=5", "evaluation.batch_size=2")
+MASKED = ("model=masked", "length=short", "evaluation.masked_units.short=3")
+GRID = ("grid.keys=[1]", "grid.value_aware_keys=[4,65]", "grid.window_keys=[4]")
+GRID += ("grid.baseline_keys=[4]", "grid.lsh_keys=[8]", "grid.lsh_rounds=[1]")
+GRID += ("grid.orf_features=[16]", "grid.random_seeds=[0]")
+
+
+@given(items=st.lists(st.integers(), max_size=30), count=st.integers(1, 8))
+def test_every_item_is_taken_by_one_process_and_comes_back_in_order(
+    items: list[int], count: int
+) -> None:
+    shares = [own_share(list(enumerate(items)), process, count) for process in range(count)]
+    assert sorted(chain(*shares)) == list(enumerate(items))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert in_order(shares) == list(enumerate(items))
+
+
+def test_alone_a_process_computes_everything() -> None:
+    assert shared_map(lambda x: 2 * x, [1, 2, 3]) == [2, 4, 6]
+    assert from_first(lambda: "read") == "read"
+
+
+def together(count: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
+    """Exit codes of `count` processes with the environment that torchrun gives them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ranks = [start(as_process, rank, count, port, function, arguments) for rank in range(count)]
+    return [exit_code(process) for process in ranks]
+
+
+def as_process(
+    rank: int, count: int, port: int, function: Callable[..., None], arguments: tuple
+) -> None:
+    torch.set_num_threads(1)
+    os.chdir(ROOT)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    function(*arguments)
+
+
+def evaluate_app(root: Path, *values: str) -> None:
+    fixed = ("scale=smoke", "logger=none", f"paths.root={root}")
+    sys.argv = ["pipelines.evaluate", *fixed, *values]
+    evaluate.main()
+
+
+def write_masked(root: Path) -> None:
+    """What the stages `tokens` and `train_masked` leave, random: three sequences of 16 tokens."""
+    folder = root / "outputs/tokens/masked"
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    names = [*special, *(f"w{i}" for i in range(VOCABULARY - len(special)))]
+    words = WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), mask_token="<mask>", bos_token="<s>", pad_token="<pad>"
+    ).save_pretrained(folder / "tokenizer")
+    (folder / f"{LENGTH}/random").mkdir(parents=True)
+    rows = np.random.default_rng(0).integers(5, VOCABULARY, size=(3, LENGTH), dtype=np.uint16)
+    np.save(folder / f"{LENGTH}/random/evaluation.npy", rows)
+    torch.manual_seed(0)
+    model = build_roberta(
+        vocabulary_size=VOCABULARY, layers=2, width=64, heads=1, feedforward=64, length=LENGTH,
+        block=16, dropout=0.0,
+    )  # fmt: skip
+    save_masked(model, root / "outputs/models/masked_short")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_tokens(tmp_path)
+    write_model(tmp_path)
+    write_masked(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "values"), [("causal_elu", CAUSAL), ("masked_short", MASKED)])
+def test_two_processes_write_the_record_of_one(
+    root: Path, name: str, values: tuple[str, ...]
+) -> None:
+    alone = ("paths.records=" + str(root / "alone"), "paths.cache=" + str(root / "cache"))
+    run_app(" ".join(["evaluate", *values, *GRID, *alone]), root)
+    assert together(2, evaluate_app, root, *values, *GRID) == [0, 0]
+    one = json.loads((root / f"alone/{name}.json").read_text())
+    two = json.loads((root / f"outputs/records/{name}.json").read_text())
+    assert two["run_on"].pop("processes") == 2 and "processes" not in one["run_on"]
+    assert two == one
+    assert len(one["cells"][0]["unit_totals"]) == (5 if name == "causal_elu" else 3)
+    assert any("largest_support" in cell for cell in one["cells"])
+    # computed by both, kept by one: as many files as with one process, none half-written
+    kept = [sorted(p.name for p in (root / f).glob("*")) for f in ("cache/cells", ".cache/cells")]
+    assert kept[0] == kept[1]
+
+
+def test_more_processes_than_batches_still_agree_on_what_was_computed_before(root: Path) -> None:
+    values = ("kernel=elu", "approximation=optimal_v_aware", "approximation.r=4")
+    values += ("evaluation.causal_units=2",)  # the first window is shorter: a batch each
+    assert together(3, evaluate_app, root, *values) == [0, 0, 0]
+    files = {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").glob("*")}
+    assert len(files) == 2
+    assert together(2, evaluate_app, root, *values) == [0, 0]
+    assert {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").glob("*")} == files
+
+
+def finds_what_the_first_has(folder: Path) -> None:
+    """Each process looks into a folder of its own, as one that does not see a new file yet."""
+    cache = RecordCache(folder / os.environ["RANK"], {})
+    with started():
+        assert cache.get({"a": 1}, lambda: pytest.fail("computed again")) == {"found": 1}
+        # what is new is computed by both, and kept by the first
+        ranks = cache.get({"b": 2}, lambda: everywhere(os.environ["RANK"]))
+        assert ranks == ["0", "1"]
+
+
+def test_all_processes_do_what_the_first_one_finds_in_the_cache(tmp_path: Path) -> None:
+    RecordCache(tmp_path / "0", {}).get({"a": 1}, lambda: {"found": 1})
+    assert together(2, finds_what_the_first_has, tmp_path) == [0, 0]
+    assert len(list((tmp_path / "0").iterdir())) == 2 and not (tmp_path / "1").exists()
+
+
+def fails_in_the_second(said: str) -> None:
+    """Its first process waits for a number that the second one never sends."""
+
+    def compute(item: int) -> int:
+        if item == 1:
+            raise ValueError("the second item is bad")
+        return item
+
+    try:
+        with started():
+            shared_map(compute, [0, 1])
+    except ValueError as error:
+        with open(said, "a") as file:
+            print(f"error: {error}", file=file)
+        raise SystemExit(1) from None
+
+
+def test_what_one_process_refuses_ends_all_and_is_said_once(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    assert together(2, fails_in_the_second, str(said)) == [1, 1]
+    assert said.read_text() == "error: the second item is bad\n"
+
+
+def test_torchrun_says_in_one_line_what_every_process_refuses(root: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    values = ["-m", "kernel=elu", "scale=smoke", "logger=none", f"paths.root={root}"]
+    run = subprocess.run(
+        [*command, "-m", "pipelines.evaluate", *values],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": "src"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 1
+    lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "2 processes would run the whole sweep" in lines[0]
+    assert "Error executing job" not in run.stderr

@@ -1,0 +1,128 @@
+"""What an evaluation cannot be made of or in ends with one line that says what to do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.test_apps import run_app
+from tests.test_cluster import write_model
+from tests.test_distributed import write_masked
+from tests.training.processes import write_tokens
+from value_aware_attention.evaluation.causal import CausalTask
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CAUSAL = "outputs/models/causal_elu"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_tokens(tmp_path)
+    write_model(tmp_path)
+    return tmp_path
+
+
+def refusal(command: str, root: Path) -> str:
+    """The one line that a command ends with; it leaves nothing behind."""
+    with pytest.raises(SystemExit) as stop:
+        run_app(command, root)
+    message = str(stop.value)
+    assert message.startswith("error: ") and "\n" not in message
+    assert not (root / ".cache").exists() and not (root / "outputs/records").exists()
+    return message
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def break_json(file: Path) -> None:
+    file.write_text(file.read_text()[:-5])
+
+
+def empty_list(file: Path) -> None:
+    file.write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "named"),
+    [
+        ("model.safetensors", cut, "model.safetensors is damaged"),
+        ("model.safetensors", Path.unlink, "model.safetensors is missing"),
+        ("config.json", break_json, "config.json is damaged"),
+        ("config.json", empty_list, "config.json does not describe a model"),
+        ("config.json", Path.unlink, "config.json"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named(
+    root: Path, file: str, damage: Callable[[Path], None], named: str
+) -> None:
+    damage(root / CAUSAL / file)
+    assert named in refusal("evaluate kernel=elu", root)
+
+
+@pytest.mark.parametrize("app", ["evaluate", "survey"])
+def test_a_model_of_another_scale_is_refused(root: Path, app: str) -> None:
+    message = refusal(f"{app} kernel=elu scale=laptop", root)
+    assert f"{CAUSAL} holds a model with layers 2, width 64, heads 1, feedforward 64" in message
+    assert "scale=laptop asks for layers 4, width 128, heads 2, feedforward 512" in message
+
+
+def test_a_masked_model_of_another_size_is_refused_by_what_differs(tmp_path: Path) -> None:
+    write_masked(tmp_path)
+    message = refusal("evaluate model=masked length=short masked.layers=3", tmp_path)
+    assert "a model with num_hidden_layers 2; scale=smoke asks for num_hidden_layers 3" in message
+
+
+def test_tokens_that_the_model_does_not_have_are_refused(root: Path) -> None:
+    stream = np.zeros(4000, dtype=np.uint16)
+    stream[-1] = 60
+    np.save(root / "outputs/tokens/causal/evaluation.npy", stream)
+    assert "the token 60, the model a vocabulary of 60" in refusal("evaluate kernel=elu", root)
+
+
+def a_gpu_is_full() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+def this_machine_is_full() -> None:
+    torch.empty(2**60)
+
+
+@pytest.mark.parametrize("happens", [a_gpu_is_full, this_machine_is_full])
+def test_too_little_memory_names_the_values_to_lower(
+    root: Path, happens: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CausalTask, "run", lambda *arguments: happens())
+    message = refusal("evaluate kernel=elu evaluation.memory_gib=0.5", root)
+    assert "evaluation.memory_gib (it is 0.5)" in message
+    assert "evaluation.batch_size (it is 2)" in message
+
+
+def test_another_error_of_torch_is_no_lack_of_memory(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CausalTask, "run", lambda *arguments: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        run_app("evaluate kernel=elu", root)
+
+
+def test_no_memory_is_refused(root: Path) -> None:
+    message = refusal("evaluate kernel=elu evaluation.memory_gib=0", root)
+    assert "memory_gib is 0; it must be above 0" in message
+
+
+def test_less_memory_finds_the_same_cells_again(root: Path) -> None:
+    """Blocks of another size change numbers by rounding alone, so they do not ask for new ones."""
+    cell = "evaluate kernel=elu approximation=optimal_v_aware approximation.r=4"
+    run_app(cell, root)
+    kept = {path: json.loads(path.read_text()) for path in (root / ".cache/cells").iterdir()}
+    run_app(f"{cell} evaluation.memory_gib=0.01", root)
+    assert set((root / ".cache/cells").iterdir()) == set(kept)
+    run_app(f"{cell} evaluation.memory_gib=1e-4 paths.cache={root}/other", root)
+    for path, record in kept.items():
+        small = json.loads((root / "other/cells" / path.name).read_text())
+        assert small["unit_totals"] == pytest.approx(record["unit_totals"], rel=1e-5)
