@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 
@@ -93,6 +94,10 @@ def test_figure_2_has_a_panel_for_the_other_run(records, other):
     one, two = (figures.figure_2(records, o).to_dict() for o in ([], other))
     assert one == figures.figure_2(records).to_dict() and "hconcat" not in one
     assert [panel["title"] for panel in two["hconcat"]] == ["(a) ours", "(b) gpu run"]
+    drawn = {row["loss"] for rows in two["datasets"].values() for row in rows}
+    for given in (records, other):
+        exact = model_named(given, "causal_elu")["cells"][0]["value"]
+        assert any(abs(math.exp(loss) - exact) < 1e-6 * exact for loss in drawn)
     masked = [record for record in other if record["task"] == "masked"]
     assert figures.figure_2(records, masked).to_dict() == one
 
@@ -105,5 +110,8 @@ def test_the_page_names_the_other_run_unless_it_is_of_the_same_scale(
         write_report(records, training, tokens, tmp_path / name, given)
     texts = {path.name: (path / "index.html").read_text() for path in tmp_path.iterdir()}
     assert "made-up GPU" not in texts["same"] and "gpu run" not in texts["same"]
+    for name in ("table_1", "table_2"):
+        assert "gpu run" in (tmp_path / "other" / f"{name}.md").read_text()
+        assert "gpu run" not in (tmp_path / "same" / f"{name}.md").read_text()
     facts = texts["other"].partition("What was run")[2].partition("</section>")[0]
     assert facts.count("a made-up GPU") == len(other)
