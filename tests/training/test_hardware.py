@@ -184,14 +184,15 @@ def test_peaks_of_named_gpus(name: str, precision: str, expected: float | None) 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_utilisation_is_logged_where_a_peak_is_known(tmp_path: Path, accumulate: int) -> None:
-    module = causal_module(dropout=0.0)
+    module = masked_module(dropout=0.0)
     trained(module, tmp_path, accumulate=accumulate, peak_flops=1e9)
     rows = [row for row in logged(tmp_path / "logs") if row["train/tokens_per_second"]]
-    batch = causal_batch(0)
-    per_token = module.flops(batch, batch[:, 1:].numel()) / batch[:, 1:].numel()
     assert len(rows) == 3
-    for row in rows:
-        expected = float(row["train/tokens_per_second"]) * per_token / 1e9
+    for number, row in enumerate(rows):
+        batches = [masked_batch(2 * number), masked_batch(2 * number + 1)]
+        flops = sum(module.flops(batch, module.count_targets(batch)) for batch in batches)
+        seconds = sum(map(module.tokens, batches)) / float(row["train/tokens_per_second"])
+        expected = flops / seconds / 1e9
         assert float(row["train/model_flops_utilisation"]) == pytest.approx(expected)
 
 
