@@ -94,7 +94,7 @@ def test_figure_2_has_a_panel_for_the_other_run(records, other):
     one, two = (figures.figure_2(records, o).to_dict() for o in ([], other))
     assert one == figures.figure_2(records).to_dict() and "hconcat" not in one
     assert [panel["title"] for panel in two["hconcat"]] == ["(a) ours", "(b) gpu run"]
-    drawn = {row["loss"] for rows in two["datasets"].values() for row in rows}
+    drawn = [row["loss"] for rows in two["datasets"].values() for row in rows if "loss" in row]
     for given in (records, other):
         exact = model_named(given, "causal_elu")["cells"][0]["value"]
         assert any(abs(math.exp(loss) - exact) < 1e-6 * exact for loss in drawn)
