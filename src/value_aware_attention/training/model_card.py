@@ -8,7 +8,7 @@ from huggingface_hub import EvalResult, ModelCardData
 __all__ = ["model_card"]
 
 PACKAGE = "value-aware-attention"
-PAPER = "[Value-aware Approximate Attention](https://aclanthology.org/2021.emnlp-main.753/)"
+PAPER = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
 TASKS = {
     "perplexity": ("text-generation", "causal language model"),
     "error": ("fill-mask", "masked language model"),
@@ -54,9 +54,10 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
 # {metrics["model"]}
 
 A {kind} with {_number(metrics["parameters"])} parameters, trained with {attention} and the
-{kernel} kernel to measure approximations of attention ({PAPER}). Scale: {scale}. Data: {data}.
-It saw {_number(metrics["tokens"])} tokens in {_number(metrics["steps"])} optimizer steps
-({metrics["hyperparameters"]["optimizer"]}).
+{kernel} kernel to measure approximations of attention ({PAPER}).
+
+Scale: {scale}. Data: {data}. It saw {_number(metrics["tokens"])} tokens in
+{_number(metrics["steps"])} optimizer steps ({metrics["hyperparameters"]["optimizer"]}).
 
 ```python
 {_loading(metrics, metric)}
