@@ -131,7 +131,7 @@ def loaded(causal_steps: list[float], count: int) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         stream, instances = Path(folder) / "stream.npy", Path(folder) / "instances.npy"
         numbers = np.random.default_rng(0)
-        tokens = numbers.integers(5, VOCABULARY, size=20_000_384, dtype=np.uint16)
+        tokens = numbers.integers(5, VOCABULARY, size=39_063 * LENGTH, dtype=np.uint16)
         np.save(stream, tokens)
         np.save(instances, tokens.reshape(-1, LENGTH))
         causal = CausalBatches(stream, length=LENGTH, batch_size=BATCH, steps=10**6, seed=0)
