@@ -30,11 +30,11 @@ def main(cfg: DictConfig) -> None:
             is_causal=True,
         )
     folder = Path(cfg.tokens)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     batches = CausalBatches(folder / "train.npy", steps=cfg.fit.steps, **cfg.batches)
     held_out = CausalBatches(
         folder / "evaluation.npy", steps=cfg.training.evaluation_batches, **cfg.batches
     )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     read = cfg.fit.steps * cfg.batches.batch_size * cfg.batches.length
     facts = {
         "vocabulary_size": len(tokenizer),

@@ -309,6 +309,7 @@ def test_no_record_names_the_machine(made: Path) -> None:
         ("evaluate kernel=polynomial", ("causal_polynomial", "missing")),
         ("corpus corpus=local corpus.path=/no/such/file.txt", ("/no/such/file.txt",)),
         ("train_causal causal.length=10000000", ("10000000", "tokens")),
+        ("train_causal paths.tokens=/no/such/folder", ("/no/such/folder", "tokenize the corpus")),
         ("evaluate causal.context=96", ("context is 96", "96")),
         ("train_causal causal.wdith=64", ("wdith",)),
         (

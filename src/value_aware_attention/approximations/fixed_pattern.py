@@ -58,8 +58,8 @@ class FixedPattern(Approximation):
 
     Queries are the last N of M positions. `engine` is "torch" (any device, with gradients), "flex"
     (FlexAttention: CUDA, or inference on a CPU that has a C++ compiler), or None to choose: flex on
-    CUDA, torch on a CPU. There the two are equally fast for windows, torch is several times faster
-    for stripes, and it needs none of the seconds that flex compiles for in the first call
+    CUDA, torch on a CPU. There torch is nearly twice as fast for windows, several times for
+    stripes, and it needs none of the seconds that flex compiles for in the first call
     (`benchmarks/patterns.py`).
     """
 
