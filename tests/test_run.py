@@ -93,7 +93,7 @@ def test_without_a_gpu_the_cost_is_named_before_any_work(
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["run", "scale=gpu", f"paths.root={tmp_path}"])
-    with pytest.raises(SystemExit, match=r"^error: scale=gpu .* 15 days; trainer.accelerator=auto"):
+    with pytest.raises(SystemExit, match=r"^error: scale=gpu .* 14 days; trainer.accelerator=auto"):
         run.main()
     assert not started and not list(tmp_path.iterdir())
 

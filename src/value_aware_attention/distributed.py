@@ -32,6 +32,9 @@ R = TypeVar("R")
 
 PATIENCE = timedelta(days=7)
 """How long one waits for one with more to do; torchrun ends those that wait for a dead one."""
+SECONDS_TO_SPEAK = 60.0
+"""How long the others stay when one has failed: torchrun ends all as soon as any of them ends, and
+must not end the one that has something to say before it has said it."""
 
 
 @contextmanager
@@ -51,10 +54,10 @@ def started_processes() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if not _fails_first(store):
-            time.sleep(1)  # torchrun ends all as soon as one ends, also the one that has to speak
-            raise SystemExit(1) from None
-        raise
+        if _fails_first(store):
+            raise
+        time.sleep(SECONDS_TO_SPEAK)
+        raise SystemExit(1) from None
     finally:
         distributed.destroy_process_group()
 
