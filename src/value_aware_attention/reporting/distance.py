@@ -32,7 +32,7 @@ WIDTH, HEIGHT = 380, 330
 BUDGETS = (
     "Every method has the parameter that brings its multiply-adds a query closest to the budget; "
     "a method without such a setting, or that cannot run under this model's kernel or causal "
-    "mask, is left out there. The search of the oracles (OVO, OVA, sampled from α), which look at "
+    "mask, is left out there. The search of the oracles (OVO, OVA), which look at "
     "the exact weights, is not counted. Random methods: means over the seeds, one seed a layer."
 )
 
