@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from itertools import chain
@@ -179,3 +180,19 @@ def test_what_one_process_refuses_ends_all_and_is_said_once(tmp_path: Path) -> N
     said = tmp_path / "said"
     assert together(2, fails_in_the_second, str(said)) == [1, 1]
     assert said.read_text() == "error: the second item is bad\n"
+
+
+def test_torchrun_says_in_one_line_what_every_process_refuses(root: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    values = ["-m", "kernel=elu", "scale=smoke", "logger=none", f"paths.root={root}"]
+    # set by every app that ran in this process, and a request for tracebacks to those it starts
+    inherited = {name: x for name, x in os.environ.items() if name != "HYDRA_FULL_ERROR"}
+    environment = inherited | {"PYTHONPATH": "src"}
+    run = subprocess.run(
+        [*command, "-m", "pipelines.evaluate", *values],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 1
+    lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "2 processes would run the whole sweep" in lines[0]
+    assert "Error executing job" not in run.stderr
