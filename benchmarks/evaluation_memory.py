@@ -3,8 +3,9 @@
     python -m benchmarks.evaluation_memory
 
 Writes results/benchmarks/evaluation_memory.json and .md, row by row, each in a fresh process: whole
-grid cells of a random RoBERTa (end metric, output error of every layer, and what is measured of
-every layer beside the grid), and methods on one sequence of random queries, keys and values.
+grid cells (end metric, output error of every layer, and what is measured of every layer beside the
+grid) of a random RoBERTa of one layer, and of one as deep and with as many types as roberta-base;
+and methods on one sequence of random queries, keys and values.
 """
 
 import json
@@ -34,7 +35,11 @@ from value_aware_attention.evaluation.masked import MaskedTask
 from value_aware_attention.models import build_roberta
 from value_aware_attention.record_cache import RecordCache
 
-LENGTH, HEADS, HEAD_DIM, VOCABULARY, LAYERS, SEQUENCES = 4096, 12, 64, 1000, 1, 2
+LENGTH, HEADS, HEAD_DIM = 4096, 12, 64
+MODELS = {
+    "cell": {"layers": 1, "vocabulary_size": 1000, "sequences": 2},
+    "roberta-base": {"layers": 12, "vocabulary_size": 50_265, "sequences": 1},
+}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "Exact()": ("Exact", {}),
     "OptimalValueOblivious(65)": ("OptimalValueOblivious", {"r": 65}),
@@ -47,7 +52,11 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "Nystrom(64)": ("Nystrom", {"landmarks": 64}),
     "OrthogonalRandomFeatures(1024)": ("OrthogonalRandomFeatures", {"features": 1024, "seed": 0}),
 }
-CELLS = ("OptimalValueOblivious(4096)", "OptimalValueAware(4)")
+KINDS: dict[str, tuple[str, ...]] = {
+    "cell": ("OptimalValueOblivious(4096)", "OptimalValueAware(4)"),
+    "method": tuple(METHODS),
+    "roberta-base": ("OptimalValueAware(4)",),
+}
 MEMORY = (1.0, 0.25)
 MALLOC = "MALLOC_MMAP_THRESHOLD_"
 """With it glibc gives every large block back; without it small ones stay with the process."""
@@ -61,8 +70,7 @@ def main() -> None:
     if row := parser.parse_args().row:
         print(json.dumps(measured(row[0], row[1], float(row[2]))))
         return
-    kinds = {"cell": CELLS, "method": tuple(METHODS)}
-    wanted = [(kind, name, gib) for gib in MEMORY for kind in kinds for name in kinds[kind]]
+    wanted = [(kind, name, gib) for gib in MEMORY for kind in KINDS for name in KINDS[kind]]
     rows: list[dict[str, Any]] = []
     for one in tqdm(wanted):
         rows.append(fresh(*one))
@@ -71,8 +79,8 @@ def main() -> None:
 
 def write(rows: list[dict[str, Any]]) -> None:
     """What has been measured so far."""
-    sizes = {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM, "layers": LAYERS}
-    record = {"run_on": run_on(), **sizes, "sequences": SEQUENCES, "rows": rows}
+    sizes = {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM}
+    record = {"run_on": run_on(), **sizes, "models": MODELS, "rows": rows}
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "evaluation_memory.json").write_text(json.dumps(record, indent=1) + "\n")
     (FOLDER / "evaluation_memory.md").write_text(page(record))
@@ -89,7 +97,7 @@ def fresh(kind: str, name: str, gib: float) -> dict[str, Any]:
 def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
     """MiB above what the process held before, MiB of the whole process, and seconds."""
     torch.manual_seed(0)
-    work = method_call(name) if kind == "method" else cell_evaluation(name)
+    work = cell_evaluation(name, **MODELS[kind]) if kind in MODELS else method_call(name)
     began = time.perf_counter()
     with torch.inference_mode(), chunked(numbers_within(gib)):
         above = resident_peak(work)
@@ -113,21 +121,21 @@ def method_call(name: str) -> Any:
     return lambda: (method.select if solves else method)(*inputs)
 
 
-def cell_evaluation(name: str) -> Any:
+def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: int) -> Any:
     """The grid of one cell on a RoBERTa, and everything that is measured of its layers."""
     model = build_roberta(
-        vocabulary_size=VOCABULARY, layers=LAYERS, width=HEADS * HEAD_DIM, heads=HEADS,
+        vocabulary_size=vocabulary_size, layers=layers, width=HEADS * HEAD_DIM, heads=HEADS,
         feedforward=4 * HEADS * HEAD_DIM, length=LENGTH, block=512, dropout=0.0,
     )  # fmt: skip
     scratch = Path(tempfile.mkdtemp())
-    rows = np.random.default_rng(0).integers(5, VOCABULARY, size=(SEQUENCES, LENGTH))
+    rows = np.random.default_rng(0).integers(5, vocabulary_size, size=(sequences, LENGTH))
     np.save(scratch / "rows.npy", rows)
-    sequences = MaskedSequences(
+    read = MaskedSequences(
         [scratch / "rows.npy"], length=LENGTH, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
-        vocabulary_size=VOCABULARY,
+        vocabulary_size=vocabulary_size,
     )  # fmt: skip
     task = MaskedTask(
-        model=model, sequences=sequences, seed=0, units=None, batch_size=1, recorded_units=2,
+        model=model, sequences=read, seed=0, units=None, batch_size=1, recorded_units=2,
         device="cpu",
     )  # fmt: skip
     cell = Cell(name, {}, lambda layer: build(name))
@@ -141,16 +149,18 @@ def cell_evaluation(name: str) -> Any:
 
 def page(record: dict[str, Any]) -> str:
     """The record as a table."""
-    on = record["run_on"]
+    on, cell, base = record["run_on"], *record["models"].values()
     lines = [
         "# Memory of an evaluation at 4096 tokens",
         "",
         f"{record['heads']} heads of {record['head_dim']}, {record['length']} tokens, fp32, a "
         f"fresh process a row; {on['hardware']}, {on['threads']} threads; versions: "
         f"{json.dumps(on['versions'])}. A method: one call on one sequence. A cell: the evaluation "
-        f"of a RoBERTa of {record['layers']} layer on {record['sequences']} sequences with that "
+        f"of a RoBERTa of {cell['layers']} layer on {cell['sequences']} sequences with that "
         f"method in the place of its attention, one sequence at a time, and all that is measured "
-        f"of the layer, r = 65 included. Rows below 1 GiB with `{MALLOC}={2**20}`. "
+        f"of the layer, r = 65 included. roberta-base: the same of {base['layers']} layers and "
+        f"{base['vocabulary_size']:,} types on {base['sequences']} sequence; the weights, there "
+        f"before, are in the process' memory. Rows below 1 GiB with `{MALLOC}={2**20}`. "
         f"Seconds are of a machine with other work.",
         "",
         "| | method | evaluation.memory_gib | MiB above what was held before | MiB of the process "

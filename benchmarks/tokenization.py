@@ -7,14 +7,17 @@
 Speed: in every round the same texts go through `encode_batch` of the same tokenizer (from a list in
 memory to a list in memory), through `token_stream` (from JSON lines to Arrow files, `</s>` after
 each document) and through `write_tokens` (tokenizer training left out; to the arrays that training
-reads), in one process with one thread. Ratios are taken round by round, in time on the clock and in
-CPU time, which other work on the machine disturbs less.
+reads), in one process with one thread. Each frees its result within its time: a corpus of any size
+has to. What is imported is frozen for Python's garbage collector, whose one pass over it (a quarter
+of a second) would be a tenth of a round here and nothing of a real corpus. Ratios are taken round
+by round, in time on the clock and in CPU time, which other work on the machine disturbs less.
 Memory: the largest resident size of a fresh process that runs `write_tokens`, tokenizer training
 included, on 200 MB of text, pages of memory-mapped files included.
 Writes results/benchmarks/tokenization.json and .md.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -63,7 +66,9 @@ def main() -> None:
     if given.corpus:
         print(json.dumps(resident(given.corpus)))
         return
-    speed_text, memory_text, rounds = (1, 4, 2) if given.quick else (4, 200, 9)
+    gc.collect()
+    gc.freeze()
+    speed_text, memory_text, rounds = (1, 4, 2) if given.quick else (4, 200, 15)
     texts = [document.text for document in documents(given.text)]
     record = {
         "run_on": run_on() | {"threads": 1},
@@ -108,7 +113,7 @@ def varied(texts: list[str]) -> Iterator[str]:
 
 
 def speed(texts: list[str], rounds: int) -> dict[str, Any]:
-    """Seconds on the clock and of the CPU, by what was run, in rounds of all in turn."""
+    """Seconds on the clock and of the CPU, by what was run, in rounds of all in random order."""
     tokenizer = ByteLevelBPE(
         vocabulary_size=VOCABULARY, training_characters=TRAINING_CHARACTERS
     ).build(texts)
@@ -118,8 +123,9 @@ def speed(texts: list[str], rounds: int) -> dict[str, Any]:
         corpus = Path(temporary, "corpus")
         write_texts(texts, corpus)
         ways = ways_to_tokenize(texts, tokenizer, corpus)
-        for number in tqdm(range(rounds), unit="round"):
-            for name in ways if number % 2 else reversed(ways):
+        rng = random.Random(0)
+        for _ in tqdm(range(rounds), unit="round"):
+            for name in rng.sample(list(ways), len(ways)):
                 with TemporaryDirectory() as scratch:
                     one, other = timed(ways[name], Path(scratch))
                 clock.setdefault(name, []).append(one)
@@ -163,12 +169,10 @@ class _Built:
 
 
 def timed(run: Callable[[Path], object], scratch: Path) -> tuple[float, float]:
-    """Seconds on the clock and of the CPU; the result is freed afterwards, uncounted."""
+    """Seconds on the clock and of the CPU, the result's release included."""
     clock, cpu = time.perf_counter(), time.process_time()
-    result = run(scratch)
-    spent = time.perf_counter() - clock, time.process_time() - cpu
-    del result
-    return spent
+    run(scratch)
+    return time.perf_counter() - clock, time.process_time() - cpu
 
 
 def write_texts(texts: Iterable[str], folder: Path) -> int:
@@ -243,7 +247,7 @@ def page(record: dict[str, Any]) -> str:
         "# Tokenization in one process\n\n"
         f"{speeds['bytes'] / MEGABYTE:.1f} MB in {speeds['documents']:,} documents "
         f"({record['text']}), a byte-level BPE of {VOCABULARY:,}, one thread. {run['hardware']}; "
-        f"versions: {json.dumps(run['versions'])}. Median of {len(clock[PEER])} rounds in turn; "
+        f"versions: {json.dumps(run['versions'])}. Median of {len(clock[PEER])} rounds in random order; "
         "ratios are taken round by round, quartiles in brackets, over 1 = faster than "
         f"`{PEER}`.\n\n{tabulate(rows, headers, tablefmt='github')}\n\n"
         f"Memory: a fresh process that trains the tokenizer and tokenizes "

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
-# Asked for by the user; `main` sets the variable itself so that Hydra raises instead of exiting.
-FULL_ERROR = os.environ.get("HYDRA_FULL_ERROR") == "1"
+TRACEBACKS = "HYDRA_FULL_ERROR"
+FULL_ERROR = os.environ.get(TRACEBACKS) == "1"
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError, KeyboardInterrupt)
 
 
@@ -29,26 +29,43 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
 
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
         def task(cfg: DictConfig) -> Any:
-            try:
-                return function(cfg[name])
-            except USER_ERRORS as error:
-                if FULL_ERROR:
-                    raise
-                sys.exit(f"error: {one_line(error)}")  # before Hydra adds lines of its own
+            # what the function starts, such as the other processes of ddp, gets the user's choice
+            with tracebacks(FULL_ERROR), ending_with_one_line():
+                return function(cfg[name])  # ended here, before Hydra adds lines of its own
 
         def main() -> None:
             sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
-            try:
-                os.environ["HYDRA_FULL_ERROR"] = "1"
+            with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
-            except USER_ERRORS as error:
-                if FULL_ERROR:
-                    raise
-                sys.exit(f"error: {one_line(error)}")
 
         return main
 
     return decorate
+
+
+@contextmanager
+def tracebacks(shown: bool) -> Iterator[None]:
+    """Sets Hydra's variable for the time of the block."""
+    before = os.environ.get(TRACEBACKS)
+    os.environ[TRACEBACKS] = "1" if shown else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TRACEBACKS]
+        else:
+            os.environ[TRACEBACKS] = before
+
+
+@contextmanager
+def ending_with_one_line() -> Iterator[None]:
+    """Errors of the user's end the program with one line, unless tracebacks were asked for."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        if FULL_ERROR:
+            raise
+        sys.exit(f"error: {one_line(error)}")
 
 
 def scale_of_params(arguments: list[str]) -> list[str]:

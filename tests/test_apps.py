@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -16,6 +17,7 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from pipelines.app import app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.evaluation.causal import CausalTask
 from value_aware_attention.models import CausalLanguageModel, load_masked
@@ -358,6 +360,26 @@ def test_bad_input_ends_with_one_line_and_nothing_written(
     assert {
         p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()
     } == outputs
+
+
+def test_what_an_app_starts_shows_tracebacks_only_if_the_user_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "pipelines.corpus",
+            "hydra.run.dir=.",
+            "hydra/job_logging=none",
+            "hydra.output_subdir=null",
+        ],
+    )
+    seen: list[str | None] = []
+    app("corpus")(lambda cfg: seen.append(os.environ.get("HYDRA_FULL_ERROR")))()
+    assert seen == ["0"] and "HYDRA_FULL_ERROR" not in os.environ
 
 
 def test_a_checkpoint_of_another_kernel_or_vocabulary_is_refused(

@@ -185,12 +185,9 @@ def test_what_one_process_refuses_ends_all_and_is_said_once(tmp_path: Path) -> N
 def test_torchrun_says_in_one_line_what_every_process_refuses(root: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     values = ["-m", "kernel=elu", "scale=smoke", "logger=none", f"paths.root={root}"]
-    # set by every app that ran in this process, and a request for tracebacks to those it starts
-    inherited = {name: x for name, x in os.environ.items() if name != "HYDRA_FULL_ERROR"}
-    environment = inherited | {"PYTHONPATH": "src"}
     run = subprocess.run(
         [*command, "-m", "pipelines.evaluate", *values],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": "src"}, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 1
     lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")]

@@ -120,7 +120,7 @@ def test_what_flex_cannot_take_is_taken_by_torch(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(double.float(), attention(query, key, leaf, kernel=Elu()))
 
 
-def test_more_shapes_than_are_compiled_for_are_taken_by_torch(
+def test_more_shapes_than_are_compiled_for_are_taken_by_torch_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, preferred: None
 ) -> None:
     def full(*arguments: object) -> Tensor:
@@ -128,7 +128,8 @@ def test_more_shapes_than_are_compiled_for_are_taken_by_torch(
 
     monkeypatch.setattr(flex, "flex_kernel_attention", full)
     query, key, value = draw(5, 5)
-    output = attention(query, key, value, kernel=Polynomial(), is_causal=True)
+    with pytest.warns(UserWarning, match="more than 64 shapes"):
+        output = attention(query, key, value, kernel=Polynomial(), is_causal=True)
     scores = (query @ key.mT).square().tril()
     torch.testing.assert_close(output, scores / scores.sum(-1, keepdim=True) @ value)
 

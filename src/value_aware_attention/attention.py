@@ -6,6 +6,7 @@ Glossary of dimension letters, used in every shape of the library:
     R      keys kept per query                                 F  random features
 """
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -86,7 +87,11 @@ def _by_flex(
             with _without_autocast(value):
                 return flex.flex_kernel_attention(query, key, value, kernel, mask, pattern)
         except FailOnRecompileLimitHit:
-            pass  # of more shapes than are worth compiling for
+            warnings.warn(
+                f"{kernel} attention was called with more than {flex.SHAPES} shapes, for which "
+                f"FlexAttention is compiled; from now on the others hold their N x M weights",
+                stacklevel=2,
+            )
     visible = _visible(query, key, attn_mask, is_causal)
     return attention_over(query, key, value, kernel, visible)
 

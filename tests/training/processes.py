@@ -32,7 +32,7 @@ def start(function: Any, *arguments: Any) -> ForkServerProcess:
     return process
 
 
-def exit_code(process: ForkServerProcess, seconds: float = 60) -> int | None:
+def exit_code(process: ForkServerProcess, seconds: float = 300) -> int | None:
     process.join(timeout=seconds)
     return process.exitcode
 
