@@ -128,7 +128,7 @@ def compiled_run(folder: Path) -> None:
 
 
 def test_a_compiled_run_is_the_same_and_continues(tmp_path: Path) -> None:
-    assert exit_code(start(compiled_run, tmp_path), seconds=300) == 0
+    assert exit_code(start(compiled_run, tmp_path)) == 0
 
 
 def test_without_a_compiler_compiling_is_refused(
