@@ -115,6 +115,7 @@ def _four_dimensional(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
 def block_mask(pattern: Pattern, queries: int, keys: int, device: torch.device) -> BlockMask:
     """Which blocks of pairs the pattern fills, and which in part; no N x M mask is held."""
     position = torch.arange(keys + -keys % BLOCK)
