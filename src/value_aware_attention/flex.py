@@ -52,6 +52,7 @@ def is_preferred(query: Float[Tensor, "... N D"], key: Float[Tensor, "... M D"])
     return query.is_cuda and query.shape[-2] >= BLOCK and 0 not in (*query.shape, *key.shape)
 
 
+@torch.compiler.disable  # it looks for programs, which cannot be traced into a compiled model
 def obstacle(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> str | None:
     """Why FlexAttention cannot take this call; None where it can."""
     tensors = query, key, value
