@@ -225,6 +225,31 @@ def test_block_masks_are_those_that_torch_makes(
             assert rows[0][:count] == rows[1][:count]
 
 
+def test_a_block_mask_first_made_for_an_evaluation_serves_training() -> None:
+    """Autograd saves it for the backward pass, which it refuses to do with inference tensors."""
+    flex.block_mask.cache_clear()
+    with torch.inference_mode():
+        mask = flex.block_mask(flex.past, KEYS, KEYS, torch.device("cpu"))
+    assert mask is flex.block_mask(flex.past, KEYS, KEYS, torch.device("cpu"))
+    assert not any(x.is_inference() for x in mask.as_tuple() if isinstance(x, Tensor))
+
+
+def test_a_compiled_model_keeps_its_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by its identity: another one in every call would be compiled for every time."""
+    seen = []
+
+    def record(query: Tensor, key: Tensor, value: Tensor, *options: object) -> Tensor:
+        seen.append(options[-1])
+        return value
+
+    monkeypatch.setattr(fixed_pattern, "flex_kernel_attention", record)
+    monkeypatch.setitem(counters["stats"], "unique_graphs", 0)  # put back: these cost no seconds
+    compiled = torch.compile(Strided(7, engine="flex"), backend="eager")
+    for _ in range(2):
+        compiled(*draw())
+    assert seen[0] is seen[1]
+
+
 def test_without_a_choice_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_pattern, "flex_kernel_attention", None)
     with torch.no_grad():

@@ -52,6 +52,7 @@ def is_preferred(query: Float[Tensor, "... N D"], key: Float[Tensor, "... M D"])
     return query.is_cuda and query.shape[-2] >= BLOCK and 0 not in (*query.shape, *key.shape)
 
 
+@torch.compiler.disable  # it looks for programs, which cannot be traced into a compiled model
 def obstacle(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> str | None:
     """Why FlexAttention cannot take this call; None where it can."""
     tensors = query, key, value
@@ -115,6 +116,7 @@ def _four_dimensional(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
 def block_mask(pattern: Pattern, queries: int, keys: int, device: torch.device) -> BlockMask:
     """Which blocks of pairs the pattern fills, and which in part; no N x M mask is held."""
     position = torch.arange(keys + -keys % BLOCK)

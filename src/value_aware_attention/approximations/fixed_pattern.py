@@ -88,11 +88,18 @@ class FixedPattern(Approximation):
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         assert isinstance(inputs, PatternInputs)
-        pattern = self.pattern(inputs.keys, is_causal=inputs.is_causal)
         tensors = inputs.for_flex()
         if self._takes_flex(inputs, obstacle(*tensors, inputs.kernel)):
-            return flex_kernel_attention(*tensors, inputs.kernel, inputs.visible, pattern)
-        return block_sparse_attention(inputs, pattern)
+            return self._by_flex(inputs, tensors)
+        return block_sparse_attention(inputs, self._pattern_of(inputs))
+
+    @torch.compiler.disable  # in a compiled model each call would make, and compile for, a pattern
+    def _by_flex(self, inputs: PatternInputs, tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        pattern = self._pattern_of(inputs)
+        return flex_kernel_attention(*tensors, inputs.kernel, inputs.visible, pattern)
+
+    def _pattern_of(self, inputs: Inputs) -> Pattern:
+        return self.pattern(inputs.keys, is_causal=inputs.is_causal)
 
     def _takes_flex(self, inputs: Inputs, reason: str | None) -> bool:
         if self.engine == "flex" and reason:
