@@ -21,7 +21,7 @@ survey: setup  ## every method of the survey: time, memory, distance to the opti
 	@$(RUN) dvc repro survey_report
 
 test: setup-dev  ## set up and run the tests
-	@$(RUN) python -m pytest -q
+	@$(RUN) python -m pytest -q -n logical --maxprocesses 8 --dist loadfile
 
 lint: setup-dev  ## style, formatting and types
 	@$(RUN) ruff check .

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from value_aware_attention import flex
@@ -26,6 +27,13 @@ __all__ = [
     "visibility",
     "working_precision",
 ]
+
+MASKED_BACKENDS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Without cuDNN's, whose releases differ in what they make of rows that see nothing."""
 
 
 def attention(
@@ -116,7 +124,8 @@ def _fused(
     q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
     options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
     scale = kernel.scale_for(query.shape[-1])
-    return scaled_dot_product_attention(q, k, v, scale=scale, **options)[(0,) * missing]
+    with sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext():
+        return scaled_dot_product_attention(q, k, v, scale=scale, **options)[(0,) * missing]
 
 
 def attention_weights(
