@@ -211,7 +211,9 @@ def test_exact_attention(kernel: Any) -> None:
         same_on_both(both, *inputs(), options)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not name.endswith("_best")])
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if not name.endswith(("_default", "_best"))]
+)
 def test_every_approximation(name: str) -> None:
     method = METHODS[name]
     kernel = KERNELS[method.kernel or "elu"]
@@ -349,8 +351,8 @@ def layer_numbers(calls: Any) -> list[float]:
     picture = effective_weights(LeaveOneOutKeys(3), first_head(calls[0], 12))
     measured = (
         skewness(calls[0]),
-        output_error(calls[:1], rows=4, search="fast"),
-        skewness_gap(calls[:1], rows=4, search="fast"),
+        output_error(calls[:1], rows=1, search="fast"),
+        skewness_gap(calls[:1], rows=1, search="fast"),
         layer_error(calls[0], rows=1, search="fast"),
     )
     return numbers([*measured, picture.tolist()])
@@ -393,11 +395,11 @@ def test_benchmarked_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_search_waits_a_few_times_for_every_key() -> None:
-    """Every key that a set grows by costs up to 8 waits, and ten more are a start and an end."""
+    """About 12 for every key that a set grows by; with masks in the place of positions, 22."""
     few = [x[:1, :1] for x in inputs()]
     for r in (3, 6):
         with PretendDevice() as device, torch.inference_mode():
             given = moved(few)
             device.waits.clear()
             OptimalValueAware(r, "fast")(*given)
-            assert 0 < device.waits.total() <= 10 + 8 * (r + 8)
+            assert 0 < device.waits.total() <= 12 * r + 12
