@@ -45,7 +45,9 @@ def causal(tmp_path: Path) -> CausalTask:
     return causal_task(tmp_path, 90, 20, 12)
 
 
-def causal_task(folder: Path, size: int, length: int, context: int) -> CausalTask:
+def causal_task(
+    folder: Path, size: int, length: int, context: int, device: str = "cpu"
+) -> CausalTask:
     torch.manual_seed(0)
     model = CausalLanguageModel(
         vocabulary_size=50, layers=2, width=16, heads=2, feedforward=32,
@@ -54,7 +56,7 @@ def causal_task(folder: Path, size: int, length: int, context: int) -> CausalTas
     np.save(folder / "tokens.npy", np.random.default_rng(0).integers(50, size=size))
     return CausalTask(
         model=model, tokens=folder / "tokens.npy", length=length, context=context, units=None,
-        batch_size=3, recorded_units=2, device="cpu",
+        batch_size=3, recorded_units=2, device=device,
     )  # fmt: skip
 
 
@@ -113,7 +115,7 @@ def test_layer_calls_reproduce_the_layers(causal: CausalTask) -> None:
     assert calls[0].is_causal and calls[0].first_row == 12
 
 
-def masked_task(tmp_path: Path, units: int | None) -> MaskedTask:
+def masked_task(tmp_path: Path, units: int | None, device: str = "cpu") -> MaskedTask:
     torch.manual_seed(0)
     model = build_roberta(
         vocabulary_size=60, layers=2, width=16, heads=2, feedforward=32, length=12, block=12,
@@ -127,7 +129,7 @@ def masked_task(tmp_path: Path, units: int | None) -> MaskedTask:
     )  # fmt: skip
     return MaskedTask(
         model=model, sequences=sequences, seed=1, units=units, batch_size=4, recorded_units=2,
-        device="cpu",
+        device=device,
     )  # fmt: skip
 
 

@@ -100,13 +100,12 @@ def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> 
 
 def _finish(problem: Problem, indices: Tensor, weights: Tensor) -> None:
     """With V + 1 keys nothing need be left: rows that rounding stopped early are solved again."""
-    limit = negligible(problem.value, problem.visible)
-    for head, value in enumerate(problem.value):
-        left = _errors(value, problem.output[head], indices[head], weights[head])
-        for row in (left > limit[head]).nonzero()[:, 0].tolist():
-            keys, mass = _exact(value, problem.weights[head, row])
-            indices[head, row] = pad(keys, (0, indices.shape[-1] - len(keys)))
-            weights[head, row] = pad(mass, (0, weights.shape[-1] - len(mass)))
+    heads = zip(problem.value, problem.output, indices, weights, strict=True)
+    left = torch.stack([_errors(*head) for head in heads])
+    for head, row in (left > negligible(problem.value, problem.visible)).nonzero().tolist():
+        keys, mass = _exact(problem.value[head], problem.weights[head, row])
+        indices[head, row] = pad(keys, (0, indices.shape[-1] - len(keys)))
+        weights[head, row] = pad(mass, (0, weights.shape[-1] - len(mass)))
 
 
 def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,8 +103,11 @@ class _Sets:
 
     def insert(
         self, atom: Float[Tensor, "B V"], key: Int[Tensor, " B"], live: Bool[Tensor, " B"]
-    ) -> Bool[Tensor, " B"]:
-        """Adds an atom to the live rows by Gram-Schmidt; where it succeeded (is independent)."""
+    ) -> tuple[Bool[Tensor, " B"], Int[Tensor, " S"]]:
+        """Adds an atom to the live rows by Gram-Schmidt; where it succeeded (is independent).
+
+        The rows where it did come second, by number.
+        """
         used = min(self.frame.shape[1], int(self.size.max()))
         atom = torch.cat([atom, self.lift[:, None]], dim=1)
         before = atom.square().sum(-1)
@@ -135,7 +138,7 @@ class _Sets:
         self.size += live
         torch.maximum(self.largest, self.size, out=self.largest)
         self.residual, self.error = _measure(self.lifted, self.lift)
-        return live
+        return live, where
 
     def rebuild(self, rows: Tensor) -> None:
         """Raw weights and residuals from the frame: the projection of (0, lift) on its span."""
@@ -224,7 +227,8 @@ class _Kept:
     def record(self, rows: Tensor, sets: _Sets, which: Tensor) -> None:
         """Keeps those of `which` sets that improve on what the rows they belong to have."""
         size, error = sets.size[which], sets.error[which]
-        better = (size <= self.r) & (error < self.best[rows, size])
+        # nonzero, here and below: with a mask every [] would wait for the GPU on its own.
+        better = ((size <= self.r) & (error < self.best[rows, size])).nonzero()[:, 0]
         rows, which = rows[better], which[better]
         size, error = size[better], error[better]
         self.best[rows, size] = error
@@ -233,7 +237,7 @@ class _Kept:
     def write(self, rows: Tensor, size: Tensor, keys: Tensor, mass: Tensor, error: Tensor) -> None:
         """Replaces what is kept where this is better."""
         column = torch.zeros_like(size) if self.error.shape[1] == 1 else size - 1
-        better = error < self.error[rows, column]
+        better = (error < self.error[rows, column]).nonzero()[:, 0]
         rows, column = rows[better], column[better]
         spare = max(0, self.r - keys.shape[1])
         self.error[rows, column] = error[better]
@@ -297,10 +301,9 @@ class _Rows:
         """Live rows of the head that has most."""
         return int(live.view(self.heads, -1).sum(1).max())
 
-    def keep(self, live: Bool[Tensor, " B"]) -> Tensor:
-        """Goes on with the live rows (padded per head to one number); the positions kept."""
+    def keep(self, live: Bool[Tensor, " B"], most: int) -> Tensor:
+        """Goes on with the live rows, per head padded to `most`; the positions kept."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
-        most = self.fullest(live)
         first = torch.arange(self.heads, device=live.device)[:, None] * self.queries
         kept = (order[:, :most] + first).flatten()
         self.queries = most
@@ -397,9 +400,9 @@ def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
 
 def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effort: str) -> None:
     """Forward steps, each followed by backward steps unless the search is "fast"."""
-    while bool(live.any()):
-        if rows.fullest(live) < 0.7 * rows.queries:
-            chosen = rows.keep(live)
+    while most := rows.fullest(live):
+        if most < 0.7 * rows.queries:
+            chosen = rows.keep(live, most)
             sets, live = sets.take(chosen), live[chosen]
         slope, keys = rows.steepest(sets)
         place = _place(rows, sets, slope, keys) if effort != "fast" else slope.argmax(-1)
@@ -408,9 +411,8 @@ def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effor
         atom = rows.atoms(key)
         before = sets.error
         descent = (atom * sets.residual).sum(-1) + before
-        live = sets.insert(atom, key, live & (steepest > 0) & (descent > sets.zero))
+        live, which = sets.insert(atom, key, live & (steepest > 0) & (descent > sets.zero))
         sets.settle(live)
-        which = live.nonzero()[:, 0]
         kept.record(rows.row[which], sets, which)
         stuck = sets.error > before * (1 - 1e-4)
         sets.stalled = torch.where(stuck, sets.stalled + 1, 0)
@@ -454,7 +456,7 @@ def _backward(rows: _Rows, sets: _Sets, kept: _Kept, which: Tensor) -> None:
         which = which[may & (sets.taken_back[which] < sets.largest[which])]
         slot, error = sets.cheapest(which, spare_last)
         best = kept.best[rows.row[which], sets.size[which] - 1]
-        pays = error < 0.999 * best
+        pays = (error < 0.999 * best).nonzero()[:, 0]
         which, slot = which[pays], slot[pays]
         sets.taken_back[which] += 1
         sets.drop(which, slot)
@@ -485,11 +487,12 @@ def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
         parent = child // GROUPS + width * torch.arange(count, device=child.device)[:, None]
         sets = sets.take(parent.flatten())
         key = key.clamp_max(problem.value.shape[1] - 1)
-        live = sets.insert(rows.atoms(key), key, live.flatten())
+        live, which = sets.insert(rows.atoms(key), key, live.flatten())
         sets.settle(live)
-        which = live.nonzero()[:, 0]
-        for lane in range(width):  # one set of every row at a time: each may improve on the last
-            mine = which[which % width == lane]
+        lane = which % width
+        counts = lane.bincount(minlength=width).tolist()
+        # one set of every row at a time: each may improve on the last
+        for mine in which[lane.argsort(stable=True)].split(counts):
             kept.record(rows.row[mine], sets, mine)
 
 
@@ -593,7 +596,7 @@ def _solve_on(
         hopeless |= live & (left > 0) & (left.square() >= enough * sets.error)
         live &= ~hopeless & (gap > zero)
         key = (descent.clamp_min(0).square() / distance).argmax(-1)
-        live = sets.insert(atoms[each, key], key, live)
+        live, _ = sets.insert(atoms[each, key], key, live)
         sets.settle(live)
     return sets, ~hopeless & (sets.error < enough)
 

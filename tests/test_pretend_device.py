@@ -1,0 +1,405 @@
+"""Nothing of the library mixes devices: all of it runs on the pretend one, with the CPU's results.
+
+The first tests show that the pretend device refuses what CUDA refuses.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from methods import HEAD_DIM, KERNELS, KEYS, METHODS
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from tests.evaluation.test_tasks import causal_task, masked_task
+from tests.hugging_face.models import batch, sharp
+from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
+from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
+from value_aware_attention import attention, error, flex
+from value_aware_attention.approximations import (
+    Exact,
+    LeaveOneOutKeys,
+    Nystrom,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SlidingWindow,
+    SparseApproximation,
+    ValueAwareKeysAttentionWeights,
+    chunked,
+)
+from value_aware_attention.approximations.closest_combination import SEARCHES, compiled
+from value_aware_attention.attention import attention_weights
+from value_aware_attention.benchmarking.passes import PASSES, Setting, Subject, prepare
+from value_aware_attention.benchmarking.process import peak_memory
+from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
+from value_aware_attention.evaluation.cells import Cell
+from value_aware_attention.evaluation.grid import evaluate_grid
+from value_aware_attention.evaluation.output_error import output_error
+from value_aware_attention.evaluation.skewness import skewness
+from value_aware_attention.evaluation.skewness_gap import skewness_gap
+from value_aware_attention.evaluation.task import Task
+from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
+from value_aware_attention.probe.layer_errors import layer_error
+from value_aware_attention.probe.run import weights_hash
+from value_aware_attention.record_cache import RecordCache
+from value_aware_attention.training.one_step import one_step
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+
+
+@pytest.fixture(autouse=True)
+def _what_both_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch solver on both sides, and nothing compiled."""
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    monkeypatch.setattr(flex, "missing_compiler", lambda device: "the device is a pretence")
+
+
+@pytest.fixture
+def device() -> Iterator[PretendDevice]:
+    with PretendDevice() as entered:
+        yield entered
+
+
+def moved(given: Any) -> Any:
+    """Tensors and modules in `given`, on the device: copies, so that the CPU's stay."""
+    return tree_map(
+        lambda x: deepcopy(x).to(DEVICE) if isinstance(x, Tensor | nn.Module) else x, given
+    )
+
+
+def same_on_both(work: Callable[..., Any], *given: Any) -> PretendDevice:
+    """work(*given) on the CPU and on the device; every tensor of the second is on the device."""
+    expected = work(*given)
+    with PretendDevice() as device:
+        found = work(*moved(given))
+        waits = device.waits.copy()
+        assert all(
+            isinstance(x, PretendTensor) for x in tree_leaves(found) if isinstance(x, Tensor)
+        )
+        found = tree_map_only(Tensor, Tensor.cpu, found)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    device.waits = waits
+    return device
+
+
+MIXTURES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "sum": lambda ours, cpu: ours + cpu,
+    "a number on the CPU is not written": lambda ours, cpu: cpu.sum().add_(ours.sum()),
+    "product": lambda ours, cpu: cpu @ ours,
+    "cat": lambda ours, cpu: torch.cat([ours, cpu]),
+    "where": lambda ours, cpu: torch.where(cpu > 0, ours, 0.0),
+    "gather": lambda ours, cpu: ours.gather(1, cpu.long()),
+    "index_select": lambda ours, cpu: ours.index_select(0, cpu[0].long()),
+    "embedding": lambda ours, cpu: nn.functional.embedding(cpu.long(), ours),
+    "scatter": lambda ours, cpu: ours.scatter_add_(0, cpu.long(), ours),
+    "put": lambda ours, cpu: ours.index_put_((cpu[0].long(),), cpu),
+    "module": lambda ours, cpu: nn.Linear(3, 2)(ours),
+}
+
+
+@pytest.mark.parametrize("mix", MIXTURES.values(), ids=MIXTURES)
+def test_devices_do_not_mix(device: PretendDevice, mix: Callable[..., object]) -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        mix(torch.zeros(3, 3, device="cuda"), torch.zeros(3, 3))
+
+
+def test_what_else_cuda_refuses(device: PretendDevice) -> None:
+    ours = torch.arange(4, device="cuda")
+    with pytest.raises(TypeError, match="copy the tensor to host memory first"):
+        ours.numpy()
+    with pytest.raises(TypeError, match="copy the tensor to host memory first"):
+        np.asarray(ours)
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.rand(3, device="cuda", generator=torch.Generator())
+    with pytest.raises(RuntimeError, match="indices should be either on cpu"):
+        torch.zeros(4)[ours]
+    with pytest.raises(RuntimeError, match="not implemented for integers"):
+        ours[None] @ ours[:, None]
+    with pytest.raises(RuntimeError, match="address"):
+        ours.data_ptr()
+
+
+def test_what_cuda_allows(device: PretendDevice) -> None:
+    ours = torch.tensor([[1.0, -2.0], [3.0, 4.0]], device="cuda")
+    made = [
+        ours + torch.tensor(1.0),
+        ours[torch.tensor([1, 0])],
+        ours.clone().copy_(torch.ones(2, 2)),
+        ours.masked_fill(ours > 0, torch.tensor(0.0)),
+        torch.zeros_like(ours),
+        ours.new_tensor([1.0]),
+        nn.Linear(2, 2).to("cuda").weight,
+        torch.ones(2).to(ours),
+    ]
+    assert all(x.device == DEVICE and x.is_cuda and not x.is_cpu for x in made)
+    assert ours.cpu().device.type == "cpu" and ours.tolist() == [[1.0, -2.0], [3.0, 4.0]]
+    assert torch.zeros(2, device="meta").is_meta
+
+
+def test_gradients_and_views_are_those_of_the_cpu() -> None:
+    def work(x: Tensor) -> list[Tensor]:
+        leaf = x.detach().clone().requires_grad_()
+        part = leaf * 3
+        part[:, 1] += part[:, 0]
+        part[0].mul_(2)
+        (part @ leaf.mT).square().sum().backward()
+        return [part.detach(), leaf.grad]
+
+    same_on_both(work, torch.randn(3, 3))
+
+
+def test_waits_are_counted(device: PretendDevice) -> None:
+    ours, cpu = torch.ones(3, device="cuda"), torch.ones(3)
+    assert not device.waits and not device.uploads
+    for waits in (
+        ours.sum().item,
+        ours.cpu,
+        ours.tolist,
+        ours.nonzero,
+        lambda: bool(ours.any()),
+        lambda: ours[ours > 0],
+        lambda: torch.equal(ours, ours),
+    ):
+        before = device.waits.total()
+        waits()
+        assert device.waits.total() == before + 1
+    before = device.waits.total()
+    ours[ours > 0] = 0.0
+    ours.add_(1).sum()
+    assert device.waits.total() == before
+    for uploads in (lambda: cpu.to("cuda"), lambda: ours[torch.tensor([0])]):
+        before = device.uploads.total()
+        uploads()
+        assert device.uploads.total() == before + 1
+
+
+def inputs(length: int = KEYS) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 3, length, HEAD_DIM, generator=generator) for _ in range(3)]
+
+
+def masks(any_mask: bool = True, causal: bool = True) -> list[dict[str, Any]]:
+    padding = torch.ones(2, 1, 1, KEYS, dtype=torch.bool)
+    padding[0, ..., KEYS - 6 :] = False
+    padding[1] = False
+    options: list[dict[str, Any]] = [{}, {"attn_mask": padding}]
+    if any_mask:
+        options.append({"attn_mask": torch.eye(KEYS, dtype=torch.bool).logical_not()})
+    if causal:
+        options.append({"is_causal": True})
+    if any_mask and causal:
+        options.append({"is_causal": True, "attn_mask": padding})
+    return options
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_exact_attention(kernel: Any) -> None:
+    def both(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> list[Tensor]:
+        leaf = query.detach().clone().requires_grad_()
+        output = attention(leaf, key, value, kernel=kernel, **options)
+        output.square().sum().backward()
+        return [output.detach(), leaf.grad, attention_weights(query, key, kernel=kernel, **options)]
+
+    for options in masks():
+        same_on_both(both, *inputs(), options)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if not name.endswith(("_default", "_best"))]
+)
+def test_every_approximation(name: str) -> None:
+    method = METHODS[name]
+    kernel = KERNELS[method.kernel or "elu"]
+
+    def outputs(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        leaf = value.detach().clone().requires_grad_()
+        output = module(query, key, leaf, kernel=kernel, **options)
+        output.square().sum().backward()
+        found = [output.detach(), leaf.grad]
+        if isinstance(module, SparseApproximation):
+            with torch.inference_mode(), chunked(16 * 6 * KEYS):
+                chosen = module.select(query, key, value, kernel=kernel, **options)
+            found += [chosen.dense(KEYS), chosen.error, chosen.support(), chosen.optimal]
+        else:
+            with torch.inference_mode(), chunked(7 * 6 * KEYS):
+                found.append(module(query, key, value, kernel=kernel, **options))
+        return found
+
+    every = masks(method.any_mask, method.causal)
+    for options in every[-1:] if name.startswith("optimal_value_aware") else every:
+        same_on_both(outputs, method.build(), *inputs(), options)
+    empty = [x[:0] for x in inputs()]
+    same_on_both(lambda module, *qkv: module(*qkv, kernel=kernel).detach(), method.build(), *empty)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_optimal_paths(search: str) -> None:
+    few = [x[:1, :1] for x in inputs()]
+    same_on_both(OptimalValueAware(HEAD_DIM + 1, search).path, *few)
+    same_on_both(ValueAwareKeysAttentionWeights(4).path, *few)
+
+
+def test_the_compiled_search_is_only_for_the_cpu(device: PretendDevice) -> None:
+    with pytest.raises(ValueError, match=r"'compiled' on cuda:0; it needs the CPU"):
+        OptimalValueAware(3, engine="compiled")(*moved(inputs()))
+
+
+def test_errors() -> None:
+    output, exact = inputs()[:2]
+    same_on_both(error.relative_output_error, output, exact)
+    same_on_both(error.squared_output_error, output, exact)
+
+
+MIXINGS = {"fourier": FourierMixing, "linear": LinearMixing, "random": RandomMixing}
+
+
+@pytest.mark.parametrize("made", MIXINGS.values(), ids=MIXINGS)
+def test_mixings(made: Any) -> None:
+    mixing = made() if made is FourierMixing else made(16, 8, 0)
+    same_on_both(lambda module, x: module(x).detach(), mixing, torch.randn(2, 12, 8))
+
+
+def trained(module: Any, rows: Any) -> list[Tensor]:
+    """Loss and parameters after two steps of the module's own optimizer, and what it evaluates."""
+    optimizer = module.configure_optimizers()["optimizer"]
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = module.loss(rows)
+        loss.backward()
+        optimizer.step()
+    with torch.inference_mode():
+        totals = module.totals(rows)
+    return [loss.detach(), *(p.detach() for p in module.parameters()), *totals.values()]
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_training_the_causal_model(kernel: Any) -> None:
+    same_on_both(trained, causal_module(kernel=kernel, dropout=0.0), causal_batch(0))
+
+
+def test_training_the_masked_model() -> None:
+    same_on_both(trained, masked_module(dropout=0.0), masked_batch(0))
+
+
+def test_training_with_an_approximation_and_recomputed_layers() -> None:
+    module = causal_module(dropout=0.0)
+    module.checkpoint_activations()
+
+    def work(module: Any, rows: Tensor) -> list[Tensor]:
+        with module.model.replaced_attention(lambda layer: SlidingWindow(3)):
+            return trained(module, rows)
+
+    same_on_both(work, module, causal_batch(0))
+
+
+@pytest.mark.parametrize("made", [causal_module, masked_module])
+def test_one_step_measures_the_device(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
+    rows = causal_batch(0) if made is causal_module else masked_batch(0)
+    expected = one_step(made(dropout=0.0), rows)["loss"]
+    with PretendDevice():
+        module = made(dropout=0.0).to(DEVICE)
+        found = one_step(module, moved(rows))
+        assert asked == [DEVICE, DEVICE] and found["peak_memory_gib"] == 1
+    assert found["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+TASKS: dict[str, Callable[[Path, str], Task]] = {
+    "causal": lambda folder, where: causal_task(folder, 36, 20, 12, where),
+    "masked": lambda folder, where: masked_task(folder, 3, where),
+}
+CELLS = [
+    Cell("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2)),
+    Cell("optimal_v_aware", {"r": 1}, lambda layer: OptimalValueAware(1)),
+    Cell("sliding_window", {"r": 3}, lambda layer: SlidingWindow(3)),
+]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_evaluation(name: str, tmp_path: Path) -> None:
+    def record(where: str) -> Any:
+        task = TASKS[name](tmp_path, where)
+        cells, calls = evaluate_grid(task, CELLS, RecordCache(tmp_path / where, {}))
+        own = task.run(None)
+        return [cells, calls(), own.totals.tolist(), task.first_tokens(4), weights_hash(task.model)]
+
+    cells, calls, *rest = record("cpu")
+    with PretendDevice() as device:
+        found, found_calls, *found_rest = record("cuda:0")
+        assert all(call.value.device == DEVICE for call in found_calls)
+        layers = layer_numbers(found_calls)
+        assert device.waits
+    for one, other in zip(found, cells, strict=True):
+        assert numbers(one) == pytest.approx(numbers(other), rel=1e-3, abs=1e-4)
+    assert numbers(found_rest[0]) == pytest.approx(numbers(rest[0]), rel=1e-4)
+    assert found_rest[1:] == rest[1:]
+    assert layers == pytest.approx(layer_numbers(calls), rel=1e-3, abs=1e-4)
+
+
+def layer_numbers(calls: Any) -> list[float]:
+    """Everything measured on a layer's own inputs."""
+    picture = effective_weights(LeaveOneOutKeys(3), first_head(calls[0], 12))
+    measured = (
+        skewness(calls[0]),
+        output_error(calls[:1], rows=1, search="fast"),
+        skewness_gap(calls[:1], rows=1, search="fast"),
+        layer_error(calls[0], rows=1, search="fast"),
+    )
+    return numbers([*measured, picture.tolist()])
+
+
+def numbers(record: Any) -> list[float]:
+    return [x for x in tree_leaves(record) if isinstance(x, int | float)]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "llama"])
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_face_models(kind: str) -> None:
+    def work(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+        found = []
+        for method in (Exact(), OptimalValueOblivious(3), OptimalValueAware(1)):
+            with torch.inference_mode(), replace_attention(model, method):
+                found.append(model(**inputs).logits[inputs["attention_mask"].bool()])
+            with torch.inference_mode(), replace_attention(model, method, heads=[0, 2]):
+                found.append(model(**inputs).logits[inputs["attention_mask"].bool()])
+        return found
+
+    same_on_both(work, sharp(kind), batch())
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_benchmarked_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for function in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, function, partial(asked.append, function))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**20)
+    setting = Setting(16, 2, 32, 1, "cuda", "float32", 1, 0)
+    with PretendDevice():
+        for method in (Exact, partial(Nystrom, 4)):
+            subject = Subject("method", method)
+            assert peak_memory(name, subject, 12, 8, setting)[0] == 3
+        subject = Subject("mixing", partial(LinearMixing, 12, 16, 0), mixes_hidden=True)
+        prepare(name, subject, 12, setting)()
+    assert asked.count("synchronize") == 5 and asked.count("empty_cache") == 2
+
+
+def test_the_search_waits_a_few_times_for_every_key() -> None:
+    """About 12 for every key that a set grows by; with masks in the place of positions, 22."""
+    few = [x[:1, :1] for x in inputs()]
+    for r in (3, 6):
+        with PretendDevice() as device, torch.inference_mode():
+            given = moved(few)
+            device.waits.clear()
+            OptimalValueAware(r, "fast")(*given)
+            assert 0 < device.waits.total() <= 12 * r + 12
