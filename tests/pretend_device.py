@@ -203,10 +203,6 @@ class _Named(TorchFunctionMode):
             return func(*args, **kwargs)
 
 
-def _no_grad(on: bool) -> Any:
-    return torch.set_grad_enabled(not on)
-
-
 def _with_index(x: Any) -> Any:
     if not (isinstance(x, str | torch.device) and str(x) in ("cuda", "cuda:0", "meta")):
         return x

@@ -12,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from value_aware_attention import kernels
-from value_aware_attention.approximations import Exact, OptimalValueOblivious, chunked
+from value_aware_attention.approximations import (
+    LSH,
+    Exact,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    chunked,
+    lsh,
+    optimal_value_aware,
+)
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.data.batches import MaskedSequences
+from value_aware_attention.evaluation import cells
 from value_aware_attention.evaluation.causal import CausalTask, context_windows
 from value_aware_attention.evaluation.cells import Cell, evaluate_cell, expand_axes, source_hash
 from value_aware_attention.evaluation.grid import cell_key
@@ -180,10 +189,16 @@ def test_axes_expand_to_budgets_that_fit() -> None:
 
 
 def test_the_source_hash_knows_what_a_method_runs() -> None:
-    from value_aware_attention.approximations import LSH, OptimalValueAware
-
     assert source_hash(LSH(4, 1, 0)) == source_hash(LSH(8, 2, 1))
     assert source_hash(LSH(4, 1, 0)) != source_hash(OptimalValueAware(1))
+
+
+def test_the_source_hash_is_the_same_after_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = source_hash(LSH(4, 1, 0))
+    left = f"__import_{optimal_value_aware.__name__.replace('.', '_dot_')}"  # as torch.compile does
+    monkeypatch.setitem(vars(lsh), left, optimal_value_aware)
+    cells._hash_of_imports.cache_clear()
+    assert source_hash(LSH(4, 1, 0)) == before
 
 
 def test_a_cached_cell_is_computed_again_when_its_source_changes(

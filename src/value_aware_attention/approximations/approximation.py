@@ -250,10 +250,12 @@ class SparseApproximation(Approximation):
 
     def inputs(self, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Inputs:
         """The call, checked: a choice among keys that are not numbers would mean nothing."""
-        for name, given in (("query", query), ("key", key), ("value", value)):
-            # A sum is several times faster, and where it is finite everything is.
-            if not given.sum().isfinite() and not given.isfinite().all():
-                raise ValueError(f"{name} holds NaN or infinity; it must be finite")
+        given = {"query": query, "key": key, "value": value}
+        # Sums are several times faster, and where they are finite everything is.
+        if not torch.stack([x.sum().float() for x in given.values()]).isfinite().all():
+            for name, x in given.items():
+                if not x.isfinite().all():
+                    raise ValueError(f"{name} holds NaN or infinity; it must be finite")
         return super().inputs(query, key, value, *options)
 
     def select(

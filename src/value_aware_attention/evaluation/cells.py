@@ -1,5 +1,6 @@
 """A grid cell: one approximation with one setting, on one trained model."""
 
+import ast
 import inspect
 import math
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -162,17 +164,31 @@ def source_hash(method: object) -> str:
 @cache
 def _hash_of_imports(module: str) -> str:
     """Of a module's source, this one's, and that of everything of the project they import."""
-    package = __name__.partition(".")[0]
     waiting = {module, __name__}
     seen: set[str] = set()
     while waiting:
-        name = waiting.pop()
-        seen.add(name)
-        for item in vars(sys.modules[name]).values():
-            origin = getattr(item, "__module__", None) or getattr(item, "__name__", "")
-            if isinstance(origin, str) and origin.startswith(package + ".") and origin not in seen:
-                waiting.add(origin)
+        seen.add(name := waiting.pop())
+        waiting |= _imported_from(name) - seen
     files = [Path(inspect.getfile(sys.modules[name])) for name in sorted(seen)]
     compiled = {source for file in files for source in file.parent.glob("*.cpp")}
     sources = [file.read_bytes() for file in (*files, *sorted(compiled))]
     return sha256(b"\0".join(sources)).hexdigest()
+
+
+def _imported_from(name: str) -> set[str]:
+    """The project's modules that a module imports, and those that define what it imports.
+
+    By the text of its imports, not by the names it holds now: torch.compile leaves its own there.
+    A package is not one of them, since it imports every method.
+    """
+    package = __name__.partition(".")[0]
+    tree = ast.parse(inspect.getsource(sys.modules[name]))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
+            module = import_module(str(node.module))
+            items = [getattr(module, alias.name) for alias in node.names]
+            origins = [getattr(x, "__module__", None) or getattr(x, "__name__", "") for x in items]
+            found |= {x for x in origins if isinstance(x, str) and x.startswith(package + ".")}
+            found |= set() if hasattr(module, "__path__") else {module.__name__}
+    return found
