@@ -1,6 +1,7 @@
 """What an evaluation at 4096 tokens and 12 heads of 64 holds in memory, at two memory_gib.
 
-    python -m benchmarks.evaluation_memory
+    python -m benchmarks.evaluation_memory                      # half an hour on two cores
+    python -m benchmarks.evaluation_memory --kinds method cell  # these rows anew, the others kept
 
 Writes results/benchmarks/evaluation_memory.json and .md, row by row, each in a fresh process: whole
 grid cells (end metric, output error of every layer, and what is measured of every layer beside the
@@ -67,14 +68,25 @@ def main() -> None:
     """Measures and writes the table row by row; or one row, in the process of its own."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--row", nargs=3, metavar=("KIND", "METHOD", "GIB"), help="internal")
-    if row := parser.parse_args().row:
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    given = parser.parse_args()
+    if row := given.row:
         print(json.dumps(measured(row[0], row[1], float(row[2]))))
         return
-    wanted = [(kind, name, gib) for gib in MEMORY for kind in KINDS for name in KINDS[kind]]
-    rows: list[dict[str, Any]] = []
+    wanted = [(kind, name, gib) for gib in MEMORY for kind in given.kinds for name in KINDS[kind]]
+    rows = [row for row in written() if row["kind"] not in given.kinds]
     for one in tqdm(wanted):
         rows.append(fresh(*one))
         write(rows)
+
+
+def written() -> list[dict[str, Any]]:
+    """The rows of the last run, with the threads it had."""
+    path = FOLDER / "evaluation_memory.json"
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text())
+    return [{"threads": record["run_on"]["threads"], **row} for row in record["rows"]]
 
 
 def write(rows: list[dict[str, Any]]) -> None:
@@ -105,6 +117,7 @@ def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
     return {
         "kind": kind, "method": name, "memory_gib": gib, "above": round(above),
         "whole": round(whole), "seconds": round(time.perf_counter() - began, 1),
+        "threads": torch.get_num_threads(),
     }  # fmt: skip
 
 
@@ -154,7 +167,7 @@ def page(record: dict[str, Any]) -> str:
         "# Memory of an evaluation at 4096 tokens",
         "",
         f"{record['heads']} heads of {record['head_dim']}, {record['length']} tokens, fp32, a "
-        f"fresh process a row; {on['hardware']}, {on['threads']} threads; versions: "
+        f"fresh process a row; {on['hardware']}; versions: "
         f"{json.dumps(on['versions'])}. A method: one call on one sequence. A cell: the evaluation "
         f"of a RoBERTa of {cell['layers']} layer on {cell['sequences']} sequences with that "
         f"method in the place of its attention, one sequence at a time, and all that is measured "
@@ -164,12 +177,12 @@ def page(record: dict[str, Any]) -> str:
         f"Seconds are of a machine with other work.",
         "",
         "| | method | evaluation.memory_gib | MiB above what was held before | MiB of the process "
-        "| seconds |",
-        "|:--|:--|--:|--:|--:|--:|",
+        "| seconds | threads |",
+        "|:--|:--|--:|--:|--:|--:|--:|",
     ]
     for row in record["rows"]:
         cells = (row["kind"], row["method"], f"{row['memory_gib']:g}")
-        numbers = (row["above"], row["whole"], row["seconds"])
+        numbers = (row["above"], row["whole"], row["seconds"], row["threads"])
         lines.append(f"| {' | '.join(map(str, cells + numbers))} |")
     return "\n".join(lines) + "\n"
 
