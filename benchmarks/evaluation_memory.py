@@ -1,6 +1,6 @@
 """What an evaluation at 4096 tokens and 12 heads of 64 holds in memory, at two memory_gib.
 
-    python -m benchmarks.evaluation_memory                      # half an hour on two cores
+    python -m benchmarks.evaluation_memory                      # most of an hour on two cores
     python -m benchmarks.evaluation_memory --kinds method cell  # these rows anew, the others kept
 
 Writes results/benchmarks/evaluation_memory.json and .md, row by row, each in a fresh process: whole

@@ -1,6 +1,6 @@
 """Tokenizing as the stage `tokens` does it, beside `tokenizers.encode_batch`; and its memory.
 
-    python -m benchmarks.tokenization                # about ten minutes on two cores
+    python -m benchmarks.tokenization                # about five minutes on two cores
     python -m benchmarks.tokenization --text FILE    # with your own text (as corpus.path)
     python -m benchmarks.tokenization --quick        # little text, few rounds; writes nothing
 

@@ -6,6 +6,7 @@ The first tests show that the pretend device refuses what CUDA refuses.
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from value_aware_attention.record_cache import RecordCache
 from value_aware_attention.training.one_step import one_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+exact = import_module("value_aware_attention.attention")  # the package has a function of this name
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 
 
@@ -209,6 +211,23 @@ def test_exact_attention(kernel: Any) -> None:
 
     for options in masks():
         same_on_both(both, *inputs(), options)
+
+
+def test_a_mask_on_cuda_is_not_for_cudnn(
+    device: PretendDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = []
+
+    def record(*tensors: Tensor, **options: Any) -> Tensor:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return tensors[-1]
+
+    monkeypatch.setitem(vars(exact), "scaled_dot_product_attention", record)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    for options in masks():
+        attention(*moved(inputs()), **moved(options))
+    assert before and allowed == [True, False, False, True, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 @pytest.mark.parametrize(
