@@ -14,9 +14,16 @@ from value_aware_attention.data.corpora import write_corpus
 
 @app("corpus")
 def main(cfg: DictConfig) -> None:
-    """Writes <folder>/<source>/{train,evaluation}.jsonl and the counts of documents."""
+    """Writes <folder>/<source>/<split>.jsonl and the counts of documents and copied words."""
     sources = {name: instantiate(source.documents) for name, source in cfg.sources.items()}
-    counts = write_corpus(sources, Path(cfg.folder), cfg.seed, cfg.evaluation_fraction)
+    counts = write_corpus(
+        sources,
+        Path(cfg.folder),
+        cfg.seed,
+        cfg.evaluation_fraction,
+        validation_fraction=cfg.validation_fraction,
+        remove_copies=cfg.remove_copies,
+    )
     write_json(cfg.metrics, counts)
 
 

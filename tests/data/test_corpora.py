@@ -116,7 +116,7 @@ package = types.ModuleType("value_aware_attention")  # without what its __init__
 package.__path__ = [sys.argv[1]]
 sys.modules["value_aware_attention"] = package
 import value_aware_attention.data.corpora
-print([name for name in ("torch", "datasets", "transformers", "numpy") if name in sys.modules])
+print([name for name in ("torch", "datasets", "transformers") if name in sys.modules])
 """
     folder = Path(value_aware_attention.data.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)

@@ -15,6 +15,12 @@ from value_aware_attention.data.packing import (
     write_stream,
 )
 from value_aware_attention.data.tokenization import ByteLevelBPE
+from value_aware_attention.data.tokens import (
+    SourceQuota,
+    held_out_split,
+    masked_sequences,
+    write_tokens,
+)
 
 TEXTS = [
     f"document {i}: " + "value aware attention, " * (i % 4) + "<mask> </s> é\n" for i in range(40)
@@ -178,3 +184,43 @@ def test_token_dtype_is_the_smallest_that_holds_every_id():
         np.uint16,
         np.int32,
     ]
+
+
+class TestValidation:
+    """A split that a corpus may lack, or have too little of."""
+
+    def write(self, tmp_path, validation):
+        corpus = tmp_path / "corpus"
+        for name in "ab":
+            (corpus / name).mkdir(parents=True)
+            for split, count in (("train", 30), ("evaluation", 30), ("validation", validation)):
+                lines = [json.dumps({"text": f"{name} {split} number {i}"}) for i in range(count)]
+                (corpus / name / f"{split}.jsonl").write_text("".join(f"{x}\n" for x in lines))
+        folder = tmp_path / "tokens"
+        counts = write_tokens(
+            corpus=corpus,
+            sources={"a": SourceQuota(), "b": SourceQuota()},
+            tokenizer=ByteLevelBPE(vocabulary_size=300, training_characters=10**6),
+            seed=0,
+            scratch=tmp_path,
+            stream_folder=folder / "causal",
+            instance_folder=folder / "masked",
+            instance_lengths=(16,),
+        )
+        return folder, counts["sources"]
+
+    def test_all_sources_together(self, tmp_path):
+        folder, counts = self.write(tmp_path, 4)
+        stream = np.load(folder / "causal/validation.npy")
+        assert len(stream) == sum(counts[name]["validation"]["tokens"] for name in "ab")
+        instances = np.load(folder / "masked/16/validation.npy")
+        assert len(instances) == len(stream) // 14
+        options = {"folder": folder / "masked", "length": 16, "fraction": 0.15}
+        assert len(masked_sequences(split="validation", **options)) == len(instances)
+        assert held_out_split(folder / "causal", len(stream)) == "validation"
+        assert held_out_split(folder / "causal", len(stream) + 1) == "evaluation"
+
+    def test_none(self, tmp_path):
+        folder, counts = self.write(tmp_path, 0)
+        assert not list(folder.rglob("validation.npy")) and "validation" not in counts["a"]
+        assert held_out_split(folder / "causal", 1) == "evaluation"

@@ -13,6 +13,19 @@ def test_table_3_counts_each_source_and_keeps_the_papers_rows(tokens):
     assert table.display.set_index("corpus").loc["PG19 (Rae et al., 2020)", "all tokens"] == "3.06B"
 
 
+def test_table_3_says_how_much_of_the_evaluation_text_is_copied():
+    parts = {"documents": 1, "tokens": 10, "words": 200}
+    sources = {
+        "a": {"train": {"tokens": 90}, "evaluation": parts | {"copied_words": 3}},
+        "b": {"train": {"tokens": 90}, "evaluation": parts | {"copied_words": 1}},
+    }
+    table = table_3({"sources": sources})
+    rows = table.display.set_index("corpus")
+    assert rows.loc[["a", "b"], "copied words, %"].tolist() == ["1.5", "0.5"]
+    assert rows.loc["PG19 (Rae et al., 2020)", "copied words, %"] == DASH
+    assert "1.0% in all" in table.caption
+
+
 def test_the_papers_training_tokens_are_ten_million_instances_of_510():
     assert sum(training for _, _, training, _ in TABLE_3) == pytest.approx(10e6 * 510)
     assert all(held == 2000 * 510 for *_, held in TABLE_3)

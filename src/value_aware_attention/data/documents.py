@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Split = Literal["train", "evaluation"]
-SPLITS: tuple[Split, ...] = ("train", "evaluation")
+Split = Literal["train", "validation", "evaluation"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "evaluation")
 
 
 @dataclass(frozen=True)

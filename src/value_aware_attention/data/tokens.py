@@ -6,6 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.data.corpora import SPLITS, read_texts
 from value_aware_attention.data.packing import (
@@ -18,7 +20,13 @@ from value_aware_attention.data.packing import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["SourceQuota", "TokenizerFactory", "masked_sequences", "write_tokens"]
+__all__ = [
+    "SourceQuota",
+    "TokenizerFactory",
+    "held_out_split",
+    "masked_sequences",
+    "write_tokens",
+]
 
 Counts = dict[str, dict[str, dict[str, int]]]
 
@@ -52,10 +60,11 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
-    `stream_folder` gets one stream a split, {train,evaluation}.npy, for a causal LM; its evaluation
+    `stream_folder` gets one stream a split, <split>.npy, for a causal LM; its evaluation
     text stays in order, with `score_first` behind a `</s>`, as fairseq's, so that its first token
-    is a target too. `instance_folder` gets <length>/<source>/{train,evaluation}.npy for a masked
-    LM. Each gets tokenizer/, a Hugging Face folder. Arrow files lie in `scratch` meanwhile.
+    is a target too. `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
+    <length>/validation.npy of all sources together. Each folder gets tokenizer/, a Hugging Face
+    folder. Arrow files lie in `scratch` meanwhile.
     """
     _check_written(corpus, sources)
     built = tokenizer.build(read_texts(corpus / name / "train.jsonl" for name in sources))
@@ -66,14 +75,12 @@ def write_tokens(
         for split in SPLITS:
             order = seed if split == "train" or stream_folder is None else None
             streams = {
-                name: token_stream(
-                    corpus / name / f"{split}.jsonl", built, seed=order, cache_dir=Path(arrow)
-                )
-                for name in sources
+                name: token_stream(file, built, seed=order, cache_dir=Path(arrow))
+                for name, file in _files(corpus, sources, split).items()
             }
             for name, stream in streams.items():
                 counts[name][split] = {"tokens": count_tokens(stream)}
-            if stream_folder is not None:
+            if stream_folder is not None and streams:
                 write_stream(
                     list(streams.values()),
                     stream_folder / f"{split}.npy",
@@ -83,11 +90,21 @@ def write_tokens(
                 )
             for length in instance_lengths:
                 target = (instance_folder or scratch) / str(length)
+                if split == "validation":
+                    _write_validation(streams, built, length, target)
+                    continue
                 rows = _write_instances(streams, sources, split, built, length, target)
                 for name, count in rows.items():
                     tokens = count * (length - 2)
                     counts[name][split] |= {"instances": count, "instance_tokens": tokens}
     return {"vocabulary_size": len(built), "sources": counts}
+
+
+def _files(corpus: Path, sources: Iterable[str], split: str) -> dict[str, Path]:
+    """A split's file of each source; of validation text there may be none."""
+    files = {name: corpus / name / f"{split}.jsonl" for name in sources}
+    optional = split == "validation"
+    return {n: f for n, f in files.items() if not optional or (f.exists() and f.stat().st_size)}
 
 
 def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
@@ -118,6 +135,28 @@ def _write_instances(
     return rows
 
 
+def _write_validation(
+    streams: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", length: int, folder: Path
+) -> None:
+    """Instances of all sources together, whose own validation texts may be a few words."""
+    from datasets import concatenate_datasets
+
+    text = concatenate_datasets(list(streams.values())) if streams else None
+    if text is not None and count_tokens(text) >= length - 2:
+        path = folder / "validation.npy"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_instances(text, path, tokenizer=tokenizer, instance_length=length)
+
+
+def held_out_split(folder: Path | str, tokens: int) -> str:
+    """The split on which learning curves are measured: "evaluation" where validation is too short.
+
+    Of a corpus with few documents there may be no validation text, or less than `tokens`.
+    """
+    sizes = (np.load(file, mmap_mode="r").size for file in Path(folder).rglob("validation.npy"))
+    return "validation" if max(sizes, default=0) >= tokens else "evaluation"
+
+
 def masked_sequences(
     *, folder: Path | str, split: str, length: int, fraction: float
 ) -> MaskedSequences:
@@ -135,7 +174,7 @@ def masked_sequences(
     instances = root / str(length if length in lengths else lengths[0])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(root / "tokenizer")
     return MaskedSequences(
-        sorted(instances.glob(f"*/{split}.npy")),
+        sorted(instances.rglob(f"{split}.npy")),
         length=length,
         mask_token=tokenizer.mask_token_id,
         special_tokens=tokenizer.all_special_ids,

@@ -37,6 +37,8 @@ MASKED_ROWS = {
     "optimizer": "optimizer",
     "beta_1": "β₁",
     "beta_2": "β₂",
+    "momentum": "momentum (Muon)",
+    "adamw_rate": "AdamW's learning rate, in parts of Muon's",
     "weight_decay": "weight decay",
     "max_grad_norm": "largest gradient norm",
     "seed": "seed",
@@ -69,6 +71,8 @@ CAUSAL_ROWS = {
     "optimizer": "optimizer",
     "beta_1": "β₁",
     "beta_2": "β₂",
+    "momentum": "momentum (Muon)",
+    "adamw_rate": "AdamW's learning rate, in parts of Muon's",
     "weight_decay": "weight decay",
     "max_grad_norm": "largest gradient norm",
     "dropout": "dropout",
@@ -88,19 +92,32 @@ def table_3(tokens: Mapping[str, Any]) -> Table:
     ]
     head = ["whose", "corpus", "all", "training", "evaluation"]
     counts = ["training_documents", "evaluation_documents", "training_instances"]
-    data = pd.DataFrame([*ours, *paper], columns=[*head, *counts, "evaluation_instances"])
+    columns = [*head, *counts, "evaluation_instances", "copied"]
+    data = pd.DataFrame([*ours, *paper], columns=columns)
     display = data[["whose", "corpus"]].copy()
     for name in ("all", "training", "evaluation"):
         display[f"{name} tokens"] = [tokens_count(value) for value in data[name]]
     for name in (*counts, "evaluation_instances"):
         display[name.replace("_", " ")] = [whole(value) for value in data[name]]
+    display["copied words, %"] = [
+        DASH if pd.isna(value) else f"{100 * value:.1f}" for value in data["copied"]
+    ]
     caption = (
         "All: tokens of the source in training and evaluation text together. Training and "
         "evaluation: tokens in the instances of the masked language models, a dash where they do "
-        f"not use the source. Our vocabulary: {_vocabulary(tokens)}. The paper prints more "
-        "training tokens than tokens for PubMed."
+        "not use the source. Copied: words of the evaluation text that lie in a 13-gram of the "
+        f"training text of any source{_copied(tokens)}. Our vocabulary: {_vocabulary(tokens)}. The "
+        "paper prints more training tokens than tokens for PubMed."
     )
     return Table("table_3", "Table 3. Tokens of the training text", caption, data, display)
+
+
+def _copied(tokens: Mapping[str, Any]) -> str:
+    """The share over all sources, where it was counted."""
+    counts = [parts.get("evaluation", {}) for parts in tokens.get("sources", {}).values()]
+    words = sum(part.get("words", 0) for part in counts)
+    copied = sum(part.get("copied_words", 0) for part in counts)
+    return f", {100 * copied / words:.1f}% in all" if words else ""
 
 
 def _vocabulary(tokens: Mapping[str, Any]) -> str:
@@ -117,6 +134,8 @@ def _source_row(name: str, parts: Mapping[str, Mapping[str, int]]) -> dict[str, 
         row[label] = part.get("instance_tokens")
         row[f"{label}_documents"] = part.get("documents")
         row[f"{label}_instances"] = part.get("instances")
+    words = parts.get("evaluation", {}).get("words")
+    row["copied"] = parts["evaluation"]["copied_words"] / words if words else None
     return row
 
 
