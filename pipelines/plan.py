@@ -4,23 +4,25 @@ python -m pipelines.plan scale=paper
 python -m pipelines.plan scale=paper plan.one_step=true   # and one real step of each model
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tabulate import tabulate
 from torch import nn
 from transformers import RobertaForMaskedLM
 
 from pipelines.app import app
+from pipelines.train import class_name
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.training.causal import CausalTraining
 from value_aware_attention.training.masked import MaskedTraining
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.one_step import one_step
-from value_aware_attention.training.schedules import InverseSquareRoot, LinearWarmupDecay
+from value_aware_attention.training.schedules import LinearWarmupDecay
 
 # Known before any text is read: the paper's vocabulary rule on WikiText-103, RoBERTa's BPE.
 KNOWN_VOCABULARIES = {"WordLevel": 267_744, "PretrainedTokenizer": 50_265}
@@ -87,7 +89,7 @@ def causal_row(cfg: DictConfig) -> dict[str, Any]:
         "steps": size.steps,
         "tokens read": size.steps * size.batch_size * size.length,
         "operations": len(cfg.kernels) * size.steps * one_step,
-        "optimizer": f"AdamW, inverse sqrt, lr {size.learning_rate:g}, W {size.warmup_steps}",
+        "optimizer": recipe(size.optimizer, size.schedule),
     }
 
 
@@ -110,9 +112,18 @@ def masked_row(cfg: DictConfig, name: str) -> dict[str, Any]:
         "steps": size.steps,
         "tokens read": size.steps * size.batch_size * size.length,
         "operations": size.steps * one_step,
-        "optimizer": f"BertAdam, linear, lr {size.learning_rate:g}, "
-        f"warm-up {size.warmup_proportion:g}, clip {cfg.masked.max_grad_norm:g} a tensor",
+        "optimizer": recipe(cfg.masked.optimizer, {**cfg.schedule, "peak": size.learning_rate}),
     }
+
+
+def recipe(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> str:
+    """The optimizer and its learning rates in words."""
+    warmup = schedule.get("warmup_steps") or schedule.get("warmup_proportion")
+    clip = optimizer.get("max_grad_norm")
+    return (
+        f"{class_name(optimizer)}, {class_name(schedule)}, lr {schedule['peak']:g}, "
+        f"warm-up {warmup:g}" + (f", clip {clip:g} a tensor" if clip else "")
+    )
 
 
 def vocabulary(cfg: DictConfig, task: str) -> int:
@@ -138,11 +149,11 @@ def masked_model(cfg: DictConfig, length: int) -> RobertaForMaskedLM:
 
 
 def causal_training(cfg: DictConfig) -> CausalTraining:
-    """The causal LM in training; at its peak learning rate after one step."""
+    """The causal LM in training, without warm-up."""
     return CausalTraining(
         causal_model(cfg),
-        schedule=InverseSquareRoot(peak=cfg.causal.learning_rate, warmup_steps=1),
-        weight_decay=cfg.causal.weight_decay,
+        schedule=LinearWarmupDecay(peak=cfg.causal.learning_rate, warmup_proportion=0.0, steps=2),
+        optimizer=instantiate(cfg.causal.optimizer),
         seed=cfg.seed,
     )
 
@@ -152,8 +163,7 @@ def masked_training(cfg: DictConfig, size: DictConfig) -> MaskedTraining:
     return MaskedTraining(
         masked_model(cfg, size.length),
         schedule=LinearWarmupDecay(peak=size.learning_rate, warmup_proportion=0.0, steps=2),
-        weight_decay=cfg.masked.weight_decay,
-        max_grad_norm=cfg.masked.max_grad_norm,
+        optimizer=instantiate(cfg.masked.optimizer),
         seed=cfg.seed,
     )
 

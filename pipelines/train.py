@@ -31,6 +31,8 @@ from value_aware_attention.training.parts import check_parts
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
 """Of a training's config: a killed run may continue with other values."""
 
+OPTIMIZER_SETTINGS = ("weight_decay", "adamw_rate", "momentum", "max_grad_norm")
+
 CPU_SPEED = 1e11
 """fp32 operations a second, of a processor with a few cores: an order of magnitude."""
 
@@ -134,12 +136,17 @@ def memory_shortage_named(cfg: DictConfig) -> Iterator[None]:
         ) from None
 
 
+def class_name(component: Mapping[str, Any]) -> str:
+    """Of what a config instantiates."""
+    return str(component["_target_"].rpartition(".")[2])
+
+
 def metrics(
     cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The learning curve, its last point, and the hyper-parameters of Table 4."""
     module = plain(cfg.module)
-    schedule, betas = module.pop("schedule"), module.pop("betas")
+    schedule, optimizer = module.pop("schedule"), module.pop("optimizer")
     given = {**cfg.get("model", {}), **cfg.get("layers", {}), **cfg.get("positions", {})}
     hyperparameters = {
         **{key: value for key, value in given.items() if key not in ("_target_", "kernel")},
@@ -149,11 +156,11 @@ def metrics(
         "learning_rate": schedule["peak"],
         "warmup_steps": schedule.get("warmup_steps"),
         "warmup_proportion": schedule.get("warmup_proportion"),
-        "schedule": schedule["_target_"].rpartition(".")[2],
-        "optimizer": cfg.optimizer,
+        "schedule": class_name(schedule),
+        "optimizer": class_name(optimizer),
+        **{key: optimizer.get(key) for key in OPTIMIZER_SETTINGS},
         "gradient_accumulation": cfg.trainer.accumulate,
-        "beta_1": betas[0],
-        "beta_2": betas[1],
+        **dict(zip(("beta_1", "beta_2"), optimizer["betas"], strict=True)),
         **facts,
     }
     final = {key: value for key, value in curve[-1].items() if key != "step"}

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from pipelines.app import app
 from pipelines.train import train, trained_attention
 from value_aware_attention.data.batches import CausalBatches
+from value_aware_attention.data.tokens import held_out_split
 
 
 @app("train_causal")
@@ -32,7 +33,9 @@ def main(cfg: DictConfig) -> None:
     folder = Path(cfg.tokens)
     batches = CausalBatches(folder / "train.npy", steps=cfg.fit.steps, **cfg.batches)
     held_out = CausalBatches(
-        folder / "evaluation.npy", steps=cfg.training.evaluation_batches, **cfg.batches
+        folder / f"{held_out_split(folder, cfg.batches.batch_size * cfg.batches.length)}.npy",
+        steps=cfg.training.evaluation_batches,
+        **cfg.batches,
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     read = cfg.fit.steps * cfg.batches.batch_size * cfg.batches.length

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from pipelines.app import app
 from pipelines.train import train, trained_attention
 from value_aware_attention.data.batches import FrozenMaskedBatches, MaskedBatches
-from value_aware_attention.data.tokens import masked_sequences
+from value_aware_attention.data.tokens import held_out_split, masked_sequences
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
 from value_aware_attention.models.masked_lm import masked_kernel
@@ -31,7 +31,7 @@ def main(cfg: DictConfig) -> None:
     folder, length = Path(cfg.tokens), cfg.positions.length
     text, held_out = (
         masked_sequences(folder=folder, split=split, length=length, fraction=cfg.fraction)
-        for split in ("train", "evaluation")
+        for split in ("train", held_out_split(folder, length))
     )
     limit = cfg.training.evaluation_batches * cfg.batches.batch_size
     size = {"vocabulary_size": text.vocabulary_size, **cfg.positions}

@@ -116,10 +116,11 @@ def test_table_4_at_the_papers_scale(length: str, monkeypatch: pytest.MonkeyPatc
     assert (schedule.peak, schedule.warmup_proportion) == (5e-6, 0.1)
     assert schedule.steps == cfg.fit.steps == 2_476_000
     assert schedule._target_.endswith("LinearWarmupDecay")
-    assert list(module.betas) == [0.9, 0.98]
-    assert (module.weight_decay, module.max_grad_norm) == (0.01, 5.0)
+    optimizer = module.optimizer
+    assert optimizer._target_.endswith("BertAdam") and list(optimizer.betas) == [0.9, 0.98]
+    assert (optimizer.weight_decay, optimizer.max_grad_norm) == (0.01, 5.0)
     assert (cfg.positions.dropout, cfg.seed, cfg.trainer.accumulate) == (0.0, 42, 1)
-    assert cfg.optimizer == "BertAdam" and cfg.fraction == 0.15
+    assert cfg.fraction == 0.15
 
 
 def test_appendix_a2_at_the_papers_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,10 @@ def test_appendix_a2_at_the_papers_scale(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cfg.batches.length == 512 and cfg.batches.batch_size == 128
     assert cfg.fit.steps == 31_520 == 20 * 1_576
     assert (schedule.peak, schedule.warmup_steps) == (5e-4, 4000)
-    assert list(cfg.module.betas) == [0.9, 0.98] and cfg.module.weight_decay == 0.01
+    assert schedule._target_.endswith("InverseSquareRoot")
+    optimizer = cfg.module.optimizer
+    assert optimizer._target_ == "torch.optim.AdamW" and list(optimizer.betas) == [0.9, 0.98]
+    assert (optimizer.eps, optimizer.weight_decay) == (1e-8, 0.01)
     task = composed("evaluate").task
     assert (task.length, task.context, task.units) == (512, 400, None)  # every window
     assert composed("tokens").score_first

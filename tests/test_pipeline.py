@@ -142,6 +142,11 @@ def test_the_config_files_of_a_stage_are_tracked(name: str) -> None:
     for group in GROUPS & reached:
         file = f"conf/{group}/{choices[group]}.yaml"
         assert file in param_files or covers(deps, file, "/"), f"{name} must track {file}"
+    for choice, option in choices.items():
+        group, _, package = choice.partition("@")  # "optimizer@causal.optimizer"
+        if package in references(cfg, app):
+            file = f"conf/{group}/{option}.yaml"
+            assert covers(deps, file, "/"), f"{name} must track {file}"
     for file in param_files | {d for d in deps if d.startswith("conf/")}:
         assert (ROOT / file).exists()
 

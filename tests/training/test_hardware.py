@@ -101,7 +101,7 @@ def one_layer() -> CausalTraining:
     # not the exponential kernel: Adam enlarges the rounding of its keys' bias (test_parts.py)
     model = CausalLanguageModel(**size, kernel=Elu(), dropout=0.0)
     schedule = InverseSquareRoot(peak=1e-2, warmup_steps=5)
-    return CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=3)
+    return CausalTraining(model, schedule=schedule, seed=3)
 
 
 def compiled_run(folder: Path) -> None:

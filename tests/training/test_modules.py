@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.training.tiny import VOCABULARY, causal_batch, causal_module, masked_batch, masked_module
+from tests.training.tiny import (
+    VOCABULARY,
+    causal_batch,
+    causal_module,
+    masked_batch,
+    masked_module,
+    module_for,
+)
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+from value_aware_attention.training import BertAdam
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])
@@ -62,17 +70,30 @@ def test_masked_metrics() -> None:
 
 
 def test_optimizers_are_those_of_the_appendix() -> None:
-    causal = causal_module().optimizer()
+    causal = causal_module().configure_optimizers()["optimizer"]
     assert type(causal) is torch.optim.AdamW
-    (group,) = causal.param_groups
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-8, 0.01)
-    matrices, vectors = masked_module().optimizer().param_groups
-    assert (matrices["betas"], matrices["max_grad_norm"]) == ((0.9, 0.98), 5.0)
-    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.01, 0.0)
+    for group in causal.param_groups:
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-8, 0.01)
+    masked = masked_module().configure_optimizers()["optimizer"]
+    assert type(masked) is BertAdam
+    *matrices, vectors = masked.param_groups
+    assert (vectors["betas"], vectors["max_grad_norm"]) == ((0.9, 0.98), 5.0)
+    assert [group["weight_decay"] for group in masked.param_groups] == [0.01, 0.01, 0.0]
     assert all(p.ndim == 1 for p in vectors["params"])
+    assert all(p.ndim > 1 for group in matrices for p in group["params"])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_parameter_is_in_one_group_and_hidden_ones_are_matrices_of_layers(masked) -> None:
+    module = module_for(masked)
+    groups = module.parameter_groups()
     # ids: the tied output embedding is one parameter, in one group
-    sizes = [id(p) for group in (matrices, vectors) for p in group["params"]]
-    assert len(sizes) == len(set(sizes)) == len(list(masked_module().parameters()))
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) == set(map(id, module.parameters()))
+    (hidden,) = [group["params"] for group in groups if group["hidden"]]
+    in_layers = {id(p) for layer in module.layers() for p in layer.parameters() if p.ndim == 2}
+    assert set(map(id, hidden)) == in_layers and hidden
 
 
 def test_tokens_are_those_the_model_reads() -> None:

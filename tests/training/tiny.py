@@ -82,7 +82,7 @@ def causal_module(
         dropout=dropout,
     )
     schedule = InverseSquareRoot(peak=peak, warmup_steps=5)
-    return CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=seed)
+    return CausalTraining(model, schedule=schedule, seed=seed)
 
 
 def masked_module(*, dropout: float = 0.1, length: int = 12) -> MaskedTraining:
@@ -98,7 +98,7 @@ def masked_module(*, dropout: float = 0.1, length: int = 12) -> MaskedTraining:
         dropout=dropout,
     )
     schedule = LinearWarmupDecay(peak=1e-2, warmup_proportion=0.1, steps=30)
-    return MaskedTraining(model, schedule=schedule, weight_decay=0.01, max_grad_norm=5.0, seed=3)
+    return MaskedTraining(model, schedule=schedule, seed=3)
 
 
 def module_for(masked: bool) -> LanguageModeling:

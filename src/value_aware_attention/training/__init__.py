@@ -4,6 +4,7 @@ from value_aware_attention.training.bert_adam import BertAdam
 from value_aware_attention.training.causal import CausalTraining
 from value_aware_attention.training.fit import fit
 from value_aware_attention.training.masked import MaskedTraining
+from value_aware_attention.training.muon import Muon
 from value_aware_attention.training.one_step import one_step
 from value_aware_attention.training.schedules import InverseSquareRoot, LinearWarmupDecay
 
@@ -13,6 +14,7 @@ __all__ = [
     "InverseSquareRoot",
     "LinearWarmupDecay",
     "MaskedTraining",
+    "Muon",
     "fit",
     "one_step",
 ]

@@ -1,20 +1,22 @@
 """Training of the causal language model (A.2)."""
 
 import math
-from typing import Any
+from functools import partial
 
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import LinearCrossEntropyOptions
 from torch.nn.functional import linear_cross_entropy
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.training.flops import dense_parameters, training_flops
-from value_aware_attention.training.module import LanguageModeling
+from value_aware_attention.training.module import LanguageModeling, MakeOptimizer
 from value_aware_attention.training.schedules import Schedule
 
 __all__ = ["CausalTraining"]
+
+FAIRSEQ_ADAMW = partial(AdamW, lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, fused=True)
 
 CHUNK = 2**21  # logits at a time: 8 MB, what a processor's cache holds
 
@@ -22,7 +24,7 @@ CHUNK = 2**21  # logits at a time: 8 MB, what a processor's cache holds
 class CausalTraining(LanguageModeling):
     """Next-token prediction; a batch is (batch, length + 1) tokens.
 
-    AdamW with fairseq's settings: weight decay on every parameter, no clipping. The loss goes
+    By default with fairseq's AdamW: weight decay on every parameter, no clipping. The loss goes
     through the full vocabulary in chunks of tokens, so that the logits of a batch (of 70 GB at the
     paper's size) are never in memory at once.
     """
@@ -34,13 +36,10 @@ class CausalTraining(LanguageModeling):
         model: CausalLanguageModel,
         *,
         schedule: Schedule,
-        weight_decay: float,
         seed: int,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-8,
+        optimizer: MakeOptimizer = FAIRSEQ_ADAMW,
     ) -> None:
-        super().__init__(model, schedule=schedule, seed=seed)
-        self.weight_decay, self.betas, self.eps = weight_decay, (betas[0], betas[1]), eps
+        super().__init__(model, schedule=schedule, optimizer=optimizer, seed=seed)
 
     def loss(self, batch: Int[Tensor, "batch N1"], targets: float | None = None) -> Tensor:
         if targets is None:
@@ -77,10 +76,6 @@ class CausalTraining(LanguageModeling):
             width=weight.shape[1],
             length=batch.shape[1] - 1,
         )
-
-    def optimizer(self) -> Optimizer:
-        settings: dict[str, Any] = {"betas": self.betas, "eps": self.eps, "fused": True}
-        return AdamW(self.parameters(), lr=1.0, weight_decay=self.weight_decay, **settings)
 
     def _cross_entropy(self, batch: Int[Tensor, "batch N1"], reduction: str) -> Tensor:
         weight = self.model.embedding.weight

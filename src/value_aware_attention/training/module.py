@@ -2,6 +2,7 @@
 
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,16 @@ from value_aware_attention.training.schedules import Schedule
 
 __all__ = ["LanguageModeling"]
 
+MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+
 SHOWN = ("/loss", "/perplexity", "/error")  # in the progress bar
 
 
 class LanguageModeling(LightningModule):
-    """A model in training; subclasses say what the loss is and which optimizer takes the steps.
+    """A model in training; subclasses say what the loss is, `optimizer` takes the steps.
+
+    `optimizer` makes one of parameter groups, with lr = 1, which `schedule` multiplies: the 2-D
+    parameters of the layers (`hidden` true), other matrices, and vectors (`hidden` false).
 
     Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
     train/gradient_norm (before any clipping), train/tokens_per_second and, where it is known what
@@ -37,9 +43,15 @@ class LanguageModeling(LightningModule):
     peak_flops: float | None = None
     """Operations a second of one device at best."""
 
-    def __init__(self, model: nn.Module, *, schedule: Schedule, seed: int) -> None:
+    decays_vectors = True
+    """Whether weight decay shrinks biases and the weights of norms too."""
+
+    def __init__(
+        self, model: nn.Module, *, schedule: Schedule, optimizer: MakeOptimizer, seed: int
+    ) -> None:
         super().__init__()
         self.model, self.schedule, self.seed = model, schedule, seed
+        self.make_optimizer = optimizer
         self.curve: list[dict[str, float]] = []
         self.latest: dict[str, float] = {}
         self._totals: dict[str, Tensor] = {}
@@ -80,12 +92,22 @@ class LanguageModeling(LightningModule):
     def flops(self, batch: Batch, targets: float) -> float:
         """Operations of a forward and backward pass, `targets` tokens being predicted."""
 
-    @abstractmethod
-    def optimizer(self) -> Optimizer:
-        """With lr = 1: the schedule multiplies it."""
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Hidden matrices, other matrices and vectors, those of them that there are."""
+        hidden = [p for layer in self.layers() for p in layer.parameters() if p.ndim == 2]
+        known = set(map(id, hidden))
+        others = [p for p in self.parameters() if p.ndim > 1 and id(p) not in known]
+        vectors = [p for p in self.parameters() if p.ndim <= 1]
+        undecayed = {} if self.decays_vectors else {"weight_decay": 0.0}
+        groups: list[dict[str, Any]] = [
+            {"params": hidden, "hidden": True},
+            {"params": others, "hidden": False},
+            {"params": vectors, "hidden": False} | undecayed,
+        ]
+        return [group for group in groups if group["params"]]
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer()
+        optimizer = self.make_optimizer(self.parameter_groups())
         scheduler = LambdaLR(optimizer, self.schedule)
         return {
             "optimizer": optimizer,

@@ -1,0 +1,130 @@
+"""Muon beside a transcription of its update, torch's own AdamW, and itself continued."""
+
+import copy
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from tests.training.tiny import Batches, causal_module, masked_module
+from value_aware_attention.training import Muon, fit
+
+
+def parameters() -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+    draw = torch.Generator().manual_seed(0)
+    hidden, embedding, norm = (
+        nn.Parameter(torch.randn(shape, generator=draw)) for shape in ((6, 4), (9, 4), (4,))
+    )
+    return hidden, embedding, norm
+
+
+def optimizer(hidden: nn.Parameter, embedding: nn.Parameter, norm: nn.Parameter) -> Muon:
+    groups = [
+        {"params": [hidden], "hidden": True},
+        {"params": [embedding], "hidden": False},
+        {"params": [norm], "hidden": False, "weight_decay": 0.0},
+    ]
+    return Muon(groups, lr=0.02, adamw_rate=0.25, weight_decay=0.1)
+
+
+def gradients(step: int, *shapes: torch.Size) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, generator=draw) for shape in shapes]
+
+
+def take(steps: range, made: Muon, *params: nn.Parameter) -> None:
+    for step in steps:
+        for p, grad in zip(params, gradients(step, *(p.shape for p in params)), strict=True):
+            p.grad = grad
+        made.step()
+
+
+def test_hidden_matrices_move_along_the_orthogonal_factor_of_their_momentum() -> None:
+    hidden, *_ = params = parameters()
+    before, made = hidden.detach().clone(), optimizer(*params)
+    take(range(1), made, *params)
+    (grad, *_) = gradients(0, *(p.shape for p in params))
+    u, _, v = torch.linalg.svd(grad, full_matrices=False)
+    moved = before * (1 - 0.02 * 0.1) - hidden.detach()
+    size = 0.02 * 0.2 * 6**0.5  # as large as AdamW's update: 0.2 in root mean square
+    # five Newton-Schulz iterations leave singular values between about 0.7 and 1.2
+    direction = (moved / size).flatten()
+    cosine = torch.cosine_similarity(direction, (u @ v).flatten(), dim=0)
+    assert cosine > 0.97
+    assert torch.linalg.svdvals(moved / size).min() > 0.6
+    assert torch.linalg.svdvals(moved / size).max() < 1.3
+
+
+def test_everything_else_is_adamws() -> None:
+    ours, theirs = parameters(), parameters()
+    made = optimizer(*ours)
+    settings = {"lr": 0.02 * 0.25, "betas": (0.9, 0.98), "eps": 1e-8, "fused": True}
+    reference = [AdamW([theirs[1]], weight_decay=0.1, **settings)]
+    reference.append(AdamW([theirs[2]], weight_decay=0.0, **settings))
+    for step in range(5):
+        take(range(step, step + 1), made, *ours)
+        for p, grad in zip(theirs, gradients(step, *(p.shape for p in theirs)), strict=True):
+            p.grad = grad
+        for other in reference:
+            other.step()
+    assert torch.equal(ours[1], theirs[1]) and torch.equal(ours[2], theirs[2])
+
+
+def test_a_saved_and_loaded_optimizer_continues_bit_by_bit() -> None:
+    straight = parameters()
+    take(range(8), optimizer(*straight), *straight)
+    first = parameters()
+    made = optimizer(*first)
+    take(range(4), made, *first)
+    file = BytesIO()
+    torch.save(made.state_dict(), file)
+    file.seek(0)
+    second = copy.deepcopy(first)
+    continued = optimizer(*second)
+    continued.load_state_dict(torch.load(file, weights_only=True))
+    take(range(4, 8), continued, *second)
+    assert all(map(torch.equal, second, straight))
+    assert not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("build", [causal_module, masked_module])
+def test_a_training_that_was_killed_continues_bit_by_bit(build, tmp_path: Path) -> None:
+    masked = build is masked_module
+
+    def trained(folder: Path, breaks_at: int | None = None) -> list[Tensor]:
+        module = build()
+        module.make_optimizer = partial(Muon, lr=1.0)
+        fit(
+            module,
+            Batches(8, masked=masked, breaks_at=breaks_at),
+            Batches(2, masked=masked),
+            steps=8,
+            evaluate_every=4,
+            checkpoint_every=3,
+            checkpoint_folder=folder,
+            fingerprint="",
+            accelerator="cpu",
+            progress_bar=False,
+        )
+        return list(module.parameters())
+
+    straight = trained(tmp_path / "straight")
+    with pytest.raises(KeyError, match="killed"):
+        trained(tmp_path / "killed", breaks_at=6)
+    assert (tmp_path / "killed/last.ckpt").exists()
+    continued = trained(tmp_path / "killed")
+    assert all(map(torch.equal, continued, straight))
+
+
+def test_refuses_hidden_parameters_that_are_no_matrices() -> None:
+    with pytest.raises(ValueError, match="2D"):
+        Muon([{"params": [nn.Parameter(torch.zeros(3))], "hidden": True}], lr=1.0)
+
+
+def test_refuses_a_rate_that_is_not_positive() -> None:
+    with pytest.raises(ValueError, match=r"adamw_rate is 0; it must be positive"):
+        Muon([{"params": list(parameters())[:1], "hidden": True}], lr=1.0, adamw_rate=0)
