@@ -99,13 +99,19 @@ def check_gpu(cfg: DictConfig) -> None:
 
 
 def stages(cfg: DictConfig) -> Iterator[Stage]:
-    """Those of dvc.yaml up to the report, one for every value of a matrix."""
+    """Those of dvc.yaml up to the report, one for every value of a matrix.
+
+    What makes a causal model comes again for every one of `training.replicates`.
+    """
     pipeline: Any = OmegaConf.to_container(OmegaConf.load("dvc.yaml"), resolve=False)
     for name, stage in pipeline["stages"].items():
         axes = stage.pop("matrix", {})
         for axis, values in axes.items():
             for value in OmegaConf.select(cfg, values.strip("${}")):
-                yield read_stage(f"{name}@{value}", stage, {f"${{item.{axis}}}": value})
+                item = {f"${{item.{axis}}}": value}
+                yield read_stage(f"{name}@{value}", stage, item)
+                for replicate in cfg.training.replicates if axis == "kernel" else ():
+                    yield replicated(read_stage(f"{name}@{value}", stage, item), value, replicate)
         if not axes:
             yield read_stage(name, stage, {})
         if name == LAST:
@@ -124,6 +130,17 @@ def read_stage(name: str, stage: dict[str, Any], item: dict[str, str]) -> Stage:
         tuple(filled(stage["cmd"]).removeprefix("python -m ").split()),
         tuple(map(filled, stage["deps"])),
         tuple(map(filled, outs + stage.get("metrics", []))),
+    )
+
+
+def replicated(stage: Stage, kernel: str, replicate: str) -> Stage:
+    """The stage of a kernel for another training of its model (conf/replicate)."""
+    model, suffix = f"causal_{kernel}", f"_{replicate}"
+    return Stage(
+        f"{stage.name}-{replicate}",
+        (*stage.words, f"replicate={replicate}"),
+        tuple(dep.replace(model, model + suffix) for dep in stage.deps),
+        tuple(out.replace(model, model + suffix) for out in stage.outs),
     )
 
 

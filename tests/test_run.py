@@ -46,6 +46,35 @@ def test_the_stages_are_dvcs_up_to_the_report(monkeypatch: pytest.MonkeyPatch) -
         assert set(stage.outs) == outs
 
 
+def test_replicates_of_the_causal_models_have_stages_and_outputs_of_their_own(
+    started: Started, tmp_path: Path
+) -> None:
+    names = again(started, tmp_path, "training.replicates=[second,third]")
+    commands = dict(started)
+    kinds = ("train_causal@elu", "evaluate_causal@elu")
+    assert [n for n in names if n not in STAGES] == [
+        f"{kind}-{i}" for kind in kinds for i in ("second", "third")
+    ]
+    assert commands["train_causal@elu-third"][:3] == [
+        "pipelines.train_causal",
+        "kernel=elu",
+        "replicate=third",
+    ]
+    cfg = run.composed("plan", ["scale=smoke", "training.replicates=[second]"])
+    outs = {stage.name: set(stage.outs) for stage in run.stages(cfg)}
+    assert "outputs/models/causal_elu_second" in outs["train_causal@elu-second"]
+    assert "outputs/records/causal_elu_second.json" in outs["evaluate_causal@elu-second"]
+    for name in ("train_causal@elu", "evaluate_causal@elu"):
+        assert outs[name].isdisjoint(outs[f"{name}-second"])
+    first, second = (
+        run.composed("train_causal", ["scale=smoke", f"replicate={option}"]).train_causal
+        for option in ("first", "second")
+    )
+    assert (first.name, second.name) == ("causal_exponential", "causal_exponential_second")
+    assert (first.module.seed, second.module.seed, second.batches.seed) == (0, 1, 1)
+    assert first.tokens == second.tokens
+
+
 def test_a_stage_runs_again_where_a_value_it_reads_or_what_it_reads_from_changed(
     started: Started, tmp_path: Path
 ) -> None:
