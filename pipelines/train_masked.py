@@ -87,7 +87,8 @@ def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
 
 def check_masked(held_out: FrozenMaskedBatches) -> None:
     """Refuses held-out text on which nothing would be predicted."""
-    if len(held_out) and not any((batch["labels"] != IGNORED).any() for batch in held_out):
+    batches = (held_out[index] for index in range(len(held_out)))
+    if len(held_out) and not any((batch["labels"] != IGNORED).any() for batch in batches):
         raise ValueError(
             f"no masked token in {held_out.count} held-out sequences; masked.fraction is "
             f"{held_out.sequences.fraction:g}, raise it"
