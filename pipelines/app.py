@@ -1,10 +1,9 @@
 """What every app shares: composition, one-line errors, files that are never half-written."""
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,8 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from value_aware_attention.strict_json import to_json
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -99,6 +100,13 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
 
 
+def check_counts(given: Mapping[str, Any]) -> None:
+    """Raises ValueError for the first value, by its key, that is no whole number above 0."""
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{key} is {value}; it must be a whole number of at least 1")
+
+
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to fill that takes its place under `path` only when everything succeeded."""
@@ -115,9 +123,16 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Sorted, indented JSON; the file appears whole or not at all."""
+    """Sorted, indented JSON; the file appears whole or not at all.
+
+    Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
+    """
     target = Path(path)
+    try:
+        text = to_json(content, indent=1, sort_keys=True)
+    except ValueError as error:
+        raise ValueError(f"{target} was not written: {error}") from None
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    partial.write_text(text + "\n")
     partial.replace(target)

@@ -21,11 +21,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app, plain, write_json
+from pipelines.app import app, check_counts, plain, write_json
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
 from value_aware_attention.approximations.approximation import chunked, numbers_within
+from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.distributed import (
     is_first,
     own_device,
@@ -58,6 +59,7 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"each of the {processes()} processes would run the whole sweep: start -m without "
                 f"torchrun, or torchrun without -m"
             )
+        check_counts(counts(cfg))
         check_checkpoint(cfg)
         if not is_first():
             disable_progress_bar()
@@ -70,6 +72,16 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
                 f"evaluation.batch_size (it is {cfg.task.batch_size})"
             ) from error
+
+
+def counts(cfg: DictConfig) -> dict[str, Any]:
+    """On how much text an evaluation is made, by the keys that a user sets; None = on all of it."""
+    choices = HydraConfig.get().runtime.choices
+    units = "causal_units" if choices["model"] == "causal" else f"masked_units.{choices['length']}"
+    return {
+        "evaluation.batch_size": cfg.task.batch_size,
+        "evaluation.recorded_units": cfg.task.recorded_units,
+    } | ({} if cfg.task.units is None else {f"evaluation.{units}": cfg.task.units})
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -85,9 +97,9 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     task = instantiate(cfg.task, device=device)
     if attention := TrainedAttention.load(cfg.checkpoint):
         return own_attention(cfg, task, attention, hashes)
-    cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
+    cache = cells_kept(cfg, hashes)
     if cfg.approximation is not None:
-        cell = build_cell(cfg, cfg.choice, dict(cfg.approximation))
+        cell = build_cell(cfg, cfg.choice, plain(cfg.approximation))
         records, _ = evaluate_grid(task, [cell], cache)
         return row(cfg, records[-1])
     with tracked_by_first(cfg, "evaluate", hashes) as run:
@@ -96,6 +108,12 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         write(cfg, cfg.records, "evaluate", record)
         log_table(run, cfg, record)
     return {}
+
+
+def cells_kept(cfg: DictConfig, hashes: dict[str, str]) -> RecordCache:
+    """The cells computed before: of this model, data and task, by the same engine."""
+    searched = {"engine": engine(own_device())}
+    return RecordCache(cfg.cache, hashes | searched | {"task": plain(cfg.task)})
 
 
 def tracked_by_first(
@@ -139,7 +157,7 @@ def kernel_name(asked: str, attention: TrainedAttention) -> str:
 def grid(cfg: DictConfig, length: int) -> list[Cell]:
     """Every approximation with every combination of its axes."""
     return [
-        build_cell(cfg, name, {**cfg.methods[name], **setting})
+        build_cell(cfg, name, {**plain(cfg.methods[name]), **setting})
         for name, axes in cfg.axes.items()
         for setting in expand_axes(plain(axes), length)
     ]
@@ -168,6 +186,7 @@ def header(cfg: DictConfig, task: Task, exact: dict[str, Any]) -> dict[str, Any]
         "unit": task.unit,
         "scale": cfg.scale,
         "run_on": run_on()
+        | {"engine": engine(own_device())}
         | ({"processes": processes()} if processes() > 1 else {})
         | {
             "data": cfg.data,

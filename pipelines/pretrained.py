@@ -23,6 +23,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from pipelines.app import app, write_json
 from pipelines.provenance import file_hash, run_on
+from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.evaluation.output_error import output_error
 from value_aware_attention.evaluation.skewness_gap import skewness_gap
 from value_aware_attention.evaluation.task import LayerCall, LayerRecorder
@@ -122,7 +123,7 @@ def header(cfg: DictConfig, folder: Path, calls: list[LayerCall]) -> dict[str, A
         "heads": heads,
         "head_dim": head_dim,
         "text": f"{cfg.description}: {batch} windows of {keys} tokens",
-        "run_on": run_on(),
+        "run_on": run_on() | {"engine": engine()},
     }
 
 

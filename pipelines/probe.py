@@ -19,10 +19,11 @@ from omegaconf import DictConfig
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app
+from pipelines.app import app, plain
 from pipelines.evaluate import build_cell
 from pipelines.provenance import run_on
 from pipelines.tracking import tracked
+from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.data.text_files import TextFiles
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.probe import probe
@@ -42,7 +43,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     texts = [document.text for document in TextFiles(cfg.text)]
     tokenizer = load_tokenizer(cfg.tokenizer or cfg.model)
     model = load_model(cfg.model, dtype=precision(cfg.dtype))
-    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.to(torch.device(device))  # type: ignore[arg-type]
     name = cfg.name or Path(cfg.model).resolve().name
     with tracked(cfg, "probe", name) as tracker:
         report = probe(
@@ -51,7 +53,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
         )  # fmt: skip
         folder = Path(cfg.results) / name
-        write_probe(report.record | {"run_on": run_on()}, folder)
+        made_on = run_on() | {"engine": engine(device)}
+        write_probe(report.record | {"run_on": made_on}, folder)
         log_curves(tracker, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}
@@ -83,7 +86,7 @@ def methods(cfg: DictConfig) -> Mapping[str, Any]:
     """Every configured approximation as a function of the number of keys and the layer."""
 
     def build(name: str, r: int, layer: int) -> nn.Module:
-        return build_cell(cfg, name, {**cfg.methods[name], "r": r}).build(layer)
+        return build_cell(cfg, name, {**plain(cfg.methods[name]), "r": r}).build(layer)
 
     return {name: partial(build, name) for name in cfg.methods}
 

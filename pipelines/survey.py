@@ -16,7 +16,14 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.app import app, plain
-from pipelines.evaluate import build_cell, evaluating, header, tracked_by_first, write
+from pipelines.evaluate import (
+    build_cell,
+    cells_kept,
+    evaluating,
+    header,
+    tracked_by_first,
+    write,
+)
 from pipelines.provenance import file_hash
 from value_aware_attention.approximations import Exact
 from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
@@ -25,7 +32,6 @@ from value_aware_attention.evaluation.cells import Cell
 from value_aware_attention.evaluation.grid import evaluate_grid
 from value_aware_attention.evaluation.output_error import rounded
 from value_aware_attention.evaluation.task import LayerCall, Task
-from value_aware_attention.record_cache import RecordCache
 
 
 @dataclass(frozen=True)
@@ -71,9 +77,14 @@ def survey(cfg: DictConfig, device: str) -> None:
         for name, method in cfg.methods.items()
     ]
     plan = [cell for one in contenders for cell in cells(cfg, one, call, budgets)]
+    if not plan:
+        raise ValueError(
+            f"no method of the survey comes within {cfg.within:g} of survey.budgets {cfg.budgets}; "
+            f"a budget is a number of keys, at most {call.key.shape[-2]}"
+        )
     with tracked_by_first(cfg, "survey", hashes):
-        cache = RecordCache(cfg.cache, hashes | {"task": plain(cfg.task)})
-        (exact, *measured), _ = evaluate_grid(task, [cell for cell, _ in plan], cache)
+        found, _ = evaluate_grid(task, [cell for cell, _ in plan], cells_kept(cfg, hashes))
+        exact, *measured = found
         with_budget = [record | plan[i][1] for i, record in enumerate(measured)]
         record = header(cfg, task, exact) | hashes | {"cells": [exact, *with_budget]}
         record["picture"] = picture(cfg, contenders, task, call)

@@ -5,12 +5,13 @@ python -m pipelines.train_causal kernel=exponential attention=sliding_window
 """
 
 from pathlib import Path
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.app import app
+from pipelines.app import app, check_counts
 from pipelines.train import train, trained_attention
 from value_aware_attention.data.batches import CausalBatches
 from value_aware_attention.data.tokens import held_out_split
@@ -22,6 +23,7 @@ def main(cfg: DictConfig) -> None:
 
     CausalLanguageModel.load and AutoTokenizer read it.
     """
+    check_counts({f"causal.{name}": value for name, value in sizes(cfg).items()})
     attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
     if attention:
         attention.check_trainable(
@@ -53,6 +55,13 @@ def main(cfg: DictConfig) -> None:
         return instantiate(cfg.module, model.attend_with(attention) if attention else model)
 
     train(cfg, module, batches, held_out, save=lambda model, path: model.save(path), facts=facts)
+
+
+def sizes(cfg: DictConfig) -> dict[str, Any]:
+    """What there must be at least one of."""
+    model = {name: cfg.model[name] for name in ("layers", "width", "heads", "feedforward")}
+    batches = {name: cfg.batches[name] for name in ("length", "batch_size")}
+    return model | batches | {"steps": cfg.fit.steps}
 
 
 if __name__ == "__main__":

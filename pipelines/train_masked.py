@@ -7,12 +7,14 @@ python -m pipelines.train_masked length=short attention=sliding_window [attentio
 from functools import partial
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app
+from pipelines.app import app, check_counts
 from pipelines.train import train, trained_attention
 from value_aware_attention.data.batches import FrozenMaskedBatches, MaskedBatches
+from value_aware_attention.data.masking import IGNORED
 from value_aware_attention.data.tokens import held_out_split, masked_sequences
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
@@ -34,6 +36,8 @@ def main(cfg: DictConfig) -> None:
         for split in ("train", held_out_split(folder, length))
     )
     limit = cfg.training.evaluation_batches * cfg.batches.batch_size
+    frozen = FrozenMaskedBatches(held_out, limit=limit, **cfg.batches)
+    check_masked(frozen)
     size = {"vocabulary_size": text.vocabulary_size, **cfg.positions}
 
     def module():
@@ -48,7 +52,7 @@ def main(cfg: DictConfig) -> None:
         cfg,
         module,
         MaskedBatches(text, steps=cfg.fit.steps, **cfg.batches),
-        FrozenMaskedBatches(held_out, limit=limit, **cfg.batches),
+        frozen,
         save=partial(save_masked, attention=attention),
         facts={
             "initialisation": Path(cfg.warm_start).name if cfg.warm_start else "random",
@@ -63,7 +67,12 @@ def main(cfg: DictConfig) -> None:
 
 
 def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
-    """Refuses, before anything is read, an attention that cannot be trained at this size."""
+    """Refuses, before anything is read, sizes of 0 and an attention that cannot have this size."""
+    of_all = {**cfg.layers, "block": cfg.positions.block}
+    of_length = {"length": cfg.positions.length, **cfg.fit, "batch_size": cfg.batches.batch_size}
+    kind = HydraConfig.get().runtime.choices["length"]
+    check_counts({f"masked.{name}": value for name, value in of_all.items()})
+    check_counts({f"masked.{kind}.{name}": value for name, value in of_length.items()})
     if attention is not None:
         attention.check_trainable(
             kernel=masked_kernel(attention) or Exponential(),
@@ -74,6 +83,16 @@ def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
     start = TrainedAttention.load(cfg.warm_start) if cfg.warm_start else None
     if start and start.is_mixing and not (attention and attention.is_mixing):
         raise ValueError(f"{cfg.warm_start} was trained with {start}: it has no attention")
+
+
+def check_masked(held_out: FrozenMaskedBatches) -> None:
+    """Refuses held-out text on which nothing would be predicted."""
+    batches = (held_out[index] for index in range(len(held_out)))
+    if len(held_out) and not any((batch["labels"] != IGNORED).any() for batch in batches):
+        raise ValueError(
+            f"no masked token in {held_out.count} held-out sequences; masked.fraction is "
+            f"{held_out.sequences.fraction:g}, raise it"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Every option of every config group builds what it names."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,23 @@ def test_a_causal_model_is_named_by_its_attention_too(name: str, suffix: str) ->
     assert trained.name == evaluated.name == f"causal_exponential{suffix}"
     assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
     assert evaluated.task.model.folder._args_ == [evaluated.checkpoint]
+
+
+@pytest.mark.parametrize("model", options("model"))
+def test_another_checkpoint_or_text_is_another_everywhere(model: str) -> None:
+    """A path that stood in two places would be overridden in one of them."""
+    given = ("model.checkpoint=/other/model", "model.tokens=/other/text")
+    for app in ("evaluate", "survey"):
+        cfg = composed(app, f"model={model}", *given)[app]
+        section = OmegaConf.to_yaml(cfg.task, resolve=True)
+        assert "/other/model" in section and "/other/text" in section
+        assert "outputs/" not in section
+
+
+@pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda file: file.name)
+def test_no_file_writes_a_path_twice(file: Path) -> None:
+    paths = re.findall(r"\$\{paths\.\w+\}/[^\s'\"]+", file.read_text())
+    assert len(paths) == len(set(paths))
 
 
 @pytest.mark.parametrize("name", options("approximation"))

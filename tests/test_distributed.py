@@ -85,8 +85,8 @@ def evaluate_app(root: Path, *values: str) -> None:
     evaluate.main()
 
 
-def write_masked(root: Path) -> None:
-    """What the stages `tokens` and `train_masked` leave, random: three sequences of 16 tokens."""
+def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
+    """What the stages `tokens` and `train_masked` leave, random: three sequences, of 16 tokens."""
     folder = root / "outputs/tokens/masked"
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     names = [*special, *(f"w{i}" for i in range(VOCABULARY - len(special)))]
@@ -94,15 +94,15 @@ def write_masked(root: Path) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(words), mask_token="<mask>", bos_token="<s>", pad_token="<pad>"
     ).save_pretrained(folder / "tokenizer")
-    (folder / f"{LENGTH}/random").mkdir(parents=True)
-    rows = np.random.default_rng(0).integers(5, VOCABULARY, size=(3, LENGTH), dtype=np.uint16)
-    np.save(folder / f"{LENGTH}/random/evaluation.npy", rows)
+    (folder / f"{length}/random").mkdir(parents=True)
+    rows = np.random.default_rng(0).integers(5, VOCABULARY, size=(3, length), dtype=np.uint16)
+    np.save(folder / f"{length}/random/evaluation.npy", rows)
     torch.manual_seed(0)
     model = build_roberta(
-        vocabulary_size=VOCABULARY, layers=2, width=64, heads=1, feedforward=64, length=LENGTH,
+        vocabulary_size=VOCABULARY, layers=2, width=64, heads=1, feedforward=64, length=length,
         block=16, dropout=0.0,
     )  # fmt: skip
-    save_masked(model, root / "outputs/models/masked_short")
+    save_masked(model, root / f"outputs/models/masked_{name}")
 
 
 @pytest.fixture

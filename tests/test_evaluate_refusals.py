@@ -1,6 +1,7 @@
 """What an evaluation cannot be made of or in ends with one line that says what to do."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.provenance import file_hash
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
-from tests.test_distributed import write_masked
+from tests.test_distributed import GRID, write_masked
 from tests.training.processes import write_tokens
+from value_aware_attention.approximations.closest_combination import compiled
 from value_aware_attention.evaluation.causal import CausalTask
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -126,3 +129,110 @@ def test_less_memory_finds_the_same_cells_again(root: Path) -> None:
     for path, record in kept.items():
         small = json.loads((root / "other/cells" / path.name).read_text())
         assert small["unit_totals"] == pytest.approx(record["unit_totals"], rel=1e-5)
+
+
+@pytest.mark.parametrize("app", ["evaluate", "survey"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "evaluation.recorded_units=0",
+        "evaluation.causal_units=-1",
+        "evaluation.causal_units=1.5",
+        "evaluation.batch_size=0",
+        "evaluation.batch_size=abc",
+    ],
+)
+def test_amounts_that_are_no_count_are_refused_by_their_key(
+    root: Path, app: str, value: str
+) -> None:
+    key, _, given = value.partition("=")
+    message = refusal(f"{app} kernel=elu {value}", root)
+    assert f"{key} is {given}; it must be a whole number of at least 1" in message
+
+
+def test_units_of_a_masked_model_are_named_by_its_length(tmp_path: Path) -> None:
+    write_masked(tmp_path)
+    asked = "evaluate model=masked length=short evaluation.masked_units.short=0"
+    assert "evaluation.masked_units.short is 0; it must be" in refusal(asked, tmp_path)
+
+
+def test_windows_of_which_none_is_full_are_refused(root: Path) -> None:
+    """The first window of the stream has no context before it, and no layers are recorded on it."""
+    message = refusal("evaluate kernel=elu evaluation.causal_units=1", root)
+    assert "none of the 1 windows has 96 tokens" in message
+    assert "take more (evaluation.causal_units)" in message
+
+
+def test_a_survey_without_a_cell_leaves_no_record(root: Path) -> None:
+    message = refusal("survey kernel=elu survey.budgets=[100000]", root)
+    assert "survey.budgets [100000]" in message and "at most 96" in message
+    assert not (root / "outputs/survey").exists()
+
+
+SHORT = "evaluate model=masked length=short evaluation.masked_units.short=3"
+
+
+def test_text_without_a_masked_token_is_refused_and_the_record_stays(tmp_path: Path) -> None:
+    write_masked(tmp_path)
+    record = tmp_path / "outputs/records/masked_short.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("a good record")
+    with pytest.raises(SystemExit, match=r"^error: no masked token in 3 sequences.* 0\.0001"):
+        run_app(f"{SHORT} masked.fraction=0.0001", tmp_path)
+    assert record.read_text() == "a good record"
+
+
+def no_constants(name: str) -> None:
+    raise AssertionError(name)
+
+
+def test_a_record_of_one_sequence_is_json_and_has_no_intervals(tmp_path: Path) -> None:
+    write_masked(tmp_path)
+    one = SHORT.replace("short=3", "short=1")
+    run_app(" ".join([one, "masked.fraction=0.5", *GRID]), tmp_path)
+    written = (tmp_path / "outputs/records/masked_short.json").read_text()
+    for cell in json.loads(written, parse_constant=no_constants)["cells"]:
+        assert cell["value"] is not None
+        assert cell["low"] is cell["high"] is cell["difference_low"] is None
+
+
+def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_app("evaluate kernel=elu approximation=exact", root)
+    (exact,) = (root / ".cache/cells").iterdir()
+    monkeypatch.setattr(
+        "value_aware_attention.evaluation.cells._metric", lambda *sums: {"value": float("inf")}
+    )
+    with pytest.raises(SystemExit, match=r"^error: sliding_window r=4: value is inf, which JSON"):
+        run_app("evaluate kernel=elu approximation=sliding_window approximation.r=4", root)
+    assert list((root / ".cache/cells").iterdir()) == [exact]
+
+
+def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed(root: Path) -> None:
+    other = root / "elsewhere/model"
+    shutil.move(root / CAUSAL, other)
+    tokens = root / "elsewhere/evaluation.npy"
+    shutil.move(root / "outputs/tokens/causal/evaluation.npy", tokens)
+    given = (f"model.checkpoint={other}", f"model.tokens={tokens}")
+    run_app(" ".join(["evaluate", "kernel=elu", *given, *GRID]), root)
+    record = json.loads((root / "outputs/records/causal_elu.json").read_text())
+    assert (record["checkpoint"], record["data"]) == (file_hash([other]), file_hash([tokens]))
+
+
+def test_cells_of_one_engine_are_not_served_to_the_other(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.evaluate.measure_layers", lambda calls: {})
+    others = ("keys", "window_keys", "baseline_keys", "sampled_keys")
+    few = (*(f"grid.{name}=[]" for name in others), "grid.value_aware_keys=[4]")
+    engines = []
+    for library in (compiled.library, lambda: None):
+        monkeypatch.setattr(compiled, "library", library)
+        run_app(" ".join(["evaluate", "kernel=elu", *few]), root)
+        record = json.loads((root / "outputs/records/causal_elu.json").read_text())
+        engines.append((record["run_on"]["engine"], len(list((root / ".cache/cells").iterdir()))))
+    (first, kept), (second, all_kept) = engines
+    if first == "torch":
+        pytest.skip("no C++ compiler")
+    assert (first, second) == ("compiled", "torch") and all_kept == 2 * kept

@@ -1,5 +1,7 @@
 """Which methods a model may be trained with, and how each layer gets its own."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,35 @@ def test_it_is_described_in_the_models_folder(tmp_path: Path) -> None:
     lsh.save(tmp_path)
     assert TrainedAttention.load(tmp_path) == lsh
     assert str(lsh) == "LSH(r=8, rounds=2, seed=3)"
+
+
+def test_a_checkpoint_runs_no_code_but_the_librarys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "foreign_module.py").write_text(
+        "from pathlib import Path\n"
+        "from value_aware_attention.approximations import Exact\n"
+        f"Path({str(tmp_path / 'executed')!r}).touch()\n"
+        "class Method(Exact): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    described = {"target": "foreign_module.Method", "arguments": {}}
+    (tmp_path / "attention.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"asks for foreign_module\.Method, and only methods of"):
+        TrainedAttention.load(tmp_path)
+    assert "foreign_module" not in sys.modules and not (tmp_path / "executed").exists()
+
+
+def test_a_method_of_a_module_that_the_program_imported_is_found(tmp_path: Path) -> None:
+    learned = TrainedAttention(
+        f"{LearnedScale.__module__}.LearnedScale", {"head_dim": 4, "seed": 0}
+    )
+    learned.save(tmp_path)
+    assert TrainedAttention.load(tmp_path) == learned
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"target": 1, "arguments": {}}', "null"])
+def test_a_damaged_description_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "attention.json").write_text(text)
+    with pytest.raises(ValueError, match=r"attention\.json is damaged"):
+        TrainedAttention.load(tmp_path)

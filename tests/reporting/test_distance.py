@@ -13,6 +13,7 @@ from value_aware_attention.reporting.distance import (
 )
 from value_aware_attention.reporting.output_error_figures import FLOOR
 from value_aware_attention.reporting.pattern_figure import pattern_figures
+from value_aware_attention.reporting.table import DASH
 from value_aware_attention.reporting.trained_table import trained_table
 
 
@@ -84,3 +85,13 @@ def test_a_trained_model_stands_beside_the_same_method_swapped_in() -> None:
         "Fourier mixing (FNet)",
     ]
     assert "One training run each" in table.caption
+
+
+@pytest.mark.parametrize("task", ["causal", "masked"])
+def test_a_single_unit_has_no_interval_in_table_and_figure(task: str) -> None:
+    record = survey_record(task)
+    for one in record["cells"]:
+        one |= dict.fromkeys(("low", "high", "difference_low", "difference_high"))
+    assert set(distance_table([record]).display["interval"]) == {DASH}
+    [figure] = distance_figures([record])
+    assert all(row["low"] is None for row in rows(figure.chart) if "low" in row)

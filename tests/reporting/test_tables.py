@@ -71,12 +71,13 @@ def test_a_budget_above_the_length_is_a_dash(records):
     assert set(table_2(cut).display.iloc[0][["OVO-65", "OVA-65"]]) == {DASH}
 
 
-def test_an_interval_of_one_unit_is_a_dash(records):
+@pytest.mark.parametrize("unknown", [None, math.nan])
+def test_an_interval_of_one_unit_is_a_dash(records, unknown):
     single = copy.deepcopy(records)
     for record in single:
         for cell in record["cells"]:
             ends = ("low", "high", "difference_low", "difference_high")
-            cell.update(dict.fromkeys(ends, math.nan))
+            cell.update(dict.fromkeys(ends, unknown))
     assert set(table_1(single).display["95% interval"]) == {DASH}
     assert "nan" not in table_2(single).markdown()
 

@@ -115,8 +115,14 @@ class CausalTask:
 
     def layer_calls(self) -> list[LayerCall]:
         recorders = [LayerRecorder() for _ in self.model.layers]
+        full = self._full_windows()
+        if not full:
+            raise ValueError(
+                f"none of the {len(self.windows)} windows has {self.length} tokens, as the layers "
+                f"need that are recorded; take more (evaluation.causal_units)"
+            )
         with torch.inference_mode(), self.model.replaced_attention(lambda layer: recorders[layer]):
-            for window in self._full_windows()[: self.recorded_units]:
+            for window in full[: self.recorded_units]:
                 self._losses([window])
         return [
             recorder.call(self.model.kernel, is_causal=True, first_row=self.context)

@@ -26,6 +26,7 @@ from value_aware_attention.evaluation.task import LayerCall, Layerwise, Task, Un
 
 __all__ = ["Cell", "end_metric", "evaluate_cell", "evaluate_own", "expand_axes", "source_hash"]
 
+ENDS = ("low", "high", "difference_low", "difference_high")
 SCALES = {"error": 100.0, "cosine": 1.0}  # metrics that are the mean per target, times this
 
 
@@ -99,18 +100,18 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
     }
 
 
-def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float]:
-    """Value, paired difference to exact and their ends."""
+def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | None]:
+    """Value, paired difference to exact and their ends; None for the ends of a single unit."""
     interval = paired_difference(sums.totals, exact.totals, sums.counts)
     ends = (interval.estimate, interval.low, interval.high)
     if metric == "perplexity":
         baseline = math.exp(exact.mean())
-        value, low, high = (baseline * math.exp(min(end, 700.0)) for end in ends)
+        value, low, high = (baseline * math.exp(min(end, 600.0)) for end in ends)
     else:
         scale = SCALES[metric]
         baseline = scale * exact.mean()
         value, low, high = (baseline + scale * end for end in ends)
-    return {
+    measured = {
         "value": value,
         "low": low,
         "high": high,
@@ -118,6 +119,8 @@ def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float]:
         "difference_low": low - baseline,
         "difference_high": high - baseline,
     }
+    single = len(sums.counts) < 2
+    return {name: None if single and name in ENDS else x for name, x in measured.items()}
 
 
 @torch.inference_mode()

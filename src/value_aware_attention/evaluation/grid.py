@@ -34,14 +34,14 @@ def evaluate_grid(
     def exact_record() -> dict[str, Any]:
         return evaluate_cell(everything, task, recorded(), task.run(everything.build))
 
-    baseline = cache.get(cell_key(everything), exact_record)
+    baseline = _named(everything, cache, exact_record)
     exact = UnitSums(np.array(baseline["unit_totals"]), np.array(baseline["unit_counts"]))
     records = [baseline]
     with tqdm(cells, unit="cell", disable=not is_first()) as progress:
         for cell in progress:
             progress.set_postfix_str(_describe(cell))
             compute = partial(_compute, cell, task, recorded, exact)
-            records.append(cache.get(cell_key(cell), compute))
+            records.append(_named(cell, cache, compute))
     return records, recorded
 
 
@@ -60,6 +60,15 @@ def _compute(
     cell: Cell, task: Task, calls: Callable[[], list[LayerCall]], exact: UnitSums
 ) -> dict[str, Any]:
     return evaluate_cell(cell, task, calls(), exact)
+
+
+def _named(cell: Cell, cache: RecordCache, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The cell's record; what is wrong with it is said with its name."""
+    key = cell_key(cell)
+    try:
+        return cache.get(key, compute)
+    except ValueError as error:
+        raise ValueError(f"{_describe(cell)}: {error}") from error
 
 
 def _describe(cell: Cell) -> str:

@@ -25,7 +25,8 @@ class MaskedTask:
     """A masked LM and its evaluation sequences; sequence i is masked from (seed, i) alone.
 
     `units` None = all of them; fewer are taken evenly spaced over all sources. Raises ValueError
-    where the model has another vocabulary or fewer positions than the sequences need.
+    where the model has another vocabulary or fewer positions than the sequences need, and where no
+    token at all is masked.
     """
 
     metric = "error"
@@ -48,6 +49,11 @@ class MaskedTask:
         rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
         self.inputs = torch.cat([row["input_ids"] for row in rows])
         self.labels = torch.cat([row["labels"] for row in rows])
+        if not (self.labels >= 0).any():
+            raise ValueError(
+                f"no masked token in {len(rows)} sequences; masked.fraction is "
+                f"{sequences.fraction:g}, raise it or take more sequences"
+            )
         self.length = self.inputs.shape[1]
         self.head_dim = model.config.hidden_size // model.config.num_attention_heads
         self.batch_size, self.recorded_units = batch_size, recorded_units

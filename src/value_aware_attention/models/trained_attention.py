@@ -1,6 +1,7 @@
 """The attention that a model is trained with where it is not exact: a module for each layer."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -21,6 +22,7 @@ SEEDS_PER_LAYER = 1000
 """Layer l of a random method with seed s gets the seed 1000 s + l."""
 
 DESCRIPTION = "attention.json"
+LIBRARY = __name__.partition(".")[0] + "."
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,23 @@ class TrainedAttention:
 
     @classmethod
     def load(cls, folder: Path | str) -> "TrainedAttention | None":
-        """What a trained model's folder says; None where its attention is exact."""
+        """What a trained model's folder says; None where its attention is exact.
+
+        A folder may come from anyone, so nothing is imported for it but this library: a method of
+        another module is found only where the program has imported that itself. Raises ValueError
+        for others, and for a file that describes no method.
+        """
         path = Path(folder) / DESCRIPTION
-        return cls(**json.loads(path.read_text())) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            described = cls(**json.loads(path.read_text()))
+            module = described.target.rpartition(".")[0]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}): train the model again") from None
+        if not described.target.startswith(LIBRARY) and module not in sys.modules:
+            raise ValueError(
+                f"{path} asks for {described.target}, and only methods of {LIBRARY[:-1]} are "
+                f"imported for a checkpoint; import {module} first if you trust it"
+            )
+        return described

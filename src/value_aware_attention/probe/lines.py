@@ -100,8 +100,10 @@ def all_lines(record: Record) -> list[str]:
 
 
 def _with_interval(cell: Record, record: Record) -> str:
-    value, low, high = (_number(cell[name], record) for name in ("value", "low", "high"))
-    return value if low == "nan" else f"{value} [{low}, {high}]"
+    value = _number(cell["value"], record)
+    if cell["low"] is None:
+        return value
+    return f"{value} [{_number(cell['low'], record)}, {_number(cell['high'], record)}]"
 
 
 def _number(value: float, record: Record) -> str:

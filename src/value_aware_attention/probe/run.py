@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from value_aware_attention.approximations import Exact, OptimalValueAware
+from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.evaluation.cells import Cell, end_metric, source_hash
 from value_aware_attention.evaluation.grid import cell_key
 from value_aware_attention.evaluation.task import LayerCall, UnitSums
@@ -132,6 +133,7 @@ class ProbeRun:
             "weights": weights_hash(self.task.model),
             "kernel": repr(self.task.kernel),
             "device": weights.device.type,
+            "engine": engine(weights.device.type),
             "source": source_hash(self),
         }
 

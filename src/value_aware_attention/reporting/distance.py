@@ -19,7 +19,7 @@ from value_aware_attention.reporting.records import (
     series_label,
     settings,
 )
-from value_aware_attention.reporting.table import DASH, Table, number, times
+from value_aware_attention.reporting.table import DASH, Table, interval, number, times
 
 __all__ = ["distance_figures", "distance_table", "findings"]
 
@@ -178,7 +178,7 @@ def distance_table(records: Sequence[Record]) -> Table:
                     "cost, keys": number(row["cost"]),
                     "output error": _short(row["relative_output_error"]),
                     "loss or error": number(row["value"], 2),
-                    "interval": f"{number(row['low'], 2)} to {number(row['high'], 2)}",
+                    "interval": interval(row["low"], row["high"], 2),
                 }
             )
     caption = (

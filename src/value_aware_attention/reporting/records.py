@@ -116,9 +116,9 @@ def _mean_of_seeds(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     row, values = dict(rows[0]), [row["value"] for row in rows]
     mean = _geometric_mean if row["metric"] == "perplexity" else fmean
     if len(rows) > 1:
-        row |= {name: mean([row[name] for row in rows]) for name in ("value", "low", "high")}
-        for name in ("difference", "difference_low", "difference_high", "relative_output_error"):
-            row[name] = fmean(row[name] for row in rows) if row[name] is not None else None
+        for name in (*MEASURES[1:], "relative_output_error"):
+            average = mean if name in ("value", "low", "high") else fmean
+            row[name] = average([row[name] for row in rows]) if row[name] is not None else None
     return row | {"seeds": len(rows), "seeds_low": min(values), "seeds_high": max(values)}
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "ENGINES",
     "SEARCHES",
     "Problem",
+    "engine",
     "flatten",
     "negligible",
     "optimal_weights",
@@ -84,9 +85,16 @@ def _engine(problem: Problem, name: str | None) -> ModuleType:
     on_cpu = problem.value.device.type == "cpu"
     if name == "compiled" and not on_cpu:
         raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
-    if name is not None:
-        return ENGINES[name]
-    return compiled if on_cpu and compiled.library() is not None else batched
+    return ENGINES[name or engine(problem.value.device.type)]
+
+
+def engine(device: str = "cpu") -> str:
+    """The engine that searches on such a device where none is asked for: a key of ENGINES.
+
+    "compiled" on a CPU where the library can be built, "torch" elsewhere; they round differently.
+    """
+    on_cpu = torch.device(device).type == "cpu"
+    return "compiled" if on_cpu and compiled.library() is not None else "torch"
 
 
 def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> Tensor:

@@ -1,0 +1,60 @@
+"""Every option of conf/approximation as one cell, with the settings that it is shipped with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+from tests.test_apps import ROOT, run_app
+from tests.test_cluster import write_model
+from tests.test_distributed import write_masked
+from tests.training.processes import write_tokens
+from value_aware_attention.kernels import Elu, Exponential
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+OPTIONS = sorted(path.stem for path in (ROOT / "conf/approximation").glob("*.yaml"))
+MODELS = {
+    "kernel=elu": (Elu, True),
+    "model=masked length=long": (Exponential, False),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal and a masked model, both random."""
+    folder = tmp_path_factory.mktemp("models")
+    write_tokens(folder)
+    write_model(folder)
+    write_masked(folder, "long", 128)
+    return folder
+
+
+def parameters(cache: Path, name: str) -> list[dict]:
+    """Of the cells kept of one option."""
+    kept = (json.loads(path.read_text()) for path in (cache / "cells").glob("*.json"))
+    return [cell["parameters"] for cell in kept if cell["approximation"] == name]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_a_cell_of_a_model_or_refused_by_name(
+    root: Path, name: str, model: str
+) -> None:
+    shipped = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/approximation/{name}.yaml"))
+    method, (kernel, is_causal) = get_class(shipped.pop("_target_")), MODELS[model]
+    fits = kernel in (method.kernels or (kernel,)) and (method.supports_causal or not is_causal)
+    cache = root / ("causal" if is_causal else "masked")
+    command = f"evaluate {model} approximation={name} paths.cache={cache}"
+    if not fits:
+        with pytest.raises(SystemExit) as stop:
+            run_app(command, root)
+        message = str(stop.value)
+        assert message.startswith(f"error: {name}") and "\n" not in message
+        assert f"{method.__name__} does not support" in message or kernel.__name__ in message
+        assert not parameters(cache, name)
+        return
+    run_app(command, root)
+    shipped.pop("search", None)
+    assert parameters(cache, name) == [shipped]

@@ -1,0 +1,58 @@
+"""What nothing can be trained with ends with one line that names the key, before any work."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.test_apps import run_app
+from tests.test_distributed import LENGTH, write_masked
+from tests.training.processes import write_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    write_tokens(folder)
+    write_masked(folder)
+    rows = folder / f"outputs/tokens/masked/{LENGTH}/random"
+    np.save(rows / "train.npy", np.load(rows / "evaluation.npy"))
+    return folder
+
+
+def refusal(command: str, root: Path) -> str:
+    with pytest.raises(SystemExit) as stop:
+        run_app(command, root)
+    message = str(stop.value)
+    assert message.startswith("error: ") and "\n" not in message
+    assert not (root / ".cache").exists() and not (root / "outputs/metrics").exists()
+    return message
+
+
+@pytest.mark.parametrize(
+    ("app", "value"),
+    [
+        ("train_causal", "training.evaluation_batches=0"),
+        ("train_causal", "training.log_every=0"),
+        ("train_causal", "causal.batch_size=0"),
+        ("train_causal", "causal.layers=-1"),
+        ("train_causal", "causal.heads=0"),
+        ("train_causal", "causal.steps=1.5"),
+        ("train_causal", "causal.length=abc"),
+        ("train_masked length=short", "training.evaluation_batches=0"),
+        ("train_masked length=short", "masked.block=0"),
+        ("train_masked length=short", "masked.short.batch_size=0"),
+        ("train_masked length=long", "masked.long.steps=0"),
+    ],
+)
+def test_sizes_that_are_no_count_are_named(root: Path, app: str, value: str) -> None:
+    key, _, given = value.partition("=")
+    message = refusal(f"{app} {value}", root)
+    assert f"{key} is {given}; it must be a whole number of at least 1" in message
+
+
+def test_held_out_text_without_a_masked_token_is_refused(root: Path) -> None:
+    message = refusal("train_masked length=short masked.fraction=0.0001", root)
+    assert "no masked token in 3 held-out sequences; masked.fraction is 0.0001" in message
