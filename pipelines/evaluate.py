@@ -176,6 +176,7 @@ def build_cell(cfg: DictConfig, name: str, method: dict[str, Any]) -> Cell:
 
 def header(cfg: DictConfig, task: Task, exact: dict[str, Any]) -> dict[str, Any]:
     """What the numbers of a record are about and were made on."""
+    norms = exact.get("unit_squared_norms")
     return {
         "model": cfg.name,
         "task": "causal" if task.metric == "perplexity" else "masked",
@@ -192,20 +193,20 @@ def header(cfg: DictConfig, task: Task, exact: dict[str, Any]) -> dict[str, Any]
             "data": cfg.data,
             "targets": exact["count"],
             "evaluation_units": len(exact["unit_counts"]),
-        },
+        }
+        | ({"recorded_units": len(norms[0])} if norms else {}),
     }
 
 
 def row(cfg: DictConfig, record: dict[str, Any]) -> dict[str, Any]:
     """A cell as a line of the table that a multirun prints."""
-    error = record["relative_output_error"]
     metric = {key: record[key] for key in ("value", "low", "high", "count")}
     return {
         "model": cfg.name,
         "approximation": record["approximation"],
         **record["parameters"],
         **metric,
-        "relative_output_error": sum(error) / len(error),
+        "relative_output_error": record["relative_output_error"],
     }
 
 

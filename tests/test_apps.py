@@ -99,7 +99,8 @@ def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, mod
     assert len(full) >= 2
     for cell in full:
         assert cell["value"] == pytest.approx(exact["value"], rel=1e-3)
-        assert max(cell["relative_output_error"]) < 1e-9
+        assert max(cell["relative_output_error_by_layer"]) < 1e-9
+        assert cell["relative_output_error"] <= cell["relative_output_error_high"] < 1e-9
     for cell in cells:
         assert cell["count"] == sum(cell["unit_counts"]) > 0
         assert cell["low"] <= cell["value"] <= cell["high"]

@@ -21,7 +21,11 @@ def squared_output_error(
 def relative_output_error(
     approximate: Float[Tensor, "*batch V"], exact: Float[Tensor, "*batch V"]
 ) -> Float[Tensor, "*batch"]:
-    """||o - o~||^2 / ||o||^2 per query; 0 where both are zero."""
+    """||o - o~||^2 / ||o||^2 per query; 0 where both are zero.
+
+    The reports pool queries as a ratio of sums, not as the mean of these ratios, which queries with
+    a short output would decide.
+    """
     error = squared_output_error(approximate, exact)
     norm = working_precision(exact).square().sum(dim=-1)
     return (error / norm).where(error > 0, 0.0)

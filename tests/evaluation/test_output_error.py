@@ -25,12 +25,9 @@ from value_aware_attention.approximations import (
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.evaluation.cells import Cell
 from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
-from value_aware_attention.evaluation.output_error import (
-    oblivious_path,
-    output_error,
-    rounded,
-    sample_rows,
-)
+from value_aware_attention.evaluation.keys_needed import matching_keys
+from value_aware_attention.evaluation.output_error import oblivious_path, output_error, rounded
+from value_aware_attention.evaluation.sampled_rows import sample_rows
 from value_aware_attention.evaluation.skewness_gap import skewness_gap
 from value_aware_attention.evaluation.task import LayerCall, Layerwise, UnitSums
 from value_aware_attention.record_cache import RecordCache
@@ -181,6 +178,34 @@ def test_the_value_aware_curve_is_one_path_of_the_search_asked_for(
         assert errors[0] == pytest.approx(first, rel=1e-5)
         norm = (rows.weights() @ rows.value).square().sum(-1).mean().item()
         assert record["squared_norm"][layer] == pytest.approx(norm, rel=1e-5)
+
+
+def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
+    measured: tuple[list[LayerCall], dict],
+) -> None:
+    calls, record = measured
+    found = {(row["layer"], row["r"]): row for row in record["matching_keys"]}
+    assert set(found) == {(layer, r) for layer in (None, 0, 1) for r in (1, 2, 4)}
+    assert record["units"] == 2
+    sums, alone = [], []
+    for call in calls:
+        rows = sample_rows(call, 24)
+        weight, aware = oblivious_path(rows), rows.given_to(OptimalValueAware(5, "fast").path)
+        norm = (rows.weights() @ rows.value).square().sum(-1, keepdim=True)
+        sums.append([x.sum(dim=(1, 2)).numpy() for x in (weight, aware, norm)])
+        alone.append(list(zip(weight.flatten(0, 2), aware.flatten(0, 2), strict=True)))
+    for (layer, r), row in found.items():
+        chosen = range(2) if layer is None else [layer]
+        weight, aware, norm = (sum(sums[i][part] for i in chosen) for part in range(3))
+        pooled = matching_keys(weight, aware[:, r - 1], norm[:, 0])
+        assert {name: row[name] for name in ("keys", "low", "high")} == pooled
+        counts = [
+            next((size for size in range(1, 21) if by[size - 1] <= few[r - 1]), 20)
+            for i in chosen
+            for by, few in alone[i]
+        ]
+        assert row["median"] == sorted(counts)[(len(counts) - 1) // 2]
+        assert row["lower_quartile"] <= row["median"] <= row["upper_quartile"]
 
 
 def test_no_method_beats_the_value_aware_choice(measured: tuple[list[LayerCall], dict]) -> None:

@@ -1,6 +1,8 @@
 """End metrics against brute force: every target once, frozen masks, cells and skewness."""
 
+import json
 import math
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,17 +19,29 @@ from value_aware_attention.approximations import (
     Exact,
     OptimalValueAware,
     OptimalValueOblivious,
+    OrthogonalRandomFeatures,
+    SampledKeys,
+    SlidingWindow,
     chunked,
     lsh,
     optimal_value_aware,
 )
-from value_aware_attention.attention import attention_weights
+from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.evaluation import cells
 from value_aware_attention.evaluation.causal import CausalTask, context_windows
-from value_aware_attention.evaluation.cells import Cell, evaluate_cell, expand_axes, source_hash
+from value_aware_attention.evaluation.cells import (
+    Cell,
+    evaluate_cell,
+    expand_axes,
+    output_errors,
+    source_hash,
+)
 from value_aware_attention.evaluation.grid import cell_key
+from value_aware_attention.evaluation.intervals import ratio_of_sums
 from value_aware_attention.evaluation.masked import MaskedTask
+from value_aware_attention.evaluation.sampled_rows import ExactRows
 from value_aware_attention.evaluation.skewness import skewness, skewness_of
 from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
 from value_aware_attention.models import CausalLanguageModel, build_roberta
@@ -174,12 +188,124 @@ def test_a_cell_is_measured_against_exact_on_the_same_units(causal: CausalTask) 
     exact = causal.run(lambda layer: Exact())
     calls = causal.layer_calls()
     cell = Cell("optimal_v_oblivious", {"r": 1}, lambda layer: OptimalValueOblivious(1))
-    record = evaluate_cell(cell, causal, calls, exact)
+    record = evaluate_cell(cell, causal, [ExactRows.of(call) for call in calls], exact)
     sums = causal.run(cell.build)
     nats = (sums.totals - exact.totals).sum() / sums.counts.sum()
     assert record["value"] == pytest.approx(math.exp(exact.mean() + nats))
     assert record["count"] == 89 and len(record["unit_totals"]) == len(exact.totals)
-    assert len(record["relative_output_error"]) == 2 and record["queries"] == 2 * 2 * 8
+    assert record["queries"] == 2 * 2 * 8
+
+
+BUILD = {
+    "oblivious": lambda: OptimalValueOblivious(2),
+    "aware": lambda: OptimalValueAware(2),
+    "window": lambda: SlidingWindow(3),
+    "drawn": lambda: SampledKeys(3, 0),
+    "features": lambda: OrthogonalRandomFeatures(16, 0),
+}
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
+    causal: CausalTask, name: str
+) -> None:
+    """Of every scored query, head and layer: not a mean of ratios, whatever rows a method gets."""
+    calls = causal.layer_calls()
+    if name == "features":  # it approximates another kernel
+        calls = [replace(call, kernel=kernels.Exponential()) for call in calls]
+    found = output_errors(
+        Cell(name, {}, lambda layer: BUILD[name]()), [ExactRows.of(call) for call in calls]
+    )
+    errors, norms = [], []
+    with torch.no_grad():
+        for call in calls:
+            options = {"kernel": call.kernel, "is_causal": True}
+            exact = attention(call.query, call.key, call.value, **options)
+            output = BUILD[name]()(call.query, call.key, call.value, **options)
+            errors.append((exact - output)[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
+            norms.append(exact[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
+    errors, norms = np.array(errors), np.array(norms)
+    np.testing.assert_allclose(found["unit_squared_errors"], errors, rtol=1e-3)
+    np.testing.assert_allclose(found["unit_squared_norms"], norms, rtol=1e-4)
+    _, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
+    assert found["relative_output_error"] == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
+    assert found["relative_output_error_low"] == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
+    assert found["relative_output_error_high"] == pytest.approx(high, rel=1e-2)
+    layers = errors.sum(axis=1) / norms.sum(axis=1)
+    assert found["relative_output_error_by_layer"] == pytest.approx(layers, rel=1e-3)
+
+
+def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: CausalTask) -> None:
+    layers = [ExactRows.of(call) for call in causal.layer_calls()]
+    found = output_errors(Cell("broken", {}, lambda layer: NotANumber()), layers)
+    assert found["relative_output_error"] is None
+    assert found["relative_output_error_by_layer"] == [None, None]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+class NotANumber(torch.nn.Module):
+    def forward(self, query: torch.Tensor, key: object, value: object, **options: object):
+        return torch.full_like(query, torch.nan)
+
+
+def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: CausalTask) -> None:
+    layers = [ExactRows.of(call) for call in causal.layer_calls()]
+    found = output_errors(Cell("aware", {}, lambda layer: OptimalValueAware(2)), layers)
+    assert found["largest_support"] == 2 and 0 < found["largest_error"] < 1
+    assert "largest_support" not in output_errors(
+        Cell("window", {}, lambda layer: SlidingWindow(2)), layers
+    )
+
+
+def test_one_recorded_unit_has_an_output_error_without_an_interval(causal: CausalTask) -> None:
+    causal.recorded_units = 1
+    layers = [ExactRows.of(call) for call in causal.layer_calls()]
+    found = output_errors(Cell("one", {}, lambda layer: OptimalValueOblivious(1)), layers)
+    assert found["relative_output_error"] > 0 and found["relative_output_error_high"] is None
+
+
+def test_recorded_windows_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
+    task = causal_task(tmp_path, 90, 20, 12)
+    task.recorded_units = 3
+    full = [window for window in task.windows if window[2] - window[0] == 20]
+    starts = [window[0] for window in task.recorded_windows()]
+    assert starts == [full[i][0] for i in evenly_spaced(len(full), 3)]
+    assert starts[-1] > full[len(full) // 2][0]
+    assert len(task.layer_calls()[0].query) == 3
+    assert task.first_tokens(4) == task.stream[starts[0] : starts[0] + 4].tolist()
+
+
+def test_recorded_sequences_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
+    some, every = masked_task(tmp_path, None), masked_task(tmp_path, None)
+    every.recorded_units = 9
+    for few, all_nine in zip(some.layer_calls(), every.layer_calls(), strict=True):
+        torch.testing.assert_close(few.query, all_nine.query[[0, 4]])
+
+
+@pytest.mark.parametrize("build", [OptimalValueOblivious, OptimalValueAware])
+@pytest.mark.parametrize("model", ["causal", "masked"])
+def test_the_last_layer_answers_only_for_scored_positions_and_no_score_changes(
+    tmp_path: Path, model: str, build: type
+) -> None:
+    task = causal_task(tmp_path, 90, 20, 12) if model == "causal" else masked_task(tmp_path, None)
+    rows = [0, 0]
+
+    class Counted(build):
+        def choose(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            rows[self.layer] += inputs.query.shape[-2]
+            return super().choose(inputs)
+
+    def method(layer: int) -> torch.nn.Module:
+        made = Counted(2)
+        made.layer = layer
+        return made
+
+    found = task.run(method)
+    assert rows[1] < 0.75 * rows[0]
+    # A method that says it cannot answer a query alone gets the whole call.
+    whole = task.run(lambda layer: type("Whole", (build,), {"queries_alone": False})(2))
+    np.testing.assert_allclose(found.totals, whole.totals, rtol=1e-4)
+    np.testing.assert_array_equal(found.counts, whole.counts)
 
 
 def test_axes_expand_to_budgets_that_fit() -> None:

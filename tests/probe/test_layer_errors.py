@@ -3,20 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.attention import attention
-from value_aware_attention.evaluation.output_error import sample_rows
+from value_aware_attention.evaluation.keys_needed import keys_needed, matching_keys
+from value_aware_attention.evaluation.sampled_rows import sample_rows
 from value_aware_attention.evaluation.task import LayerCall
 from value_aware_attention.probe.layer_errors import (
     AWARE,
     OBLIVIOUS,
     LayerErrors,
-    keys_needed,
     layer_error,
 )
 
@@ -121,18 +118,17 @@ def test_needed_keys_cover_all_layers_each_layer_and_each_head() -> None:
         assert row["high"] == keys_needed(high[place], row["share"])
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    curve=arrays(float, st.integers(1, 9), elements=st.floats(0, 2)), share=st.floats(0.001, 1.5)
-)
-def test_keys_needed_is_the_first_size_that_is_close_enough(
-    curve: np.ndarray, share: float
-) -> None:
-    found = keys_needed(curve, share)
-    assert all(curve[size] > share for size in range(found - 1))
-    assert curve[found - 1] <= share or found == len(curve)
+def test_matching_keys_pool_layers_and_heads_within_a_window() -> None:
+    made = errors()
+    norm = made.squared_norm.sum(axis=(1, 2, 3))
+    oblivious, aware = (made.paths[name].sum(axis=(1, 2)) for name in (OBLIVIOUS, AWARE))
+    found = made.matching([1, 2, DIM, DIM + 1])
+    assert [row.pop("r") for row in found] == [1, 2, DIM]  # DIM + 1 value-aware keys are exact
+    assert found == [matching_keys(oblivious, aware[:, r - 1], norm) for r in (1, 2, DIM)]
+    assert all(row["low"] <= row["keys"] <= row["high"] for row in found)
 
 
 def test_one_window_has_no_interval() -> None:
     rows = errors(windows=1).needed()
     assert all(row["low"] is None and row["high"] is None and row["keys"] for row in rows)
+    assert all(row["low"] is None and row["keys"] for row in errors(windows=1).matching([1, 2]))

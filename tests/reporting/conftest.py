@@ -11,6 +11,7 @@ RUN_ON = {
     "versions": {"torch": "0.0"},
     "data": "synthetic test records",
     "evaluation_units": 90,
+    "recorded_units": 8,
     "targets": 5000,
 }
 R_GRID = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256)
@@ -40,7 +41,12 @@ def _cell(approximation, parameters, exact, value, spread, output_error, count=5
         "difference_high": high - exact,
         "unit_totals": [1.0, 2.0],
         "unit_counts": [2500, 2500],
-        "relative_output_error": [output_error, output_error * 1.5],
+        "relative_output_error": output_error * 1.25,
+        "relative_output_error_low": output_error,
+        "relative_output_error_high": output_error * 1.5,
+        "relative_output_error_by_layer": [output_error, output_error * 1.5],
+        "unit_squared_errors": [[output_error] * 8, [output_error * 1.5] * 8],
+        "unit_squared_norms": [[1.0] * 8, [1.0] * 8],
         "queries": 4096,
     }
 
@@ -123,7 +129,21 @@ def _output_error(kernel, rate, keys, layers):
         **{name: curve(few, 2.0 * factor, rate, 1e9) for name, p, factor in METHODS if not p},
     }
     head = {"search": "default", "rows": 256, "keys": keys, "head_dim": 64, "kernel": kernel}
+    matching = [
+        {"layer": layer, "r": r, **_matching(keys, r, layer)}
+        for layer in (None, *range(layers))
+        for r in SMALL_R
+    ]
+    head |= {"units": 8, "matching_keys": matching}
     return {**head, "squared_norm": norms, "methods": methods}
+
+
+def _matching(keys, r, layer):
+    """More keys by weight than value-aware ones, an interval around them, and quartiles below."""
+    needed = min(keys, int(3 * r**1.2) + (layer or 0))
+    ends = {"low": needed - 1, "high": min(keys, needed + 2)}
+    quartiles = {"lower_quartile": r, "median": r + needed // 4, "upper_quartile": needed}
+    return {"keys": needed, **ends, **quartiles}
 
 
 def _skewness_gap(kernel, flatness, keys, layers):

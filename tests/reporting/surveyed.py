@@ -6,7 +6,9 @@ def cell(approximation, parameters, budget, error, value):
     measured = {"value": value, "low": low, "high": high, "difference": value - 100.0}
     measured |= {"difference_low": low - 100.0, "difference_high": high - 100.0, "count": 50}
     place = {} if budget is None else {"budget": budget, "cost": budget * 1.02}
-    layers = {"relative_output_error": [error, 3 * error]}
+    layers = {"relative_output_error": 2 * error, "relative_output_error_low": 1.5 * error}
+    layers |= {"relative_output_error_high": 3 * error}
+    layers |= {"relative_output_error_by_layer": [error, 3 * error]}
     return {"approximation": approximation, "parameters": parameters} | measured | layers | place
 
 
@@ -26,6 +28,7 @@ def survey_record(task="causal"):
             ),
         ]
     run_on = {"hardware": "none", "versions": {"torch": "0"}, "data": "synthetic", "targets": 50}
+    run_on |= {"evaluation_units": 40, "recorded_units": 8}
     weights = [[1.0, 0.0], [0.5, -0.25]]
     panels = [
         {"approximation": "exact", "parameters": {}, "cost": None, "weights": weights},

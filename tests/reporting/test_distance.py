@@ -36,19 +36,25 @@ def test_the_figure_draws_every_method_at_its_cost() -> None:
     drawn = rows(figure.chart)
     assert figure.name == "distance_causal_elu" and "elu" in figure.title
     assert {row["series"] for row in drawn if "series" in row} >= {"OVO", "OVA", "strided"}
-    assert min(row["error"] for row in drawn if "error" in row) == FLOOR
+    errors = [row for row in drawn if "relative_output_error" in row]
+    assert min(row["relative_output_error"] for row in errors) == FLOOR
+    by_cost = {(row["series"], round(row["cost"])): row for row in errors}
+    strided = by_cost["strided", 16]
+    ends = [strided[f"relative_output_error{end}"] for end in ("_low", "", "_high")]
+    assert ends == pytest.approx([0.15, 0.2, 0.3])
     assert {round(row["cost"], 2) for row in drawn if "cost" in row} == {16.32, 65.28}
 
 
 def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
     said = findings(survey_record())
-    assert "At 16 keys the closest practical method is strided: output error 0.2" in said
+    known = "At 16 keys the closest practical method is strided: output error 0.2 (0.15 to 0.3)"
+    assert known in said
     assert "× 5.00 OVA's (0.04)" in said and "× 0.50 OVO's (0.4)" in said
     assert "far above OVA's (0)" in said  # nothing to divide by at 64 keys
     moved = survey_record()
     for one in moved["cells"]:
         if one["approximation"] == "sliding_window":
-            one["relative_output_error"] = [0.001, 0.001]
+            one["relative_output_error"] = 0.001
     assert "closest practical method is sliding window" in findings(moved)
 
 
@@ -58,6 +64,23 @@ def test_the_table_has_every_setting_sorted_within_a_budget() -> None:
     first = table.display["method"].tolist()[:6]
     assert first == ["OVA", "sampled from α", "strided", "OVO", "sliding window", "random keys"]
     assert "synthetic" in table.markdown() and "stride" not in table.display.columns
+    row = table.display.iloc[2]
+    assert row["output error"] == "0.2 (0.15 to 0.3)" and row["range over seeds"] == DASH
+    drawn = table.display.iloc[5]
+    assert drawn["range over seeds"] == f"{math.log(130):.2f} to {math.log(132):.2f}"
+    ends = table.data[["relative_output_error_low", "relative_output_error_high"]]
+    assert (ends.iloc[:, 0] <= ends.iloc[:, 1]).all()
+
+
+def test_captions_say_what_an_output_error_is_and_on_how_many_units_it_was_measured() -> None:
+    table, [figure] = distance_table([survey_record()]), distance_figures([survey_record()])
+    for caption in (table.caption, figure.caption):
+        assert (
+            "the sum of |o − õ|² over queries, heads and layers, divided by that of |o|²" in caption
+        )
+        assert "Measured on 8 windows (causal_elu), evenly spaced" in caption
+        assert "covers the text and not the draws" in caption
+    assert "50 targets in 40 windows" in figure.caption  # the end metric's own
 
 
 def test_the_picture_scales_every_query_by_its_largest_weight() -> None:

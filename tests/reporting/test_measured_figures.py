@@ -84,12 +84,13 @@ def test_keys_needed_draws_the_counts_and_the_diagonal(records):
     measured = of_records(records)
     drawn = rows(keys_needed_figure(measured))
     expected = {
-        (item.label, r): keys_needed(item.output_error, r)
+        (item.label, r): keys_needed(item.output_error, r)["keys"]
         for item in measured
         if item.output_error
         for r in sizes_to_compare(item.output_error)
     }
     found = {(row["series"], row["r"]): row["needed"] for row in drawn if "series" in row}
+    assert all(row["low"] < row["needed"] < row["high"] for row in drawn if "series" in row)
     assert found == expected
     assert all(row["text"] == str(row["needed"]) for row in drawn if "series" in row)
     assert [(row["r"], row["needed"]) for row in drawn if "series" not in row] == [(1, 1), (32, 32)]

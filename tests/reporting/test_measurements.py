@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 
 from value_aware_attention.reporting.headline import headline
@@ -12,17 +10,17 @@ from value_aware_attention.reporting.measurements import (
     total_error,
 )
 from value_aware_attention.reporting.records import model_named
-from value_aware_attention.reporting.table import DASH
 
 # Two layers of norms 1 and 9: weighed by them, errors pool to the numbers in the tests.
 OBLIVIOUS = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0], [9.0, 8.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.0]]
 AWARE = [[0.8, 0.3, 0.3, 0.0, 0.0], [6.0, 4.4, 2.3, 0.7, 0.0]]
 
 
-def measured(oblivious=OBLIVIOUS, aware=AWARE, keys=8):
+def measured(oblivious=OBLIVIOUS, aware=AWARE, keys=100, sizes=(1, 2)):
     return {
         "search": "default",
         "rows": 256,
+        "units": 8,
         "keys": keys,
         "head_dim": 4,
         "kernel": "exponential",
@@ -34,7 +32,16 @@ def measured(oblivious=OBLIVIOUS, aware=AWARE, keys=8):
             },
             "optimal_v_aware": {"sizes": [*range(1, len(aware[0]) + 1)], "layers": aware},
         },
+        "matching_keys": [match(layer, r) for layer in (None, 0, 1) for r in sizes],
     }
+
+
+def match(layer, r):
+    """Ten times as many keys, one more a layer."""
+    keys = 10 * r + (layer or 0)
+    ends = {"keys": keys, "low": keys - 1, "high": keys + 2}
+    quartiles = {"lower_quartile": r, "median": r + 1, "upper_quartile": keys}
+    return {"layer": layer, "r": r, **ends, **quartiles}
 
 
 def test_errors_pool_as_sums_over_the_sum_of_norms():
@@ -44,48 +51,28 @@ def test_errors_pool_as_sums_over_the_sum_of_norms():
     assert [row["r"] for row in error_rows(measured(), "optimal_v_aware")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("r", "needed"), [(1, 3), (2, 3), (4, 8)])
-def test_keys_needed_is_the_first_size_with_at_most_the_error(r, needed):
-    assert keys_needed(measured(), r) == needed
-
-
-def test_keys_needed_of_one_layer_is_its_own():
-    assert [keys_needed(measured(), r, layer=0) for r in (1, 2, 4)] == [2, 7, 8]
-    assert [keys_needed(measured(), r, layer=1) for r in (1, 2, 4)] == [3, 3, 7]
-
-
-def test_an_equal_error_suffices():
-    same = measured(aware=[[0.7], [4.0]])
-    assert keys_needed(same, 1) == 3
-
-
-def test_all_keys_suffice_whatever_rounding_left_of_their_error():
-    rough = copy.deepcopy(OBLIVIOUS)
-    rough[0][-1] = 1e-12
-    exact = [[0.8, 0.3, 0.3, 0.0], [6.0, 4.4, 2.3, 0.0]]
-    assert keys_needed(measured(rough, exact), 4) == 8
-    assert keys_needed(measured(rough, exact, keys=9), 4) is None
-
-
-def test_a_size_that_was_not_measured_is_none():
+def test_a_match_is_the_records_own_pooled_or_of_a_layer():
+    assert keys_needed(measured(), 2)["keys"] == 20 and keys_needed(measured(), 2)["low"] == 19
+    assert keys_needed(measured(), 2, layer=1)["keys"] == 21
     assert keys_needed(measured(), 16) is None
 
 
-def test_the_sentence_has_the_counted_numbers():
-    few = [[0.0] * 3 + [0.05] * 13, [0.0] * 3 + [2.55] * 4 + [0.5] * 9]
-    many = [[0.0] * 600, [9.0] * 68 + [2.0] * 125 + [0.4] * 407]
-    text = keys_needed_sentence(measured(many, few, keys=600))
-    assert text == (
-        "4 value-aware keys match 69 keys chosen by attention weight, 8 match 194, "
-        "16 match 194 of 600"
+def test_the_sentence_has_the_counts_with_their_intervals_and_the_median_query():
+    assert keys_needed_sentence(measured(sizes=(1, 4, 8))) == (
+        "4 value-aware keys match 40 (39 to 42) keys chosen by attention weight, 8 match 80 (79 to "
+        "82) of 100 (errors pooled; matched query by query, the median is 5, 9)"
     )
 
 
-def test_the_sentence_leaves_out_sizes_that_are_all_keys_or_not_measured():
-    assert keys_needed_sentence(measured()) == (
-        "4 value-aware keys match 8 keys chosen by attention weight of 8"
-    )
-    assert "not measured" in keys_needed_sentence(measured(keys=4))
+def test_a_count_without_an_interval_stands_alone():
+    one = measured(sizes=(4,))
+    for match in one["matching_keys"]:
+        match |= {"low": None, "high": None}
+    assert keys_needed_sentence(one).startswith("4 value-aware keys match 40 keys chosen")
+
+
+def test_the_sentence_says_where_nothing_was_counted():
+    assert "not measured" in keys_needed_sentence(measured(sizes=()))
 
 
 def test_models_are_named_and_those_without_the_measurement_stay(records):
@@ -101,19 +88,25 @@ def test_models_are_named_and_those_without_the_measurement_stay(records):
     assert found[-1].output_error is None and len({item.mark for item in found}) == 5
 
 
-def test_the_table_has_pooled_counts_and_its_csv_the_layers(records):
+def test_the_table_has_pooled_counts_with_intervals_and_its_csv_the_layers(records):
     table = keys_needed_table(of_records(records), "setting.")
     errors = model_named(records, "causal_elu")["output_error"]
     needed = keys_needed(errors, 4)
     rows = table.data[(table.data["model"] == "causal, elu") & (table.data["r"] == 4)]
     assert rows["layer"].tolist() == ["all", 0, 1, 2, 3]
-    assert rows["keys_needed"].tolist() == [
-        needed,
-        *(keys_needed(errors, 4, layer) for layer in range(4)),
-    ]
-    column = table.display.set_index("r, value-aware keys")["causal, elu, keys of 256"]
-    assert column["4"] == f"{needed} ({100 * needed / 256:.0f}%)"
-    for words in ("best found", "conservative", "256 queries in each of 4 layers", "setting."):
+    matches = [needed, *(keys_needed(errors, 4, layer) for layer in range(4))]
+    assert rows["keys_needed"].tolist() == [match["keys"] for match in matches]
+    for name in ("low", "high", "median", "lower_quartile", "upper_quartile"):
+        assert rows[name].tolist() == [match[name] for match in matches]
+    shown = table.display[table.display["model"] == "causal, elu"]
+    [row] = shown[shown["r, value-aware keys"] == "4"].to_dict("records")
+    assert row["keys by weight"] == f"{needed['keys']}"
+    assert row["95% interval"] == f"{needed['low']} to {needed['high']}"
+    assert row["median query"] == f"{needed['median']}"
+    for words in (
+        "best found", "conservative", "256 queries of 8 windows in each of 4 layers", "setting.",
+        "errors pooled", "test, inverted", "256 queries of 8 sequences in each of 2 layers",
+    ):  # fmt: skip
         assert words in table.caption
 
 
@@ -122,20 +115,6 @@ def test_a_table_without_measurements_is_empty_and_says_so(records):
     table = keys_needed_table(of_records(old), "")
     assert table.data.empty and "No output error was measured" in table.caption
     assert table.csv().startswith("model,layer,r,keys_needed")
-
-
-def test_a_count_that_was_never_reached_is_a_dash():
-    [item, *_] = of_records(
-        [
-            {"model": "causal_elu", "task": "causal", "kernel": "elu", "length": 9}
-            | {
-                "output_error": measured(
-                    OBLIVIOUS, [[0.8, 0.3, 0.3, 0.0], [6.0, 4.4, 2.3, -1.0]], 9
-                )
-            }
-        ]
-    )
-    assert keys_needed_table([item], "").display.iloc[-1, -1] == DASH
 
 
 def test_the_headline_has_a_line_for_each_measured_model(records):

@@ -29,7 +29,8 @@ def test_compact_keeps_what_is_shown_and_drops_single_units(records, training):
     assert small["training"]["tokens"] == training["masked_long"]["tokens"]
     assert small["run_on"] == record["run_on"] and len(small["cells"]) == len(record["cells"])
     for cell, before in zip(small["cells"], record["cells"], strict=True):
-        assert set(before) - set(cell) == {"unit_totals", "unit_counts"}
+        units = {"totals", "counts", "squared_errors", "squared_norms"}
+        assert set(before) - set(cell) == {f"unit_{name}" for name in units}
         assert all(cell[name] == before[name] for name in cell)
     assert "unit_totals" in record["cells"][0]
     curve = small["output_error"]["methods"]["optimal_v_oblivious"]

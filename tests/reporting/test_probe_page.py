@@ -116,7 +116,8 @@ def test_matching_keys_are_the_fewest_with_no_larger_error(record: dict) -> None
         for name in ("optimal_v_aware", "optimal_v_oblivious")
     )
     for r in (1, 2, 4):
-        found = match(record, r)
+        found = match(record, r)["keys"]
         assert (oblivious[: found - 1] > aware[r - 1]).all()
         assert oblivious[found - 1] <= aware[r - 1] or found == LENGTH
+        assert match(record, r)["low"] <= found <= match(record, r)["high"]
     assert match(record, 5) is None

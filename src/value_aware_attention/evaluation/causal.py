@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from value_aware_attention.distributed import shared_map
+from value_aware_attention.evaluation.scored_rows import ScoredRows
 from value_aware_attention.evaluation.task import (
     LayerCall,
     LayerRecorder,
@@ -83,13 +84,31 @@ class CausalTask:
     def run(self, method: Layerwise | None) -> UnitSums:
         batches = list(_same_length(self.windows, self.batch_size))
         totals = np.zeros(len(self.windows))
-        replaced = self.model.replaced_attention(method) if method else nullcontext()
+        scored = ScoredRows()
+        layers = len(self.model.layers)
+        replaced = (
+            self.model.replaced_attention(scored.in_last_layer(method, layers))
+            if method
+            else nullcontext()
+        )
+
+        def losses_of(batch: list[int]) -> NDArray[np.float64]:
+            windows = [self.windows[index] for index in batch]
+            scored.asked = self._asked(windows)
+            return self._losses(windows)
+
         with torch.inference_mode(), replaced:
-            losses = shared_map(self._losses, [[self.windows[i] for i in b] for b in batches])
+            losses = shared_map(losses_of, batches)
         for batch, summed in zip(batches, losses, strict=True):
             totals[batch] = summed
         counts = np.array([end - first for _, first, end in self.windows], dtype=np.float64)
         return UnitSums(totals, counts)
+
+    def _asked(self, windows: list[tuple[int, int, int]]) -> Bool[Tensor, "batch N"]:
+        """The positions that predict a target of these windows, all of the same shape."""
+        start, first, end = windows[0]
+        asked = torch.arange(end - start, device=self.device) >= first - start
+        return asked.expand(len(windows), -1)
 
     def _losses(self, windows: list[tuple[int, int, int]]) -> NDArray[np.float64]:
         """Summed nats over the scored targets of each window; all windows of the same shape."""
@@ -107,22 +126,23 @@ class CausalTask:
         return losses.view(len(windows), -1)
 
     def first_tokens(self, count: int) -> list[int]:
-        start = self._full_windows()[0][0]
+        start = self.recorded_windows()[0][0]
         return [int(token) for token in self.stream[start : start + count]]
 
-    def _full_windows(self) -> list[tuple[int, int, int]]:
-        return [window for window in self.windows if window[2] - window[0] == self.length]
-
-    def layer_calls(self) -> list[LayerCall]:
-        recorders = [LayerRecorder() for _ in self.model.layers]
-        full = self._full_windows()
+    def recorded_windows(self) -> list[tuple[int, int, int]]:
+        """The full windows that `layer_calls` records, evenly spaced over those evaluated."""
+        full = [window for window in self.windows if window[2] - window[0] == self.length]
         if not full:
             raise ValueError(
                 f"none of the {len(self.windows)} windows has {self.length} tokens, as the layers "
                 f"need that are recorded; take more (evaluation.causal_units)"
             )
+        return [full[index] for index in evenly_spaced(len(full), self.recorded_units)]
+
+    def layer_calls(self) -> list[LayerCall]:
+        recorders = [LayerRecorder() for _ in self.model.layers]
         with torch.inference_mode(), self.model.replaced_attention(lambda layer: recorders[layer]):
-            for window in full[: self.recorded_units]:
+            for window in self.recorded_windows():
                 self._losses([window])
         return [
             recorder.call(self.model.kernel, is_causal=True, first_row=self.context)

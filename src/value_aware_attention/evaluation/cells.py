@@ -13,18 +13,25 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from value_aware_attention.approximations import SparseApproximation, SparseWeights
-from value_aware_attention.approximations.approximation import weighted_sum
-from value_aware_attention.attention import attention
-from value_aware_attention.distributed import everywhere, shared_map
-from value_aware_attention.error import relative_output_error
-from value_aware_attention.evaluation.intervals import paired_difference
-from value_aware_attention.evaluation.task import LayerCall, Layerwise, Task, UnitSums
+from value_aware_attention.distributed import shared_map
+from value_aware_attention.evaluation.intervals import paired_difference, ratio_of_sums
+from value_aware_attention.evaluation.sampled_rows import ExactRows
+from value_aware_attention.evaluation.task import Layerwise, Task, UnitSums
 
-__all__ = ["Cell", "end_metric", "evaluate_cell", "evaluate_own", "expand_axes", "source_hash"]
+__all__ = [
+    "Cell",
+    "end_metric",
+    "evaluate_cell",
+    "evaluate_own",
+    "expand_axes",
+    "output_errors",
+    "source_hash",
+]
 
 ENDS = ("low", "high", "difference_low", "difference_high")
 SCALES = {"error": 100.0, "cosine": 1.0}  # metrics that are the mean per target, times this
@@ -52,24 +59,61 @@ def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict
 
 
 def evaluate_cell(
-    cell: Cell, task: Task, calls: Sequence[LayerCall], exact: UnitSums
+    cell: Cell, task: Task, layers: Sequence[ExactRows], exact: UnitSums
 ) -> dict[str, Any]:
-    """The record of one cell: end metric with its paired interval, output error per layer."""
-    audits = [_Audit(cell.build(layer)) for layer in range(len(calls))]
-    sums = task.run(lambda layer: audits[layer])
-    record: dict[str, Any] = {
+    """The record of one cell: end metric with its paired interval, output error of `layers`."""
+    return {
         "approximation": cell.approximation,
         "parameters": dict(cell.parameters),
-        **end_metric(sums, exact, task.metric),
-        "relative_output_error": shared_map(
-            lambda layer: _relative_error(cell.build(layer), calls[layer]), range(len(calls))
-        ),
-        "queries": math.prod(calls[0].query[..., calls[0].first_row :, 0].shape),
+        **end_metric(task.run(cell.build), exact, task.metric),
+        **output_errors(cell, layers),
     }
-    # A process may have had no unit to note anything of.
-    support = max(everywhere(max(audit.largest_support for audit in audits)))
-    error = max(everywhere(max(audit.largest_error for audit in audits)))
-    return record | ({"largest_support": support, "largest_error": error} if support else {})
+
+
+def output_errors(cell: Cell, layers: Sequence[ExactRows]) -> dict[str, Any]:
+    """||o - o~||^2 and ||o||^2 by layer and recorded unit, and the relative output error.
+
+    sum ||o - o~||^2 / sum ||o||^2 over queries and heads: of all layers with its 95% interval over
+    units (Student's t; None where it is not known), and of each layer alone. `queries` is their
+    number in a layer. Of a method that solves for its weights also `largest_support`, the most keys
+    that a query keeps, and `largest_error`, max ||o - o~|| / max ||v||.
+    """
+    numbers = range(len(layers))
+    found = shared_map(lambda layer: _layer_errors(cell.build(layer), layers[layer]), numbers)
+    errors = np.array([layer.pop("squared_error") for layer in found])
+    norms = np.array([layer.squared_norm().tolist() for layer in layers])
+    estimate, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
+    return {
+        "relative_output_error": _known(estimate),
+        "relative_output_error_low": _known(np.maximum(low, 0.0)),
+        "relative_output_error_high": _known(high),
+        "relative_output_error_by_layer": [
+            _known(error / norm) for error, norm in zip(errors.sum(1), norms.sum(1), strict=True)
+        ],
+        "unit_squared_errors": [[_known(unit) for unit in layer] for layer in errors],
+        "unit_squared_norms": [[_known(unit) for unit in layer] for layer in norms],
+        "queries": layers[0].rows.count,
+        **{name: max(layer[name] for layer in found) for name in found[0]},
+    }
+
+
+@torch.inference_mode()
+def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
+    """A layer's ||o - o~||^2 by unit; and what a solver claims of its keys, checked."""
+    if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
+        return {"squared_error": layer.squared_error(method).tolist()}
+    chosen: SparseWeights = layer.rows.given_to(method.select)
+    largest = chosen.error.max().sqrt() / layer.rows.value.float().norm(dim=-1).max()
+    return {
+        "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
+        "largest_support": int(chosen.support().max()),
+        "largest_error": largest.item(),
+    }
+
+
+def _known(number: Any) -> float | None:
+    """A number as JSON holds it: None where it is not finite."""
+    return float(number) if math.isfinite(number) else None
 
 
 def evaluate_own(task: Task) -> dict[str, Any]:
@@ -82,7 +126,6 @@ def evaluate_own(task: Task) -> dict[str, Any]:
         "approximation": "exact",
         "parameters": {},
         **end_metric(sums, sums, task.metric),
-        "relative_output_error": [],
     }
 
 
@@ -121,42 +164,6 @@ def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | N
     }
     single = len(sums.counts) < 2
     return {name: None if single and name in ENDS else x for name, x in measured.items()}
-
-
-@torch.inference_mode()
-def _relative_error(method: nn.Module, call: LayerCall) -> float:
-    """Mean relative output error of a layer on its own exact inputs."""
-    inputs = (call.query, call.key, call.value)
-    options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
-    errors = relative_output_error(method(*inputs, **options), attention(*inputs, **options))
-    return errors[..., call.first_row :].mean().item()
-
-
-class _Audit(nn.Module):
-    """Runs a method; one that solves for its keys goes through `select`, and its claim is kept."""
-
-    def __init__(self, method: nn.Module) -> None:
-        super().__init__()
-        self.method = method
-        self.largest_support = 0
-        self.largest_error = 0.0
-
-    @property
-    def supports_causal(self) -> bool:
-        return getattr(self.method, "supports_causal", True)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        method = self.method
-        if not isinstance(method, SparseApproximation) or not method.solves_for_weights:
-            return method(query, key, value, **options)
-        chosen = method.select(query, key, value, **options)
-        self._note(chosen, value)
-        return weighted_sum(chosen.indices, chosen.weights, value.float()).to(value.dtype)
-
-    def _note(self, chosen: SparseWeights, value: Tensor) -> None:
-        error = chosen.error.max().sqrt() / value.float().norm(dim=-1).max()
-        self.largest_error = max(self.largest_error, error.item())
-        self.largest_support = max(self.largest_support, int(chosen.support().max()))
 
 
 def source_hash(method: object) -> str:

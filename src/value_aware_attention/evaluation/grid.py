@@ -1,7 +1,7 @@
 """Evaluates a grid of cells on one trained model; cells already computed are found again."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from value_aware_attention.approximations import Exact
 from value_aware_attention.distributed import is_first, shared_map
 from value_aware_attention.evaluation.cells import Cell, evaluate_cell, source_hash
 from value_aware_attention.evaluation.output_error import output_error
+from value_aware_attention.evaluation.sampled_rows import ExactRows
 from value_aware_attention.evaluation.skewness import skewness
 from value_aware_attention.evaluation.skewness_gap import skewness_gap
 from value_aware_attention.evaluation.task import LayerCall, Task, UnitSums
@@ -20,28 +21,24 @@ __all__ = ["cell_key", "evaluate_grid", "measure_layers"]
 
 
 def evaluate_grid(
-    task: Task, cells: Sequence[Cell], cache: RecordCache
+    task: Task, cells: Sequence[Cell], found: RecordCache
 ) -> tuple[list[dict[str, Any]], Callable[[], list[LayerCall]]]:
     """Records of all cells, exact attention first; and what every layer was called with."""
-    calls: list[LayerCall] = []
-
-    def recorded() -> list[LayerCall]:
-        calls.extend(task.layer_calls() if not calls else ())
-        return calls
-
+    recorded = cache(task.layer_calls)
+    layers = cache(lambda: [ExactRows.of(call) for call in recorded()])
     everything = Cell("exact", {}, lambda layer: Exact())
 
     def exact_record() -> dict[str, Any]:
-        return evaluate_cell(everything, task, recorded(), task.run(everything.build))
+        return evaluate_cell(everything, task, layers(), task.run(everything.build))
 
-    baseline = _named(everything, cache, exact_record)
+    baseline = _named(everything, found, exact_record)
     exact = UnitSums(np.array(baseline["unit_totals"]), np.array(baseline["unit_counts"]))
     records = [baseline]
     with tqdm(cells, unit="cell", disable=not is_first()) as progress:
         for cell in progress:
             progress.set_postfix_str(_describe(cell))
-            compute = partial(_compute, cell, task, recorded, exact)
-            records.append(_named(cell, cache, compute))
+            compute = partial(_compute, cell, task, layers, exact)
+            records.append(_named(cell, found, compute))
     return records, recorded
 
 
@@ -57,9 +54,9 @@ def measure_layers(calls: Sequence[LayerCall]) -> dict[str, Any]:
 
 
 def _compute(
-    cell: Cell, task: Task, calls: Callable[[], list[LayerCall]], exact: UnitSums
+    cell: Cell, task: Task, layers: Callable[[], list[ExactRows]], exact: UnitSums
 ) -> dict[str, Any]:
-    return evaluate_cell(cell, task, calls(), exact)
+    return evaluate_cell(cell, task, layers(), exact)
 
 
 def _named(cell: Cell, cache: RecordCache, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:

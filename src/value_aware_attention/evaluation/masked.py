@@ -8,6 +8,7 @@ from transformers import RobertaForMaskedLM
 
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.distributed import shared_map
+from value_aware_attention.evaluation.scored_rows import ScoredRows
 from value_aware_attention.evaluation.task import (
     LayerCall,
     LayerRecorder,
@@ -61,11 +62,21 @@ class MaskedTask:
 
     def run(self, method: Layerwise | None) -> UnitSums:
         starts = range(0, len(self.inputs), self.batch_size)
-        replaced = replace_attention(self.model, method) if method else nullcontext()
+        scored = ScoredRows()
+        layers = self.model.config.num_hidden_layers
+        replaced = (
+            replace_attention(self.model, scored.in_last_layer(method, layers))
+            if method
+            else nullcontext()
+        )
+
+        def wrong_of(start: int) -> Tensor:
+            rows = slice(start, start + self.batch_size)
+            scored.asked = (self.labels[rows] >= 0).to(self.device)
+            return self._wrong(rows)
+
         with torch.inference_mode(), replaced:
-            wrong = shared_map(
-                lambda start: self._wrong(slice(start, start + self.batch_size)), starts
-            )
+            wrong = shared_map(wrong_of, starts)
         counts = (self.labels >= 0).sum(dim=1).double()
         return UnitSums(torch.cat(wrong).numpy(), counts.numpy())
 
@@ -85,7 +96,7 @@ class MaskedTask:
     def layer_calls(self) -> list[LayerCall]:
         recorders = [LayerRecorder() for _ in range(self.model.config.num_hidden_layers)]
         with torch.inference_mode(), replace_attention(self.model, lambda i: recorders[i]):
-            for row in range(min(self.recorded_units, len(self.inputs))):
+            for row in evenly_spaced(len(self.inputs), self.recorded_units):
                 self._wrong(slice(row, row + 1))
         return [r.call(Exponential(), is_causal=False, first_row=0) for r in recorders]
 

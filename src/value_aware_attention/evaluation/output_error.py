@@ -1,13 +1,14 @@
 """How far the output is from exact attention's as more keys are kept: curves of every method."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from value_aware_attention.approximations import (
@@ -19,18 +20,16 @@ from value_aware_attention.approximations import (
     ValueAwareKeysAttentionWeights,
 )
 from value_aware_attention.approximations.approximation import numbers_at_once
-from value_aware_attention.attention import attention_weights
 from value_aware_attention.distributed import shared_map
-from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
-from value_aware_attention.kernels import Kernel
+from value_aware_attention.evaluation.keys_needed import matching_keys, matching_keys_of_queries
+from value_aware_attention.evaluation.sampled_rows import SampledRows, sample_rows
+from value_aware_attention.evaluation.task import LayerCall
 
-__all__ = [
-    "SampledRows",
-    "oblivious_path",
-    "output_error",
-    "rounded",
-    "sample_rows",
-]
+__all__ = ["oblivious_path", "output_error", "rounded"]
+
+Array = NDArray[np.float64]
+MATCHED = (1, 2, 4, 8, 16, 32)
+"""Numbers of value-aware keys that keys by weight are counted for."""
 
 SELECTIONS: Mapping[str, Callable[[int], SparseApproximation]] = {
     "oblivious_keys_optimal_weights": ObliviousKeysOptimalWeights,
@@ -41,59 +40,19 @@ SELECTIONS: Mapping[str, Callable[[int], SparseApproximation]] = {
 
 
 @dataclass(frozen=True)
-class SampledRows:
-    """Some queries of a layer against all their keys, heads apart, in fp64."""
+class _LayerErrors:
+    """What the rows of a layer leave; by unit: summed over its heads and rows."""
 
-    query: Float[Tensor, "B H N D"]
-    key: Float[Tensor, "B H M D"]
-    value: Float[Tensor, "B H M V"]
-    kernel: Kernel
-    visible: Bool[Tensor, "B H N M"] | None
-
-    @property
-    def count(self) -> int:
-        """Rows in all, over batch and heads."""
-        return math.prod(self.query.shape[:-1])
-
-    def weights(self) -> Float[Tensor, "B H N M"]:
-        """Their attention distributions alpha."""
-        return attention_weights(self.query, self.key, kernel=self.kernel, attn_mask=self.visible)
-
-    def given_to(self, method: Callable[..., Any]) -> Any:
-        """What a method's `select` or `path` answers for these rows."""
-        inputs = (self.query, self.key, self.value)
-        return method(*inputs, kernel=self.kernel, attn_mask=self.visible)
-
-
-def sample_rows(call: LayerCall, rows: int) -> SampledRows:
-    """At least `rows` queries, if there are as many, from `first_row` on and evenly spaced.
-
-    Every head gives equally many; the heads take turns, so that together they cover more positions
-    than one of them. What the call masks becomes an explicit mask of the rows taken.
-    """
-    batch, heads, queries = call.query.shape[:-1]
-    groups, available = batch * heads, queries - call.first_row
-    per_head = min(math.ceil(rows / groups), available)
-    spaced = torch.tensor(evenly_spaced(groups * available, groups * per_head)) // groups
-    # row i of head h is number i * groups + h of the evenly spaced ones
-    position = call.first_row + spaced.view(per_head, batch, heads).permute(1, 2, 0)
-    position = position.to(call.query.device)
-    query = call.query.gather(2, position[..., None].expand(-1, -1, -1, call.query.shape[-1]))
-    visible = _visible(call, position)
-    return SampledRows(query.double(), call.key.double(), call.value.double(), call.kernel, visible)
-
-
-def _visible(call: LayerCall, position: Int[Tensor, "B H N"]) -> Bool[Tensor, "B H N M"] | None:
-    """The keys that the queries at `position` see; None = all."""
-    (batch, heads, queries), keys = call.query.shape[:-1], call.key.shape[-2]
-    visible = None
-    if call.is_causal:
-        visible = torch.arange(keys, device=position.device) <= position[..., None]
-    if call.attn_mask is not None:
-        mask = call.attn_mask.expand(batch, heads, queries, keys)
-        rows = mask.gather(2, position[..., None].expand(-1, -1, -1, keys))
-        visible = rows if visible is None else visible & rows
-    return visible
+    curves: Mapping[str, Mapping[int, float]]
+    """Mean squared error of every method by the number of keys kept."""
+    squared_norm: Array
+    """||o||^2, (units,)"""
+    oblivious: Array
+    """||o - o~||^2 of the top r keys for r = 1 to M, (units, M)"""
+    aware: Array
+    """The same of value-aware keys for every size measured, (units, R)"""
+    matches: Mapping[int, NDArray[np.int64]]
+    """By r, `matching_keys_of_queries` of every row"""
 
 
 @torch.inference_mode()
@@ -102,23 +61,26 @@ def output_error(
 ) -> dict[str, Any]:
     """The record of ||o - o~||^2 against the number of keys, of every layer with its own kernel.
 
-    Means over `rows` queries a layer, rounded to six digits: attention's top keys (Eq. 2) at every
-    size, the value-aware choice at every size to value_dim + 1 (proved optimal at the ends, best
-    found between, see `OptimalValueAware`), value-aware keys with attention's weights, the other
-    methods between the two at powers of two, and Maurey's bound Var_alpha / r, the expected error
-    of r keys drawn from alpha.
+    Means over `rows` queries a layer, spread over its units and heads and rounded to six digits:
+    attention's top keys (Eq. 2) at every size, the value-aware choice at every size to
+    value_dim + 1 (proved optimal at the ends, best found between, see `OptimalValueAware`),
+    value-aware keys with attention's weights, the other methods between the two at powers of two,
+    and Maurey's bound Var_alpha / r, the expected error of r keys drawn from alpha. A relative
+    error is a ratio of these means, so of sums. `matching_keys` has, pooled and for each layer, how
+    many keys by weight match r value-aware ones, with its 95% interval over units and the quartiles
+    of single queries (`evaluation.keys_needed`).
     """
     first = sample_rows(calls[0], rows)
-    norms, curves = zip(
-        *shared_map(lambda call: _measured(sample_rows(call, rows), search), calls), strict=True
-    )
+    layers = shared_map(lambda call: _layer_errors(sample_rows(call, rows), search), calls)
+    curves = [layer.curves for layer in layers]
     return {
         "search": search,
         "rows": first.count,
+        "units": first.query.shape[0],
         "keys": first.key.shape[-2],
         "head_dim": first.value.shape[-1],
         "kernel": type(first.kernel).__name__.lower(),
-        "squared_norm": [rounded(norm) for norm in norms],
+        "squared_norm": [rounded(layer.squared_norm.sum() / first.count) for layer in layers],
         "methods": {
             name: {
                 "sizes": list(curves[0][name]),
@@ -126,22 +88,71 @@ def output_error(
             }
             for name in curves[0]
         },
+        "matching_keys": [
+            {"layer": layer, "r": r, **_matching(pool, r)}
+            for layer, pool in ((None, layers), *((i, [one]) for i, one in enumerate(layers)))
+            for r in layers[0].matches
+        ],
     }
 
 
-def _measured(rows: SampledRows, search: str) -> tuple[float, dict[str, dict[int, float]]]:
-    """||o||^2 and the curves of a layer."""
-    return _squared_norm(rows), _curves(rows, search)
-
-
-def _curves(rows: SampledRows, search: str) -> dict[str, dict[int, float]]:
-    """Mean squared error of every method by the number of keys kept."""
+def _layer_errors(rows: SampledRows, search: str) -> _LayerErrors:
     keys = rows.key.shape[-2]
     largest = min(rows.value.shape[-1] + 1, keys)
+    oblivious = oblivious_path(rows)
     aware = rows.given_to(OptimalValueAware(largest, search).path)
+    return _LayerErrors(
+        curves=_curves(rows, oblivious, aware),
+        squared_norm=_by_unit((rows.weights() @ rows.value).square()).sum(axis=1),
+        oblivious=_by_unit(oblivious),
+        aware=_by_unit(aware),
+        matches=_matches(rows, oblivious, aware),
+    )
+
+
+def _by_unit(numbers: Float[Tensor, "B H N R"]) -> Array:
+    sums: Array = numbers.sum(dim=(1, 2)).cpu().numpy()
+    return sums
+
+
+def _matches(
+    rows: SampledRows, oblivious: Float[Tensor, "B H N M"], aware: Float[Tensor, "B H N R"]
+) -> dict[int, NDArray[np.int64]]:
+    """Of every row and each of `MATCHED` that is a size below all keys."""
+    keys, largest = oblivious.shape[-1], aware.shape[-1]
+    every = torch.full(oblivious.shape[:-1], keys)
+    seen = every if rows.visible is None else rows.visible.sum(dim=-1)
+    by_weight, few = (x.flatten(0, 2).cpu().numpy() for x in (oblivious, aware))
+    return {
+        r: matching_keys_of_queries(by_weight, few[:, r - 1], seen.flatten().cpu().numpy())
+        for r in MATCHED
+        if r <= largest and r < keys
+    }
+
+
+def _matching(layers: Sequence[_LayerErrors], r: int) -> dict[str, Any]:
+    """The pooled match of these layers with its interval, and the quartiles over their queries."""
+    oblivious, norm = (
+        np.sum([getattr(layer, name) for layer in layers], axis=0)
+        for name in ("oblivious", "squared_norm")
+    )
+    aware = np.sum([layer.aware[:, r - 1] for layer in layers], axis=0)
+    counts = np.concatenate([layer.matches[r] for layer in layers])
+    quartiles = np.quantile(counts, (0.25, 0.5, 0.75), method="inverted_cdf")
+    names = ("lower_quartile", "median", "upper_quartile")
+    return matching_keys(oblivious, aware, norm) | dict(
+        zip(names, map(int, quartiles), strict=True)
+    )
+
+
+def _curves(
+    rows: SampledRows, oblivious: Float[Tensor, "B H N M"], aware: Float[Tensor, "B H N R"]
+) -> dict[str, dict[int, float]]:
+    """Mean squared error of every method by the number of keys kept."""
+    keys, largest = oblivious.shape[-1], aware.shape[-1]
     keys_only = rows.given_to(ValueAwareKeysAttentionWeights(largest).path)
     curves = {
-        "optimal_v_oblivious": _by_size(oblivious_path(rows)),
+        "optimal_v_oblivious": _by_size(oblivious),
         "optimal_v_aware": _by_size(aware),
         "value_aware_keys_attention_weights": _by_size(keys_only),
     }
@@ -190,10 +201,6 @@ def _variance(rows: SampledRows) -> float:
     weights = rows.weights()
     second = (weights @ value.square().sum(dim=-1)[..., None])[..., 0]
     return (second - (weights @ value).square().sum(dim=-1)).clamp_min(0).mean().item()
-
-
-def _squared_norm(rows: SampledRows) -> float:
-    return (rows.weights() @ rows.value).square().sum(dim=-1).mean().item()
 
 
 def rounded(number: float) -> float:

@@ -15,12 +15,8 @@ from torch import Tensor
 
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.distributed import shared_map
-from value_aware_attention.evaluation.output_error import (
-    SampledRows,
-    oblivious_path,
-    rounded,
-    sample_rows,
-)
+from value_aware_attention.evaluation.output_error import oblivious_path, rounded
+from value_aware_attention.evaluation.sampled_rows import SampledRows, sample_rows
 from value_aware_attention.evaluation.skewness import skewness_of
 from value_aware_attention.evaluation.task import LayerCall
 from value_aware_attention.kernels import Polynomial

@@ -62,7 +62,7 @@ class Task(Protocol):
         ...
 
     def layer_calls(self) -> list[LayerCall]:
-        """Each layer's inputs in the exact model, on a few units."""
+        """Each layer's inputs in the exact model, on a few units spread over those evaluated."""
         ...
 
     def first_tokens(self, count: int) -> list[int]:

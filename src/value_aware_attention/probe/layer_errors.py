@@ -11,10 +11,12 @@ from torch import Tensor
 
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.evaluation.intervals import ratio_of_sums
-from value_aware_attention.evaluation.output_error import oblivious_path, rounded, sample_rows
+from value_aware_attention.evaluation.keys_needed import keys_needed, matching_keys
+from value_aware_attention.evaluation.output_error import oblivious_path, rounded
+from value_aware_attention.evaluation.sampled_rows import sample_rows
 from value_aware_attention.evaluation.task import LayerCall
 
-__all__ = ["AWARE", "OBLIVIOUS", "SHARES", "LayerErrors", "keys_needed", "layer_error"]
+__all__ = ["AWARE", "OBLIVIOUS", "SHARES", "LayerErrors", "layer_error"]
 
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 SHARES = (0.01, 0.05, 0.1)
@@ -114,6 +116,16 @@ class LayerErrors:
             for share in SHARES
         ]
 
+    def matching(self, sizes: Sequence[int]) -> list[dict[str, Any]]:
+        """How many keys by weight match r value-aware ones, all layers pooled.
+
+        For each of `sizes` that does not reach the exact output: `matching_keys`.
+        """
+        norm = self.squared_norm.sum(axis=(1, 2, 3))
+        oblivious, aware = (self.paths[name].sum(axis=(1, 2)) for name in (OBLIVIOUS, AWARE))
+        below = (r for r in sizes if r < aware.shape[-1])
+        return [{"r": r} | matching_keys(oblivious, aware[:, r - 1], norm) for r in below]
+
     def _each(self, method: str, axes: tuple[int, ...]) -> list[tuple[Any, Any, dict[str, Array]]]:
         """(layer, head, the ends of its curve) for what is left of layers and heads."""
         ends = dict(zip(("keys", "low", "high"), self.relative(method, axes), strict=True))
@@ -122,18 +134,6 @@ class LayerErrors:
             layer, head = (*place, None, None)[:2]
             found.append((layer, head, {name: curve[place] for name, curve in ends.items()}))
         return found
-
-
-def keys_needed(curve: Array, share: float) -> int | None:
-    """The smallest size whose relative error is at most `share`; the last size if none is.
-
-    The last size is all keys, or value_dim + 1 value-aware ones: both are exact. None where the
-    curve is not known (the interval of one window).
-    """
-    if np.isnan(curve).any():
-        return None
-    enough = curve <= share
-    return int(enough.argmax()) + 1 if enough.any() else len(curve)
 
 
 def _rounded(numbers: Array) -> Any:

@@ -5,7 +5,15 @@ from typing import Any
 
 from value_aware_attention.probe.layer_errors import AWARE, OBLIVIOUS, SHARES
 
-__all__ = ["all_lines", "headline", "layer_lines", "match", "metric_header", "metric_line"]
+__all__ = [
+    "HEADLINE_SIZES",
+    "all_lines",
+    "headline",
+    "layer_lines",
+    "match",
+    "metric_header",
+    "metric_line",
+]
 
 Record = Mapping[str, Any]
 NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
@@ -16,8 +24,11 @@ WIDTH = 26
 
 
 def headline(record: Record) -> str:
-    """ "On M, 4 value-aware keys match 70 keys chosen by attention weight": all layers pooled."""
-    pairs = [(r, n) for r in HEADLINE_SIZES if (n := match(record, r)) is not None]
+    """ "On M, 4 value-aware keys match 70 (65 to 76) keys chosen by attention weight": pooled.
+
+    In brackets the 95% interval over windows.
+    """
+    pairs = [(r, found) for r in HEADLINE_SIZES if (found := match(record, r)) is not None]
     keys = record["output_error"]["keys"]
     needed = {row["method"]: row["keys"] for row in _pooled(record) if row["share"] == 0.05}
     share = (
@@ -26,30 +37,26 @@ def headline(record: Record) -> str:
     )
     if not pairs:
         return f"On {record['model']}, {share}."
-    (r, count), *others = pairs
+    (r, found), *others = pairs
     parts = [
-        f"{r} value-aware keys match {count:,} keys chosen by attention weight",
-        *(f"{r} match {count:,}" for r, count in others),
+        f"{r} value-aware keys match {_count(found)} keys chosen by attention weight",
+        *(f"{r} match {_count(found)}" for r, found in others),
     ]
-    return f"On {record['model']}, {', '.join(parts)}; {share}."
+    return f"On {record['model']}, {', '.join(parts)} (errors pooled over layers); {share}."
 
 
-def match(record: Record, r: int) -> int | None:
-    """The fewest keys chosen by weight with at most the output error of r value-aware ones.
+def match(record: Record, r: int) -> Record | None:
+    """How many keys by weight match r value-aware ones: `keys`, and its ends `low` and `high`.
 
-    Summed over layers. None where r value-aware keys are exact or were not measured; all keys
-    suffice by definition.
+    `evaluation.keys_needed.matching_keys`, all layers pooled. None where r value-aware keys are
+    exact or were not measured.
     """
-    methods = record["output_error"]["methods"]
-    aware, oblivious = (_summed(methods[name]["layers"]) for name in (AWARE, OBLIVIOUS))
-    if r >= len(aware):
-        return None
-    sizes = (size for size, error in enumerate(oblivious, start=1) if error <= aware[r - 1])
-    return next(sizes, len(oblivious))
+    return next((row for row in record["matching_keys"] if row["r"] == r), None)
 
 
-def _summed(layers: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(at_size) for at_size in zip(*layers, strict=True)]
+def _count(found: Record) -> str:
+    ends = "" if found["low"] is None else f" ({found['low']:,} to {found['high']:,})"
+    return f"{found['keys']:,}{ends}"
 
 
 def _pooled(record: Record) -> list[Record]:

@@ -22,6 +22,7 @@ from value_aware_attention.models.causal_lm import CausalLanguageModel
 from value_aware_attention.probe.language_models import WindowTask, own_kernel
 from value_aware_attention.probe.layer_errors import LayerErrors, layer_error
 from value_aware_attention.probe.lines import (
+    HEADLINE_SIZES,
     headline,
     layer_lines,
     metric_header,
@@ -190,6 +191,7 @@ def _of_layers(errors: LayerErrors, sizes: Sequence[int]) -> dict[str, Any]:
         "by_layer": errors.at_sizes(sizes, axes=(2,)),
         "by_head": errors.at_sizes(sizes),
         "keys_needed": errors.needed(),
+        "matching_keys": errors.matching(sorted({*sizes, *HEADLINE_SIZES})),
     }
 
 

@@ -27,7 +27,25 @@ BASELINES = (
     "al., 2020) or 1-norm (VATP), and CAOTE choose keys by a score of weight and value and "
     "renormalise the weights."
 )
-SEEDS = "LSH and ORF: means over seeds, with the seeds' mean interval."
+OUTPUT_ERROR = (
+    "Relative output error: the sum of |o − õ|² over queries, heads and layers, divided by that of "
+    "|o|²; its 95% interval is over the recorded windows or sequences (Student's t)."
+)
+MATCH = (
+    "Keys chosen by attention weight (OVO) match r value-aware keys (OVA) from the smallest number "
+    "on whose output error is at most theirs, errors pooled: |o − õ|² summed over queries, heads "
+    "and layers. The 95% interval is over windows or sequences: the numbers of keys at which the "
+    "paired difference of the two errors may be zero (Student's t test, inverted)."
+)
+MATCH_OF_QUERIES = (
+    "Median and quartiles are over queries, each matched alone: the smallest number of its keys by "
+    "weight with at most its own error of r value-aware keys."
+)
+DRAWS = (
+    "Random methods: means over the seeds, with the seeds' mean interval, which covers the text "
+    "and not the draws; the range over the seeds is given apart."
+)
+SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."
 NO_RECORDS = "No model of this kind was evaluated."
 
@@ -39,7 +57,8 @@ def keys(records: Iterable[Record], paper: int) -> str:
     return f"r counts keys and is no share of them: ours have {ours} keys, the paper's {paper}."
 
 
-def _plural(count: int, unit: str) -> str:
+def plural(count: int, unit: str) -> str:
+    """ "1 window", "1,024 windows"."""
     return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
@@ -49,10 +68,22 @@ def measured_on(record: Record) -> str:
     kind = "masked token" if record["task"] == "masked" else "target"
     parts = []
     if run_on.get("targets") is not None:
-        parts.append(_plural(run_on["targets"], kind))
+        parts.append(plural(run_on["targets"], kind))
     if run_on.get("evaluation_units") is not None:
-        parts.append(_plural(run_on["evaluation_units"], record["unit"]))
+        parts.append(plural(run_on["evaluation_units"], record["unit"]))
     return " in ".join(parts) or "an unrecorded amount of text"
+
+
+def recorded_on(records: Iterable[Record]) -> str:
+    """On how many units output errors and skewness were measured: not all of the evaluation's."""
+    models: dict[str, list[str]] = {}
+    for record in records:
+        if (units := record.get("run_on", {}).get("recorded_units")) is not None:
+            models.setdefault(plural(units, record["unit"]), []).append(record["model"])
+    if not models:
+        return "On how many windows or sequences was not recorded."
+    parts = (f"{units} ({', '.join(names)})" for units, names in models.items())
+    return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
 
 
 def versions(record: Record) -> str:

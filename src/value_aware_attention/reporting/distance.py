@@ -1,7 +1,7 @@
 """How far every method is from the value-aware optimum, at equal budgets."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -33,8 +33,10 @@ BUDGETS = (
     "Every method has the parameter that brings its multiply-adds a query closest to the budget; "
     "a method without such a setting, or that cannot run under this model's kernel or causal "
     "mask, is left out there. The search of the oracles (OVO, OVA), which look at "
-    "the exact weights, is not counted. Random methods: means over the seeds, one seed a layer."
+    f"the exact weights, is not counted. {captions.DRAWS} One seed a layer."
 )
+SEEDS = ("seeds_low", "seeds_high")
+MEASURED = ("relative_output_error", "relative_output_error_low", "relative_output_error_high")
 
 
 def label(record: Record) -> str:
@@ -52,7 +54,7 @@ def budget_settings(records: Sequence[Record]) -> pd.DataFrame:
     frame = settings(moved)
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, "budget", "cost"])])
     frame = frame[frame["cost"].notna()].copy()
-    for source in ("value", "low", "high"):
+    for source in ("value", "low", "high", *SEEDS):
         perplexity = frame["metric"] == "perplexity"
         values = frame[source].astype(float)
         logged = values.where(perplexity).map(math.log, na_action="ignore")
@@ -72,14 +74,15 @@ def _series(row: Mapping[str, Any]) -> str:
 
 
 def distance_figures(records: Sequence[Record]) -> list[Figure]:
-    """One figure a model: output error and end metric against the budget."""
+    """One figure a model: output error and end metric against the budget, with their intervals."""
     frame = budget_settings(records)
     return [
         Figure(
             f"distance_{record['model']}",
             f"Distance to the optimum: {label(record)}",
-            f"{BUDGETS} {captions.BEST_FOUND} {captions.INTERVAL} {findings(record)} "
-            f"{captions.ours([record])}",
+            f"{BUDGETS} {captions.BEST_FOUND} {captions.OUTPUT_ERROR} "
+            f"{captions.recorded_on([record])} The end metric: {captions.INTERVAL} "
+            f"{findings(record)} {captions.ours([record])}",
             _chart(frame[frame["model"] == record["model"]], record),
         )
         for record in in_order(records)
@@ -95,31 +98,32 @@ def _chart(frame: pd.DataFrame, record: Record) -> style.Chart:
     exact = math.log(exact) if record["task"] == "causal" else exact
     cost = frame["cost"].astype(float)
     line = style.dashed_line(exact, "exact attention", float(cost.min()), y)
-    metric = _panel(frame, "value", y.of("value"), "(b) end metric")
-    bars = (
-        alt.Chart(_plain(frame))
-        .mark_rule(strokeWidth=1.2, opacity=0.6)
-        .encode(x=_x(frame), y=y.of("low"), y2="high:Q", color=_encodings(frame)["color"])
-    )
-    errors = frame.assign(error=frame["relative_output_error"].clip(lower=FLOOR))
+    metric = _panel(frame, ("value", "low", "high"), y.of, "(b) end metric")
+    errors = frame.assign(**{name: frame[name].clip(lower=FLOOR) for name in MEASURED})
+    error = _panel(errors, MEASURED, _error_axis, "(a) output error")
+    return alt.hconcat(error, alt.layer(*line, metric))
+
+
+def _error_axis(field: str) -> alt.Y:
     scale = alt.Scale(type="log", nice=False, padding=10)
     powers = [10.0**power for power in range(round(math.log10(FLOOR)), 4)]
     axis = alt.Axis(values=powers, labelExpr=POWERS)
-    error = alt.Y("error:Q", title=OUTPUT_TITLE, scale=scale, axis=axis)
-    panels = _panel(errors, "error", error, "(a) output error"), alt.layer(*line, bars, metric)
-    return alt.hconcat(*panels)
+    return alt.Y(f"{field}:Q", title=OUTPUT_TITLE, scale=scale, axis=axis)
 
 
-def _panel(frame: pd.DataFrame, field: str, y: alt.Y, title: str) -> style.Panel:
+def _panel(
+    frame: pd.DataFrame, fields: Sequence[str], y: Callable[[str], alt.Y], title: str
+) -> style.Panel:
+    """A value with the ends of its interval against the cost; no bar where they are not known."""
+    value, low, high = fields
     encodings = _encodings(frame)
-    base = alt.Chart(_plain(frame, field), width=WIDTH, height=HEIGHT, title=title)
-    base = base.encode(x=_x(frame), y=y, **encodings)
+    plain = frame[["series", "cost", *fields]].astype({"cost": float})
+    base = alt.Chart(plain, width=WIDTH, height=HEIGHT, title=title)
+    bars = base.transform_filter(f"isValid(datum.{low})").mark_rule(strokeWidth=1.2, opacity=0.6)
+    bars = bars.encode(x=_x(frame), y=y(low), y2=f"{high}:Q", color=encodings["color"])
+    base = base.encode(x=_x(frame), y=y(value), **encodings)
     lines = base.mark_line(strokeWidth=1.6).encode(shape=alt.Undefined)
-    return alt.layer(lines, base.mark_point(filled=True, size=60))
-
-
-def _plain(frame: pd.DataFrame, *fields: str) -> pd.DataFrame:
-    return frame[[*{"series", "cost", "low", "high", *fields}]].astype({"cost": float})
+    return alt.layer(bars, lines, base.mark_point(filled=True, size=60))
 
 
 def _x(frame: pd.DataFrame) -> alt.X:
@@ -146,7 +150,8 @@ def findings(record: Record) -> str:
         if ranked.empty or not {OVO, OVA} <= set(errors.index):
             continue
         best = ranked.iloc[0]
-        compared = f"{best['relative_output_error']:.2g}, {_over(best, errors, OVA)} OVA's"
+        measured = _with_ends(*(best[name] for name in MEASURED))
+        compared = f"{measured}, {_over(best, errors, OVA)} OVA's"
         sentences.append(
             f"At {int(budget)} keys the closest practical method is {best['series']}: output error "
             f"{compared} ({errors[OVA]:.2g}) and {_over(best, errors, OVO)} OVO's "
@@ -165,27 +170,39 @@ def distance_table(records: Sequence[Record]) -> Table:
     """Every method at every budget: cost, output error, end metric and its interval."""
     frame = budget_settings(records)
     labels = {record["model"]: label(record) for record in records}
-    columns = ["model", "approximation", "series", "budget", "cost", "relative_output_error"]
-    data = frame[[*columns, "value", "low", "high", "seeds"]].reset_index(drop=True)
-    shown = []
-    for (model, budget), group in data.groupby(["model", "budget"], sort=False):
-        for row in group.sort_values("relative_output_error", kind="stable").to_dict("records"):
-            shown.append(
-                {
-                    "model": labels[model],
-                    "budget, keys": number(budget, 0),
-                    "method": row["series"],
-                    "cost, keys": number(row["cost"]),
-                    "output error": _short(row["relative_output_error"]),
-                    "loss or error": number(row["value"], 2),
-                    "interval": interval(row["low"], row["high"], 2),
-                }
-            )
+    columns = ["model", "approximation", "series", "budget", "cost", *MEASURED]
+    data = frame[[*columns, "value", "low", "high", "seeds", *SEEDS]].reset_index(drop=True)
+    shown = [
+        _row(labels[model], row)
+        for (model, _), group in data.groupby(["model", "budget"], sort=False)
+        for row in group.sort_values("relative_output_error", kind="stable").to_dict("records")
+    ]
     caption = (
-        f"{BUDGETS} Loss in nats a token (causal) or masked tokens predicted wrongly in percent. "
+        f"{BUDGETS} {captions.OUTPUT_ERROR} {captions.recorded_on(in_order(records))} Loss in nats "
+        "a token (causal) or masked tokens predicted wrongly in percent. "
         f"{captions.BEST_FOUND} {captions.INTERVAL} {captions.settings_of(records)}"
     )
     return Table("distance", "Every method at equal budgets", caption, data, pd.DataFrame(shown))
+
+
+def _row(model: str, row: Mapping[str, Any]) -> dict[str, str]:
+    several = row["seeds"] > 1
+    return {
+        "model": model,
+        "budget, keys": number(row["budget"], 0),
+        "method": row["series"],
+        "cost, keys": number(row["cost"]),
+        "output error": _with_ends(*(row[name] for name in MEASURED)),
+        "loss or error": number(row["value"], 2),
+        "interval": interval(row["low"], row["high"], 2),
+        "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2) if several else DASH,
+    }
+
+
+def _with_ends(value: Any, low: Any, high: Any) -> str:
+    """ "0.33 (0.3 to 0.37)"; the value alone where its interval is not known."""
+    ends = "" if pd.isna(low) else f" ({_short(low)} to {_short(high)})"
+    return f"{_short(value)}{ends}"
 
 
 def _short(value: Any) -> str:

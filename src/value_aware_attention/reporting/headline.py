@@ -40,5 +40,6 @@ def headline(records: Sequence[Record]) -> str:
     ]
     scales = ", ".join(dict.fromkeys(str(record["scale"]) for record in records)) or "no records"
     note = f"Ours: {scales} scale. The paper's models are larger: compare the pattern, not levels."
-    needed = ["\n".join(["  output error, best found", *counts])] if counts else []
+    title = "  output error, best found; in brackets 95% intervals over windows or sequences"
+    needed = ["\n".join([title, *counts])] if counts else []
     return "\n\n".join([_aligned(rows), _aligned(errors), *needed, note])

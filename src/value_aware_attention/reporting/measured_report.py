@@ -23,23 +23,21 @@ from value_aware_attention.reporting.output_error_figures import (
     output_error_figure,
 )
 from value_aware_attention.reporting.skewness_figure import gap_findings, skewness_figure
-from value_aware_attention.reporting.table import DASH, Table, setting_value
+from value_aware_attention.reporting.table import Table, interval, setting_value, whole
 
 SMALLEST = setting_value(FLOOR)
 
-NEEDED = (
-    "The smallest number of keys chosen by attention weight (OVO) whose output error, summed over "
-    "the layers, is at most that of r value-aware keys (OVA)."
-)
 CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
 
 
 def _queries(measured: Iterable[Measured]) -> str:
-    """What the output errors were measured on: "causal, elu: 256 queries in each of 4 layers"."""
+    """What they were measured on: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
     groups: dict[str, list[str]] = {}
     for item, errors in with_output_error(list(measured)):
         layers = len(errors["squared_norm"])
-        on = f"{errors['rows']:,} queries in each of {layers} layers, {errors['keys']:,} keys"
+        units = captions.plural(errors["units"], item.unit)
+        queries = f"{errors['rows']:,} queries of {units} in each of {layers} layers"
+        on = f"{queries}, {errors['keys']:,} keys"
         of = f"{on}, heads of {errors['head_dim']} dimensions, OVA's search: {errors['search']}"
         groups.setdefault(of, []).append(item.label)
     sentences = [f"{'; '.join(labels)}: {of}." for of, labels in groups.items()]
@@ -48,8 +46,8 @@ def _queries(measured: Iterable[Measured]) -> str:
 
 def _output_error_caption(measured: Sequence[Measured]) -> str:
     return (
-        "Sum of |o − õ|² over the sum of |o|², in every layer on the exact model's own queries, "
-        "keys and values. Thick: all layers pooled; thin: OVO and OVA in each layer. "
+        f"{captions.OUTPUT_ERROR} Here without intervals, on the exact model's own queries, keys "
+        "and values. Thick: all layers pooled; thin: OVO and OVA in each layer. "
         f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.BASELINES} Dashed: the expected error "
         "of the mean of r values drawn from α, Var/r (Maurey), which the optimum is never above. "
         f"Errors under {SMALLEST}, zero included, are drawn at {SMALLEST}. {_queries(measured)}"
@@ -58,7 +56,8 @@ def _output_error_caption(measured: Sequence[Measured]) -> str:
 
 def _needed_caption(measured: Sequence[Measured]) -> str:
     return (
-        f"{NEEDED} Dashed: as many keys. {captions.BEST_FOUND} {CONSERVATIVE} {_queries(measured)}"
+        f"{captions.MATCH} Bars: that interval. Dashed: as many keys. {captions.BEST_FOUND} "
+        f"{CONSERVATIVE} {_queries(measured)}"
     )
 
 
@@ -109,41 +108,46 @@ def measured_figures(
     ]
 
 
+_COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
+
+
 def _needed_rows(item: Measured, errors: OutputError) -> Rows:
     """One row for every size pooled, then for every size in each layer."""
     rows = []
     for layer in (None, *range(len(errors["squared_norm"]))):
         aware = {row["r"]: row["error"] for row in error_rows(errors, AWARE, layer)}
         for r in sizes_to_compare(errors):
-            needed = keys_needed(errors, r, layer)
+            if (found := keys_needed(errors, r, layer)) is None:
+                continue
             row: dict[str, Any] = {"model": item.label, "layer": "all" if layer is None else layer}
-            row |= {"r": r, "keys_needed": needed, "keys": errors["keys"]}
-            row |= {"share": None if needed is None else needed / errors["keys"]}
-            rows.append(row | {"value_aware_error": aware[r]})
+            row |= {"r": r, "keys_needed": found["keys"], "keys": errors["keys"]}
+            row |= {"share": found["keys"] / errors["keys"], "value_aware_error": aware[r]}
+            rows.append(row | {name: found[name] for name in _COUNTS})
     return rows
 
 
-def _needed_text(row: Mapping[str, Any] | None) -> str:
-    if row is None or row["keys_needed"] is None:
-        return DASH
-    return f"{row['keys_needed']:,} ({100 * row['share']:.0f}%)"
+def _needed_text(row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "model": row["model"],
+        "r, value-aware keys": str(row["r"]),
+        "keys by weight": whole(row["keys_needed"]),
+        "95% interval": interval(row["low"], row["high"], 0),
+        "share of all keys": f"{100 * row['share']:.0f}% of {row['keys']:,}",
+        "median query": whole(row["median"]),
+        "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
+    }
 
 
 def keys_needed_table(measured: Sequence[Measured], setting: str) -> Table:
     """Keys chosen by weight that match r value-aware keys; the CSV has every layer."""
     items = with_output_error(measured)
     rows = [row for item, errors in items for row in _needed_rows(item, errors)]
-    columns = ("model", "layer", "r", "keys_needed", "keys", "share", "value_aware_error")
+    columns = ("model", "layer", "r", "keys_needed", *_COUNTS, "keys", "share", "value_aware_error")
     data = pd.DataFrame(rows, columns=list(columns))
-    data["keys_needed"] = data["keys_needed"].astype("Int64")
-    pooled = {(row["model"], row["r"]): row for row in rows if row["layer"] == "all"}
-    sizes = sorted({r for _, r in pooled})
-    display = pd.DataFrame({"r, value-aware keys": [str(r) for r in sizes]})
-    for item, errors in items:
-        name = f"{item.label}, keys of {errors['keys']:,}"
-        display[name] = [_needed_text(pooled.get((item.label, r))) for r in sizes]
+    data = data.astype(dict.fromkeys(("keys_needed", *_COUNTS), "Int64"))
+    display = pd.DataFrame([_needed_text(row) for row in rows if row["layer"] == "all"])
     caption = (
-        f"{NEEDED} In brackets their share of all keys; the CSV has each layer. "
+        f"{captions.MATCH} {captions.MATCH_OF_QUERIES} The CSV has each layer. "
         f"{captions.BEST_FOUND} {CONSERVATIVE} {_queries(measured)} {setting}"
     )
     title = "Keys chosen by attention weight that match r value-aware keys"

@@ -11,7 +11,6 @@ OutputError = Mapping[str, Any]
 Rows = list[dict[str, Any]]
 
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
-SIZES = (1, 2, 4, 8, 16, 32)
 SENTENCE_SIZES = (4, 8, 16)
 
 
@@ -24,6 +23,8 @@ class Measured:
     output_error: OutputError | None
     skewness_gap: Mapping[str, Any] | None
     keys: int
+    unit: str = "window"
+    """What its queries are sampled from: "window" or "sequence"."""
 
 
 def of_records(records: Iterable[Record]) -> list[Measured]:
@@ -42,7 +43,7 @@ def _of_record(record: Record) -> Measured:
         label, mark = f"causal, {kernel}", style.KERNEL_MARKS[kernel]
     errors = record.get("output_error")
     keys = int(errors["keys"] if errors else record["length"])
-    return Measured(label, mark, errors, record.get("skewness_gap"), keys)
+    return Measured(label, mark, errors, record.get("skewness_gap"), keys, record["unit"])
 
 
 def total_error(output_error: OutputError, method: str, layer: int | None = None) -> list[float]:
@@ -64,40 +65,45 @@ def error_rows(output_error: OutputError, method: str, layer: int | None = None)
     return [{"r": r, "error": error} for r, error in zip(sizes, errors, strict=True)]
 
 
-def keys_needed(output_error: OutputError, r: int, layer: int | None = None) -> int | None:
-    """The smallest number of keys chosen by weight with at most the error of r value-aware keys.
+def keys_needed(
+    output_error: OutputError, r: int, layer: int | None = None
+) -> Mapping[str, Any] | None:
+    """How many keys by weight match r value-aware ones (`captions.MATCH`), as the record has it.
 
-    None where r value-aware keys, or no sufficient number of others, were measured. All keys
-    suffice by definition, whatever rounding left of their error.
+    `keys` with `low` and `high`; `median`, `lower_quartile` and `upper_quartile` of single queries.
+    None where it was not measured.
     """
-    methods = output_error["methods"]
-    aware = {row["r"]: row["error"] for row in error_rows(output_error, AWARE, layer)}
-    if r not in aware or OBLIVIOUS not in methods:
-        return None
-    keys = output_error["keys"]
-    rows = error_rows(output_error, OBLIVIOUS, layer)
-    enough = (row["r"] for row in rows if row["error"] <= aware[r] or row["r"] >= keys)
-    return min(enough, default=None)
+    found = (m for m in output_error["matching_keys"] if (m["r"], m["layer"]) == (r, layer))
+    return next(found, None)
 
 
 def sizes_to_compare(output_error: OutputError) -> list[int]:
-    """The sizes of the value-aware approximation that keys are counted for: fewer than all."""
-    if AWARE not in output_error["methods"]:
-        return []
-    measured = set(output_error["methods"][AWARE]["sizes"])
-    return [r for r in SIZES if r in measured and r < output_error["keys"]]
+    """The sizes of the value-aware approximation that keys were counted for."""
+    return sorted({match["r"] for match in output_error["matching_keys"]})
 
 
 def keys_needed_sentence(output_error: OutputError) -> str:
-    """ "4 value-aware keys match 69 keys chosen by attention weight, 8 match 194 of 512"."""
-    sizes = [r for r in sizes_to_compare(output_error) if r in SENTENCE_SIZES]
-    pairs = [(r, needed) for r in sizes if (needed := keys_needed(output_error, r)) is not None]
+    """ "4 value-aware keys match 69 (65 to 76) keys chosen by attention weight, 8 match ..."
+
+    With the 95% intervals, and the median of single queries.
+    """
+    pairs = [(r, found) for r in SENTENCE_SIZES if (found := keys_needed(output_error, r))]
     if not pairs:
         return "how many keys match value-aware keys was not measured"
-    (r, needed), *others = pairs
-    first = f"{r} value-aware keys match {needed:,} keys chosen by attention weight"
-    parts = [first, *(f"{r} match {needed:,}" for r, needed in others)]
-    return ", ".join(parts) + f" of {output_error['keys']:,}"
+    (r, found), *others = pairs
+    first = f"{r} value-aware keys match {with_ends(found)} keys chosen by attention weight"
+    parts = [first, *(f"{r} match {with_ends(found)}" for r, found in others)]
+    medians = ", ".join(f"{found['median']:,}" for _, found in pairs)
+    return (
+        f"{', '.join(parts)} of {output_error['keys']:,} (errors pooled; matched query by query, "
+        f"the median is {medians})"
+    )
+
+
+def with_ends(match: Mapping[str, Any]) -> str:
+    """ "69 (65 to 76)"; the count alone where its interval is not known."""
+    ends = "" if match["low"] is None else f" ({match['low']:,} to {match['high']:,})"
+    return f"{match['keys']:,}{ends}"
 
 
 def with_output_error(measured: Sequence[Measured]) -> list[tuple[Measured, OutputError]]:

@@ -12,7 +12,7 @@ from value_aware_attention.reporting.table import tokens_count, whole
 
 __all__ = ["compact", "described", "label", "of_another_scale"]
 
-BY_UNIT = ("unit_totals", "unit_counts")
+BY_UNIT = ("unit_totals", "unit_counts", "unit_squared_errors", "unit_squared_norms")
 TRAINING = ("curve", "hyperparameters", "parameters", "steps", "tokens")
 EVERY_SIZE_TO = 65
 """Of the curves of output error every size to here is kept, powers of two past it, and the last."""
@@ -21,7 +21,7 @@ EVERY_SIZE_TO = 65
 def compact(record: Record, training: Mapping[str, Any]) -> dict[str, Any]:
     """A record small enough for git, with how its model was trained.
 
-    What is left out: the totals of single windows or sequences, from which the intervals, which
+    What is left out: the sums of single windows or sequences, from which the intervals, which
     stay, were computed, and most sizes of the curves of output error.
     """
     cells = [

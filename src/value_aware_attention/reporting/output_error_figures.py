@@ -118,10 +118,11 @@ def output_error_figure(measured: Sequence[Measured]) -> style.Chart:
 
 def _needed_rows(items: Sequence[tuple[Measured, OutputError]]) -> Rows:
     rows = [
-        {"series": item.label, "r": r, "needed": needed, "text": f"{needed:,}"}
+        {"series": item.label, "r": r, "needed": found["keys"], "text": f"{found['keys']:,}"}
+        | {"low": found["low"], "high": found["high"]}
         for item, errors in items
         for r in sizes_to_compare(errors)
-        if (needed := keys_needed(errors, r)) is not None
+        if (found := keys_needed(errors, r)) is not None
     ]
     return _with_label_places(rows)
 
@@ -140,7 +141,7 @@ def _with_label_places(rows: Rows) -> Rows:
 def _needed_layers(frame: pd.DataFrame, marks: Mapping[str, style.Mark]) -> list[alt.Chart]:
     title = "r, value-aware keys per query (log scale)"
     encodings = style.series("series", marks, columns=3)
-    highest = float(frame["needed"].max())
+    highest = float(frame[["needed", "high"]].max().max())
     x = style.count_axis("r", title, frame["r"].astype(float).tolist())
     scale = alt.Scale(type="log", base=2, domain=[0.8, highest * 1.5], nice=False)
     axis = alt.Axis(values=style.powers_of_two([1, highest]), format="d")
@@ -148,8 +149,10 @@ def _needed_layers(frame: pd.DataFrame, marks: Mapping[str, style.Mark]) -> list
     y = alt.Y("needed:Q", title=title, scale=scale, axis=axis)
     base = alt.Chart(frame).encode(x=x, y=y, color=encodings["color"])
     labels = base.encode(text="text:N", y=alt.Y("label_at:Q", title=title))
+    bars = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.4, opacity=0.7)
     text: Any = {"dx": 9, "align": "left", "baseline": "middle", "fontSize": 12}
     return [
+        bars.encode(y=alt.Y("low:Q", title=title), y2="high:Q"),
         base.mark_line(strokeWidth=style.PLAIN.line),
         base.mark_point(filled=True, size=style.PLAIN.point, opacity=1).encode(
             shape=encodings["shape"]

@@ -62,10 +62,11 @@ def _figures(
         Figure(
             "figure_4",
             "Figure 4. Output error of the attention against the error of the model",
-            "Each point is one setting: the mean over layers and recorded queries of |o − õ|² / "
-            "|o|², and the metric with that approximation in every layer. Settings with an output "
-            f"error under {value_figures.SMALLEST_ERROR:g} count as exact and are left out. Not in "
-            f"the paper. {captions.ours([*long, *causal])}",
+            "Each point is one setting: its relative output error, and the metric with that "
+            f"approximation in every layer. {captions.OUTPUT_ERROR} "
+            f"{captions.recorded_on([*long, *causal])} grid.csv has the intervals. Settings with "
+            f"an error under {value_figures.SMALLEST_ERROR:g} count as exact and are left out. "
+            f"Not in the paper. The metric: {captions.ours([*long, *causal])}",
             value_figures.figure_4(records),
         ),
         Figure(

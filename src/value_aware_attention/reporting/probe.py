@@ -163,20 +163,22 @@ def _count(row: Record) -> str:
 def _matching(record: Record, setting: str) -> Table:
     """How many keys chosen by weight have the output error of r value-aware ones."""
     keys = record["output_error"]["keys"]
-    pairs = [(r, n) for r in record["sizes"] if (n := match(record, r)) is not None]
     error = dict(zip(record["sizes"], record["pooled"][AWARE]["error"], strict=True))
-    columns = ["r", "keys_needed", "keys", "share", "value_aware_error"]
-    data = pd.DataFrame([(r, n, keys, n / keys, error[r]) for r, n in pairs], columns=columns)
+    found = [row for r in record["sizes"] if (row := match(record, r)) is not None]
+    columns = ["r", "keys_needed", "low", "high", "keys", "share", "value_aware_error"]
+    rows = [
+        (m["r"], m["keys"], m["low"], m["high"], keys, m["keys"] / keys, error[m["r"]])
+        for m in found
+    ]
+    data = pd.DataFrame(rows, columns=columns).astype({"low": "Int64", "high": "Int64"})
     display = pd.DataFrame(
-        [(f"{r:,}", f"{n:,} ({n / keys:.0%})", f"{error[r]:.2g}") for r, n in pairs],
-        columns=["r, value-aware keys", f"keys by weight, of {keys:,}", "relative output error"],
-    )
+        [(f"{m['r']:,}", _count(m), f"{m['keys'] / keys:.0%}", f"{error[m['r']]:.2g}")
+         for m in found],
+        columns=["r, value-aware keys", f"keys by weight, of {keys:,}", "share",
+                 "relative output error"],
+    )  # fmt: skip
     title = "Keys chosen by attention weight that match r value-aware keys"
-    caption = (
-        "The smallest number of keys chosen by attention weight (OVO) whose output error, summed "
-        f"over the layers, is at most that of r value-aware keys (OVA). {captions.BEST_FOUND} "
-        f"{setting}"
-    )
+    caption = f"{captions.MATCH} {captions.BEST_FOUND} {setting}"
     return Table("matching_keys", title, caption, data, display)
 
 

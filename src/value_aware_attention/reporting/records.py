@@ -14,7 +14,8 @@ RANDOM_SEED = "seed"
 PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
 MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
-EXTRAS = ("relative_output_error", "queries", "largest_support", "largest_error")
+OUTPUT_ERRORS = tuple(f"relative_output_error{end}" for end in ("", "_low", "_high"))
+EXTRAS = (*OUTPUT_ERRORS, "queries", "largest_support", "largest_error")
 MEASURED = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
 SEED_COLUMNS = ("seeds", "seeds_low", "seeds_high")
 INTEGERS = (
@@ -75,11 +76,10 @@ def in_order(records: Iterable[Record]) -> list[Record]:
 
 
 def _cell_row(record: Record, cell: Record) -> dict[str, Any]:
-    layers = cell.get("relative_output_error") or []
+    layers = cell.get("relative_output_error_by_layer") or []
     row = {name: record.get(name) for name in MODEL_COLUMNS}
     row |= {"approximation": cell["approximation"], **cell["parameters"]}
     row |= {name: cell.get(name) for name in MEASURES + EXTRAS}
-    row["relative_output_error"] = fmean(layers) if layers else None
     row["relative_output_error_by_layer"] = " ".join(f"{error:.6g}" for error in layers)
     return row
 
@@ -94,13 +94,13 @@ def _frame(rows: Sequence[Mapping[str, Any]], last: Sequence[str] = ()) -> pd.Da
     others = sorted({name for row in rows for name in row} - {*known, *MEASURED, *last})
     frame = pd.DataFrame(rows, columns=[*known, *others, *MEASURED, *last])
     frame[list(INTEGERS)] = frame[list(INTEGERS)].astype("Int64")
-    numbers = [*MEASURES[1:], "relative_output_error", "largest_error"]
+    numbers = [*MEASURES[1:], *OUTPUT_ERRORS, "largest_error"]
     frame[numbers] = frame[numbers].astype(float)
     return frame
 
 
 def cells(records: Iterable[Record]) -> pd.DataFrame:
-    """Every cell of the grid in one row, seeds apart; `relative_output_error` is the layers' mean.
+    """Every cell of the grid in one row, seeds apart; `relative_output_error` pools the layers.
 
     The columns are the same for every grid, but for parameters that are not in the usual list.
     """
@@ -116,9 +116,10 @@ def _mean_of_seeds(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     row, values = dict(rows[0]), [row["value"] for row in rows]
     mean = _geometric_mean if row["metric"] == "perplexity" else fmean
     if len(rows) > 1:
-        for name in (*MEASURES[1:], "relative_output_error"):
+        for name in (*MEASURES[1:], *OUTPUT_ERRORS):
             average = mean if name in ("value", "low", "high") else fmean
-            row[name] = average([row[name] for row in rows]) if row[name] is not None else None
+            known = [row[name] for row in rows if row[name] is not None]
+            row[name] = average(known) if len(known) == len(rows) else None
     return row | {"seeds": len(rows), "seeds_low": min(values), "seeds_high": max(values)}
 
 
@@ -126,7 +127,8 @@ def settings(records: Iterable[Record]) -> pd.DataFrame:
     """One row per model and method setting: `cells` with the seeds of random methods averaged.
 
     Adds `seeds` (how many) and `seeds_low`, `seeds_high` (range of the seeds' values). `low` and
-    `high` average the seeds' intervals: never narrower than the interval of the averaged value.
+    `high` average the seeds' intervals: they cover the text as that of one seed does, and not the
+    draws, which units share.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in _rows(records):

@@ -236,7 +236,8 @@ def skewness_table(records: Sequence[Record]) -> Table:
     caption = (
         "A flat row (small largest weight, many effective keys) is one where the values decide "
         "which keys matter (section 3). Means over the recorded queries of all heads; effective "
-        "keys: exp of the entropy; layers count from 0. " + captions.ours(in_order(records))
+        f"keys: exp of the entropy; layers count from 0. {captions.recorded_on(in_order(records))} "
+        f"{captions.settings_of(in_order(records))}"
     )
     title = "Skewness of the attention weights"
     return Table("skewness", title, caption, data, display)

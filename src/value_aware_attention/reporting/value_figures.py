@@ -25,7 +25,7 @@ from value_aware_attention.reporting.records import (
 
 # Settings with a smaller output error are exact for every purpose of figure 4, and not drawn.
 SMALLEST_ERROR = 1e-3
-OUTPUT_ERROR_TITLE = "relative squared output error, mean of layers (log scale)"
+OUTPUT_ERROR_TITLE = "relative squared output error (log scale)"
 OUTPUT_ERROR_TICKS = [step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5)]
 OPTIMAL = ("optimal_v_oblivious", "optimal_v_aware")
 BASELINES = (
@@ -85,7 +85,7 @@ def _causal_panel(records: Sequence[Record]) -> list[style.Panel]:
 
 
 def figure_4(records: Sequence[Record]) -> style.Chart:
-    """End metric of every setting against its relative output error ||o - o~||^2 / ||o||^2."""
+    """End metric of every setting against its output error, sum ||o - o~||^2 / sum ||o||^2."""
     panels = [*_masked_panel(records), *_causal_panel(records)]
     if not panels:
         return style.empty("No output error was recorded.")
