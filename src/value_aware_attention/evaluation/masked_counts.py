@@ -57,7 +57,8 @@ class MaskedCounts:
         records = {}
         for name, chosen in zip(models, self._likeliest(pairs, models.values()), strict=True):
             wrong = np.bincount(rows, chosen != labels[rows, columns], minlength=len(labels))
-            measured = end_metric(UnitSums(wrong, counts), exact, task.metric)
+            sums = UnitSums(wrong.astype(np.float64), counts)
+            measured = end_metric(sums, exact, task.metric)
             records[name] = {"tokens": int(pairs.sum()), **measured}
         return records
 
