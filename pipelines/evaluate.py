@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -33,9 +34,15 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
-from value_aware_attention.evaluation.cells import Cell, evaluate_own, expand_axes
+from value_aware_attention.evaluation.cells import (
+    Cell,
+    end_metric,
+    evaluate_own,
+    expand_axes,
+    source_hash,
+)
 from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
-from value_aware_attention.evaluation.task import Task
+from value_aware_attention.evaluation.task import Task, UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
 from value_aware_attention.record_cache import RecordCache
 
@@ -105,6 +112,8 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     with tracked_by_first(cfg, "evaluate", hashes) as run:
         cells, calls = evaluate_grid(task, grid(cfg, task.length), cache)
         record = header(cfg, task, cells[0]) | hashes | {"cells": cells} | measure_layers(calls())
+        record |= {"count_models": count_models(cfg, task, cells[0], cache)}
+        record |= longer_text(cfg, task)
         write(cfg, cfg.records, "evaluate", record)
         log_table(run, cfg, record)
     return {}
@@ -114,6 +123,31 @@ def cells_kept(cfg: DictConfig, hashes: dict[str, str]) -> RecordCache:
     """The cells computed before: of this model, data and task, by the same engine."""
     searched = {"engine": engine(own_device())}
     return RecordCache(cfg.cache, hashes | searched | {"task": plain(cfg.task)})
+
+
+def count_models(
+    cfg: DictConfig, task: Task, exact: dict[str, Any], cache: RecordCache
+) -> dict[str, Any]:
+    """What counts of the training tokens score on the same targets."""
+    counted = instantiate(cfg.count_models)
+    key = {"count_models": plain(cfg.count_models), "training": file_hash([cfg.training])}
+    sums = UnitSums(np.array(exact["unit_totals"]), np.array(exact["unit_counts"]))
+    return cache.get(key | {"source": source_hash(counted)}, lambda: counted(task, sums))
+
+
+def longer_text(cfg: DictConfig, task: Any) -> dict[str, Any]:
+    """The masked LM on the longer one's text in pieces of its own length, the same tokens masked.
+
+    Nothing for the longest model, or where a piece does not start as its own sequences do.
+    """
+    length = cfg.longer.sequences.length if cfg.longer else task.length
+    if length == task.length or length % task.length:
+        return {}
+    longer = instantiate(cfg.longer)(model=task.model, device=task.device)
+    if (longer.inputs[:, 0] != task.inputs[0, 0]).any():
+        return {}
+    sums = longer.run(None)
+    return {"longer_text": {"length": length, **end_metric(sums, sums, task.metric)}}
 
 
 def tracked_by_first(

@@ -138,7 +138,9 @@ def test_layer_calls_reproduce_the_layers(causal: CausalTask) -> None:
     assert calls[0].is_causal and calls[0].first_row == 12
 
 
-def masked_task(tmp_path: Path, units: int | None, device: str = "cpu") -> MaskedTask:
+def masked_task(
+    tmp_path: Path, units: int | None, device: str = "cpu", piece: int | None = None
+) -> MaskedTask:
     torch.manual_seed(0)
     model = build_roberta(
         vocabulary_size=60, layers=2, width=16, heads=2, feedforward=32, length=12, block=12,
@@ -152,7 +154,7 @@ def masked_task(tmp_path: Path, units: int | None, device: str = "cpu") -> Maske
     )  # fmt: skip
     return MaskedTask(
         model=model, sequences=sequences, seed=1, units=units, batch_size=4, recorded_units=2,
-        device=device,
+        device=device, piece=piece,
     )  # fmt: skip
 
 
@@ -172,6 +174,22 @@ def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path:
     for row, index in enumerate(evenly_spaced(9, 3)):
         assert torch.equal(every.inputs[index], some.inputs[row])
         assert torch.equal(every.labels[index], some.labels[row])
+
+
+def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path: Path) -> None:
+    whole, cut = masked_task(tmp_path, None), masked_task(tmp_path, None, piece=4)
+    assert torch.equal(cut.inputs.view(9, 12), whole.inputs)
+    assert torch.equal(cut.labels.view(9, 12), whole.labels)
+    sums = cut.run(None)
+    assert cut.length == 4 and sums.counts.tolist() == whole.run(None).counts.tolist()
+    wrong = []
+    for inputs, labels in zip(whole.inputs, whole.labels, strict=True):
+        with torch.no_grad():
+            pieces = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
+        wrong.append(int(((torch.cat(pieces) != labels) & (labels >= 0)).sum()))
+    assert sums.totals.tolist() == wrong
+    with pytest.raises(ValueError, match="piece is 5; it must divide the sequences' 12 tokens"):
+        masked_task(tmp_path, None, piece=5)
 
 
 def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:

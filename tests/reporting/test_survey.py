@@ -82,18 +82,18 @@ def test_verdicts_follow_the_numbers_both_ways() -> None:
     found = answers(Measurements(record(with_reformer)))
     by_claim = {answer.claim.split()[0]: answer for answer in found}
     assert by_claim["Dense"].verdict == "holds"
-    assert by_claim["Reformer"].verdict == "holds in part"
+    assert by_claim["Reformer"].verdict == "in part"
     without = {name: law for name, law in AGREES.items() if name != "reformer"}
     found = {a.claim.split()[0]: a.verdict for a in answers(Measurements(record(without)))}
     assert found == {
         "Dense": "holds",
         "For": "holds",
-        "Linformer": "holds in part",
+        "Linformer": "in part",
         "Nyströmformer": "holds",
         "FNet": "holds",
         "Reformer": "not measured",
     }
-    assert set(verdicts(DISAGREES)) == {"does not hold", "holds in part"}
+    assert set(verdicts(DISAGREES)) == {"not at this scale", "in part"}
 
 
 def test_reformer_that_pays_off_late_holds() -> None:
@@ -102,7 +102,7 @@ def test_reformer_that_pays_off_late_holds() -> None:
     assert answer.verdict == "holds"
     assert "0.75 and 0.375 times at 4,096 and 8,192 tokens" in answer.findings[1].sentence
     early = next(a for a in answers(Measurements(record(DISAGREES))) if "Reformer" in a.claim)
-    assert early.verdict == "holds in part"
+    assert early.verdict == "in part"
     assert not early.findings[0].holds and "0.25" in early.findings[0].sentence
 
 

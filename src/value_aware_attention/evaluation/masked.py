@@ -25,9 +25,11 @@ __all__ = ["MaskedTask"]
 class MaskedTask:
     """A masked LM and its evaluation sequences; sequence i is masked from (seed, i) alone.
 
-    `units` None = all of them; fewer are taken evenly spaced over all sources. Raises ValueError
-    where the model has another vocabulary or fewer positions than the sequences need, and where no
-    token at all is masked.
+    `units` None = all of them; fewer are taken evenly spaced over all sources. With `piece` each
+    sequence, masked as a whole, is read in parts of that many tokens, each by itself: a model of
+    shorter sequences is asked for the same tokens. Raises ValueError where the model has another
+    vocabulary or fewer positions than what it reads needs, where sequences cannot be cut so, and
+    where no token at all is masked.
     """
 
     metric = "error"
@@ -43,19 +45,24 @@ class MaskedTask:
         batch_size: int,
         recorded_units: int,
         device: str,
+        piece: int | None = None,
     ) -> None:
-        _check_fit(model, sequences.vocabulary_size, sequences.tokens([0]).shape[1])
+        length = sequences.tokens([0]).shape[1]
+        self.length = piece or length
+        if length % self.length:
+            raise ValueError(f"piece is {piece}; it must divide the sequences' {length} tokens")
+        _check_fit(model, sequences.vocabulary_size, self.length)
         self.model = model.to(device).eval()  # type: ignore[arg-type]
         chosen = evenly_spaced(len(sequences), units)
         rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
-        self.inputs = torch.cat([row["input_ids"] for row in rows])
-        self.labels = torch.cat([row["labels"] for row in rows])
+        self.pieces = length // self.length
+        self.inputs = torch.cat([row["input_ids"] for row in rows]).view(-1, self.length)
+        self.labels = torch.cat([row["labels"] for row in rows]).view(-1, self.length)
         if not (self.labels >= 0).any():
             raise ValueError(
                 f"no masked token in {len(rows)} sequences; masked.fraction is "
                 f"{sequences.fraction:g}, raise it or take more sequences"
             )
-        self.length = self.inputs.shape[1]
         self.head_dim = model.config.hidden_size // model.config.num_attention_heads
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.device = device
@@ -77,8 +84,9 @@ class MaskedTask:
 
         with torch.inference_mode(), replaced:
             wrong = shared_map(wrong_of, starts)
-        counts = (self.labels >= 0).sum(dim=1).double()
-        return UnitSums(torch.cat(wrong).numpy(), counts.numpy())
+        of_pieces = torch.cat(wrong), (self.labels >= 0).sum(dim=1).double()
+        totals, counts = (sums.view(-1, self.pieces).sum(dim=1) for sums in of_pieces)
+        return UnitSums(totals.numpy(), counts.numpy())
 
     def _wrong(self, rows: slice) -> Tensor:
         """Wrong predictions per sequence; only masked positions go through the output layer."""

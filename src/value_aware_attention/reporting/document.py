@@ -81,14 +81,20 @@ def html_document(
     tables: Sequence[Table],
     figures: Sequence[Figure],
     other: Sequence[Record] = (),
+    *,
+    first: str = "",
 ) -> str:
-    """The report as one HTML document; `other` are the records of another run."""
+    """The report as one HTML document; `other` are the records of another run.
+
+    `first` is a section that comes before everything else.
+    """
     known = sections(tables, figures)
-    first = [name for name in FIRST if name in known]
+    early = [name for name in FIRST if name in known]
     run = pd.concat([_facts(records), _facts(other)])
-    order = [*first, *(name for name in known if name not in first)]
+    order = [*early, *(name for name in known if name not in early)]
     body = [
         f"<p>{escape(INTRODUCTION.strip())}</p>",
+        first,
         f"<section><h2>What was run</h2>{_html(run)}</section>",
         *(known[name] for name in order),
         f"<section><h2>A pretrained model</h2><p>{PRETRAINED}</p></section>",

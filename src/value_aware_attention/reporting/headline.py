@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from value_aware_attention.reporting.claims import answers
 from value_aware_attention.reporting.measurements import (
     keys_needed_sentence,
     of_records,
@@ -10,7 +11,7 @@ from value_aware_attention.reporting.measurements import (
 from value_aware_attention.reporting.published import TABLE_2_COLUMNS
 from value_aware_attention.reporting.records import Record
 from value_aware_attention.reporting.table import number
-from value_aware_attention.reporting.tables import table_1, table_2
+from value_aware_attention.reporting.tables import BOTH_NEIGHBOURS, table_1, table_2
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -22,18 +23,25 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  " + "  ".join(line).rstrip() for line in lines)
 
 
+def _left(rows: Sequence[Sequence[str]]) -> str:
+    """Two columns of words."""
+    width = max(len(first) for first, _ in rows)
+    return "\n".join(f"  {first:{width}}  {second}".rstrip() for first, second in rows)
+
+
 def headline(records: Sequence[Record]) -> str:
-    """Perplexity for each kernel, masked-LM error, and keys needed, as aligned text."""
-    perplexity = table_2(records).data
-    columns = [name for name, _, _ in TABLE_2_COLUMNS]
+    """Perplexity for each kernel, masked-LM error, keys needed and verdicts, as aligned text."""
+    perplexity = table_2(records).data.set_index("column")
+    columns = [*(name for name, _, _ in TABLE_2_COLUMNS), "bigram"]
     rows = [["perplexity", "", *columns]]
     for kernel, group in perplexity.groupby("kernel", sort=False):
-        rows.append([str(kernel), "ours", *(number(value) for value in group["value"])])
-        rows.append(["", "paper", *(number(value) for value in group["paper"])])
+        shown = group.loc[columns]
+        rows.append([str(kernel), "ours", *(number(value) for value in shown["value"])])
+        rows.append(["", "paper", *(number(value) for value in shown["paper"])])
     errors = [["masked-LM error, %", "ours", "paper"]]
-    rows_of_paper = (row for row in table_1(records).data.to_dict("records") if row["paper"] > 0)
-    for row in rows_of_paper:
-        errors.append([str(row["method"]), number(row["value"]), number(row["paper"])])
+    for row in table_1(records).data.to_dict("records"):
+        if row["paper"] > 0 or row["method"] == BOTH_NEIGHBOURS:
+            errors.append([str(row["method"]), number(row["value"]), number(row["paper"])])
     counts = [
         f"  {item.label}: {keys_needed_sentence(measured)}"
         for item, measured in with_output_error(of_records(records))
@@ -42,4 +50,6 @@ def headline(records: Sequence[Record]) -> str:
     note = f"Ours: {scales} scale. The paper's models are larger: compare the pattern, not levels."
     title = "  output error, best found; in brackets 95% intervals over windows or sequences"
     needed = ["\n".join([title, *counts])] if counts else []
-    return "\n\n".join([_aligned(rows), _aligned(errors), *needed, note])
+    verdicts = [["the paper's claims", ""]]
+    verdicts += [[answer.verdict, answer.claim] for answer in answers(records)]
+    return "\n\n".join([_aligned(rows), _aligned(errors), *needed, _left(verdicts), note])

@@ -24,17 +24,23 @@ def compact(record: Record, training: Mapping[str, Any]) -> dict[str, Any]:
     What is left out: the sums of single windows or sequences, from which the intervals, which
     stay, were computed, and most sizes of the curves of output error.
     """
-    cells = [
-        {name: value for name, value in cell.items() if name not in BY_UNIT}
-        for cell in record["cells"]
-    ]
     known = {name: training[name] for name in TRAINING}
+    cells = [_without_units(cell) for cell in record["cells"]]
     small = {**record, "cells": cells, "training": known}
+    if "count_models" in record:
+        models = record["count_models"]
+        small["count_models"] = {name: _without_units(models[name]) for name in models}
+    if "longer_text" in record:
+        small["longer_text"] = _without_units(record["longer_text"])
     if "output_error" in record:
         methods = record["output_error"]["methods"]
         thin = {name: _thin(curve) for name, curve in methods.items()}
         small["output_error"] = {**record["output_error"], "methods": thin}
     return small
+
+
+def _without_units(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in measured.items() if name not in BY_UNIT}
 
 
 def _thin(curve: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from value_aware_attention.reporting import captions, figures, other_run, value_figures
+from value_aware_attention.reporting import (
+    captions,
+    claims,
+    figures,
+    other_run,
+    value_figures,
+)
+from value_aware_attention.reporting.claim import claims_markdown, claims_section
 from value_aware_attention.reporting.document import html_document
 from value_aware_attention.reporting.figure import Figure
 from value_aware_attention.reporting.headline import headline
@@ -112,7 +119,12 @@ def _write(
     (folder / "grid.csv").write_text(grid_csv(records), encoding="utf-8")
     for figure in drawn:
         figures.save(figure.chart, folder / f"{figure.name}.png")
-    html = html_document(records, tables, drawn, other)
+    about, found = claims.about(records), claims.answers(records)
+    answered = claims_markdown(claims.TITLE, about, found)
+    (folder / "claims.md").write_text(answered, encoding="utf-8")
+    (folder / "claims.csv").write_text(claims.claims_csv(found), encoding="utf-8")
+    first = claims_section(claims.TITLE, about, found)
+    html = html_document(records, tables, drawn, other, first=first)
     (folder / "index.html").write_text(html, encoding="utf-8")
 
 
@@ -123,7 +135,7 @@ def write_report(
     folder: Path,
     other: Sequence[Record] = (),
 ) -> None:
-    """Write every table (.csv, .md), figure (.png), grid.csv and index.html to a folder.
+    """Write claims and tables (.csv, .md), figures (.png), grid.csv and index.html to a folder.
 
     `records` are the evaluation's, `training` the training metrics by model, `tokens` the token
     counts. `other` are the records of another run (`other_run.compact`), which Tables 1 and 2 and

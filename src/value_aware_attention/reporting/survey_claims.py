@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from value_aware_attention.reporting.claim import Answer, Finding
 from value_aware_attention.reporting.survey_records import FIT_FROM, Measurements
 
-__all__ = ["CLAIMS", "Answer", "Finding", "answers"]
+__all__ = ["CLAIMS", "answers"]
 
 EQUAL = 1.25
 """Two costs within this factor of each other count as about equal."""
@@ -17,29 +17,6 @@ SHORT = (128, 256)
 EQUAL_UP_TO = 512
 TRAINING = "forward_backward"
 QUANTITIES = {"milliseconds": "time", "peak_mib": "peak memory"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One measured sentence, and whether it agrees with the claim."""
-
-    sentence: str
-    holds: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A claim of the survey and what was found."""
-
-    claim: str
-    findings: Sequence[Finding]
-
-    @property
-    def verdict(self) -> str:
-        held = [finding.holds for finding in self.findings]
-        if not held:
-            return "not measured"
-        return "holds" if all(held) else "holds in part" if any(held) else "does not hold"
 
 
 def answers(measured: Measurements) -> list[Answer]:

@@ -10,12 +10,18 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.reporting import figures
+from value_aware_attention.reporting.claim import (
+    VERDICTS,
+    Answer,
+    claims_markdown,
+    claims_section,
+)
 from value_aware_attention.reporting.distance import distance_figures, distance_table
 from value_aware_attention.reporting.document import page, sections
 from value_aware_attention.reporting.figure import Figure
 from value_aware_attention.reporting.pattern_figure import pattern_figures
 from value_aware_attention.reporting.records import Record
-from value_aware_attention.reporting.survey_claims import Answer, answers
+from value_aware_attention.reporting.survey_claims import answers
 from value_aware_attention.reporting.survey_figures import exponents, time_and_memory
 from value_aware_attention.reporting.survey_records import FIT_FROM, Measurements, frame
 from value_aware_attention.reporting.table import DASH, Table, number
@@ -23,6 +29,7 @@ from value_aware_attention.reporting.trained_table import trained_table
 
 __all__ = ["write_survey"]
 
+CLAIMS = "The survey's claims, measured here"
 LONG_FROM = 512
 FIRST = ("distance_", "patterns_", "trained", "figure_", "growth")
 LAST = ("methods", "distance", "cells")
@@ -57,7 +64,8 @@ def write_survey(
             (made / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
         for figure in drawn:
             figures.save(figure.chart, made / f"{figure.name}.png")
-        (made / "claims.md").write_text(_claims_markdown(found, record), encoding="utf-8")
+        claims = claims_markdown(CLAIMS, f"{setting(record)} {HOW} {VERDICTS}", found)
+        (made / "claims.md").write_text(claims, encoding="utf-8")
         html = page(
             "Every method of the survey, measured side by side", _body(record, found, tables, drawn)
         )
@@ -90,15 +98,9 @@ def _body(
     tables: Sequence[Table],
     drawn: Sequence[Figure],
 ) -> list[str]:
-    items = "\n".join(
-        f"<li><p><b>{escape(answer.claim)}</b> {escape(answer.verdict.capitalize())}.</p>"
-        f"<p class='caption'>{escape(' '.join(f.sentence for f in answer.findings))}</p></li>"
-        for answer in found
-    )
     return [
         f"<p>{escape(setting(record))} {escape(HOW)}</p>",
-        f"<section id='claims'><h2>The survey's claims, measured here</h2><ul>\n{items}\n</ul>"
-        "</section>",
+        claims_section(CLAIMS, VERDICTS, found),
         *_ordered(sections(tables, drawn)),
         "<section><h2>Reproduce</h2><pre>make survey</pre></section>",
     ]
@@ -109,15 +111,6 @@ def _ordered(parts: Mapping[str, str]) -> list[str]:
     first = [name for name in parts if name.startswith(FIRST)]
     middle = [name for name in parts if name not in (*first, *LAST)]
     return [parts[name] for name in (*first, *middle, *(name for name in LAST if name in parts))]
-
-
-def _claims_markdown(found: Sequence[Answer], record: Mapping[str, Any]) -> str:
-    lines = ["# The survey's claims, measured here", "", f"{setting(record)} {HOW}", ""]
-    for answer in found:
-        lines += [f"**{answer.claim}** {answer.verdict.capitalize()}."]
-        lines += [f"- {finding.sentence}" for finding in answer.findings]
-        lines += [""]
-    return "\n".join(lines)
 
 
 def _figures(measured: Measurements) -> list[Figure]:

@@ -47,6 +47,48 @@ def _table_1_row(label: str, paper: float | None, ours: Mapping[str, Any] | None
     return row if ours is None else row | {name: ours[name] for name in _TABLE_1_MEASURES}
 
 
+ALONE = "itself alone (window 1)"
+BOTH_NEIGHBOURS = "both neighbours, counts"
+COUNTS_TABLE_1 = {
+    "unigram": "most frequent token",
+    "left_neighbour": "left neighbour, counts",
+    "both_neighbours": BOTH_NEIGHBOURS,
+}
+COUNTS_TABLE_2 = {
+    "unigram": "unigram",
+    "bigram": "bigram",
+    "bigram_tokens_read": "bigram, tokens read",
+}
+BESIDE_TABLE_1 = (
+    f"The last rows need no attention: {ALONE} lets each token see nothing else, and counts of all "
+    "training tokens choose the most frequent token, the likeliest after the left neighbour, or "
+    "that between both neighbours: the one seen there most often, else by p(w | left) p(right | w) "
+    "of a Kneser-Ney bigram."
+)
+BESIDE_TABLE_2 = (
+    f"The last columns need no attention: {ALONE} lets each token see nothing else; unigram and "
+    "interpolated Kneser-Ney bigram (Ney, Essen and Kneser, 1994) are counts of all training "
+    "tokens, or of those that the model read."
+)
+
+
+def _without_attention(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Rows of Table 1: the short model on the same text, itself alone, and count models."""
+    short, long = (model_named(records, f"masked_{name}") for name in ("short", "long"))
+    empty = dict.fromkeys(_TABLE_1_MEASURES)
+    on_long = (short or {}).get("longer_text")
+    counts = (long or {}).get("count_models", {})
+    alone = find(settings(records), "masked_long", "sliding_window", {"r": 1})
+    return [
+        _table_1_row("short model, exact, same text", None, on_long and empty | on_long),
+        _table_1_row(ALONE, None, alone),
+        *(
+            _table_1_row(label, None, empty | counts.get(name, {}))
+            for name, label in COUNTS_TABLE_1.items()
+        ),
+    ]
+
+
 def _approximate_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The paper's cells in the paper's order, then our other LSH and ORF cells."""
     frame = settings(records)
@@ -69,6 +111,7 @@ def _beside(rows: list[dict[str, Any]], other: Sequence[Record]) -> list[dict[st
     frame = settings(other)
     long = frame[frame["model"] == "masked_long"].to_dict("records")
     theirs = {setting_label(row): row for row in long}
+    theirs |= {row["method"]: row for row in _without_attention(other)}
     theirs["short model, exact"] = find(frame, "masked_short", "exact", {}) or {}
     names = ("value", "low", "high", "count")
     return [
@@ -110,6 +153,7 @@ def table_1(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
     rows = _approximate_rows(records)
     short = find(settings(records), "masked_short", "exact", {})
     rows.append(_table_1_row("short model, exact", SHORT_EXACT, short))
+    rows += _without_attention(records)
     theirs = [record for record in other if record["task"] == "masked"]
     rows = _beside(rows, theirs) if theirs else rows
     models = [model_named(records, name) for name in ("masked_long", "masked_short")]
@@ -117,9 +161,10 @@ def table_1(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
         [
             "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a",
             "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and",
-            "RoBERTa-512 in the last row; its ORF is ours as written in A.1.",
+            "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1.",
             captions.keys((model for model in models[:1] if model), 4096),
             "LSH with as many keys as the sequence sees all of them.",
+            BESIDE_TABLE_1,
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
             captions.SEEDS,
@@ -132,20 +177,30 @@ def table_1(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
     return Table("table_1", title, caption, pd.DataFrame(rows), display)
 
 
-def _table_2_rows(records: Sequence[Record], kernel: str) -> list[dict[str, Any]]:
+def _table_2_columns(
+    records: Sequence[Record], kernel: str
+) -> list[tuple[str, float | None, Mapping[str, Any]]]:
+    """Name, the paper's perplexity and ours of every column for a kernel: {} where we have none."""
     model, frame = causal_model(records, kernel), settings(records)
-    rows: list[dict[str, Any]] = []
-    exact: Any = None
-    for (column, approximation, r), paper in zip(TABLE_2_COLUMNS, TABLE_2[kernel], strict=True):
+    columns = []
+    settings_of = [*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)]
+    for (name, approximation, r), paper in zip(settings_of, [*TABLE_2[kernel], None], strict=True):
         parameters = {} if r is None else {"r": r}
-        found = find(frame, model["model"], approximation, parameters) if model else None
-        ours = found or {}
+        ours = find(frame, model["model"], approximation, parameters) if model else None
+        columns.append((name, paper, ours or {}))
+    counts = (model or {}).get("count_models", {})
+    return columns + [(label, None, counts.get(name, {})) for name, label in COUNTS_TABLE_2.items()]
+
+
+def _table_2_rows(records: Sequence[Record], kernel: str) -> list[dict[str, Any]]:
+    columns = _table_2_columns(records, kernel)
+    exact, rows = columns[0][2].get("value"), []
+    for column, paper, ours in columns:
         value, low, high = (ours.get(name) for name in ("value", "low", "high"))
-        exact = value if r is None else exact
         row = {"kernel": kernel, "column": column, "paper": paper, "value": value}
         row |= {"low": low, "high": high, "ratio": ratio(value, exact)}
         row |= {"ratio_low": ratio(low, exact), "ratio_high": ratio(high, exact)}
-        row |= {"paper_ratio": paper / TABLE_2[kernel][0], "count": ours.get("count")}
+        row |= {"paper_ratio": ratio(paper, TABLE_2[kernel][0]), "count": ours.get("count")}
         rows.append(row)
     return rows
 
@@ -192,6 +247,7 @@ def table_2(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
             "One model trained with each kernel, then evaluated with its attention replaced.",
             "The paper's models have 156M parameters and were trained on WikiText-103.",
             captions.keys(models, 512),
+            BESIDE_TABLE_2,
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
             captions.ours(models),
