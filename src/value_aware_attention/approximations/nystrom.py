@@ -61,7 +61,13 @@ class Nystrom(Approximation):
             return iterated_pseudo_inverse(matrix, self.iterations)
         # fp64: what a nearly singular matrix loses in fp32 comes back multiplied by its condition.
         noise = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
-        return torch.linalg.pinv(matrix.double(), rtol=noise).to(matrix.dtype)
+        try:
+            return torch.linalg.pinv(matrix.double(), rtol=noise).to(matrix.dtype)
+        except torch.linalg.LinAlgError:
+            raise ValueError(
+                "query or key holds NaN or infinity, or numbers whose similarity overflows; "
+                "Nystrom has no pseudo-inverse of that"
+            ) from None
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Both outer factors and their products, and a query's share of what is done once."""
