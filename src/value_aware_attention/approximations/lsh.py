@@ -30,7 +30,9 @@ class LSH(Approximation):
 
     `share_query_key` is Reformer's attention (Kitaev et al., 2020, section 2): the keys are the
     queries divided by their length, what stands in `key` is not read, and a token attends to itself
-    only where it sees nothing else in any round. Everything else is as above.
+    only where it sees nothing else in any round. Everything else is as above, where Reformer's
+    formula has more: it hides keys of other buckets in the two chunks, and divides the similarity
+    of a pair by the number of rounds that it meets in.
     """
 
     supports_causal = False
