@@ -1,11 +1,13 @@
 """Kernels and exact attention: definitions, numerical edges, gradients, public references."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from value_aware_attention import attention, error, kernels
-from value_aware_attention.approximations import reference
+from value_aware_attention.approximations import LinearAttention, reference
 from value_aware_attention.attention import attention_weights
 
 KERNELS = {
@@ -89,6 +91,71 @@ def test_output_errors() -> None:
     )
 
 
+def test_an_error_that_is_no_number_is_not_zero() -> None:
+    nan, inf = float("nan"), float("inf")
+    exact = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [nan, 1.0], [inf, 1.0]])
+    approximate = torch.tensor([[nan, 2.0], [inf, 2.0], [1e-3, 0.0], [nan, 1.0], [inf, 1.0]])
+    found = error.relative_output_error(approximate, exact)
+    expected = torch.tensor([nan, inf, inf, nan, nan])
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("low", [-8.0, -12.0, -18.0, -25.0, -40.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_elu_keeps_its_digits_for_negative_inputs(low: float, causal: bool) -> None:
+    """1 + elu(x) is exp(x) there, which 1 + (exp(x) - 1) is not in fp32."""
+    query, key, value = (x.float() for x in draw(2, 70, 8))
+    query, key = query + low, key + low
+    options = {"kernel": kernels.Elu(), "is_causal": causal}
+    exact = attention(query.double(), key.double(), value.double(), **options).float()
+    torch.testing.assert_close(attention(query, key, value, **options), exact)
+    torch.testing.assert_close(LinearAttention()(query, key, value, **options), exact)
+
+
+@pytest.mark.parametrize("x", [-200.0, -88.0, -20.0, -1.0, 0.0, 1.0, 89.0, 1e30])
+def test_elu_features_and_their_gradients(x: float) -> None:
+    leaf = torch.tensor(x, requires_grad=True)
+    feature = kernels.Elu().features(leaf)
+    feature.backward()
+    expected = 1 + x if x > 0 else math.exp(x)
+    assert feature.item() == pytest.approx(expected, rel=1e-6, abs=1e-38)
+    assert leaf.grad.item() == pytest.approx(min(1.0, expected), rel=1e-6, abs=1e-38)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("keys", [1, 5, 15, 16, 17, 40])
+@pytest.mark.parametrize("causal", [False, True])
+def test_nan_gives_nan_however_few_the_keys(name: str, keys: int, causal: bool) -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        query, key, value = (x.to(dtype) for x in draw(2, keys, 8))
+        options = {"kernel": KERNELS[name], "is_causal": causal}
+        broken = query.clone()
+        broken[0, keys - 1, 2] = torch.nan
+        output = attention(broken, key, value, **options)
+        assert output[0, keys - 1].isnan().all() and output[1].isfinite().all()
+        assert output[0, : keys - 1].isfinite().all()
+        broken = torch.full_like(key, torch.nan)
+        assert attention(query, broken, value, **options).isnan().all()
+
+
+def test_few_keys_are_attended_to_as_torch_does_it() -> None:
+    """Bit for bit."""
+    for keys in (1, 7, 15):
+        query, key, value = (x.float() for x in draw(2, 3, keys, 8))
+        expected = scaled_dot_product_attention(query, key, value, is_causal=True)
+        assert torch.equal(attention(query, key, value, is_causal=True), expected)
+        expected = scaled_dot_product_attention(query[..., :1, :], key, value)
+        assert torch.equal(attention(query[..., :1, :], key, value), expected)
+
+
+def test_dtypes_may_differ_as_under_autocast() -> None:
+    query, key, value = (x.float() for x in draw(2, 9, 8))
+    for kernel in KERNELS.values():
+        output = attention(query, key, value.bfloat16(), kernel=kernel)
+        expected = attention(query, key, value.bfloat16().float(), kernel=kernel)
+        assert torch.equal(output, expected.bfloat16())
+
+
 def test_is_causal_with_other_lengths_is_refused() -> None:
     query, key, value = draw(4, 8)
     with pytest.raises(ValueError, match="pass attn_mask"):
@@ -106,7 +173,7 @@ def test_a_row_that_sees_nothing_gives_no_gradient_rather_than_nan(name: str) ->
     assert (leaves[0].grad[1] == 0).all() and (leaves[0].grad[0] != 0).any()
 
 
-@pytest.mark.parametrize("name", ["polynomial", "elu"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_autocast_changes_no_sum(name: str) -> None:
     inputs = [x.float() for x in draw(6, 8)]
     with torch.autocast("cpu", torch.bfloat16):

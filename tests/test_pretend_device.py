@@ -23,13 +23,17 @@ from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
 from value_aware_attention import attention, error, flex
 from value_aware_attention.approximations import (
+    LSH,
     Exact,
     LeaveOneOutKeys,
+    LinearAttention,
+    Linformer,
     Nystrom,
     OptimalValueAware,
     OptimalValueOblivious,
     SlidingWindow,
     SparseApproximation,
+    Strided,
     ValueAwareKeysAttentionWeights,
     chunked,
 )
@@ -256,6 +260,23 @@ def test_every_approximation(name: str) -> None:
         same_on_both(outputs, method.build(), *inputs(), options)
     empty = [x[:0] for x in inputs()]
     same_on_both(lambda module, *qkv: module(*qkv, kernel=kernel).detach(), method.build(), *empty)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [SlidingWindow(5), Strided(4), Linformer(6, 0), Nystrom(5, 6), LSH(8, 2, 0), LinearAttention()],
+    ids=str,
+)
+def test_looking_for_nan_makes_nobody_wait(method: nn.Module) -> None:
+    """Where an answer would take a wait NaN is not looked for; it gives NaN."""
+    query, key, value = inputs()
+    value[0, 0, 3] = torch.nan
+    with PretendDevice() as device, torch.inference_mode():
+        given = moved([query, key, value])
+        device.waits.clear()
+        output = method(*given, kernel=KERNELS["elu"])
+        assert not device.waits
+        assert output[0, 0].cpu().isnan().any() and output[0, 1].cpu().isfinite().all()
 
 
 @pytest.mark.parametrize("search", SEARCHES)

@@ -34,6 +34,8 @@ MASKED_BACKENDS = [
     SDPBackend.MATH,
 ]
 """Without cuDNN's, whose releases differ in what they make of rows that see nothing."""
+VECTOR = 16
+"""Most numbers that a vector of a CPU holds; see `_all_visible`."""
 
 
 def attention(
@@ -48,7 +50,10 @@ def attention(
     """sum_i kappa(q, k_i) v_i / sum_i kappa(q, k_i), Eq. 1 of the paper.
 
     `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
-    bf16 and fp16 inputs are accumulated in fp32. Raises ValueError for shapes that do not fit.
+    bf16 and fp16 inputs are accumulated in fp32, and autocast lowers none. Raises ValueError for
+    shapes that do not fit. NaN is not looked for: in a query it makes its output NaN, in a key or
+    value the outputs of all queries that see it, and some of those that do not, because 0 NaN is
+    NaN. Infinity in a score does the same.
 
     What computes it: the exponential kernel is PyTorch's own fused attention, on every device. The
     other two are FlexAttention on CUDA, from 128 queries on and where nothing is in its way
@@ -106,7 +111,9 @@ def _by_flex(
 
 def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Products in the precision of their factors: autocast would take fp32 ones in bf16."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _fused(
@@ -119,13 +126,30 @@ def _fused(
     is_causal: bool = False,
 ) -> Tensor:
     """PyTorch's own kernel, which never holds the weights; it exists for two leading dimensions."""
-    tensors = [query, key, value] if visible is None else [query, key, value, visible]
+    if visible is None and query.is_cpu and key.shape[-2] < VECTOR:
+        visible = _all_visible(query, key, is_causal)
+    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+    tensors = [x.to(dtype) for x in (query, key, value)]
+    tensors += [] if visible is None else [visible]
     missing = max(0, 4 - max(x.ndim for x in tensors))
     q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
     options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
     scale = kernel.scale_for(query.shape[-1])
-    with sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext():
-        return scaled_dot_product_attention(q, k, v, scale=scale, **options)[(0,) * missing]
+    backends = sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext()
+    with backends, _without_autocast(value):
+        output = scaled_dot_product_attention(q, k, v, scale=scale, **options)
+    return output[(0,) * missing].to(value.dtype)
+
+
+def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#N M"]:
+    """The mask that hides nothing, or the future: with one NaN stays NaN, the rest bit for bit.
+
+    Without one torch's kernel for the CPU gives zeros for a row whose scores are all NaN, where
+    they are fewer than its vectors hold.
+    """
+    rows = query.shape[-2] if is_causal else 1
+    visible = torch.ones(rows, key.shape[-2], dtype=torch.bool)
+    return visible.tril() if is_causal else visible
 
 
 def attention_weights(

@@ -23,12 +23,14 @@ def relative_output_error(
 ) -> Float[Tensor, "*batch"]:
     """||o - o~||^2 / ||o||^2 per query; 0 where both are zero.
 
+    Infinite where only o is zero; NaN where an output holds NaN, which is never taken for exact.
+
     The reports pool queries as a ratio of sums, not as the mean of these ratios, which queries with
     a short output would decide.
     """
     error = squared_output_error(approximate, exact)
     norm = working_precision(exact).square().sum(dim=-1)
-    return (error / norm).where(error > 0, 0.0)
+    return (error / norm).masked_fill((error == 0) & (norm == 0), 0.0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ def budget(
 ) -> float:
     """Multiply-adds per query of an approximation's scores and weighted sum, on average.
 
-    The one definition of cost that figures use. The choice an oracle makes in hindsight (sorting by
+    The one definition of cost that figures use, and of the algorithm: what this code computes
+    besides for the sake of speed is left out (the pairs of a chunk that causal features score, the
+    keys of a block that a pattern hides). The choice an oracle makes in hindsight (sorting by
     exact weights, solving for the closest combination) is not counted: it is what a practical
     method would have to predict. Under a causal mask only the past is counted.
     """

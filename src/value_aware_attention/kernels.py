@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import elu
 
 __all__ = ["Elu", "Exponential", "Kernel", "Polynomial"]
 
@@ -61,7 +60,11 @@ class Polynomial:
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
-        """degree * log |<q, k>|, with <q, k> = 0 taken as the smallest positive number."""
+        """degree * log |<q, k>|, no less than that of the smallest normal number (1e-38 in fp32).
+
+        So <q, k> = 0 has a logarithm; queries and keys so small that all products lie below weigh
+        every key alike.
+        """
         return self.degree * _clamped_log((query @ key.transpose(-2, -1)).abs())
 
 
@@ -70,11 +73,13 @@ class Elu:
     """<1 + elu(q), 1 + elu(k)>, the kernel of Linear Transformers (Katharopoulos et al., 2020)."""
 
     def features(self, x: Float[Tensor, "*batch N D"]) -> Float[Tensor, "*batch N D"]:
-        """Phi(x) = 1 + elu(x), elementwise and positive."""
-        return 1 + elu(x)
+        """Phi(x) = 1 + elu(x), elementwise and positive: 1 + x above 0, exp(x) below."""
+        # 1 + (exp(x) - 1), as elu computes it, has no digits left at x = -17 in fp32. The clamp
+        # keeps the branch that is not taken from overflowing, and so its gradient from being NaN.
+        return torch.where(x > 0, 1 + x, x.clamp_max(0).exp())
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
-        """log <Phi(q), Phi(k)>."""
+        """log <Phi(q), Phi(k)>, no less than that of the smallest normal number (1e-38 in fp32)."""
         return _clamped_log(self.features(query) @ self.features(key).transpose(-2, -1))

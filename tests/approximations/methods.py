@@ -25,104 +25,149 @@ class Method(NamedTuple):
     any_mask: bool = True
     looks_back_when_causal: bool = False
     """is_causal chooses other keys than a triangular mask leaves."""
+    keys_counted: float = 0.0
+    """Its budget for 4096 queries and keys of 64 numbers, in keys of exact attention."""
 
 
 METHODS = {
-    "exact": Method(approximations.Exact, approximations.Exact),
+    "exact": Method(approximations.Exact, approximations.Exact, keys_counted=4096),
     "optimal_value_oblivious": Method(
         lambda: approximations.OptimalValueOblivious(4),
         lambda: approximations.OptimalValueOblivious(KEYS),
+        keys_counted=4,
     ),
-    "optimal_value_aware_1": Method(lambda: approximations.OptimalValueAware(1)),
+    "optimal_value_aware_1": Method(lambda: approximations.OptimalValueAware(1), keys_counted=1),
     "optimal_value_aware_9": Method(
         lambda: approximations.OptimalValueAware(HEAD_DIM + 1),
         lambda: approximations.OptimalValueAware(HEAD_DIM + 1),
+        keys_counted=9,
     ),
     **{
         f"optimal_value_aware_3_{search}": Method(
-            lambda search=search: approximations.OptimalValueAware(3, search)
+            lambda search=search: approximations.OptimalValueAware(3, search), keys_counted=3
         )
         for search in ("fast", "default", "best")
     },
     "oblivious_keys_optimal_weights": Method(
         lambda: approximations.ObliviousKeysOptimalWeights(4),
         lambda: approximations.ObliviousKeysOptimalWeights(KEYS),
+        keys_counted=4,
     ),
     "value_aware_keys_attention_weights": Method(
         lambda: approximations.ValueAwareKeysAttentionWeights(4),
         lambda: approximations.ValueAwareKeysAttentionWeights(KEYS),
+        keys_counted=4,
     ),
     "norm_weighted_keys_2": Method(
-        lambda: approximations.NormWeightedKeys(4), lambda: approximations.NormWeightedKeys(KEYS)
+        lambda: approximations.NormWeightedKeys(4),
+        lambda: approximations.NormWeightedKeys(KEYS),
+        keys_counted=4,
     ),
     "norm_weighted_keys_1": Method(
         lambda: approximations.NormWeightedKeys(4, norm=1),
         lambda: approximations.NormWeightedKeys(KEYS, norm=1),
+        keys_counted=4,
     ),
     "leave_one_out_keys": Method(
-        lambda: approximations.LeaveOneOutKeys(4), lambda: approximations.LeaveOneOutKeys(KEYS)
+        lambda: approximations.LeaveOneOutKeys(4),
+        lambda: approximations.LeaveOneOutKeys(KEYS),
+        keys_counted=4,
     ),
-    "sampled_keys": Method(lambda: approximations.SampledKeys(4, 0)),
+    "sampled_keys": Method(lambda: approximations.SampledKeys(4, 0), keys_counted=4),
     "sliding_window": Method(
         lambda: approximations.SlidingWindow(5),
         lambda: approximations.SlidingWindow(KEYS),
         looks_back_when_causal=True,
+        keys_counted=5,
     ),
     "dilated_window": Method(
         lambda: approximations.DilatedWindow(4, 3),
         lambda: approximations.DilatedWindow(KEYS, 1),
         looks_back_when_causal=True,
+        keys_counted=4,
     ),
     "random_keys": Method(
         lambda: approximations.RandomKeys(4, 0),
         lambda: approximations.RandomKeys(KEYS, 0),
         looks_back_when_causal=True,
+        keys_counted=4,
     ),
-    "strided": Method(lambda: approximations.Strided(4), lambda: approximations.Strided(KEYS)),
-    "fixed": Method(lambda: approximations.Fixed(6, 2), lambda: approximations.Fixed(6, 6)),
+    "strided": Method(
+        lambda: approximations.Strided(4),
+        lambda: approximations.Strided(KEYS),
+        keys_counted=2 * 4 - 1 + 4096 / 4 - 1,
+    ),
+    "fixed": Method(
+        lambda: approximations.Fixed(6, 2),
+        lambda: approximations.Fixed(6, 6),
+        keys_counted=6 + 2 * (4096 / 6 - 1),
+    ),
     "longformer": Method(
         lambda: approximations.Longformer(3, 2, (0, 11)),
         lambda: approximations.Longformer(2 * KEYS),
         looks_back_when_causal=True,
+        keys_counted=3 + 2 * 2,
     ),
     "big_bird": Method(
         lambda: approximations.BigBird(3, 2, (0, 11), 0),
         lambda: approximations.BigBird(1, KEYS, (), 0),
         looks_back_when_causal=True,
+        keys_counted=3 + 2 + 2 * 2,
     ),
     "linear_attention": Method(
-        approximations.LinearAttention, approximations.LinearAttention, kernel="elu"
+        approximations.LinearAttention,
+        approximations.LinearAttention,
+        kernel="elu",
+        keys_counted=2 * 64 / 2,
     ),
-    "linformer": Method(lambda: approximations.Linformer(6, 0), causal=False, any_mask=False),
+    "linformer": Method(
+        lambda: approximations.Linformer(6, 0), causal=False, any_mask=False, keys_counted=2 * 6
+    ),
     "linformer_learned": Method(
-        lambda: approximations.Linformer(6, 0, length=40), causal=False, any_mask=False
+        lambda: approximations.Linformer(6, 0, length=40),
+        causal=False,
+        any_mask=False,
+        keys_counted=2 * 6,
     ),
     "lsh": Method(
         lambda: approximations.LSH(8, 2, 0),
         lambda: approximations.LSH(KEYS, 3, 0),
         causal=False,
         any_mask=False,
+        keys_counted=2 * (8 + 2 * 4096 / 8),
     ),
     "lsh_share_query_key": Method(
-        lambda: approximations.LSH(8, 2, 0, share_query_key=True), causal=False, any_mask=False
+        lambda: approximations.LSH(8, 2, 0, share_query_key=True),
+        causal=False,
+        any_mask=False,
+        keys_counted=2 * (8 + 4096 / 8),
     ),
     "nystrom": Method(
         lambda: approximations.Nystrom(5),
         lambda: approximations.Nystrom(KEYS),
         causal=False,
         any_mask=False,
+        keys_counted=2 * 5,
     ),
     "nystrom_6_iterations": Method(
-        lambda: approximations.Nystrom(5, iterations=6), causal=False, any_mask=False
+        lambda: approximations.Nystrom(5, iterations=6),
+        causal=False,
+        any_mask=False,
+        keys_counted=2 * 5,
     ),
     "orf_performer": Method(
-        lambda: approximations.OrthogonalRandomFeatures(16, 0), kernel="exponential"
+        lambda: approximations.OrthogonalRandomFeatures(16, 0),
+        kernel="exponential",
+        keys_counted=2 * 16,
     ),
     "orf_paper": Method(
         lambda: approximations.OrthogonalRandomFeatures(16, 0, scaling="paper"),
         kernel="exponential",
+        keys_counted=2 * 16,
     ),
     "random_fourier_features": Method(
-        lambda: approximations.RandomFourierFeatures(16, 0), kernel="exponential"
+        lambda: approximations.RandomFourierFeatures(16, 0),
+        kernel="exponential",
+        keys_counted=2 * 16 * 3 / 2,
     ),
 }

@@ -1,5 +1,6 @@
 """What `SparseApproximation` promises for every method: finite inputs, bounded blocks."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from value_aware_attention.approximations import (
+    LSH,
+    Approximation,
+    Linformer,
     OptimalValueAware,
     OptimalValueOblivious,
+    SlidingWindow,
     SparseApproximation,
     chunked,
 )
@@ -22,7 +27,7 @@ from value_aware_attention.approximations.approximation import (
     numbers_at_once,
     numbers_within,
 )
-from value_aware_attention.kernels import Exponential
+from value_aware_attention.kernels import Elu, Exponential
 
 SPARSE = {n: m for n, m in METHODS.items() if isinstance(m.build(), SparseApproximation)}
 HEADS, LENGTH, WIDTH = 4, 256, 8
@@ -45,6 +50,22 @@ def test_a_number_that_is_none_is_refused_by_name(
         name = ("query", "key", "value")[place]
         with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
             call(*tensors)
+
+
+@pytest.mark.parametrize("method", [SlidingWindow(9), Linformer(6, 0), LSH(8, 2, 0)], ids=str)
+def test_vmap_and_compiled_graphs_are_not_checked(method: Approximation) -> None:
+    """They cannot branch on numbers; methods that must do so have no vmap."""
+    tensors, options = draw(), {"kernel": Elu()}
+    expected = method(*tensors, **options)
+    by_head = partial(method, **options)
+    for _ in range(2):
+        by_head = torch.vmap(by_head, randomness="same")
+    torch.testing.assert_close(by_head(*tensors), expected)
+    with torch.no_grad():
+        compiled = torch.compile(method.check_finite, backend="eager", fullgraph=True)
+        compiled(*tensors, None)
+    with pytest.raises(RuntimeError, match="data-dependent control flow"):
+        torch.vmap(OptimalValueOblivious(4))(*tensors)
 
 
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -73,7 +72,7 @@ class Inputs:
     key: Float[Tensor, "*#batch M D"]
     value: Float[Tensor, "*#batch M V"]
     kernel: Kernel
-    visible: Bool[Tensor, "*#batch #N #M"] | None
+    visible: Bool[Tensor, "*#batch #N M"] | None
     is_causal: bool
 
     @property
@@ -86,6 +85,15 @@ class Inputs:
         """The leading dimensions, broadcast."""
         leading = (x.shape[:-2] for x in (self.query, self.key, self.value))
         return tuple(torch.broadcast_shapes(*leading))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no query or no key: every output there is is zeros."""
+        return 0 in (*self.batch, self.query.shape[-2], self.keys)
+
+    def zeros(self) -> Float[Tensor, "*batch N V"]:
+        """The output of queries that see nothing."""
+        return self.value.new_zeros(*self.batch, self.query.shape[-2], self.value.shape[-1])
 
     def weights(self) -> Float[Tensor, "*batch N M"]:
         """The exact attention distribution alpha."""
@@ -152,8 +160,15 @@ class Approximation(nn.Module, ABC):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N V"]:
-        """The approximate output, in the dtype of `value`; fully masked rows give zeros."""
+        """The approximate output, in the dtype of `value`; fully masked rows give zeros.
+
+        Raises ValueError for NaN and infinity in a query, or in a key or value that one sees, where
+        looking for them is free: on the CPU, outside of training, torch.compile and torch.func.
+        Elsewhere they give NaN. Methods that choose keys by their numbers always raise it.
+        """
         inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
+        if inputs.is_empty:
+            return inputs.zeros().to(value.dtype)
         with torch.autocast(value.device.type, enabled=False):
             return self.approximate(inputs).to(value.dtype)
 
@@ -179,11 +194,24 @@ class Approximation(nn.Module, ABC):
         if self.kernels and not isinstance(kernel, self.kernels):
             allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
             raise ValueError(f"{name} got the kernel {kernel}; it approximates {allowed}")
+        if visible is not None:
+            visible = visible.expand(*visible.shape[:-1], key.shape[-2])
+        self.check_finite(query, key, value, visible)
         return Inputs(_working(query), _working(key), _working(value), kernel, visible, is_causal)
+
+    def check_finite(
+        self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None
+    ) -> None:
+        """ValueError for NaN and infinity that a query sees, where looking is free; see forward."""
+        tensors = query, key, value
+        traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if not traced and not trained and all(x.is_cpu for x in tensors):
+            _refuse_non_finite(*tensors, visible)
 
     @abstractmethod
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        """The approximate output."""
+        """The approximate output; called with at least one query and one key."""
 
     @abstractmethod
     def multiply_adds(self, sizes: Sizes) -> float:
@@ -248,15 +276,11 @@ class SparseApproximation(Approximation):
         super().__init__()
         self.r = check_at_least(1, r=r)
 
-    def inputs(self, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Inputs:
-        """The call, checked: a choice among keys that are not numbers would mean nothing."""
-        given = {"query": query, "key": key, "value": value}
-        # Sums are several times faster, and where they are finite everything is.
-        if not torch.stack([x.sum().float() for x in given.values()]).isfinite().all():
-            for name, x in given.items():
-                if not x.isfinite().all():
-                    raise ValueError(f"{name} holds NaN or infinity; it must be finite")
-        return super().inputs(query, key, value, *options)
+    def check_finite(
+        self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None
+    ) -> None:
+        """Always, hidden ones too: a choice among keys that are not numbers would mean nothing."""
+        _refuse_non_finite(query, key, value, None)
 
     def select(
         self,
@@ -288,6 +312,9 @@ class SparseApproximation(Approximation):
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         """`choose`, block by block where each query can be answered alone."""
+        if inputs.is_empty:
+            shape = (*inputs.batch, inputs.query.shape[-2], min(self.r, inputs.keys))
+            return inputs.query.new_zeros(shape, dtype=torch.long), inputs.value.new_zeros(shape)
         parts = zip(*[self.choose(block) for block in self._blocks(inputs)], strict=True)
         indices, weights = (torch.cat(part, dim=-2) for part in parts)
         return indices, weights
@@ -316,6 +343,22 @@ class SparseApproximation(Approximation):
 
     def extra_repr(self) -> str:
         return f"r={self.r}"
+
+
+def _refuse_non_finite(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> None:
+    """ValueError for NaN and infinity in visible keys and values, and in queries that see any."""
+    given = {"query": query, "key": key, "value": value}
+    # Sums are several times faster, and where they are finite everything is.
+    if torch.stack([x.sum().float() for x in given.values()]).isfinite().all():
+        return
+    if visible is not None:
+        seen = visible.any(dim=-2).unsqueeze(-1)
+        seeing = visible.any(dim=-1, keepdim=True)
+        shown = {"query": seeing, "key": seen, "value": seen}
+        given = {name: x.where(shown[name], 0.0) for name, x in given.items()}
+    for name, x in given.items():
+        if not x.isfinite().all():
+            raise ValueError(f"{name} holds NaN or infinity; it must be finite")
 
 
 def check_at_least(minimum: int, **arguments: int) -> int:

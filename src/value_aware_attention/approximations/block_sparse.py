@@ -94,7 +94,7 @@ def block_sparse_attention(inputs: Inputs, pattern: Pattern) -> Float[Tensor, "*
     if len(pieces) == 1 and not _is_gathered(pieces[0], inputs.keys):
         return _alone(inputs, pieces[0])
     sums = [total for piece in pieces if (total := _sums(inputs, piece)) is not None]
-    return reduce(Sums.__add__, sums).normalised() if sums else _zeros(inputs)
+    return reduce(Sums.__add__, sums).normalised() if sums else inputs.zeros()
 
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
@@ -112,17 +112,12 @@ def _alone(inputs: Inputs, piece: Piece) -> Float[Tensor, "*batch N V"]:
     """A pattern of one piece: nothing is merged, so every block is attention of its own."""
     layout = _layout(piece, inputs.query.shape[-2], inputs.keys, inputs.query.device)
     if not layout.blocks:
-        return _zeros(inputs)
+        return inputs.zeros()
     blocks = (_cut(inputs, block) for block in layout.blocks)
     outputs = torch.cat([_attention(*block) for block in blocks], dim=-2)
     if layout.complete:
         return outputs
-    return _zeros(inputs).index_copy(-2, layout.rows, outputs)
-
-
-def _zeros(inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-    width = inputs.query.shape[-2], inputs.value.shape[-1]
-    return inputs.value.new_zeros(*inputs.batch, *width)
+    return inputs.zeros().index_copy(-2, layout.rows, outputs)
 
 
 def _sums(inputs: Inputs, piece: Piece) -> Sums | None:
@@ -148,7 +143,7 @@ def _cut(inputs: Inputs, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, 
     key, value = (_take(x, block.keys) for x in (inputs.key, inputs.value))
     hidden = block.hidden
     if inputs.visible is not None:
-        visible = inputs.visible.expand(*inputs.visible.shape[:-1], inputs.keys)
+        visible = inputs.visible
         if visible.shape[-2] > 1:
             visible = _take(visible, block.queries)
         masked = ~_take(visible.mT, block.keys).mT

@@ -105,8 +105,7 @@ class FixedPattern(Approximation):
         if self.engine == "flex" and reason:
             raise ValueError(f"engine is 'flex', but {reason}; use engine='torch'")
         wanted = self.engine == "flex" or (self.engine is None and inputs.query.is_cuda)
-        sizes = *inputs.batch, inputs.query.shape[-2], inputs.keys
-        return wanted and reason is None and 0 not in sizes
+        return wanted and reason is None
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """The pairs that the pattern keeps, counted one by one."""
@@ -125,6 +124,8 @@ class SparseFixedPattern(FixedPattern, SparseApproximation):
     def __init__(self, r: int, engine: str | None = None) -> None:
         SparseApproximation.__init__(self, r)
         self.engine = check_engine(engine)
+
+    check_finite = Approximation.check_finite  # no number moves the choice of keys
 
     def choose(
         self, inputs: Inputs

@@ -30,7 +30,9 @@ class LSH(Approximation):
 
     `share_query_key` is Reformer's attention (Kitaev et al., 2020, section 2): the keys are the
     queries divided by their length, what stands in `key` is not read, and a token attends to itself
-    only where it sees nothing else in any round. Everything else is as above.
+    only where it sees nothing else in any round. Everything else is as above, where Reformer's
+    formula has more: it hides keys of other buckets in the two chunks, and divides the similarity
+    of a pair by the number of rounds that it meets in.
     """
 
     supports_causal = False
@@ -54,8 +56,10 @@ class LSH(Approximation):
         generator = torch.Generator().manual_seed(self.seed)
         rounds = [self._round(inputs, generator) for _ in range(self.rounds)]
         log_totals = torch.stack([log_total for _, log_total in rounds])
-        # Rounds add un-normalised similarities: outputs are averaged by their shares of the total.
-        shares = log_totals.softmax(dim=0).nan_to_num(0.0)
+        # Rounds add un-normalised similarities: outputs are averaged by their shares of the total,
+        # and where no round saw anything all of them are zeros.
+        blind = log_totals.isneginf().all(dim=0)
+        shares = log_totals.masked_fill(blind, 0.0).softmax(dim=0)
         outputs = torch.stack([output for output, _ in rounds])
         output = (shares[..., None] * outputs).sum(dim=0)
         return self._with_lonely(output, log_totals, inputs) if self.share_query_key else output
@@ -75,11 +79,12 @@ class LSH(Approximation):
         query = _chunks(_take(inputs.query, query_order), chunk)
         chunks = query.shape[-3]
         key, value, seen = self._neighbourhoods(inputs, key_order, chunk, chunks)
-        scores = inputs.kernel.log_similarity(query, key)
-        scores = scores.masked_fill(~seen[..., None, :], -torch.inf)
+        hidden = ~seen[..., None, :]
         if self.share_query_key:
-            scores = scores.masked_fill(self._itself(key_order, chunk, chunks), -torch.inf)
-        output = scores.softmax(dim=-1).nan_to_num(0.0) @ value
+            hidden = hidden | self._itself(key_order, chunk, chunks)
+        scores = inputs.kernel.log_similarity(query, key).masked_fill(hidden, -torch.inf)
+        weights = scores.softmax(dim=-1).masked_fill(hidden, 0.0)  # where all is hidden it is NaN
+        output = weights @ value
         rank = query_order.argsort(dim=-1)
         log_total = scores.logsumexp(dim=-1).flatten(-2)
         return _take(output.flatten(-3, -2), rank), log_total.expand(*rank.shape[:-1], -1).gather(
@@ -115,10 +120,13 @@ class LSH(Approximation):
         return inputs.value.where(lonely[..., None], output)
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Attended keys of all rounds, plus hashing a query and its share of hashing the keys."""
+        """Attended keys of all rounds, plus hashing a query and its share of hashing the keys.
+
+        Shared queries are hashed once.
+        """
         attended = min(self.r, sizes.keys) * sizes.one_key
-        hashing = 2 * sizes.keys / self.r * sizes.head_dim * (1 + sizes.keys / sizes.queries)
-        return self.rounds * (attended + hashing)
+        hashed = 1.0 if self.share_query_key else 1 + sizes.keys / sizes.queries
+        return self.rounds * (attended + hashed * 2 * sizes.keys / self.r * sizes.head_dim)
 
     def extra_repr(self) -> str:
         shared = ", share_query_key=True" if self.share_query_key else ""

@@ -14,9 +14,11 @@ NORMS = (1, 2)
 class NormWeightedKeys(RankedKeys):
     """The top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
 
-    norm 2: the norm-based analysis of Kobayashi et al. (2020). norm 1: VATP (Guo et al., 2024,
-    arXiv 2406.12335). The score looks at the size of a value and not at its direction, so it
-    depends on where the origin is; the output error does not.
+    norm 2: the norm-based analysis of Kobayashi et al. (2020), of a value before the output
+    projection W_O instead of after. norm 1: VATP's score (Guo et al., 2024, arXiv 2406.12335), for
+    each query alone; VATP sums alpha over the queries, and always keeps the first tokens. The score
+    looks at the size of a value and not at its direction, so it depends on where the origin is; the
+    output error does not.
     """
 
     def __init__(self, r: int, norm: int = 2) -> None:

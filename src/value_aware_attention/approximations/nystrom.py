@@ -26,7 +26,8 @@ class Nystrom(Approximation):
     refused. `iterations` None takes the Moore-Penrose pseudo-inverse, in fp64; a number takes so
     many steps of the paper's iteration. The paper's 6 leave errors of a few percent, but do not
     magnify noise as the exact inverse of a nearly singular matrix does: train with those.
-    O(L landmarks). Landmarks are means over all positions, so there is no causal form.
+    The paper's depthwise convolution of the values, added to the output, is left out: it is trained
+    with a model. O(L landmarks). Landmarks are means over all positions, so there is no causal form.
     """
 
     supports_causal = False
@@ -61,7 +62,13 @@ class Nystrom(Approximation):
             return iterated_pseudo_inverse(matrix, self.iterations)
         # fp64: what a nearly singular matrix loses in fp32 comes back multiplied by its condition.
         noise = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
-        return torch.linalg.pinv(matrix.double(), rtol=noise).to(matrix.dtype)
+        try:
+            return torch.linalg.pinv(matrix.double(), rtol=noise).to(matrix.dtype)
+        except torch.linalg.LinAlgError:
+            raise ValueError(
+                "query or key holds NaN or infinity, or numbers whose similarity overflows; "
+                "Nystrom has no pseudo-inverse of that"
+            ) from None
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Both outer factors and their products, and a query's share of what is done once."""

@@ -14,6 +14,7 @@ from value_aware_attention.approximations.feature_attention import (
 from value_aware_attention.approximations.random_projection import (
     orthogonal_gaussian,
     orthonormal_columns,
+    similarity_scale,
 )
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
@@ -45,9 +46,8 @@ class OrthogonalRandomFeatures(FeatureAttention):
         self.scaling = scaling
 
     def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
-        assert isinstance(inputs.kernel, Exponential)
         head_dim = inputs.key.shape[-1]
-        scale = inputs.kernel.scale_for(head_dim)
+        scale = similarity_scale(inputs.kernel, head_dim)
         features = partial(_features, self.projection(head_dim).to(inputs.key), scale)
         return features, features
 

@@ -12,7 +12,10 @@ from value_aware_attention.approximations.feature_attention import (
     FeatureMap,
     Features,
 )
-from value_aware_attention.approximations.random_projection import orthogonal_gaussian
+from value_aware_attention.approximations.random_projection import (
+    orthogonal_gaussian,
+    similarity_scale,
+)
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
@@ -38,9 +41,8 @@ class RandomFourierFeatures(FeatureAttention):
         self.smallest_total = 1 / features
 
     def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
-        assert isinstance(inputs.kernel, Exponential)
         head_dim = inputs.key.shape[-1]
-        scale = inputs.kernel.scale_for(head_dim)
+        scale = similarity_scale(inputs.kernel, head_dim)
         frequencies = orthogonal_gaussian(self.features, head_dim, self.seed).to(inputs.key)
         frequencies = frequencies * scale**0.5
 

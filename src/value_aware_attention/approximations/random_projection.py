@@ -7,7 +7,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["orthogonal_gaussian", "orthonormal_columns"]
+from value_aware_attention.kernels import Exponential, Kernel
+
+__all__ = ["orthogonal_gaussian", "orthonormal_columns", "similarity_scale"]
+
+
+def similarity_scale(kernel: Kernel, head_dim: int) -> float:
+    """The exponential kernel's factor of <q, k>, of which features take the square root.
+
+    Raises ValueError for a negative one.
+    """
+    assert isinstance(kernel, Exponential)
+    scale = kernel.scale_for(head_dim)
+    if not scale >= 0:
+        raise ValueError(f"scale is {scale}; random features need one >= 0 (negate the keys)")
+    return scale
 
 
 @lru_cache(maxsize=128)  # a QR decomposition at every call cost more than the attention

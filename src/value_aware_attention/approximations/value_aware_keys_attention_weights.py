@@ -47,6 +47,8 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
     ) -> Float[Tensor, "*batch N {min(self.r,key.shape[-2])}"]:
         """||o - o~||^2 that `select` leaves with every size 1 to min(r, M), from one search."""
         inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
+        if inputs.is_empty:
+            return inputs.value.new_zeros(*inputs.batch, query.shape[-2], min(self.r, inputs.keys))
         _, errors = self._search(inputs, inputs.weights().expand(*inputs.batch, -1, -1))
         errors = errors.cummin(dim=-1).values
         return errors.where(errors.isfinite(), 0.0)  # rows without any visible key
