@@ -16,6 +16,7 @@ from value_aware_attention.approximations import reference_solver
 from value_aware_attention.approximations.closest_combination import (
     Problem,
     compiled,
+    engine,
     optimal_weights,
     solve,
 )
@@ -526,10 +527,19 @@ def test_without_a_compiler_the_search_runs_in_torch(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CXX", "/nowhere/c++")
     compiled.library.cache_clear()
     try:
-        assert compiled.library() is None
+        assert compiled.library() is None and engine() == "torch"
         instance = problem(torch.randn(1, 9, 3), torch.full((1, 2, 9), 1 / 9))
         assert torch.equal(solve(instance, 2, "fast")[0], solve(instance, 2, "fast", "torch")[0])
         with pytest.raises(RuntimeError, match="engine='torch'"):
             solve(instance, 2, "fast", "compiled")
     finally:
         compiled.library.cache_clear()
+
+
+def test_the_engine_of_this_process_is_named() -> None:
+    assert engine() == ("compiled" if compiled.library() else "torch")
+    instance = draw(29, queries=4, keys=12)
+    for one, other in zip(
+        solve(instance, 3, "fast"), solve(instance, 3, "fast", engine()), strict=True
+    ):
+        assert torch.equal(one, other)

@@ -26,6 +26,7 @@ __all__ = [
     "ENGINES",
     "SEARCHES",
     "Problem",
+    "engine",
     "flatten",
     "negligible",
     "optimal_weights",
@@ -34,6 +35,11 @@ __all__ = [
 ]
 
 ENGINES: dict[str, ModuleType] = {"compiled": compiled, "torch": batched}
+
+
+def engine() -> str:
+    """The engine that runs on the CPU tensors of this process: "compiled", or "torch" without."""
+    return "torch" if compiled.library() is None else "compiled"
 
 
 def solve(
@@ -86,7 +92,7 @@ def _engine(problem: Problem, name: str | None) -> ModuleType:
         raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
     if name is not None:
         return ENGINES[name]
-    return compiled if on_cpu and compiled.library() is not None else batched
+    return ENGINES[engine()] if on_cpu else batched
 
 
 def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
