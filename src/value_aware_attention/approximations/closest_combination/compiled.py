@@ -22,7 +22,8 @@ from torch.nn.functional import pad
 from value_aware_attention.approximations.closest_combination.problem import (
     INDEPENDENCE,
     SEARCHES,
-    TOLERANCE,
+    SMALLEST,
+    WIDE,
     Problem,
 )
 
@@ -40,12 +41,11 @@ class _Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("value", "packed", "norms", "output", "weights")),
-        ("visible", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("zero", "visible")),
         ("keys", ctypes.c_int64),
         ("tiles", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("dim", "width", "r", "search", "sizes")),
-        ("tolerance", ctypes.c_double),
-        ("independence", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("independence", "wide", "smallest")),
         *((name, ctypes.c_void_p) for name in ("chosen", "mass", "error")),
     )
 
@@ -91,23 +91,26 @@ def _build(compiler: list[str]) -> Path:
     return target
 
 
-def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor]:
-    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r."""
+def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
+
+    And the rows (H, N) whose values this precision does not resolve, which are left undone.
+    """
     heads, queries = problem.output.shape[:2]
     device, dtype = problem.value.device, problem.value.dtype
     chosen = torch.empty(heads, queries, sizes, r, dtype=torch.int64, device=device)
     mass = torch.empty(heads, queries, sizes, r, dtype=dtype, device=device)
     error = torch.empty(heads, queries, sizes, dtype=dtype, device=device)
     _run("solve", problem, r, SEARCHES.index(effort), chosen, mass, error)
-    return chosen, mass
+    return chosen, mass, error[..., 0].isnan()
 
 
-def weigh(problem: Problem, indices: Tensor) -> Tensor:
-    """The best weights (H, N, R) on the keys named."""
+def weigh(problem: Problem, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The best weights (H, N, R) on the keys named, and the rows left undone as in `search`."""
     chosen = indices.contiguous()
     mass = problem.value.new_empty(chosen.shape)
     _run("weigh", problem, chosen.shape[-1], 0, chosen, mass, mass)
-    return mass
+    return mass, mass[..., 0].isnan()
 
 
 def _run(
@@ -119,9 +122,10 @@ def _run(
     kind = {torch.float32: "float", torch.float64: "double"}[problem.value.dtype]
     function = getattr(loaded, f"{name}_{kind}")
     keep_alive: list[Tensor] = []
-    tasks = []
+    zero, tasks = problem.zero(), []
     for head in range(len(problem.value)):
-        call = _call(problem, head, r, effort, (chosen[head], mass[head], error[head]), keep_alive)
+        results = chosen[head], mass[head], error[head]
+        call = _call(problem, head, r, effort, zero[head], results, keep_alive)
         for first in range(0, len(problem.output[head]), QUERIES_PER_TASK):
             last = min(first + QUERIES_PER_TASK, len(problem.output[head]))
             tasks.append((ctypes.byref(call), ctypes.c_int64(first), ctypes.c_int64(last)))
@@ -135,6 +139,7 @@ def _call(
     head: int,
     r: int,
     effort: int,
+    zero: Tensor,
     results: tuple[Tensor, Tensor, Tensor],
     keep_alive: list[Tensor],
 ) -> _Call:
@@ -150,6 +155,7 @@ def _call(
         pad(value.square().sum(-1), (0, -keys % TILE)),
         pad(output, (0, spare)),
         problem.weights[head].contiguous(),
+        zero,
         visible,
     )
     keep_alive.extend(tensor for tensor in tensors if tensor is not None)
@@ -158,6 +164,6 @@ def _call(
     sizes = 1 if chosen.dim() == 2 else chosen.shape[1]
     return _Call(
         *addresses, keys, len(tiles), dim, dim + spare, r, effort, sizes,
-        TOLERANCE[value.dtype], INDEPENDENCE[value.dtype],
+        INDEPENDENCE[value.dtype], WIDE[value.dtype], SMALLEST,
         chosen.data_ptr(), mass.data_ptr(), error.data_ptr(),
     )  # fmt: skip
