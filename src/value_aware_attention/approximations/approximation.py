@@ -169,7 +169,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class RowsInFp64:
-    """Queries of one head, whose values are measured from the mean of their outputs."""
+    """Queries of one head, whose values are measured from the smallest of their outputs."""
 
     place: tuple[Any, ...]
     """Where they are among (*batch, N)."""
@@ -183,13 +183,14 @@ class RowsInFp64:
     def of(cls, place: tuple[Any, ...], rows: Inputs) -> "RowsInFp64":
         """From the same attention weights as everything else."""
         weights, value = renormalised(rows.weights().double()), rows.value.double()
-        centre = (weights @ value).mean(dim=-2, keepdim=True)
+        centre = smallest(weights @ value)
         value = value - centre
         return cls(place, weights, value, weights @ value, centre, rows.visible)
 
     def error(self, chosen: "SparseWeights") -> Float[Tensor, " K"]:
-        """||o - o~||^2 of what was chosen for these rows."""
-        indices, weights = chosen.indices[self.place], chosen.weights[self.place].double()
+        """||o - o~||^2 of what was chosen for these rows, its weights summing to 1 in fp64 too."""
+        indices, weights = chosen.indices[self.place], chosen.weights[self.place]
+        weights = renormalised(weights.double())
         return squared_output_error(weighted_sum(indices, weights, self.value), self.output)
 
 
@@ -395,6 +396,11 @@ def check_at_least(minimum: int, **arguments: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < minimum:
         raise ValueError(f"{name} is {given!r}; it must be an integer >= {minimum}")
     return given
+
+
+def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
+    """The vector of least norm: of a few outputs, one that no value far away has moved far."""
+    return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)
 
 
 def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:

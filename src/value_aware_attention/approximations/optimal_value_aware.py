@@ -19,7 +19,7 @@ from value_aware_attention.kernels import Exponential, Kernel
 __all__ = ["OptimalValueAware"]
 
 NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
-"""||o - o~|| that counts as none, as a part of the spread sqrt(sum_i alpha_i ||v_i - o||^2)."""
+"""||o - o~|| that counts as none, as a part of sum_i alpha_i ||v_i - o||."""
 ROUNDING = 8
 """||o - o~|| that is o's own rounding, as a part of ||o||, in epsilons of the inputs' precision."""
 TIE = 1e-5
@@ -35,8 +35,8 @@ class OptimalValueAware(SparseApproximation):
     largest attention weights, even with the best weights on them.
 
     `.optimal` of a selection says, row by row, what the keys and weights prove, evaluated in fp64:
-    ||o - o~||^2 is no more than (3.5e-6)^2 sum_i alpha_i ||v_i - o||^2, for fp64 inputs (1e-9)^2,
-    plus (8 epsilon ||o||)^2; or r is 1 and no value is closer to o by 1e-5 of its squared distance.
+    ||o - o~|| is at most 3.5e-6 (for fp64 inputs 1e-9) of sum_i alpha_i ||v_i - o||, plus 8 epsilon
+    ||o||, or r is 1 and no value is closer to o by 1e-5 of the squared distance.
 
     `search` is the effort: "fast" adds the key of steepest descent and solves for all weights
     again; "default" looks closer at the steepest keys and takes back keys that no longer pay;
@@ -120,22 +120,24 @@ class OptimalValueAware(SparseApproximation):
 
 
 def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, " K"]:
-    """The ||o - o~||^2 that rounding leaves of nothing: see `OptimalValueAware`."""
-    moment = rows.weights @ rows.value.square().sum(dim=-1)
-    spread = (moment - rows.output.square().sum(dim=-1)).clamp_min(0)
-    rounding = ROUNDING * torch.finfo(dtype).eps
-    norm = (rows.output + rows.centre).square().sum(dim=-1)
-    return NEGLIGIBLE[dtype] ** 2 * spread + rounding**2 * norm
+    """The ||o - o~||^2 that counts as none: see `OptimalValueAware`."""
+    spread = (rows.weights * _squared_distances(rows).clamp_min(0).sqrt()).sum(dim=-1)
+    norm = (rows.output + rows.centre).norm(dim=-1)
+    return (NEGLIGIBLE[dtype] * spread + ROUNDING * torch.finfo(dtype).eps * norm).square()
 
 
 def _nearest(
     rows: RowsInFp64, chosen: Int[Tensor, "K 1"], error: Float[Tensor, " K"]
 ) -> Bool[Tensor, " K"]:
     """Whether no other value that a row sees is closer to o, up to TIE."""
-    rounding = 1 - 32 * torch.finfo(torch.float64).eps
-    norms, output = (x.square().sum(dim=-1) for x in (rows.value, rows.output))
-    distance = rounding * (norms + output[:, None]) - 2 * rows.output @ rows.value.mT
+    distance = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
     if rows.visible is not None:
         distance = distance.masked_fill(~rows.visible, torch.inf)
     others = distance.scatter(-1, chosen, torch.inf)
     return error * (1 - TIE) <= others.amin(dim=-1)
+
+
+def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "K M"]:
+    """||v - o||^2, less a part of ||v||^2 + ||o||^2: with a few epsilons, a lower bound."""
+    value, output = (x.square().sum(dim=-1) for x in (rows.value, rows.output))
+    return (1 - slack) * (value + output[:, None]) - 2 * rows.output @ rows.value.mT

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs, renormalised
+from value_aware_attention.approximations.approximation import Inputs, renormalised, smallest
 
 __all__ = [
     "INDEPENDENCE",
@@ -21,7 +21,7 @@ __all__ = [
 
 SEARCHES = ("fast", "default", "best")
 TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
-"""||o - o~|| that counts as none, as a part of the row's spread: see `Problem.zero`."""
+"""||o - o~|| that counts as none in a search, as a part of the row's spread: `Problem.zero`."""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 """Smallest part of an atom outside the span of the others that may still join them."""
 WIDE = {torch.float32: 1e-6, torch.float64: 0.0}
@@ -49,14 +49,17 @@ class Problem:
     def zero(self) -> Float[Tensor, "H N"]:
         """The ||o - o~||^2 that counts as none, row by row.
 
-        A part of the spread sum_i alpha_i ||v_i - o||^2, or what rounding leaves of o: what a row
-        does not attend to, however far away, makes no error smaller.
+        A part of how far the values lie from o, weighted by alpha (the mean distance, squared, or
+        the mean square, the smaller bound), or what rounding leaves of o: a value that the row does
+        not attend to, however far away, hides no error.
         """
-        moment = self.weights @ self.value.square().sum(dim=-1, keepdim=True)
-        spread = (moment[..., 0] - self.output.square().sum(dim=-1)).clamp_min(0)
+        norm = self.value.norm(dim=-1, keepdim=True)
+        mean, square = (self.weights @ torch.cat([norm, norm.square()], dim=-1)).unbind(dim=-1)
+        spread = (square - self.output.square().sum(dim=-1)).clamp_min(0)
         precision = torch.finfo(self.value.dtype)
         part, rounding = TOLERANCE[self.value.dtype] ** 2, (4 * precision.eps) ** 2
-        return part * spread + rounding * moment[..., 0] + precision.tiny
+        mean = mean.square()
+        return part * torch.minimum(spread, mean) + rounding * mean + precision.tiny
 
     def in_fp64(
         self, rows: Bool[Tensor, "H N"]
@@ -68,7 +71,7 @@ class Problem:
                 which = rows[head].nonzero()[:, 0]
                 weights = renormalised(self.weights[head, which].double())[None]
                 value = given[head].double()[None]
-                value = value - (weights @ value).mean(dim=-2, keepdim=True)
+                value = value - smallest(weights @ value)
                 visible = None if self.visible is None else self.visible[head, which][None]
                 unit = value.new_ones(1)
                 yield head, which, Problem(value, weights @ value, weights, visible, unit)
