@@ -52,13 +52,18 @@ class _Call(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled search, built once per machine and source; None where it cannot be built."""
+    """The compiled search, built once per machine and source; None where it cannot be built.
+
+    It is code, so it comes only from where nobody else could have put it: where others may write
+    to the cache, every process builds its own.
+    """
     compiler = shlex.split(os.environ.get("CXX", "")) or _installed_compiler()
     if not compiler:
         logging.getLogger(__name__).warning("no C++ compiler: value-aware search runs in torch")
         return None
     try:
-        return ctypes.CDLL(str(_build(compiler)))
+        with tempfile.TemporaryDirectory() as scratch:
+            return ctypes.CDLL(str(_build(compiler, _cache() or Path(scratch))))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         logging.getLogger(__name__).warning(
@@ -72,21 +77,41 @@ def _installed_compiler() -> list[str]:
     return [found] if found else []
 
 
-def _build(compiler: list[str]) -> Path:
-    """The shared library of this source, compiler and kind of processor, in the user's cache."""
+def _cache() -> Path | None:
+    """The user's cache, made if need be; None, with a warning, where others could write to it."""
+    above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = above / "value_aware_attention"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if _is_ours(folder):
+        return folder
+    logging.getLogger(__name__).warning(
+        "others can write to %s: the value-aware search is compiled again in every process; "
+        "`chmod -R go-w` it, once you trust what is in it, or set XDG_CACHE_HOME",
+        folder,
+    )
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether only this user may change what is at the path."""
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _build(compiler: list[str], folder: Path) -> Path:
+    """The shared library of this source, compiler and kind of processor, in a folder."""
     # The macros tell the compiler's version and every instruction set that "native" stands for.
     macros = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
     kind = subprocess.run(macros, capture_output=True, check=True).stdout
     digest = sha256(SOURCE.read_bytes() + kind + " ".join(FLAGS).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = folder / "value_aware_attention" / f"active_set-{digest}.so"
-    if target.exists():
+    target = folder / f"active_set-{digest}.so"
+    if target.exists() and _is_ours(target):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / target.name
         command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
         subprocess.run(command, capture_output=True, check=True, text=True)
+        built.chmod(0o700)
         built.replace(target)
     return target
 
