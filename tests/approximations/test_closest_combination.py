@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from value_aware_attention.approximations import reference_solver
 from value_aware_attention.approximations.closest_combination import (
     Problem,
     compiled,
+    engine,
     optimal_weights,
     solve,
 )
@@ -526,10 +528,46 @@ def test_without_a_compiler_the_search_runs_in_torch(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CXX", "/nowhere/c++")
     compiled.library.cache_clear()
     try:
-        assert compiled.library() is None
+        assert compiled.library() is None and engine() == "torch"
         instance = problem(torch.randn(1, 9, 3), torch.full((1, 2, 9), 1 / 9))
         assert torch.equal(solve(instance, 2, "fast")[0], solve(instance, 2, "fast", "torch")[0])
         with pytest.raises(RuntimeError, match="engine='torch'"):
             solve(instance, 2, "fast", "compiled")
+    finally:
+        compiled.library.cache_clear()
+
+
+def test_the_engine_of_this_process_is_named() -> None:
+    assert engine() == ("compiled" if compiled.library() else "torch")
+    instance = draw(29, queries=4, keys=12)
+    for one, other in zip(
+        solve(instance, 3, "fast"), solve(instance, 3, "fast", engine()), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("writable", ["folder", "library"])
+def test_nothing_is_loaded_that_others_could_have_written(
+    writable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, compiler = tmp_path / "value_aware_attention", tmp_path / "c++"
+    built = getattr(compiled.library(), "_name", "")
+    compiler.write_text(
+        f'#!/bin/sh\nfor last; do :; done\n[ "$last" = /dev/null ] || cp {built} "$last"\n'
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled.library.cache_clear()
+    try:
+        assert engine() == "compiled" and not caplog.records
+        (library,) = cache.iterdir()
+        library.write_text("not what was built")
+        (library if writable == "library" else cache).chmod(0o777)
+        compiled.library.cache_clear()
+        assert engine() == "compiled"
+        refused = [str(cache) in record.getMessage() for record in caplog.records]
+        assert refused == ([True] if writable == "folder" else [])
+        assert list(cache.iterdir()) == [library]
     finally:
         compiled.library.cache_clear()

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +33,10 @@ __all__ = [
 _NUMBERS_AT_ONCE: ContextVar[int] = ContextVar("numbers_at_once", default=2**24)
 BYTES_A_NUMBER = 64
 """What a method holds at its peak for each number of a block's largest matrix: 16 of fp32."""
+
+
+FEW_DIGITS = 1e-8
+"""An error below this part of the largest ||v||^2 is nearly all rounding in fp32."""
 
 
 @contextmanager
@@ -108,18 +114,53 @@ class Inputs:
         return torch.cat(parts, dim=-2)
 
     def centred(self) -> "Inputs":
-        """The same with values measured from the mean of those seen: a shift moves no distance.
+        """The same with values measured from the mean of those that the first row sees.
 
-        Values far from the origin keep their digits so; those that no query sees become 0.
+        A shift moves no distance, and values far from the origin keep their digits so. The first
+        row that sees anything: under a causal mask no value moves an earlier row, not even by
+        rounding. Values that no query sees become 0.
         """
-        value = self.value
-        if self.visible is not None:
-            seen = self.visible.any(dim=-2).unsqueeze(-1)
-            value = value.where(seen, 0.0)
-            count = seen.expand(*seen.shape[:-2], value.shape[-2], 1).sum(dim=-2, keepdim=True)
-            mean = value.sum(dim=-2, keepdim=True) / count.clamp_min(1)
-            return replace(self, value=(value - mean).where(seen, 0.0))
-        return replace(self, value=value - value.mean(dim=-2, keepdim=True))
+        if self.visible is None or 0 in self.visible.shape:
+            return replace(self, value=self.value - self.value.mean(dim=-2, keepdim=True))
+        visible = self.visible.expand(*self.visible.shape[:-1], self.keys)
+        first = visible.any(dim=-1, keepdim=True).int().argmax(dim=-2, keepdim=True)
+        first = visible.take_along_dim(first, dim=-2).mT
+        total = self.value.where(first, 0.0).sum(dim=-2, keepdim=True)
+        mean = total / first.sum(dim=-2, keepdim=True).clamp_min(1)
+        return replace(self, value=(self.value - mean).where(visible.any(dim=-2)[..., None], 0.0))
+
+    def reach(self) -> Float[Tensor, "*batch N"]:
+        """The largest ||v||^2 that each query sees."""
+        norms, parts = self.value.square().sum(dim=-1)[..., None, :], []
+        for part in self.blocks():
+            seen = norms if part.visible is None else norms.where(part.visible, 0.0)
+            parts.append(seen.amax(dim=-1).expand(*self.batch, part.query.shape[-2]))
+        return torch.cat(parts, dim=-1)
+
+    def in_fp64(self, rows: Bool[Tensor, "*batch N"]) -> Iterator["RowsInFp64"]:
+        """Some rows with their outputs in fp64: of one head and one block of queries at a time."""
+        batch, first = self.batch, 0
+        for part in self.blocks():
+            here = rows[..., first : first + part.query.shape[-2]]
+            some = here.any(dim=-1).cpu()
+            shapes = part.query.shape[-2:], part.key.shape[-2:], part.value.shape[-2:]
+            given = (part.query, part.key, part.value)
+            query, key, value = (x.expand(*batch, *s) for x, s in zip(given, shapes, strict=True))
+            for head in product(*map(range, batch)):
+                if not some[head]:
+                    continue
+                which, visible = here[head].nonzero()[:, 0], part.visible
+                if visible is not None:
+                    visible = visible.expand(*batch, here.shape[-1], self.keys)[head][which]
+                alone = replace(
+                    part,
+                    query=query[head][which],
+                    key=key[head],
+                    value=value[head],
+                    visible=visible,
+                )
+                yield RowsInFp64.of((*head, first + which), alone)
+            first += here.shape[-1]
 
     def blocks(self, numbers: int = 0) -> Iterator["Inputs"]:
         """The call in blocks of queries, so that all heads' N x M weights need not be held.
@@ -133,6 +174,33 @@ class Inputs:
             if visible is not None and visible.shape[-2] > 1:
                 visible = visible[..., first : first + rows, :]
             yield replace(self, query=self.query[..., first : first + rows, :], visible=visible)
+
+
+@dataclass(frozen=True)
+class RowsInFp64:
+    """Queries of one head, whose values are measured from the smallest of their outputs."""
+
+    place: tuple[Any, ...]
+    """Where they are among (*batch, N)."""
+    weights: Float[Tensor, "K M"]
+    value: Float[Tensor, "M V"]
+    output: Float[Tensor, "K V"]
+    centre: Float[Tensor, "1 V"]
+    visible: Bool[Tensor, "K M"] | None
+
+    @classmethod
+    def of(cls, place: tuple[Any, ...], rows: Inputs) -> "RowsInFp64":
+        """From the same attention weights as everything else."""
+        weights, value = renormalised(rows.weights().double()), rows.value.double()
+        centre = smallest(weights @ value)
+        value = value - centre
+        return cls(place, weights, value, weights @ value, centre, rows.visible)
+
+    def error(self, chosen: "SparseWeights") -> Float[Tensor, " K"]:
+        """||o - o~||^2 of what was chosen for these rows, its weights summing to 1 in fp64 too."""
+        indices, weights = chosen.indices[self.place], chosen.weights[self.place]
+        weights = renormalised(weights.double())
+        return squared_output_error(weighted_sum(indices, weights, self.value), self.output)
 
 
 class Approximation(nn.Module, ABC):
@@ -299,7 +367,9 @@ class SparseApproximation(Approximation):
             centred = inputs.centred()
             output = weighted_sum(indices, weights, centred.value)
             error = squared_output_error(output, centred.output())
-            return SparseWeights(indices, weights, error, self.proved_optimal(inputs, error))
+            small = error <= FEW_DIGITS * centred.reach()
+            chosen = SparseWeights(indices, weights, error)
+            return self.checked(inputs, chosen, small)
 
     def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
         # Block by block to the output: all keys kept, with their indices, may be N x M numbers.
@@ -332,11 +402,14 @@ class SparseApproximation(Approximation):
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         """Indices and weights of the keys kept; more than M slots are never returned."""
 
-    def proved_optimal(
-        self, inputs: Inputs, error: Float[Tensor, "*batch N"]
-    ) -> Bool[Tensor, "*batch N"] | None:
-        """Where the choice is proved optimal in the value-aware sense; None = no claim."""
-        return None
+    @torch.no_grad()
+    def checked(
+        self, inputs: Inputs, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
+    ) -> SparseWeights:
+        """The same with small errors, nearly all rounding in fp32, recomputed in fp64."""
+        for rows in inputs.in_fp64(small) if chosen.error.dtype == torch.float32 else ():
+            chosen.error[rows.place] = rows.error(chosen).float()
+        return chosen
 
     def multiply_adds(self, sizes: Sizes) -> float:
         return sizes.kept(self.r) * sizes.one_key
@@ -367,6 +440,11 @@ def check_at_least(minimum: int, **arguments: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < minimum:
         raise ValueError(f"{name} is {given!r}; it must be an integer >= {minimum}")
     return given
+
+
+def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
+    """The vector of least norm: of a few outputs, one that no value far away has moved far."""
+    return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)
 
 
 def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:

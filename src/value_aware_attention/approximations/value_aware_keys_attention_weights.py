@@ -1,5 +1,7 @@
 """Keys chosen for the output, weighted by attention: the other half of what value-aware gains."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -9,6 +11,7 @@ from value_aware_attention.approximations.approximation import (
     SparseApproximation,
     renormalised,
 )
+from value_aware_attention.approximations.closest_combination import unresolved
 from value_aware_attention.approximations.ranked_keys import usable
 from value_aware_attention.kernels import Exponential, Kernel
 
@@ -58,25 +61,34 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         """Keys in the order they were added, and the error after each."""
-        value = inputs.centred().value  # distances keep their digits far from 0
-        r = min(self.r, inputs.keys)
-        blocks = [_greedy(w, value, r) for w in weights.split(QUERIES_AT_ONCE, dim=-2)]
+        value, r = inputs.centred().value, min(self.r, inputs.keys)  # digits even far from 0
+        blocks = []
+        for part in weights.split(QUERIES_AT_ONCE, dim=-2):
+            *found, undone = _greedy(part, value, r)
+            if undone.any():
+                exact = replace(inputs, value=inputs.value.double()).centred().value
+                again = _greedy(renormalised(part.double()), exact, r)
+                pairs = zip(again[:2], found, strict=True)
+                found = [new.to(old).where(undone[..., None], old) for new, old in pairs]
+            blocks.append(found)
         indices, errors = (torch.cat(part, dim=-2) for part in zip(*blocks, strict=True))
         return indices, errors
 
 
 def _greedy(
     weights: Float[Tensor, "*batch N M"], value: Float[Tensor, "*#batch M V"], r: int
-) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"], Bool[Tensor, "*batch N"]]:
     """Keys in the order they were added, and the error after each; inf where no key was left.
 
-    With x the combination so far and A its attention mass, adding key i moves x to
-    x + t (v_i - x), t = alpha_i / (A + alpha_i).
+    And the rows whose values need fp64. With x the combination so far and A its attention mass,
+    adding key i moves x to x + t (v_i - x), t = alpha_i / (A + alpha_i).
     """
     output = weights @ value
     distance = torch.cdist(output, value).square()
     residual, mass = torch.zeros_like(output), torch.zeros_like(weights[..., :1])
     taken = ~usable(weights)
+    seen = distance.masked_fill(taken, torch.inf)
+    undone = unresolved(seen, distance.masked_fill(taken, 0.0).amax(dim=-1), output)
     order, errors = [], []
     for _ in range(r):
         share = weights / (mass + weights).clamp_min_(torch.finfo(weights.dtype).tiny)
@@ -89,7 +101,7 @@ def _greedy(
         error = residual.square().sum(dim=-1, keepdim=True)
         errors.append(error.where(smallest.isfinite(), torch.inf))
         order.append(key)
-    return torch.cat(order, dim=-1), torch.cat(errors, dim=-1)
+    return torch.cat(order, dim=-1), torch.cat(errors, dim=-1), undone
 
 
 def _errors_on_segments(

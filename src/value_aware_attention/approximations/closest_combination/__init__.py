@@ -3,7 +3,8 @@
 Section 3's objective, min over C_r of ||o - o~||^2. Both engines, compiled.py and batched.py, build
 the set of keys one by one, each time with the best weights on it, so that one run passes through
 every size. r = 1 and the r that leaves no error are optimal; in between is the best found, an upper
-bound on the optimal error.
+bound on the optimal error. Rows of fp32 values that spread over more than fp32 can tell apart
+(`unresolved`) are solved in fp64.
 """
 
 from types import ModuleType
@@ -19,7 +20,7 @@ from value_aware_attention.approximations.closest_combination.problem import (
     SEARCHES,
     Problem,
     flatten,
-    negligible,
+    unresolved,
 )
 
 __all__ = [
@@ -28,64 +29,13 @@ __all__ = [
     "Problem",
     "engine",
     "flatten",
-    "negligible",
     "optimal_weights",
     "solve",
     "solve_path",
+    "unresolved",
 ]
 
 ENGINES: dict[str, ModuleType] = {"compiled": compiled, "torch": batched}
-
-
-def solve(
-    problem: Problem, r: int, search: str, engine: str | None = None
-) -> tuple[Int[Tensor, "H N R"], Float[Tensor, "H N R"]]:
-    """Indices and weights of at most R = min(r, M) keys; at most V + 1 of them have a weight."""
-    keys, width = problem.value.shape[1:]
-    slots = min(r, keys, width + 1)
-    effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
-    found = _engine(problem, engine).search(problem, slots, effort, 1)
-    indices, weights = (x[:, :, 0] for x in found)
-    if slots > width:
-        _finish(problem, indices, weights)
-    spare = min(r, keys) - slots
-    return pad(indices, (0, spare)), pad(weights, (0, spare))
-
-
-def solve_path(
-    problem: Problem, r: int, search: str, engine: str | None = None
-) -> Float[Tensor, "H N {r}"]:
-    """||o - o~||^2 of the best set found of every size 1 to r, recomputed from keys and weights."""
-    keys, width = problem.value.shape[1:]
-    slots = min(r, keys, width + 1)
-    indices, weights = _engine(problem, engine).search(problem, slots, search, slots)
-    if slots > width:
-        _finish(problem, indices[:, :, -1], weights[:, :, -1])
-    errors = torch.stack(
-        [
-            _errors(problem.value[head], problem.output[head], indices[head], weights[head])
-            for head in range(len(problem.value))
-        ]
-    )
-    found = weights.sum(-1) > 0
-    errors = errors.where(found | ~found.any(-1, keepdim=True), torch.inf).cummin(-1).values
-    errors = errors * problem.unit[:, None, None].square()
-    return torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
-
-
-def optimal_weights(
-    problem: Problem, indices: Int[Tensor, "H N R"], engine: str | None = None
-) -> Float[Tensor, "H N R"]:
-    """The weights on given keys that come closest to the output; 0 for hidden or repeated keys."""
-    return _engine(problem, engine).weigh(problem, indices)
-
-
-def _engine(problem: Problem, name: str | None) -> ModuleType:
-    """The one asked for; without a name the compiled one where it runs."""
-    on_cpu = problem.value.device.type == "cpu"
-    if name == "compiled" and not on_cpu:
-        raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
-    return ENGINES[name or engine(problem.value.device.type)]
 
 
 def engine(device: str = "cpu") -> str:
@@ -97,6 +47,68 @@ def engine(device: str = "cpu") -> str:
     return "compiled" if on_cpu and compiled.library() is not None else "torch"
 
 
+def solve(
+    problem: Problem, r: int, search: str, engine: str | None = None
+) -> tuple[Int[Tensor, "H N R"], Float[Tensor, "H N R"]]:
+    """Indices and weights of at most R = min(r, M) keys; at most V + 1 of them have a weight."""
+    keys, width = problem.value.shape[1:]
+    slots = min(r, keys, width + 1)
+    effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
+    found = _engine(problem, engine).search(problem, slots, effort, 1)
+    indices, weights, undone = found[0][:, :, 0], found[1][:, :, 0], found[2]
+    if slots > width:
+        _finish(problem, indices, weights, undone)
+    spare = min(r, keys) - slots
+    indices, weights = pad(indices, (0, spare)), pad(weights, (0, spare))
+    for head, rows, part in problem.in_fp64(undone):
+        (chosen,), (mass,) = solve(part, r, search, engine)
+        indices[head, rows], weights[head, rows] = chosen, mass.to(weights.dtype)
+    return indices, weights
+
+
+def solve_path(
+    problem: Problem, r: int, search: str, engine: str | None = None
+) -> Float[Tensor, "H N {r}"]:
+    """||o - o~||^2 of the best set found of every size 1 to r, recomputed from keys and weights."""
+    keys, width = problem.value.shape[1:]
+    slots = min(r, keys, width + 1)
+    indices, weights, undone = _engine(problem, engine).search(problem, slots, search, slots)
+    if slots > width:
+        _finish(problem, indices[:, :, -1], weights[:, :, -1], undone)
+    errors = torch.stack(
+        [
+            _errors(problem.value[head], problem.output[head], indices[head], weights[head])
+            for head in range(len(problem.value))
+        ]
+    )
+    found = weights.sum(-1) > 0
+    errors = errors.where(found | ~found.any(-1, keepdim=True), torch.inf).cummin(-1).values
+    errors = errors * problem.unit[:, None, None].square()
+    errors = torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
+    for head, rows, part in problem.in_fp64(undone):
+        errors[head, rows] = solve_path(part, r, search, engine)[0].to(errors.dtype)
+    return errors
+
+
+def optimal_weights(
+    problem: Problem, indices: Int[Tensor, "H N R"], engine: str | None = None
+) -> Float[Tensor, "H N R"]:
+    """The weights on given keys that come closest to the output; 0 for hidden or repeated keys."""
+    weights, undone = _engine(problem, engine).weigh(problem, indices)
+    for head, rows, part in problem.in_fp64(undone):
+        found = optimal_weights(part, indices[head, rows][None], engine)[0]
+        weights[head, rows] = found.to(weights.dtype)
+    return weights
+
+
+def _engine(problem: Problem, name: str | None) -> ModuleType:
+    """The one asked for; without a name the compiled one where it runs."""
+    on_cpu = problem.value.device.type == "cpu"
+    if name == "compiled" and not on_cpu:
+        raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
+    return ENGINES[name or engine(problem.value.device.type)]
+
+
 def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     """(N, S) errors of (N, S, R) choices of one head, without a gathered copy of the values."""
     bags = embedding_bag(
@@ -106,11 +118,11 @@ def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> 
     return (reached - output.reshape(len(output), *[1] * (reached.dim() - 2), -1)).square().sum(-1)
 
 
-def _finish(problem: Problem, indices: Tensor, weights: Tensor) -> None:
+def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) -> None:
     """With V + 1 keys nothing need be left: rows that rounding stopped early are solved again."""
     heads = zip(problem.value, problem.output, indices, weights, strict=True)
     left = torch.stack([_errors(*head) for head in heads])
-    for head, row in (left > negligible(problem.value, problem.visible)).nonzero().tolist():
+    for head, row in ((left > 25 * problem.zero()) & ~undone).nonzero().tolist():
         keys, mass = _exact(problem.value[head], problem.weights[head, row])
         indices[head, row] = pad(keys, (0, indices.shape[-1] - len(keys)))
         weights[head, row] = pad(mass, (0, weights.shape[-1] - len(mass)))

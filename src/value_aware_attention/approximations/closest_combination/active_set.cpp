@@ -133,13 +133,15 @@ struct Call {               // mirrored by compiled.py
   const void* norms;        // (tiles * TILE): ||v||^2
   const void* output;       // (queries, width): o in column 0..dim, then zeros
   const void* weights;      // (queries, keys): alpha
+  const void* zero;         // (queries): the error that counts as none
   const uint8_t* visible;   // (queries, keys), or null
   int64_t keys, tiles;
   int32_t dim, width, r, search, sizes;  // sizes: rows kept per query, 1 or r
-  double tolerance, independence;        // relative to the largest norm; to the atom's norm
+  double independence;      // part of an atom's norm
+  double wide, smallest;    // see `resolved`; 0: everything is
   int64_t* chosen;          // (queries, sizes, r)
-  void* mass;               // (queries, sizes, r)
-  void* error;              // (queries, sizes)
+  void* mass;               // (queries, sizes, r); of weigh, NaN first where not resolved
+  void* error;              // (queries, sizes); NaN first where not resolved
 };
 
 template <class T> struct State {
@@ -153,7 +155,7 @@ template <class T> struct State {
 
 template <class T> struct Query {
   long number, tiles;
-  bool fresh;
+  bool fresh, resolved;
   const T* output;
   std::vector<T> best;  // error recorded for each size
 };
@@ -241,7 +243,9 @@ template <class T> class Solver {
   int survivors(int count);
   bool finished(const Query<T>&, const State<T>&) const;
   static bool near(const State<T>& s) { return s.error <= s.zero; }
-  void resolve(State<T>&, T scale, T norm) const;
+  void measure_in(State<T>&, long query, T farthest) const;
+  int64_t nearest(const T* output, const T* distances, long end, T least, T squared);
+  bool resolved(const T* distances, long count, T farthest) const;
 
   // the result
   void record(Query<T>&, const State<T>&);
@@ -285,10 +289,24 @@ template <class T> void Solver<T>::measure(State<T>& s) {
   s.error = dot(s.residual, s.residual, width_);
 }
 
-template <class T> void Solver<T>::resolve(State<T>& s, T scale, T norm) const {
-  const T epsilon = std::numeric_limits<T>::epsilon(), tiny = std::numeric_limits<T>::min();
-  s.scale = std::max(scale, tiny);
-  s.zero = T(call_.tolerance * call_.tolerance) * scale + epsilon * epsilon * norm + tiny;
+template <class T>
+void Solver<T>::measure_in(State<T>& s, long query, T farthest) const {
+  s.scale = std::max(farthest, std::numeric_limits<T>::min());
+  s.zero = static_cast<const T*>(call_.zero)[query];
+}
+
+// Whether T can tell the values apart (`unresolved` in problem.py); infinity: a hidden key.
+template <class T>
+bool Solver<T>::resolved(const T* distances, long count, T farthest) const {
+  if (call_.wide == 0) return true;
+  if (farthest < T(call_.smallest)) return false;
+  const T limit = farthest * T(call_.wide);
+  long close = 0, seen = 0;
+  for (long i = 0; i < count; ++i) {
+    close += distances[i] < limit;
+    seen += distances[i] < std::numeric_limits<T>::infinity();
+  }
+  return 2 * close <= seen;
 }
 
 template <class T> void Solver<T>::begin(State<T>& s, int64_t key, const T* output) {
@@ -466,7 +484,7 @@ template <class T> bool Solver<T>::open(Query<T>& query, long number) {
   query.number = number;
   query.output = output(number);
   query.tiles = (end + TILE - 1) / TILE;
-  query.fresh = true;
+  query.fresh = query.resolved = true;
   query.best.assign(call_.r + 2, std::numeric_limits<T>::infinity());
   for (int size = 0; size < call_.sizes; ++size) write(number, size, nullptr, nullptr, 0, query.best[0]);
   if (positive > enough) return true;
@@ -478,6 +496,22 @@ template <class T> bool Solver<T>::open(Query<T>& query, long number) {
   query.best[first] = 0;
   write(number, call_.sizes == 1 ? 0 : first - 1, keys.data(), mass.data(), positive, 0);
   return call_.sizes > 1 && positive > 1;
+}
+
+// The closest value (Eq. 3): of those whose distances, differences of squares, come within rounding
+// of the least, by the distance itself.
+template <class T>
+int64_t Solver<T>::nearest(const T* output, const T* distances, long end, T least, T squared) {
+  const T slack = 32 * std::numeric_limits<T>::epsilon() * (squared + std::abs(least));
+  T closest = std::numeric_limits<T>::infinity();
+  int64_t best = 0;
+  for (long m = 0; m < end; ++m) {
+    if (!(distances[m] <= least + slack)) continue;
+    atom(m, output, 0, atom_);
+    const T distance = dot(atom_, atom_, width_);
+    if (distance < closest) closest = distance, best = m;
+  }
+  return best;
 }
 
 // First pass: the distances of all values, and the closest one (Eq. 3).
@@ -492,22 +526,20 @@ void Solver<T>::start(Query<T>& query, State<T>& s, const T* dots, T* inverse) {
   if (call_.visible)
     for (long m = 0; m < end; ++m)
       if (!sees(query.number, m)) inverse[m] = infinity;
-  auto least = typename P::type{} + infinity, most = typename P::type{}, norm = most;
+  auto least = typename P::type{} + infinity, most = typename P::type{};
   for (long m = 0; m < query.tiles * TILE; m += P::lanes) {
-    const auto distance = P::load(inverse + m), size = P::load(norms_ + m);
+    const auto distance = P::load(inverse + m);
     least = distance < least ? distance : least;
-    const auto seen = distance < infinity;
-    most = (distance > most) & seen ? distance : most;
-    norm = (size > norm) & seen ? size : norm;
+    most = (distance > most) & (distance < infinity) ? distance : most;
   }
-  T closest = infinity, farthest = 0, largest = 0;
+  T closest = infinity, farthest = 0;
   for (int lane = 0; lane < P::lanes; ++lane) {
     closest = std::min(closest, T(least[lane]));
     farthest = std::max(farthest, T(most[lane]));
-    largest = std::max(largest, T(norm[lane]));
   }
-  resolve(s, farthest, largest);
-  const int64_t key = std::find(inverse, inverse + end, closest) - inverse;
+  measure_in(s, query.number, farthest);
+  query.resolved = resolved(inverse, end, std::max(farthest, squared));
+  const int64_t key = nearest(o, inverse, end, closest, squared);
   const T floor = T(1e-8) * s.scale;
   for (long m = 0; m < padded_keys_; ++m)
     inverse[m] = 1 / std::sqrt(inverse[m] > floor ? inverse[m] : floor);
@@ -639,6 +671,11 @@ template <class T> void Solver<T>::run(long first, long last) {
       bool done;
       if (queries[q].fresh) {
         start(queries[q], state_[q], dots, inverse);
+        if (!queries[q].resolved) {
+          static_cast<T*>(call_.error)[queries[q].number * call_.sizes] = std::nan("");
+          live[q] = false;
+          continue;
+        }
         done = call_.r == 1 || near(state_[q]);
       } else {
         done = step(queries[q], state_[q], dots, inverse);
@@ -875,12 +912,17 @@ template <class T> void Solver<T>::weigh(long first, long last) {
         keys.push_back(chosen[i]);
     if (keys.empty()) continue;
     State<T>& s = state_[0];
-    T scale = 0, norm = 0;
+    std::vector<T> distances;
     for (const int64_t key : keys) {
       atom(key, output(query), 0, atom_);
-      scale = std::max(scale, dot(atom_, atom_, width_)), norm = std::max(norm, norms_[key]);
+      distances.push_back(dot(atom_, atom_, width_));
     }
-    resolve(s, scale, norm);
+    measure_in(s, query, *std::max_element(distances.begin(), distances.end()));
+    const T farthest = std::max(s.scale, dot(output(query), output(query), width_));
+    if (!resolved(distances.data(), distances.size(), farthest)) {
+      mass[0] = std::nan("");
+      continue;
+    }
     solve_on(s, keys.data(), keys.size(), output(query), std::numeric_limits<T>::infinity());
     for (int i = 0; i < s.size; ++i)
       mass[std::find(chosen, chosen + call_.r, s.keys[i]) - chosen] = s.mass[i];

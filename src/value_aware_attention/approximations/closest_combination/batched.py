@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 from value_aware_attention.approximations.approximation import BYTES_A_NUMBER, numbers_at_once
 from value_aware_attention.approximations.closest_combination.problem import (
     INDEPENDENCE,
-    TOLERANCE,
     Problem,
+    unresolved,
 )
 from value_aware_attention.approximations.ranked_keys import top_keys
 
@@ -36,6 +36,8 @@ BEAM = 32
 """Sets of every size that the "best" search extends."""
 NEARLY = 0.5
 """Of the steepest slope: a key worth a closer look."""
+NEAREST = 8
+"""Values closest to o up to rounding, of which the closest is found by the distance itself."""
 LOOKS = 256
 """Keys looked at closely, times the size of the set: the larger, the less a look matters."""
 
@@ -260,14 +262,10 @@ class _Rows:
         distance = torch.baddbmm(norms + squared, problem.output, problem.value.mT, alpha=-2)
         seen, visible = distance, problem.visible
         if visible is not None:
-            seen, norms = (x.expand_as(distance).where(visible, 0.0) for x in (distance, norms))
-            distance = distance.where(visible, torch.inf)
+            seen, distance = distance.where(visible, 0.0), distance.where(visible, torch.inf)
         self.distance = distance.flatten(0, 1)
         self.scale = seen.amax(-1).flatten().clamp_min(_tiny(distance))
-        norm = norms.amax(-1).expand(distance.shape[:2]).flatten()
-        epsilon = torch.finfo(distance.dtype).eps
-        tolerance = TOLERANCE[distance.dtype]
-        self.zero = tolerance**2 * self.scale + epsilon**2 * norm + _tiny(distance)
+        self.zero = problem.zero().flatten()
         inverse = torch.maximum(self.distance, 1e-8 * self.scale[:, None]).rsqrt_()
         # Hidden keys and padding: slope 0.
         self.inverse = pad(inverse, (0, -inverse.shape[1] % GROUPS))
@@ -280,6 +278,17 @@ class _Rows:
         index = keys + count * head.view(shape)
         value = self.problem.value.reshape(-1, width)[index]
         return value - self.output.view(*shape, width)
+
+    def nearest(self) -> Int[Tensor, " B"]:
+        """The key of the value closest to o, the first among equals (Eq. 3).
+
+        Distances here are differences of squares: those that come close are computed again.
+        """
+        few = min(NEAREST, self.distance.shape[1])
+        least, keys = self.distance.topk(few, dim=-1, largest=False)
+        keys = keys.where(least < torch.inf, keys[:, :1]).sort(dim=-1).values
+        closest = self.atoms(keys).square().sum(-1).argmin(-1, keepdim=True)
+        return keys.gather(-1, closest)[:, 0]
 
     def steepest(self, sets: _Sets) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
         """Slope <v - x, o - x> / ||v - o|| and key of the steepest of every group."""
@@ -324,16 +333,20 @@ def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[
     return (packed & ~low).view(torch.float32), (low - (packed & low)).long()
 
 
-def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor]:
-    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r."""
+def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
+
+    And the rows (H, N) whose values this precision does not resolve, which are left undone.
+    """
     heads, queries = problem.output.shape[:2]
     found = []
     for part in _parts(problem, _rows_at_once(problem, r, effort)):
         kept = _Kept(part.output.shape[0] * part.output.shape[1], sizes, r, part.value)
-        _search(part, r, effort, kept)
-        found.append((kept.keys, kept.mass))
-    keys, mass = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return keys.view(heads, queries, sizes, r), mass.view(heads, queries, sizes, r)
+        undone = _search(part, r, effort, kept)
+        found.append((kept.keys, kept.mass, undone))
+    keys, mass, undone = (torch.cat(parts) for parts in zip(*found, strict=True))
+    shape = heads, queries, sizes, r
+    return keys.view(shape), mass.view(shape), undone.view(heads, queries)
 
 
 def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
@@ -365,24 +378,27 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
             )
 
 
-def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> None:
+def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> Bool[Tensor, " B"]:
+    """Fills `kept`; which rows it leaves to fp64."""
     capacity = min(r + 1, problem.value.shape[2] + 1, problem.value.shape[1])
     weights = problem.weights.flatten(0, 1)
     few = _keep_few(problem, weights, r, kept)
     every = _Rows(problem)
+    undone = ~few & unresolved(every.distance, every.scale, every.output)
     rows = copy(every)
-    first = rows.distance.argmin(-1)
+    first = rows.nearest()
     sets = _Sets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
     everything = rows.row[~few]
     kept.record(everything, sets, everything)
     reach = r if effort == "fast" else r + 1
-    live = ~few & ~sets.done() & (r > 1)
+    live = ~(few | undone) & ~sets.done() & (r > 1)
     _grow(rows, sets, kept, live, min(reach, capacity), effort)
-    if r == 1:
-        return
-    if effort == "best":
-        _beam(copy(every), r, kept, few)
-    _guard(every, r, kept)
+    if r > 1 and effort == "best":
+        _beam(copy(every), r, kept, few | undone)
+    if r > 1:
+        kept.error.masked_fill_(undone[:, None], 0.0)
+        _guard(every, r, kept)
+    return undone
 
 
 def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
@@ -601,8 +617,13 @@ def _solve_on(
     return sets, ~hopeless & (sets.error < enough)
 
 
-def weigh(problem: Problem, indices: Int[Tensor, "H N R"]) -> Float[Tensor, "H N R"]:
-    """The best weights on the keys named; a repeated or hidden key gets none."""
+def weigh(
+    problem: Problem, indices: Int[Tensor, "H N R"]
+) -> tuple[Float[Tensor, "H N R"], Bool[Tensor, "H N"]]:
+    """The best weights on the keys named, and the rows left undone as in `search`.
+
+    A repeated or hidden key gets none.
+    """
     same = (indices[..., :, None] == indices[..., None, :]).tril(-1).any(-1)
     usable = ~same
     if problem.visible is not None:
@@ -611,11 +632,13 @@ def weigh(problem: Problem, indices: Int[Tensor, "H N R"]) -> Float[Tensor, "H N
     where = indices[..., None].expand(*indices.shape, value.shape[-1])
     chosen = value.gather(2, where).flatten(0, 1)
     atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
-    tolerance, epsilon = TOLERANCE[atoms.dtype], torch.finfo(atoms.dtype).eps
-    scale = atoms.square().sum(-1).where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
-    norm = chosen.square().sum(-1).where(usable, 0.0).amax(-1)
-    zero = tolerance**2 * scale + epsilon**2 * norm + _tiny(atoms)
-    sets, _ = _solve_on(atoms, usable, scale, zero, torch.full_like(scale, torch.inf))
+    distance = atoms.square().sum(-1)
+    scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
+    zero, enough = problem.zero().flatten(), torch.full_like(scale, torch.inf)
+    sets, _ = _solve_on(atoms, usable, scale, zero, enough)
     mass = atoms.new_zeros(len(atoms), indices.shape[-1])
     mass.scatter_add_(1, sets.keys[:, :-1].clamp_max(mass.shape[1] - 1), sets.mass[:, :-1])
-    return (mass * usable.any(-1, keepdim=True)).view(indices.shape)
+    mass = (mass * usable.any(-1, keepdim=True)).view(indices.shape)
+    distance = distance.masked_fill(~usable, torch.inf)
+    undone = unresolved(distance, scale, problem.output.flatten(0, 1))
+    return mass, undone.view(indices.shape[:-1])

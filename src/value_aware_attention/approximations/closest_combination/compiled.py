@@ -22,7 +22,8 @@ from torch.nn.functional import pad
 from value_aware_attention.approximations.closest_combination.problem import (
     INDEPENDENCE,
     SEARCHES,
-    TOLERANCE,
+    SMALLEST,
+    WIDE,
     Problem,
 )
 
@@ -40,25 +41,29 @@ class _Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("value", "packed", "norms", "output", "weights")),
-        ("visible", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("zero", "visible")),
         ("keys", ctypes.c_int64),
         ("tiles", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("dim", "width", "r", "search", "sizes")),
-        ("tolerance", ctypes.c_double),
-        ("independence", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("independence", "wide", "smallest")),
         *((name, ctypes.c_void_p) for name in ("chosen", "mass", "error")),
     )
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled search, built once per machine and source; None where it cannot be built."""
+    """The compiled search, built once per machine and source; None where it cannot be built.
+
+    It is code, so it comes only from where nobody else could have put it: where others may write
+    to the cache, every process builds its own.
+    """
     compiler = shlex.split(os.environ.get("CXX", "")) or _installed_compiler()
     if not compiler:
         logging.getLogger(__name__).warning("no C++ compiler: value-aware search runs in torch")
         return None
     try:
-        return ctypes.CDLL(str(_build(compiler)))
+        with tempfile.TemporaryDirectory() as scratch:
+            return ctypes.CDLL(str(_build(compiler, _cache() or Path(scratch))))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         logging.getLogger(__name__).warning(
@@ -72,42 +77,65 @@ def _installed_compiler() -> list[str]:
     return [found] if found else []
 
 
-def _build(compiler: list[str]) -> Path:
-    """The shared library of this source, compiler and kind of processor, in the user's cache."""
+def _cache() -> Path | None:
+    """The user's cache, made if need be; None, with a warning, where others could write to it."""
+    above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = above / "value_aware_attention"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if _is_ours(folder):
+        return folder
+    logging.getLogger(__name__).warning(
+        "others can write to %s: the value-aware search is compiled again in every process; "
+        "`chmod -R go-w` it, once you trust what is in it, or set XDG_CACHE_HOME",
+        folder,
+    )
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether only this user may change what is at the path."""
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _build(compiler: list[str], folder: Path) -> Path:
+    """The shared library of this source, compiler and kind of processor, in a folder."""
     # The macros tell the compiler's version and every instruction set that "native" stands for.
     macros = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
     kind = subprocess.run(macros, capture_output=True, check=True).stdout
     digest = sha256(SOURCE.read_bytes() + kind + " ".join(FLAGS).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = folder / "value_aware_attention" / f"active_set-{digest}.so"
-    if target.exists():
+    target = folder / f"active_set-{digest}.so"
+    if target.exists() and _is_ours(target):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / target.name
         command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
         subprocess.run(command, capture_output=True, check=True, text=True)
+        built.chmod(0o700)
         built.replace(target)
     return target
 
 
-def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor]:
-    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r."""
+def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
+
+    And the rows (H, N) whose values this precision does not resolve, which are left undone.
+    """
     heads, queries = problem.output.shape[:2]
     device, dtype = problem.value.device, problem.value.dtype
     chosen = torch.empty(heads, queries, sizes, r, dtype=torch.int64, device=device)
     mass = torch.empty(heads, queries, sizes, r, dtype=dtype, device=device)
     error = torch.empty(heads, queries, sizes, dtype=dtype, device=device)
     _run("solve", problem, r, SEARCHES.index(effort), chosen, mass, error)
-    return chosen, mass
+    return chosen, mass, error[..., 0].isnan()
 
 
-def weigh(problem: Problem, indices: Tensor) -> Tensor:
-    """The best weights (H, N, R) on the keys named."""
+def weigh(problem: Problem, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The best weights (H, N, R) on the keys named, and the rows left undone as in `search`."""
     chosen = indices.contiguous()
     mass = problem.value.new_empty(chosen.shape)
     _run("weigh", problem, chosen.shape[-1], 0, chosen, mass, mass)
-    return mass
+    return mass, mass[..., 0].isnan()
 
 
 def _run(
@@ -119,9 +147,10 @@ def _run(
     kind = {torch.float32: "float", torch.float64: "double"}[problem.value.dtype]
     function = getattr(loaded, f"{name}_{kind}")
     keep_alive: list[Tensor] = []
-    tasks = []
+    zero, tasks = problem.zero(), []
     for head in range(len(problem.value)):
-        call = _call(problem, head, r, effort, (chosen[head], mass[head], error[head]), keep_alive)
+        results = chosen[head], mass[head], error[head]
+        call = _call(problem, head, r, effort, zero[head], results, keep_alive)
         for first in range(0, len(problem.output[head]), QUERIES_PER_TASK):
             last = min(first + QUERIES_PER_TASK, len(problem.output[head]))
             tasks.append((ctypes.byref(call), ctypes.c_int64(first), ctypes.c_int64(last)))
@@ -135,6 +164,7 @@ def _call(
     head: int,
     r: int,
     effort: int,
+    zero: Tensor,
     results: tuple[Tensor, Tensor, Tensor],
     keep_alive: list[Tensor],
 ) -> _Call:
@@ -150,6 +180,7 @@ def _call(
         pad(value.square().sum(-1), (0, -keys % TILE)),
         pad(output, (0, spare)),
         problem.weights[head].contiguous(),
+        zero,
         visible,
     )
     keep_alive.extend(tensor for tensor in tensors if tensor is not None)
@@ -158,6 +189,6 @@ def _call(
     sizes = 1 if chosen.dim() == 2 else chosen.shape[1]
     return _Call(
         *addresses, keys, len(tiles), dim, dim + spare, r, effort, sizes,
-        TOLERANCE[value.dtype], INDEPENDENCE[value.dtype],
+        INDEPENDENCE[value.dtype], WIDE[value.dtype], SMALLEST,
         chosen.data_ptr(), mass.data_ptr(), error.data_ptr(),
     )  # fmt: skip

@@ -1,29 +1,33 @@
 """What the searches solve: one attention call with its leading dimensions in one."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.approximations.approximation import Inputs, renormalised, smallest
 
 __all__ = [
     "INDEPENDENCE",
     "SEARCHES",
-    "TOLERANCE",
+    "SMALLEST",
+    "WIDE",
     "Problem",
     "flatten",
-    "negligible",
+    "unresolved",
 ]
 
 SEARCHES = ("fast", "default", "best")
 TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
-"""||o - o~|| that counts as none, as a part of the largest distance of a value from o."""
-NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
-"""||o - o~|| that is reported as none, as a part of the largest (centred) ||v|| a query sees."""
+"""||o - o~|| that counts as none in a search, as a part of the row's spread: `Problem.zero`."""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 """Smallest part of an atom outside the span of the others that may still join them."""
+WIDE = {torch.float32: 1e-6, torch.float64: 0.0}
+"""A row of which most squared distances are below this part of the largest goes to fp64."""
+SMALLEST = 2.0**-60
+"""As does one whose largest squared distance is below this, in the problem's unit."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,56 @@ class Problem:
     visible: Bool[Tensor, "H N M"] | None
     unit: Float[Tensor, " H"]
     """What values are measured in; a squared error in the inputs' units is unit^2 times ours."""
+    given: Float[Tensor, "H M V"] | None = None
+    """The values as they came, with all their digits; None: `value`, times `unit`."""
+
+    def zero(self) -> Float[Tensor, "H N"]:
+        """The ||o - o~||^2 that counts as none, row by row.
+
+        A part of how far the values lie from o, weighted by alpha (the mean distance, squared, or
+        the mean square, the smaller bound), or what rounding leaves of o: a value that the row does
+        not attend to, however far away, hides no error.
+        """
+        norm = self.value.norm(dim=-1, keepdim=True)
+        mean, square = (self.weights @ torch.cat([norm, norm.square()], dim=-1)).unbind(dim=-1)
+        spread = (square - self.output.square().sum(dim=-1)).clamp_min(0)
+        precision = torch.finfo(self.value.dtype)
+        part, rounding = TOLERANCE[self.value.dtype] ** 2, (4 * precision.eps) ** 2
+        mean = mean.square()
+        return part * torch.minimum(spread, mean) + rounding * mean + precision.tiny
+
+    def in_fp64(
+        self, rows: Bool[Tensor, "H N"]
+    ) -> Iterator[tuple[int, Int[Tensor, " K"], "Problem"]]:
+        """Each head that has such rows, their numbers, and the problem of these K alone."""
+        given = self.value * self.unit[:, None, None] if self.given is None else self.given
+        for head, some in enumerate(rows.any(dim=-1).tolist()):
+            if some:
+                which = rows[head].nonzero()[:, 0]
+                weights = renormalised(self.weights[head, which].double())[None]
+                value = given[head].double()[None]
+                value = value - smallest(weights @ value)
+                visible = None if self.visible is None else self.visible[head, which][None]
+                unit = value.new_ones(1)
+                yield head, which, Problem(value, weights @ value, weights, visible, unit)
+
+
+def unresolved(
+    distance: Float[Tensor, "*batch M"],
+    farthest: Float[Tensor, "*batch"],
+    output: Float[Tensor, "*batch V"],
+) -> Bool[Tensor, "*batch"]:
+    """Rows whose squared distances from o, infinite where hidden, fp32 cannot tell apart.
+
+    Most values lie closer to o than 1e-3 of the largest distance, or of ||o||, of centred values:
+    next to one value far away, or in a row far from the centre, little is left of the others'
+    digits.
+    """
+    wide = WIDE[distance.dtype]
+    farthest = torch.maximum(farthest, output.square().sum(dim=-1))
+    close = (distance < wide * farthest[..., None]).sum(dim=-1)
+    seen = (distance < torch.inf).sum(dim=-1)
+    return (2 * close > seen) | ((seen > 0) & (farthest < SMALLEST * (wide > 0)))
 
 
 def flatten(inputs: Inputs) -> Problem:
@@ -46,22 +100,15 @@ def flatten(inputs: Inputs) -> Problem:
     weights, batch = inputs.weights(), inputs.batch
     (queries, keys), heads = weights.shape[-2:], torch.Size(batch).numel()
     weights = weights.expand(*batch, queries, keys).reshape(heads, queries, keys)
-    value = inputs.centred().value
-    value = value.expand(*batch, keys, -1).reshape(heads, keys, value.shape[-1])
+    given, value = (
+        x.value.expand(*batch, keys, -1).reshape(heads, keys, inputs.value.shape[-1])
+        for x in (inputs, inputs.centred())
+    )
     # To unit size by a power of two, which rounds nothing and keeps squares in range.
     _, exponent = value.abs().flatten(1).amax(-1).frexp()
     value = value * torch.exp2(-exponent.to(value.dtype))[:, None, None]
     visible = inputs.visible
     if visible is not None:
         visible = visible.expand(*batch, queries, keys).reshape(heads, queries, keys)
-    return Problem(value, weights @ value, weights, visible, torch.exp2(exponent.to(value.dtype)))
-
-
-def negligible(
-    value: Float[Tensor, "*#batch M V"], visible: Bool[Tensor, "*#batch #N #M"] | None
-) -> Float[Tensor, "*batch N"]:
-    """The ||o - o~||^2 that counts as none, of centred values: N is 1 where all queries see all."""
-    norms = value.square().sum(-1)[..., None, :]
-    if visible is not None:
-        norms = norms.where(visible, 0.0)
-    return NEGLIGIBLE[value.dtype] ** 2 * norms.amax(-1)
+    unit = torch.exp2(exponent.to(value.dtype))
+    return Problem(value, weights @ value, weights, visible, unit, given)
