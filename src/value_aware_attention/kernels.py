@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import relu
 
 __all__ = ["Elu", "Exponential", "Kernel", "Polynomial"]
 
@@ -74,9 +75,8 @@ class Elu:
 
     def features(self, x: Float[Tensor, "*batch N D"]) -> Float[Tensor, "*batch N D"]:
         """Phi(x) = 1 + elu(x), elementwise and positive: 1 + x above 0, exp(x) below."""
-        # 1 + (exp(x) - 1), as elu computes it, has no digits left at x = -17 in fp32. The clamp
-        # keeps the branch that is not taken from overflowing, and so its gradient from being NaN.
-        return torch.where(x > 0, 1 + x, x.clamp_max(0).exp())
+        # 1 + (exp(x) - 1), as elu computes it, has no digits left at x = -17 in fp32.
+        return relu(x) + x.clamp_max(0).exp()
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
