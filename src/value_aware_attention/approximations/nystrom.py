@@ -26,8 +26,8 @@ class Nystrom(Approximation):
     refused. `iterations` None takes the Moore-Penrose pseudo-inverse, in fp64; a number takes so
     many steps of the paper's iteration. The paper's 6 leave errors of a few percent, but do not
     magnify noise as the exact inverse of a nearly singular matrix does: train with those.
-    The paper's depthwise convolution of the values, added to the output, is left out: it is trained
-    with a model. O(L landmarks). Landmarks are means over all positions, so there is no causal form.
+    The depthwise convolution of the values, added to the output, is left out: it is trained with a
+    model. O(L landmarks). Landmarks are means over all positions, so there is no causal form.
     """
 
     supports_causal = False

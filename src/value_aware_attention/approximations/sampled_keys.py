@@ -17,9 +17,9 @@ class SampledKeys(SparseApproximation):
     """r draws from alpha with replacement, each weighted 1 / r: the output is unbiased.
 
     Its mean squared error is (sum_i alpha_i ||v_i||^2 - ||o||^2) / r, and it is a member of C_r, so
-    optimal-v-aware-r is at least as good: Maurey's bound (Pisier, 1981). A key drawn several times fills one slot.
-    The draws come from the seed, the head and the position of the query alone: neither the other
-    sequences of a batch nor keys that a query cannot see move them.
+    optimal-v-aware-r is at least as good: Maurey's bound (Pisier, 1981). A key drawn several times
+    fills one slot. The draws come from the seed, the head and the position of the query alone:
+    neither the other sequences of a batch nor keys that a query cannot see move them.
     """
 
     queries_alone = False
