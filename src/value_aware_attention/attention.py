@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -99,7 +98,7 @@ def _by_flex(
         try:
             with _without_autocast(value):
                 return flex.flex_kernel_attention(query, key, value, kernel, mask, pattern)
-        except FailOnRecompileLimitHit:
+        except flex.too_many_shapes():
             warnings.warn(
                 f"{kernel} attention was called with more than {flex.SHAPES} shapes, for which "
                 f"FlexAttention is compiled; from now on the others hold their N x M weights",

@@ -27,6 +27,7 @@ __all__ = [
     "missing_compiler",
     "obstacle",
     "past",
+    "too_many_shapes",
 ]
 
 KERNELS = (Exponential, Polynomial, Elu)
@@ -80,6 +81,13 @@ def missing_compiler(device: str) -> str | None:
         return None if c and find_spec("triton") else "it needs Triton and a C compiler on CUDA"
     cpp = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     return None if cpp else "it needs a C++ compiler on the CPU"
+
+
+def too_many_shapes() -> type[Exception]:
+    """The error of `flex_kernel_attention` past `SHAPES` shapes; the compiler loads with it."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    return FailOnRecompileLimitHit
 
 
 def flex_kernel_attention(

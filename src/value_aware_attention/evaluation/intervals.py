@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 __all__ = ["Interval", "paired_difference", "ratio_of_sums"]
 
@@ -47,5 +47,5 @@ def ratio_of_sums(
         return estimate, unknown, unknown
     deviation = totals - estimate * counts
     error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, units - 1)) * error
+    margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
     return estimate, estimate - margin, estimate + margin

@@ -11,7 +11,6 @@ from types import ModuleType
 
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
@@ -138,6 +137,8 @@ def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     lifted = torch.cat([points / scale, torch.ones_like(points[:, :1])], dim=1)
     target = torch.zeros_like(lifted[0])
     target[-1] = 1
+    from scipy.optimize import nnls  # a second of every start, which few calls need
+
     solution, _ = nnls(lifted.T.cpu().numpy(), target.cpu().numpy())
     mass = torch.from_numpy(solution).to(alpha.device)
     kept = mass.nonzero()[:, 0]
