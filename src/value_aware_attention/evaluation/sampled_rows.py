@@ -10,12 +10,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.approximations import SparseApproximation
+from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.error import squared_output_error
 from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
 from value_aware_attention.kernels import Kernel
 
-__all__ = ["ExactRows", "SampledRows", "answers_alone", "rows_at", "sample_rows"]
+__all__ = ["ExactRows", "SampledRows", "answers_alone", "error_rows", "rows_at", "sample_rows"]
 
 QUERIES = 64
 """Of each head and unit; fewer where a unit has fewer."""
@@ -41,6 +42,10 @@ class SampledRows:
     def weights(self) -> Float[Tensor, "B H N M"]:
         """Their attention distributions alpha."""
         return attention_weights(self.query, self.key, kernel=self.kernel, attn_mask=self.visible)
+
+    def inputs(self) -> Inputs:
+        """The rows as one attention call, which can be taken in blocks."""
+        return Inputs(self.query, self.key, self.value, self.kernel, self.visible, False)
 
     def given_to(self, method: Callable[..., Any]) -> Any:
         """What a method's `select` or `path` answers for these rows."""
@@ -88,6 +93,15 @@ def _visible(call: LayerCall, position: Int[Tensor, "B H N"]) -> Bool[Tensor, "B
     return visible
 
 
+def error_rows(call: LayerCall, *, dtype: torch.dtype | None = None) -> SampledRows:
+    """`QUERIES` of each head and unit: those that errors and skewness are measured on.
+
+    `dtype` None = that of the call.
+    """
+    rows = QUERIES * math.prod(call.query.shape[:2])
+    return sample_rows(call, rows, dtype=dtype or call.query.dtype)
+
+
 def answers_alone(method: nn.Module) -> bool:
     """Whether what a method gives a query depends on no other query, nor on its place."""
     return isinstance(method, SparseApproximation) and method.queries_alone
@@ -105,11 +119,9 @@ class ExactRows:
 
     @classmethod
     def of(cls, call: LayerCall) -> "ExactRows":
-        """From a layer's recorded call: `QUERIES` rows of each head and unit."""
-        rows = QUERIES * math.prod(call.query.shape[:2])
-        exact = sample_rows(call, rows)
-        sampled = sample_rows(call, rows, dtype=call.query.dtype)
-        return cls(call, sampled, exact.weights() @ exact.value)
+        """From a layer's recorded call."""
+        exact = error_rows(call, dtype=torch.float64)
+        return cls(call, error_rows(call), exact.inputs().output())
 
     def squared_norm(self) -> Float[Tensor, " B"]:
         """||o||^2, summed over the heads and rows of each unit."""

@@ -4,24 +4,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs
-from value_aware_attention.attention import visibility
+from value_aware_attention.evaluation.sampled_rows import error_rows
 from value_aware_attention.evaluation.task import LayerCall
 
 __all__ = ["skewness", "skewness_of"]
 
 
 def skewness(call: LayerCall) -> dict[str, float]:
-    """`skewness_of` all rows of a layer from its first on, block by block of them."""
-    tensors = (call.query, call.key, call.value)
-    visible = visibility(*tensors, attn_mask=call.attn_mask, is_causal=call.is_causal)
-    shapes, rows, first = [], [], 0
-    for block in Inputs(*tensors, call.kernel, visible, call.is_causal).blocks():
-        weights = block.weights()[..., max(0, call.first_row - first) :, :]
-        first += block.query.shape[-2]
-        if weights.shape[-2]:
-            shapes.append(skewness_of(weights))
-            rows.append(weights.shape[-2])
+    """`skewness_of` the rows of a layer that output errors are measured on, block by block."""
+    shapes, rows = [], []
+    for block in error_rows(call).inputs().blocks():
+        shapes.append(skewness_of(block.weights()))
+        rows.append(block.query.shape[-2])
     return {
         name: sum(n / sum(rows) * shape[name] for n, shape in zip(rows, shapes, strict=True))
         for name in shapes[0]
