@@ -70,3 +70,13 @@ def errors(given: Problem, indices: Tensor, weights: Tensor) -> Tensor:
     heads = torch.arange(len(indices))[:, None, None]
     centred = given.value.double()[heads, indices] - given.output.double()[:, :, None]
     return (weights.double()[..., None] * centred).sum(dim=-2).square().sum(dim=-1)
+
+
+def attended(given: Problem) -> Tensor:
+    """||o|| + sum_i alpha_i ||v_i - o|| per row (H, N) in fp64: what a row's rounding is a part of.
+
+    A value far away that a row does not attend to makes nothing larger.
+    """
+    value, output, weights = (x.double() for x in (given.value, given.output, given.weights))
+    away = (value[:, None] - output[:, :, None]).norm(dim=-1)
+    return output.norm(dim=-1) + (weights * away).sum(dim=-1)

@@ -9,7 +9,17 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from instances import ENGINES, SEARCHES, TEMPERATURES, VALUES, draw, errors, problem, spread
+from instances import (
+    ENGINES,
+    SEARCHES,
+    TEMPERATURES,
+    VALUES,
+    attended,
+    draw,
+    errors,
+    problem,
+    spread,
+)
 from sdp import lower_bound
 from torch import Tensor
 
@@ -20,6 +30,7 @@ from value_aware_attention.approximations.closest_combination import (
     engine,
     optimal_weights,
     solve,
+    solve_path,
 )
 
 every_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -246,9 +257,10 @@ def test_one_key_more_than_the_width_reaches_the_output(
 ) -> None:
     instance = draw(5, heads=2, queries=12, keys=48, values=values, dtype=dtype)
     found = solved(instance, 9, search, engine).sqrt()
-    largest = instance.value.double().norm(dim=-1).amax(dim=-1)
     tolerance = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype]
-    assert (found <= tolerance * largest[:, None]).all()
+    assert (found <= tolerance * attended(instance)).all()
+    if values == "heavy tails":
+        assert (found <= tolerance * instance.output.double().norm(dim=-1)).all()
     if values == "far away":
         assert (found <= 1e-4 * spread(instance.value)[:, None]).all()
 
@@ -443,14 +455,19 @@ def test_more_search_never_hurts(engine: str) -> None:
 @pytest.mark.parametrize("r", [1, 3, 6])
 def test_both_engines_find_the_same(search: str, values: str, r: int) -> None:
     instance = draw(19, heads=2, queries=8, keys=20, values=values)
-    compiled, torch_ = (solved(instance, r, search, engine) for engine in ENGINES)
+    supports, left = [], []
+    for each in ENGINES:
+        indices, weights = solve(instance, r, search, each)
+        supports.append(torch.where(weights > 0, indices, -1).sort(dim=-1).values)
+        left.append(solved(instance, r, search, each))
+    same = (supports[0] == supports[1]).all(-1)
     scale = spread(instance.value)[:, None] ** 2
-    if r == 1 or (search == "fast" and values in ("gauss", "heavy tails")):  # no ties
-        torch.testing.assert_close(compiled, torch_, rtol=1e-6, atol=float(1e-12 * scale.max()))
-    elif values in ("gauss", "heavy tails"):
-        assert 0.5 <= geometric_mean(compiled / torch_) <= 2
+    if values in ("gauss", "heavy tails", "far away", "fading directions"):  # no ties
+        # Where the best search reaches one set in two ways, rounding says which of them goes on.
+        assert same.all() if search != "best" else same.double().mean() >= 0.5
+        torch.testing.assert_close(left[0][same], left[1][same], rtol=1e-6, atol=1e-18)
     else:
-        assert ((compiled.sqrt() - torch_.sqrt()).abs() <= 0.1 * scale.sqrt()).all()
+        assert ((left[0].sqrt() - left[1].sqrt()).abs() <= 0.1 * scale.sqrt()).all()
 
 
 @every_engine
@@ -465,6 +482,40 @@ def test_rows_and_heads_do_not_see_each_other(engine: str, search: str) -> None:
         torch.testing.assert_close(
             solved(alone, 5, search, engine)[0, 0], together[head, row], rtol=1e-8, atol=1e-16
         )
+
+
+@every_engine
+def test_one_value_far_away_is_solved_around(engine: str) -> None:
+    """In fp32: the others' digits are lost beside it, though no row attends to it."""
+    whole = draw(31, heads=2, queries=12, keys=40)
+    value = whole.value.float()
+    value[:, 7] *= 1e6
+    alpha = whole.weights.index_fill(-1, torch.tensor(7), 0.0)
+    alpha = (alpha / alpha.sum(-1, keepdim=True)).float()
+    instance = Problem(value, alpha @ value, alpha, None, torch.ones(2))
+    away = (value.double()[:, None] - instance.output.double()[:, :, None]).square().sum(-1)
+    for search in SEARCHES:
+        nearest = solved(instance, 1, search, engine)
+        torch.testing.assert_close(nearest, away.amin(-1), rtol=1e-5, atol=0)
+        left = solved(instance, 9, search, engine).sqrt()
+        assert (left <= 5e-6 * instance.output.double().norm(dim=-1)).all()
+    sizes = solve_path(instance, 9, "fast", engine).double()
+    torch.testing.assert_close(sizes[..., 0], away.amin(-1), rtol=1e-5, atol=0)
+    assert (sizes[..., 8] <= 1e-10 * sizes[..., 0]).all() and (sizes.diff(dim=-1) <= 0).all()
+
+
+@every_engine
+def test_given_keys_are_weighed_around_a_value_far_away(engine: str) -> None:
+    whole = draw(33, queries=12, keys=20)
+    value = whole.value.float()
+    value[:, 7] *= 1e6
+    alpha = whole.weights.index_fill(-1, torch.tensor(7), 1e-9)
+    alpha = (alpha / alpha.sum(-1, keepdim=True)).float()
+    instance = Problem(value, alpha @ value, alpha, None, torch.ones(1))
+    indices = torch.tensor([7, 0, 1, 2, 3, 4]).expand(1, 12, -1)
+    found = errors(instance, indices, optimal_weights(instance, indices, engine))
+    usual = errors(instance, indices[..., 1:], optimal_weights(instance, indices[..., 1:], engine))
+    assert (found <= usual * (1 + 1e-4)).all()
 
 
 # Weights for keys already chosen

@@ -485,10 +485,10 @@ def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
     """Extends the BEAM best sets of every size at once, from the BEAM closest values."""
     problem, count = rows.problem, len(rows.row)
     distance, first = rows.distance.topk(min(BEAM, rows.distance.shape[1]), largest=False)
-    width = first.shape[1]
+    width, spare = BEAM, (0, BEAM - first.shape[1])
+    distance, first = pad(distance, spare, value=torch.inf), pad(first, spare).flatten()
     rows.widen(width)
     capacity = min(r, problem.value.shape[2] + 1, problem.value.shape[1])
-    first = first.flatten()
     sets = _Sets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
     live = (distance < torch.inf).flatten() & ~ended.repeat_interleave(width)
     for _ in range(2, capacity + 1):
