@@ -1,0 +1,38 @@
+"""What numbers were made on: enough to explain others, nothing that names a machine."""
+
+import json
+import platform
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.provenance import cores_of, processor, run_on
+
+CORE = "processor\t: {}\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
+
+
+def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    told = []
+    for model in (1, 17):
+        info = tmp_path / str(model)
+        info.write_text("".join(CORE.format(core, model) for core in range(2)))
+        told.append(processor(info))
+    vectors = torch.backends.cpu.get_cpu_capability()
+    assert told[0] == {"name": "AMD EPYC", "family": "25", "model": "1", "vectors": vectors}
+    assert cores_of(told[0]).endswith(f"of AMD EPYC (family 25, model 1, {vectors})")
+    assert cores_of(told[0]) != cores_of(told[1])
+
+
+def test_a_system_without_cpuinfo_tells_less(tmp_path: Path) -> None:
+    told = processor(tmp_path / "missing")
+    assert told["family"] is None and "family" not in cores_of(told) and "None" not in cores_of(told)
+
+
+def test_what_numbers_were_made_on_names_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "a-host-name")
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-host-name")
+    where = run_on()
+    assert where["processor"] == processor() and where["threads"] == torch.get_num_threads()
+    assert "a-host-name" not in json.dumps(where)
