@@ -17,7 +17,7 @@ from value_aware_attention.reporting.pattern_figure import pattern_figures
 from value_aware_attention.reporting.records import Record
 from value_aware_attention.reporting.survey_claims import Answer, answers
 from value_aware_attention.reporting.survey_figures import exponents, time_and_memory
-from value_aware_attention.reporting.survey_records import FIT_FROM, Measurements, frame
+from value_aware_attention.reporting.survey_records import FIT_FROM, QUICK, Measurements, frame
 from value_aware_attention.reporting.table import DASH, Table, number
 from value_aware_attention.reporting.trained_table import trained_table
 
@@ -26,7 +26,8 @@ __all__ = ["write_survey"]
 LONG_FROM = 512
 FIRST = ("distance_", "patterns_", "trained", "figure_", "growth")
 LAST = ("methods", "distance", "cells")
-TRAINING, QUICK = "forward_backward", "milliseconds"
+TRAINING = "forward_backward"
+PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
 TITLES = {
     "forward": "Time of a forward pass (ms)",
     "forward_backward": "Time of forward + backward (ms)",
@@ -70,13 +71,23 @@ def setting(record: Mapping[str, Any]) -> str:
     """The layer and the machine in one sentence."""
     layer, run_on = record["layer"], record["run_on"]
     versions = ", ".join(f"{name} {value}" for name, value in sorted(run_on["versions"].items()))
+    counted = Measurements(record).counted
+    rounds = ", ".join(f"{counted(name)} {title}" for name, title in PASSES.items())
     return (
         f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, feed-forward "
         f"{layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on {layer['device']}; "
-        f"{run_on['hardware']}, {layer['threads']} threads; {versions}."
+        f"{run_on['hardware']}, {layer['threads']} threads; {versions}. Rounds: {rounds}."
     )
 
 
+RATIOS = (
+    "Ratios of times are taken round by round: the median and, in brackets, its 95% interval (sign "
+    "test). A finding whose interval holds its threshold is undecided. Memory is measured once."
+)
+LIMIT = (
+    "The survey measured on a GPU (RTX 3090). These verdicts are of a CPU, where other things "
+    "cost: they neither confirm nor refute its claims on a GPU."
+)
 HOW = (
     "Time: median over rounds in which every method runs at every length, in alternating order, "
     "after one round that is not counted; bars are quartiles. Memory: the peak of one pass in a "
@@ -91,14 +102,14 @@ def _body(
     drawn: Sequence[Figure],
 ) -> list[str]:
     items = "\n".join(
-        f"<li><p><b>{escape(answer.claim)}</b> {escape(answer.verdict.capitalize())}.</p>"
+        f"<li><p><b>{escape(answer.claim)}</b> {_verdict(answer, record)}</p>"
         f"<p class='caption'>{escape(' '.join(f.sentence for f in answer.findings))}</p></li>"
         for answer in found
     )
     return [
         f"<p>{escape(setting(record))} {escape(HOW)}</p>",
-        f"<section id='claims'><h2>The survey's claims, measured here</h2><ul>\n{items}\n</ul>"
-        "</section>",
+        "<section id='claims'><h2>The survey's claims, measured here</h2>"
+        f"<p>{escape(_read(record))}</p><ul>\n{items}\n</ul></section>",
         *_ordered(sections(tables, drawn)),
         "<section><h2>Reproduce</h2><pre>make survey</pre></section>",
     ]
@@ -113,11 +124,22 @@ def _ordered(parts: Mapping[str, str]) -> list[str]:
 
 def _claims_markdown(found: Sequence[Answer], record: Mapping[str, Any]) -> str:
     lines = ["# The survey's claims, measured here", "", f"{setting(record)} {HOW}", ""]
+    lines += [_read(record), ""]
     for answer in found:
-        lines += [f"**{answer.claim}** {answer.verdict.capitalize()}."]
+        lines += [f"**{answer.claim}** {_verdict(answer, record)}"]
         lines += [f"- {finding.sentence}" for finding in answer.findings]
         lines += [""]
     return "\n".join(lines)
+
+
+def _read(record: Mapping[str, Any]) -> str:
+    """How the claims are to be read."""
+    return RATIOS if record["layer"]["device"].startswith("cuda") else f"{LIMIT} {RATIOS}"
+
+
+def _verdict(answer: Answer, record: Mapping[str, Any]) -> str:
+    kind = "GPU" if record["layer"]["device"].startswith("cuda") else "CPU"
+    return f"{answer.verdict.capitalize()} on this {kind}."
 
 
 def _figures(measured: Measurements) -> list[Figure]:
