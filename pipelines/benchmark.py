@@ -4,7 +4,7 @@ The survey's lengths:  python -m pipelines.benchmark
 Longer sequences:      python -m pipelines.benchmark 'benchmark.lengths=[128,1024,4096,16384]'
 """
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, plain, write_json
-from pipelines.provenance import file_hash, run_on
+from pipelines.provenance import run_on
 from value_aware_attention.benchmarking import Plan, Setting, Subject, measure
 from value_aware_attention.record_cache import RecordCache
 from value_aware_attention.reporting.survey_records import summary
-
-LIBRARY = Path(__file__).parents[1] / "src/value_aware_attention"
+from value_aware_attention.source import source_hash
 
 
 @app("benchmark")
@@ -32,10 +31,12 @@ def main(cfg: DictConfig) -> None:
     }
     plan = Plan(plain(DictConfig(lengths)), seconds=cfg.seconds, slowest=cfg.slowest)
     where = run_on() | {"threads": setting.threads}
-    cache = RecordCache(cfg.cache, {"run_on": where, "source": source_hash()})
+    source = source_of(subjects)
+    cache = RecordCache(cfg.cache, {"run_on": where, "source": source})
     cells = measure(subjects, plan, setting, cache)
     record = {
         "run_on": where,
+        "source": source,
         "layer": plain(cfg.layer) | {"device": setting.device, "threads": setting.threads},
         "plan": {**plan.lengths, "seconds": plan.seconds, "slowest": plan.slowest},
         "methods": {s.name: describe(cfg, s, plan, setting) for s in subjects},
@@ -80,11 +81,10 @@ def describe(cfg: DictConfig, subject: Subject, plan: Plan, setting: Setting) ->
     }
 
 
-def source_hash() -> str:
-    """Of the code that is timed."""
-    parts = [LIBRARY / "approximations", LIBRARY / "benchmarking", LIBRARY / "models"]
-    files = [file for part in parts for kind in ("*.py", "*.cpp") for file in part.rglob(kind)]
-    return file_hash(sorted([*files, LIBRARY / "attention.py", LIBRARY / "kernels.py"]))
+def source_of(subjects: Sequence[Subject]) -> str:
+    """Hash of the code that is timed, and of the code that times it."""
+    timed = {subject.module_name for subject in subjects}
+    return source_hash(measure.__module__, *sorted(timed))
 
 
 if __name__ == "__main__":

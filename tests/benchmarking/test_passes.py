@@ -103,14 +103,19 @@ def test_times_run_every_method_at_every_length_in_every_round(
     runs = [(method, length) for method in subjects for length in (8, 16)]
     spent = times("attention", runs, 0.0, SETTING)
     once = [(method.name, length) for method, length in runs]
-    assert order == [*once, *once[::-1], *once, *once[::-1]]
-    assert [len(seconds) for seconds in spent] == [3] * 4
+    assert order == [*once, *(process.LEAST // 2 * [*once[::-1], *once])]
+    assert [len(rounds) for rounds in spent] == [process.LEAST] * 4
 
 
 def test_a_short_pass_is_repeated_in_its_turn() -> None:
     (spent,) = times("attention", [(subject(Exact), 8)], 0.0, SETTING)
-    assert len(spent) > 30 and sum(spent) >= 3 * process.TURN
-    assert all(seconds > 0 for seconds in spent)
+    assert all(len(turn) > 1 and sum(turn) >= process.TURN for turn in spent)
+    assert all(seconds > 0 for turn in spent for seconds in turn)
+
+
+def test_a_summary_has_every_rounds_median_for_ratios_within_rounds() -> None:
+    found = process.summary([[0.001, 0.003, 0.002], [0.004]])
+    assert found["rounds"] == [2.0, 4.0] and found["passes"] == 4 and found["milliseconds"] == 2.5
 
 
 def test_a_process_passes_errors_on() -> None:
@@ -132,7 +137,7 @@ def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch)
             raise KeyboardInterrupt
         if function is peak_memory:
             return 2.0, 1e-3
-        return [[1e-3, 2e-3, 3e-3]] * len(given[1])
+        return [[[1e-3], [2e-3], [3e-3]]] * len(given[1])
 
     monkeypatch.setattr(measurement, "in_fresh_process", fake)
     subjects = [subject(Exact), subject(SlidingWindow, r=4)]
@@ -156,7 +161,7 @@ def test_what_would_take_too_long_is_left_out_with_its_reason(tmp_path, monkeypa
     def fake(function, *given):
         if function is peak_memory:
             return 1.0, 0.5 if given[1].name == "Exact" else 0.1
-        return [[0.1] * 3] * len(given[1])
+        return [[[0.1]] * 3] * len(given[1])
 
     monkeypatch.setattr(measurement, "in_fresh_process", fake)
     plan = Plan({"forward": [16, 32, 64]}, seconds=0.1, slowest=1.0)
@@ -200,4 +205,4 @@ def test_a_round_is_timed_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     runs = [(Subject("s", Sleeping, mixes_hidden=True), 4)]
     (spent,) = times("attention", runs, 0.0, SETTING)
-    assert all(0.02 <= seconds < 0.5 for seconds in spent)
+    assert all(0.02 <= seconds < 0.5 for turn in spent for seconds in turn)

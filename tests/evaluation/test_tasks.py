@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from value_aware_attention import kernels
+from value_aware_attention import kernels, source
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -29,7 +29,6 @@ from value_aware_attention.approximations import (
 from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.data.batches import MaskedSequences
-from value_aware_attention.evaluation import cells
 from value_aware_attention.evaluation.causal import CausalTask, context_windows
 from value_aware_attention.evaluation.cells import (
     Cell,
@@ -341,7 +340,7 @@ def test_the_source_hash_is_the_same_after_a_compilation(monkeypatch: pytest.Mon
     before = source_hash(LSH(4, 1, 0))
     left = f"__import_{optimal_value_aware.__name__.replace('.', '_dot_')}"  # as torch.compile does
     monkeypatch.setitem(vars(lsh), left, optimal_value_aware)
-    cells._hash_of_imports.cache_clear()
+    source.source_hash.cache_clear()
     assert source_hash(LSH(4, 1, 0)) == before
 
 

@@ -35,8 +35,9 @@ MEMORY = Path("/proc/meminfo")
 class Plan:
     """Which passes at which lengths, and how long to go on.
 
-    `seconds`: of timing for each pass, all lengths together. `slowest`: what is expected to take
-    more seconds than this, going by the length before, is left out, and said to be.
+    `seconds`: of timing for each pass, all lengths together, but six rounds at least. `slowest`:
+    what is expected to take more seconds than this, going by the length before, is left out, and
+    said to be.
     """
 
     lengths: Mapping[str, Sequence[int]]
@@ -160,7 +161,7 @@ class _Pass:
     def _times(self, runs: Sequence[tuple[Subject, int]]) -> list[dict[str, Any]]:
         def compute() -> list[dict[str, Any]]:
             given = (self.name, runs, self.plan.seconds, self.setting)
-            return [summary(seconds) for seconds in in_fresh_process(times, *given)]
+            return [summary(rounds) for rounds in in_fresh_process(times, *given)]
 
         named = [(subject.key(), length) for subject, length in runs]
         return self.cache.get(

@@ -29,6 +29,8 @@ torch.broadcast_shapes((1,), (1,))
 
 TURN = 0.05
 """Seconds for which a short pass is repeated."""
+LEAST, MOST = 6, 30
+"""Rounds: at least as many as the 95% interval of a median takes."""
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -130,22 +132,22 @@ def _resident(name: str) -> float:
 
 def times(
     name: str, runs: Sequence[tuple[Subject, int]], seconds: float, setting: Setting
-) -> list[list[float]]:
-    """Seconds of a pass of every (method, length): rounds of all in turn, after one not counted.
+) -> list[list[list[float]]]:
+    """Seconds of the passes of every (method, length), round by round, after one not counted.
 
-    What disturbs the machine for a while disturbs every method and every length. At least 3 rounds,
-    more while `seconds` are not used up, at most 30; every other round goes backwards. In its turn
-    a pass is repeated until TURN is over.
+    A round runs all in turn: what disturbs the machine for a while disturbs every method and every
+    length. At least LEAST rounds, more while `seconds` are not used up, at most MOST; every other
+    round goes backwards. In its turn a pass is repeated until TURN is over.
     """
     torch.set_num_threads(setting.threads)
     works = [prepare(name, subject, length, setting) for subject, length in runs]
-    spent: list[list[float]] = [[] for _ in works]
+    spent: list[list[list[float]]] = [[] for _ in works]
     for work in works:
         work()
     started, rounds = time.perf_counter(), 0
-    while rounds < 3 or (rounds < 30 and time.perf_counter() - started < seconds):
+    while rounds < LEAST or (rounds < MOST and time.perf_counter() - started < seconds):
         for place in range(len(works)) if rounds % 2 else reversed(range(len(works))):
-            spent[place] += _turn(works[place])
+            spent[place].append(_turn(works[place]))
         rounds += 1
     return spent
 
@@ -160,8 +162,11 @@ def _turn(work: Work) -> list[float]:
     return spent
 
 
-def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles in milliseconds, and of how many passes."""
+def summary(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Median and quartiles of all passes in milliseconds, how many, and each round's median."""
+    seconds = [second for turn in rounds for second in turn]
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     ends = {"milliseconds": middle, "low": low, "high": high}
-    return {key: round(1000 * value, 4) for key, value in ends.items()} | {"passes": len(seconds)}
+    found = {key: round(1000 * value, 4) for key, value in ends.items()}
+    medians = [round(1000 * statistics.median(turn), 4) for turn in rounds]
+    return found | {"passes": len(seconds), "rounds": medians}

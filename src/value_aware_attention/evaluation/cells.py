@@ -1,22 +1,16 @@
 """A grid cell: one approximation with one setting, on one trained model."""
 
-import ast
-import inspect
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from hashlib import sha256
-from importlib import import_module
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from value_aware_attention import source
 from value_aware_attention.approximations import SparseApproximation, SparseWeights
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.evaluation.intervals import paired_difference, ratio_of_sums
@@ -168,37 +162,4 @@ def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | N
 
 def source_hash(method: object) -> str:
     """Hash of the project's source that a method's output depends on, the evaluation included."""
-    return _hash_of_imports(type(method).__module__)
-
-
-@cache
-def _hash_of_imports(module: str) -> str:
-    """Of a module's source, this one's, and that of everything of the project they import."""
-    waiting = {module, __name__}
-    seen: set[str] = set()
-    while waiting:
-        seen.add(name := waiting.pop())
-        waiting |= _imported_from(name) - seen
-    files = [Path(inspect.getfile(sys.modules[name])) for name in sorted(seen)]
-    compiled = {source for file in files for source in file.parent.glob("*.cpp")}
-    sources = [file.read_bytes() for file in (*files, *sorted(compiled))]
-    return sha256(b"\0".join(sources)).hexdigest()
-
-
-def _imported_from(name: str) -> set[str]:
-    """The project's modules that a module imports, and those that define what it imports.
-
-    By the text of its imports, not by the names it holds now: torch.compile leaves its own there.
-    A package is not one of them, since it imports every method.
-    """
-    package = __name__.partition(".")[0]
-    tree = ast.parse(inspect.getsource(sys.modules[name]))
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
-            module = import_module(str(node.module))
-            items = [getattr(module, alias.name) for alias in node.names]
-            origins = [getattr(x, "__module__", None) or getattr(x, "__name__", "") for x in items]
-            found |= {x for x in origins if isinstance(x, str) and x.startswith(package + ".")}
-            found |= set() if hasattr(module, "__path__") else {module.__name__}
-    return found
+    return source.source_hash(type(method).__module__, __name__)

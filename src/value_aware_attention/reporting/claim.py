@@ -35,6 +35,8 @@ class Answer:
     claim: str
     findings: Sequence[Finding]
     published: str = ""
+    where: str = ""
+    """What the verdict is limited to: "on this CPU"."""
 
     @property
     def verdict(self) -> str:
@@ -47,6 +49,10 @@ class Answer:
         if any(held):
             return "in part"
         return "not at this scale" if False in held else "undecided"
+
+    def verdict_said(self) -> str:
+        """The verdict as a sentence."""
+        return " ".join(filter(None, (self.verdict.capitalize(), self.where))) + "."
 
     def lines(self) -> list[str]:
         """The findings as text."""
@@ -62,7 +68,7 @@ def claims_markdown(title: str, about: str, answers: Sequence[Answer]) -> str:
     lines = [f"# {title}", "", about, ""]
     for answer in answers:
         published = [f"Published: {answer.published}"] if answer.published else []
-        lines += [f"**{answer.claim}** {answer.verdict.capitalize()}."]
+        lines += [f"**{answer.claim}** {answer.verdict_said()}"]
         lines += [*(f"- {line}" for line in [*published, *answer.lines()]), ""]
     return "\n".join(lines)
 
@@ -78,6 +84,6 @@ def _item(answer: Answer) -> str:
     published = [f"Published: {answer.published}"] if answer.published else []
     findings = "<br>".join(escape(line) for line in [*published, *answer.lines()])
     return (
-        f"<li><p><b>{escape(answer.claim)}</b> {escape(answer.verdict.capitalize())}.</p>"
+        f"<li><p><b>{escape(answer.claim)}</b> {escape(answer.verdict_said())}</p>"
         f"<p class='caption'>{findings}</p></li>"
     )

@@ -23,7 +23,7 @@ from value_aware_attention.reporting.pattern_figure import pattern_figures
 from value_aware_attention.reporting.records import Record
 from value_aware_attention.reporting.survey_claims import answers
 from value_aware_attention.reporting.survey_figures import exponents, time_and_memory
-from value_aware_attention.reporting.survey_records import FIT_FROM, Measurements, frame
+from value_aware_attention.reporting.survey_records import FIT_FROM, QUICK, Measurements, frame
 from value_aware_attention.reporting.table import DASH, Table, number
 from value_aware_attention.reporting.trained_table import trained_table
 
@@ -33,7 +33,8 @@ CLAIMS = "The survey's claims, measured here"
 LONG_FROM = 512
 FIRST = ("distance_", "patterns_", "trained", "figure_", "growth")
 LAST = ("methods", "distance", "cells")
-TRAINING, QUICK = "forward_backward", "milliseconds"
+TRAINING = "forward_backward"
+PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
 TITLES = {
     "forward": "Time of a forward pass (ms)",
     "forward_backward": "Time of forward + backward (ms)",
@@ -54,7 +55,8 @@ def write_survey(
     """
     measured, folder = Measurements(record), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    found = answers(measured)
+    kind = "GPU" if record["layer"]["device"].startswith("cuda") else "CPU"
+    found = answers(measured, f"on this {kind}")
     tables = [distance_table(models), trained_table(trained, models), *_tables(measured)]
     drawn = [*distance_figures(models), *pattern_figures(models), *_figures(measured)]
     with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
@@ -64,7 +66,9 @@ def write_survey(
             (made / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
         for figure in drawn:
             figures.save(figure.chart, made / f"{figure.name}.png")
-        claims = claims_markdown(CLAIMS, f"{setting(record)} {HOW} {VERDICTS}", found)
+        claims = claims_markdown(
+            CLAIMS, f"{setting(record)} {HOW} {VERDICTS} {_read(record)}", found
+        )
         (made / "claims.md").write_text(claims, encoding="utf-8")
         html = page(
             "Every method of the survey, measured side by side", _body(record, found, tables, drawn)
@@ -78,13 +82,23 @@ def setting(record: Mapping[str, Any]) -> str:
     """The layer and the machine in one sentence."""
     layer, run_on = record["layer"], record["run_on"]
     versions = ", ".join(f"{name} {value}" for name, value in sorted(run_on["versions"].items()))
+    counted = Measurements(record).counted
+    rounds = ", ".join(f"{counted(name)} {title}" for name, title in PASSES.items())
     return (
         f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, feed-forward "
         f"{layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on {layer['device']}; "
-        f"{run_on['hardware']}, {layer['threads']} threads; {versions}."
+        f"{run_on['hardware']}, {layer['threads']} threads; {versions}. Rounds: {rounds}."
     )
 
 
+RATIOS = (
+    "Ratios of times are taken round by round: the median and, in brackets, its 95% interval (sign "
+    "test). A finding whose interval holds its threshold is undecided. Memory is measured once."
+)
+LIMIT = (
+    "The survey measured on a GPU (RTX 3090). These verdicts are of a CPU, where other things "
+    "cost: they neither confirm nor refute its claims on a GPU."
+)
 HOW = (
     "Time: median over rounds in which every method runs at every length, in alternating order, "
     "after one round that is not counted; bars are quartiles. Memory: the peak of one pass in a "
@@ -100,7 +114,7 @@ def _body(
 ) -> list[str]:
     return [
         f"<p>{escape(setting(record))} {escape(HOW)}</p>",
-        claims_section(CLAIMS, VERDICTS, found),
+        claims_section(CLAIMS, f"{VERDICTS} {_read(record)}", found),
         *_ordered(sections(tables, drawn)),
         "<section><h2>Reproduce</h2><pre>make survey</pre></section>",
     ]
@@ -111,6 +125,11 @@ def _ordered(parts: Mapping[str, str]) -> list[str]:
     first = [name for name in parts if name.startswith(FIRST)]
     middle = [name for name in parts if name not in (*first, *LAST)]
     return [parts[name] for name in (*first, *middle, *(name for name in LAST if name in parts))]
+
+
+def _read(record: Mapping[str, Any]) -> str:
+    """How the claims are to be read."""
+    return RATIOS if record["layer"]["device"].startswith("cuda") else f"{LIMIT} {RATIOS}"
 
 
 def _figures(measured: Measurements) -> list[Figure]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["FIT_FROM", "Measurements", "frame", "summary"]
+from value_aware_attention.benchmarking.ratio import Ratio
+
+__all__ = ["DENSE", "FIT_FROM", "QUICK", "Measurements", "frame", "paired", "summary"]
 
 FIT_FROM = 2048
 """Tokens from which on cost is fitted against length."""
@@ -19,7 +21,13 @@ COLUMNS = (
     *("pass", "length", "method", "label", "milliseconds", "low", "high", "passes"),
     *("peak_mib", "left_out"),
 )
+QUICK = "milliseconds"
 Record = Mapping[str, Any]
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """ours / theirs round by round with its 95% interval; of memory, measured once, the ratio."""
+    return Ratio.of(ours, theirs) if len(ours) > 1 else Ratio.exact(ours[0] / theirs[0])
 
 
 def frame(record: Record) -> pd.DataFrame:
@@ -71,6 +79,20 @@ class Measurements:
         """What a pass took at a length, for every method measured there."""
         every = {m: self.by_length(name, m, quantity) for m in self.record["methods"]}
         return {method: values[length] for method, values in every.items() if length in values}
+
+    def rounds(self, name: str, quantity: str) -> dict[int, dict[str, list[float]]]:
+        """Length -> method -> what each round took; of memory, measured once, the one value."""
+        found: dict[int, dict[str, list[float]]] = {}
+        for cell in self.record["cells"]:
+            if cell["pass"] == name and "left_out" not in cell:
+                values = cell["time"]["rounds"] if quantity == QUICK else [cell[quantity]]
+                found.setdefault(cell["length"], {})[cell["method"]] = values
+        return dict(sorted(found.items()))
+
+    def counted(self, name: str) -> int:
+        """Rounds in which a pass was timed."""
+        timed = [values for costs in self.rounds(name, QUICK).values() for values in costs.values()]
+        return max(map(len, timed), default=0)
 
     def exponent(self, name: str, method: str, quantity: str) -> float | None:
         """p of cost ~ L^p over L >= 2048; None with fewer than two lengths, or nothing used."""

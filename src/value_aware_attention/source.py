@@ -1,0 +1,89 @@
+"""Which source a number depends on: the import closure of the modules that computed it."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["import_closure", "source_hash"]
+
+LIBRARY = (__name__.partition(".")[0],)
+
+
+@cache
+def source_hash(*modules: str, packages: tuple[str, ...] = LIBRARY) -> str:
+    """sha256 of the source of `modules` and of all that they import from `packages`, C++ included.
+
+    It changes with every byte of that source, comments too, and with nothing else; not within a
+    process, which has imported what it found first.
+    """
+    files = import_closure(*modules, packages=packages)
+    beside = {source for file in files.values() for source in file.parent.glob("*.cpp")}
+    named = sorted([*files.items(), *((file.name, file) for file in beside)])
+    return sha256(b"\0".join(name.encode() + file.read_bytes() for name, file in named)).hexdigest()
+
+
+def import_closure(*modules: str, packages: tuple[str, ...] = LIBRARY) -> dict[str, Path]:
+    """Module -> file, of `modules` and of everything they import from `packages`.
+
+    By the text of their imports, those within functions too; nothing is run for it. A name that a
+    package re-exports counts as the module it comes from, not as the package, which imports every
+    method. Raises ValueError for a module without a file of source.
+    """
+    found: dict[str, Path] = {}
+    waiting = set(modules)
+    while waiting:
+        module = waiting.pop()
+        if (file := _file(module)) is None:
+            raise ValueError(f"the module is {module!r}; it must have a file of Python source")
+        found[module] = file
+        waiting |= _imports(file, packages) - set(found)
+    return found
+
+
+@cache
+def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
+    return {name for name in _imported(file, packages) if name.split(".")[0] in packages}
+
+
+def _imported(file: Path, packages: tuple[str, ...]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
+            yield from (_origin(str(node.module), alias.name) for alias in node.names)
+
+
+def _origin(module: str, name: str) -> str:
+    """The module that `from module import name` reads: `name` itself, or where it comes from."""
+    if _file(f"{module}.{name}"):
+        return f"{module}.{name}"
+    file = _file(module)
+    if file is None or file.name != "__init__.py":
+        return module
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return _origin(node.module, alias.name)
+    return module
+
+
+@cache
+def _file(module: str) -> Path | None:
+    """Where a module's source lies, by its place in the package at the top."""
+    if file := getattr(sys.modules.get(module), "__file__", None):
+        return Path(file)
+    top, _, inner = module.partition(".")
+    spec = find_spec(top)  # imports nothing
+    if spec is None or not inner:
+        return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+    for folder in spec.submodule_search_locations or ():
+        base = Path(folder, *inner.split("."))
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.exists():
+                return file
+    return None
