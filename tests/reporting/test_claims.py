@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from value_aware_attention.reporting.claim import Answer, Finding
-from value_aware_attention.reporting.claims import CLAIMS, answers, claims_csv
+from value_aware_attention.reporting.claims import CLAIMS, about, answers, claims_csv
 
 UNITS = 30
 HOLDS, IN_PART, NOT_HERE, OPEN = "holds", "in part", "not at this scale", "undecided"
@@ -125,6 +125,16 @@ def test_the_order_of_kernels_is_of_what_is_lost_not_of_the_loss(lost, noise, ex
     records = kernels_losing(*lost, noise=noise)
     assert verdict(records, "polynomial loses most") == expected
     assert verdict(records, "Flatter attention") == expected
+
+
+def test_kernels_are_compared_within_a_training_and_every_training_has_to_agree():
+    once, again = kernels_losing(0.1, 0.9, 0.5), kernels_losing(0.9, 0.1, 0.5)
+    for record in again:
+        record["model"] += "_second"
+    assert verdict(once, "polynomial loses most") == HOLDS
+    assert verdict([*once, *again], "polynomial loses most") == IN_PART
+    assert "trained once" in about(once) and "trained 2 times" in about([*once, *again])
+    assert len(answers([*once, *again])[3].findings) == 8
 
 
 def gap(layer, degree, keys, wider):

@@ -33,6 +33,11 @@ def test_compact_keeps_what_is_shown_and_drops_single_units(records, training):
         assert set(before) - set(cell) == {f"unit_{name}" for name in units}
         assert all(cell[name] == before[name] for name in cell)
     assert "unit_totals" in record["cells"][0]
+    beside = {"value": 1.0, "unit_totals": [1.0], "unit_counts": [1.0]}
+    more = {**record, "count_models": {"unigram": beside}, "longer_text": beside}
+    small_of_more = compact(more, training["masked_long"])
+    assert small_of_more["count_models"] == {"unigram": {"value": 1.0}}
+    assert small_of_more["longer_text"] == {"value": 1.0}
     curve = small["output_error"]["methods"]["optimal_v_oblivious"]
     before = record["output_error"]["methods"]["optimal_v_oblivious"]
     assert curve["sizes"] == [*range(1, 66), 128, 256, 512]

@@ -12,7 +12,7 @@ from value_aware_attention.reporting import figures, write_report
 
 TABLES = (
     *("table_1", "table_2", "table_3", "table_4", "table_4_causal"),
-    *("skewness", "keys_needed"),
+    *("skewness", "keys_needed", "claims"),
 )
 FILES = {
     *(f"{name}.{suffix}" for name in TABLES for suffix in ("csv", "md")),

@@ -9,7 +9,13 @@ from value_aware_attention.reporting.page import headline
 from value_aware_attention.reporting.published import TABLE_1, TABLE_2
 from value_aware_attention.reporting.records import model_named
 from value_aware_attention.reporting.table import DASH, interval, number, signed, times
-from value_aware_attention.reporting.tables import skewness_table, table_1, table_2
+from value_aware_attention.reporting.tables import (
+    ALONE,
+    BOTH_NEIGHBOURS,
+    skewness_table,
+    table_1,
+    table_2,
+)
 
 
 def cell_of(records, model, approximation, **parameters):
@@ -52,7 +58,41 @@ def test_table_2_has_perplexities_intervals_and_ratios(records):
     assert (row["value"], row["low"], row["high"]) == (cell["value"], cell["low"], cell["high"])
     assert row["ratio"] == pytest.approx(cell["value"] / exact)
     assert row["paper_ratio"] == pytest.approx(837.4 / 35.3)
-    assert rows["paper"].tolist() == [value for row in TABLE_2.values() for value in row]
+    assert rows["paper"].dropna().tolist() == [x for row in TABLE_2.values() for x in row]
+
+
+def with_counts(records):
+    """The records with SYNTHETIC count models, and the short model on the long one's text."""
+    given = copy.deepcopy(records)
+    ends = {"low": 80.0, "high": 99.0, "difference": -1.0, "difference_low": -2.0}
+    entry = ends | {"difference_high": 0.0, "count": 5000, "tokens": 7}
+    for record in given:
+        causal = record["task"] == "causal"
+        names = ("unigram", "bigram" if causal else "both_neighbours")
+        record["count_models"] = {name: {"value": 90.0, **entry} for name in names}
+    model_named(given, "masked_short")["longer_text"] = {"value": 47.5, **entry}
+    return given
+
+
+def test_what_needs_no_attention_stands_beside_it(records):
+    given = with_counts(records)
+    first = table_1(given)
+    rows, shown = first.data.set_index("method"), first.display.set_index("method")
+    assert rows.loc[BOTH_NEIGHBOURS, "value"] == rows.loc["most frequent token", "value"] == 90
+    assert shown.loc[BOTH_NEIGHBOURS, "95% interval"] == "80.0 to 99.0"
+    assert math.isnan(rows.loc["left neighbour, counts", "value"])
+    alone = cell_of(records, "masked_long", "sliding_window", r=1)
+    assert rows.loc[ALONE, "value"] == alone["value"]
+    assert rows.loc["short model, exact, same text", "value"] == 47.5
+    second = table_2(given)
+    rows = second.data.set_index(["kernel", "column"])
+    exact = cell_of(records, "causal_elu", "exact")["value"]
+    assert rows.loc[("elu", "bigram"), "ratio"] == pytest.approx(90 / exact)
+    shown = second.display.set_index(["kernel", "perplexity"])
+    assert shown.loc[("elu", "95% interval"), "bigram"] == "80.0 to 99.0"
+    assert shown.loc[("elu", "paper"), "bigram"] == DASH
+    assert shown.loc[("elu", "ours"), "bigram, tokens read"] == DASH
+    assert "90.0" in headline(given)
 
 
 def test_a_missing_kernel_is_a_row_of_dashes(records):

@@ -33,7 +33,6 @@ from value_aware_attention.reporting.published import (
 from value_aware_attention.reporting.records import (
     KERNELS,
     Record,
-    causal_model,
     model_named,
 )
 from value_aware_attention.reporting.skewness_figure import gap_rows
@@ -61,9 +60,19 @@ class Run:
 
     records: Sequence[Record]
 
+    def trainings(self) -> list[list[Model]]:
+        """The causal models of the kernels, once for every time that all of them were trained."""
+        runs: dict[str, list[Model]] = {}
+        for kernel in KERNELS:
+            name = f"causal_{kernel}"
+            for record in self.records:
+                if record["task"] == "causal" and record["model"].startswith(name):
+                    again = record["model"].removeprefix(name).replace("_", " ")
+                    runs.setdefault(again, []).append(Model(f"{kernel}{again}", record))
+        return list(runs.values())
+
     def causal(self) -> list[Model]:
-        found = ((kernel, causal_model(self.records, kernel)) for kernel in KERNELS)
-        return [Model(kernel, record) for kernel, record in found if record]
+        return [model for training in self.trainings() for model in training]
 
     def masked(self, *lengths: str) -> list[Model]:
         found = ((name, model_named(self.records, f"masked_{name}")) for name in lengths)
@@ -83,8 +92,8 @@ def one_more_than_head_size(run: Run) -> list[Finding]:
     for model in (*run.causal(), *run.masked("long", "short")):
         r = model.record["head_dim"] + 1
         for cell in model.record["cells"]:
-            if Setting(cell["approximation"], cell["parameters"]) == aware(r):
-                error = cell["largest_error"]
+            error = cell.get("largest_error")
+            if error is not None and Setting(cell["approximation"], cell["parameters"]) == aware(r):
                 findings.append(Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what))
     return findings
 
@@ -96,17 +105,23 @@ def oblivious_loses(run: Run) -> list[Finding]:
 
 def order_of_kernels(run: Run) -> list[Finding]:
     """Polynomial above elu above exponential, in what OVO adds to the loss."""
-    models = {model.label: model for model in run.causal()}
-    order = [models[name] for name in ("polynomial", "elu", "exponential") if name in models]
-    return _in_order(order, "")
+    findings = []
+    for training in run.trainings():
+        models = {model.record["kernel"]: model for model in training}
+        order = [models[name] for name in ("polynomial", "elu", "exponential") if name in models]
+        findings += _in_order(order, "")
+    return findings
 
 
 def flatter_kernels_lose_more(run: Run) -> list[Finding]:
     """The kernel whose trained model has flatter attention above the next one, in the same."""
-    models = [model for model in run.causal() if model.record.get("skewness")]
-    models.sort(key=lambda model: -model.effective_keys)
-    keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in models)
-    return _in_order(models, f", the flatter first (effective keys: {keys})")
+    findings = []
+    for training in run.trainings():
+        models = [model for model in training if model.record.get("skewness")]
+        models.sort(key=lambda model: -model.effective_keys)
+        keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in models)
+        findings += _in_order(models, f", the flatter first (effective keys: {keys})")
+    return findings
 
 
 def flatter_is_wider(run: Run) -> list[Finding]:
@@ -309,8 +324,16 @@ def about(records: Sequence[Record]) -> str:
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
         "95% intervals over windows or sequences of the same evaluation text (for correlations: "
         "over layers); they do not cover the draws of random methods, which are means over seeds. "
-        "One model of each kind was trained, from one seed: a verdict is about this training run. "
-        f"{captions.ours(records)}"
+        f"{_trained(len(Run(records).trainings()))} {captions.ours(records)}"
+    )
+
+
+def _trained(times: int) -> str:
+    if times <= 1:
+        return "Every model was trained once, from one seed: verdicts are about this training run."
+    return (
+        f"The causal models were trained {times} times, from as many seeds, and every one has to "
+        "agree; the masked models once: verdicts on them are about this training run."
     )
 
 
