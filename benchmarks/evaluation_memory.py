@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from pipelines.provenance import run_on
+from benchmarks.record import FOLDER, header, markdown, setting, write
 from value_aware_attention import approximations
 from value_aware_attention.approximations.approximation import chunked, numbers_within
 from value_aware_attention.benchmarking.process import resident_peak
@@ -61,7 +61,6 @@ KINDS: dict[str, tuple[str, ...]] = {
 MEMORY = (1.0, 0.25)
 MALLOC = "MALLOC_MMAP_THRESHOLD_"
 """With it glibc gives every large block back; without it small ones stay with the process."""
-FOLDER = Path("results/benchmarks")
 
 
 def main() -> None:
@@ -77,25 +76,27 @@ def main() -> None:
     rows = [row for row in written() if row["kind"] not in given.kinds]
     for one in tqdm(wanted):
         rows.append(fresh(*one))
-        write(rows)
+        record = recorded(rows)
+        write("evaluation_memory", record, page(record), FOLDER)
 
 
 def written() -> list[dict[str, Any]]:
-    """The rows of the last run, with the threads it had."""
+    """The rows of the last run, with the threads and the code that they had."""
     path = FOLDER / "evaluation_memory.json"
     if not path.exists():
         return []
     record = json.loads(path.read_text())
-    return [{"threads": record["run_on"]["threads"], **row} for row in record["rows"]]
+    had = {"threads": record["run_on"]["threads"], "source": record.get("source", "")}
+    return [had | row for row in record["rows"]]
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """What has been measured so far."""
+def recorded(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What has been measured so far; of older code as long as one row of it is."""
     sizes = {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM}
-    record = {"run_on": run_on(), **sizes, "models": MODELS, "rows": rows}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "evaluation_memory.json").write_text(json.dumps(record, indent=1) + "\n")
-    (FOLDER / "evaluation_memory.md").write_text(page(record))
+    now = header("evaluation_memory")
+    rows = [{"source": now["source"]} | row for row in rows]
+    older = [row["source"] for row in rows if row["source"] != now["source"]]
+    return now | {"source": [*older, now["source"]][0], **sizes, "models": MODELS, "rows": rows}
 
 
 def fresh(kind: str, name: str, gib: float) -> dict[str, Any]:
@@ -162,29 +163,26 @@ def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: 
 
 def page(record: dict[str, Any]) -> str:
     """The record as a table."""
-    on, cell, base = record["run_on"], *record["models"].values()
-    lines = [
-        "# Memory of an evaluation at 4096 tokens",
-        "",
+    cell, base = record["models"].values()
+    headers = ["", "method", "evaluation.memory_gib", "MiB above what was held before",
+               "MiB of the process", "seconds", "threads", "code"]  # fmt: skip
+    rows = [
+        (row["kind"], row["method"], f"{row['memory_gib']:g}", row["above"], row["whole"],
+         row["seconds"], row["threads"], row["source"][:12])
+        for row in record["rows"]
+    ]  # fmt: skip
+    return (
+        "# Memory of an evaluation at 4096 tokens\n\n"
         f"{record['heads']} heads of {record['head_dim']}, {record['length']} tokens, fp32, a "
-        f"fresh process a row; {on['hardware']}; versions: "
-        f"{json.dumps(on['versions'])}. A method: one call on one sequence. A cell: the evaluation "
-        f"of a RoBERTa of {cell['layers']} layer on {cell['sequences']} sequences with that "
-        f"method in the place of its attention, one sequence at a time, and all that is measured "
-        f"of the layer, r = 65 included. roberta-base: the same of {base['layers']} layers and "
-        f"{base['vocabulary_size']:,} types on {base['sequences']} sequence; the weights, there "
-        f"before, are in the process' memory. Rows below 1 GiB with `{MALLOC}={2**20}`. "
-        f"Seconds are of a machine with other work.",
-        "",
-        "| | method | evaluation.memory_gib | MiB above what was held before | MiB of the process "
-        "| seconds | threads |",
-        "|:--|:--|--:|--:|--:|--:|--:|",
-    ]
-    for row in record["rows"]:
-        cells = (row["kind"], row["method"], f"{row['memory_gib']:g}")
-        numbers = (row["above"], row["whole"], row["seconds"], row["threads"])
-        lines.append(f"| {' | '.join(map(str, cells + numbers))} |")
-    return "\n".join(lines) + "\n"
+        f"fresh process a row, measured once. {setting(record)} A method: one call on one "
+        f"sequence. A cell: the evaluation of a RoBERTa of {cell['layers']} layer on "
+        f"{cell['sequences']} sequences with that method in the place of its attention, one "
+        "sequence at a time, and all that is measured of the layer, r = 65 included. roberta-base: "
+        f"the same of {base['layers']} layers and {base['vocabulary_size']:,} types on "
+        f"{base['sequences']} sequence; the weights, there before, are in the process' memory. "
+        f"Rows below 1 GiB with `{MALLOC}={2**20}`. Seconds are of a machine with other work."
+        f"\n\n{markdown(headers, rows, names=2)}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -31,12 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
-from pipelines.provenance import run_on
+from benchmarks.record import FOLDER, header, markdown, setting, write
 from value_aware_attention.approximations import (
     Longformer,
     OptimalValueAware,
@@ -65,7 +64,6 @@ PATTERNS: Mapping[str, Callable[..., nn.Module]] = {
     "strided, stride 64": partial(Strided, 64),
     "Longformer, window 256": partial(Longformer, 256, 1, (0,)),
 }
-FOLDER = Path("results/benchmarks")
 RUN_TIME = 1.0
 """Seconds for which a call is repeated, at least."""
 
@@ -93,6 +91,7 @@ def layer(device: str, quick: bool) -> Rows:
             yield {
                 **{name: cell[name] for name in ("pass", "length", "method")},
                 "ms": cell["time"]["milliseconds"] if "time" in cell else None,
+                "rounds": len(cell["time"]["rounds"]) if "time" in cell else None,
                 "peak MiB": cell.get("peak_mib"),
                 "left out": cell.get("left_out"),
             }
@@ -145,7 +144,7 @@ def training(device: str, quick: bool) -> Rows:
                 **size, kernel=kernel, vocabulary_size=vocabulary, dropout=0.1
             ).to(device)
             schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
-            module = CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=0).train()
+            module = CausalTraining(model, schedule=schedule, seed=0).train()
             operations = module.flops(tokens, batch * length)
             row = {"kernel": name, "attention": variant}
             found = measured(optimizer_step(module, variant, tokens), device)
@@ -155,7 +154,7 @@ def training(device: str, quick: bool) -> Rows:
 def optimizer_step(module: CausalTraining, variant: str, tokens: Tensor) -> Callable[[], None]:
     """The step that is timed."""
     model = module.model
-    optimizer = module.optimizer()
+    optimizer = module.make_optimizer(module.parameter_groups())
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
     if variant == "compiled layers":
@@ -198,7 +197,7 @@ def peak_operations(device: str) -> float | None:
 def matrix_product(device: str, side: int) -> float:
     """Operations a second of a square bf16 matrix product: what can be reached here."""
     a, b = gaussian((2, side, side), device, torch.bfloat16)
-    return 2 * side**3 / seconds(partial(torch.mm, a, b))
+    return 2 * side**3 / seconds(partial(torch.mm, a, b))[0]
 
 
 def solver(device: str, quick: bool) -> Rows:
@@ -226,18 +225,20 @@ def measured(work: Callable[[], object], device: str) -> Row:
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() if device == "cuda" else 0
-        spent = seconds(work)
+        spent, rounds = seconds(work)
         peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        return {"ms": None, "peak MiB": None}
-    return {"ms": 1000 * spent, "peak MiB": peak / 2**20 if peak is not None else None}
+        return {"ms": None, "rounds": None, "peak MiB": None}
+    mib = peak / 2**20 if peak is not None else None
+    return {"ms": 1000 * spent, "rounds": rounds, "peak MiB": mib}
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Of one call, the median; torch's timer waits for the device."""
+def seconds(work: Callable[[], object]) -> tuple[float, int]:
+    """Of one call, the median of how many rounds; torch's timer waits for the device."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=RUN_TIME).median
+    found = timer.blocked_autorange(min_run_time=RUN_TIME)
+    return found.median, len(found.times)
 
 
 def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
@@ -257,16 +258,14 @@ def main() -> None:
     if arguments.rows:
         write_rows(arguments)
         return
-    on = {"run_on": run_on(), "device": arguments.device, "quick": arguments.quick}
+    record = header("gpu") | {"device": arguments.device, "quick": arguments.quick, "parts": {}}
+    same = {name: record[name] for name in ("run_on", "source", "device", "quick")}
     file = Path(arguments.folder) / "gpu.json"
-    record: dict[str, Any] = on | {"parts": {}}
-    if file.exists() and (kept := json.loads(file.read_text())) == kept | on:
-        record = kept  # the same machine and versions: parts that are not asked for stay
+    if file.exists() and (kept := json.loads(file.read_text())) == kept | same:
+        record["parts"] = kept["parts"]  # of the same machine and code: they stay
     for name in arguments.parts:
         record["parts"][name] = run_part(name, arguments)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record, indent=1) + "\n")
-        file.with_suffix(".md").write_text(page(record))
+        write("gpu", record, page(record), file.parent)
     print(page(record))
     if early := [name for name in arguments.parts if record["parts"][name]["stopped"]]:
         sys.exit(f"error: incomplete: {', '.join(early)}; the rows that there are were kept")
@@ -300,19 +299,22 @@ def write_rows(arguments: argparse.Namespace) -> None:
 
 def page(record: Mapping[str, Any]) -> str:
     """The record as Markdown."""
-    run = record["run_on"]
     lines = ["# On a GPU", ""]
     if record["quick"]:
         lines += ["Tiny sizes, to try the script: no number means anything.", ""]
-    lines += [
-        f"{run['hardware']} ({record['device']}); versions: {json.dumps(run['versions'])}.",
-        "",
-    ]
+    lines += [f"On {record['device']}. {setting(record)} Times are medians of their rounds.", ""]
     for name, part in record["parts"].items():
         stopped = [f"Incomplete: {part['stopped']}.", ""] if part["stopped"] else []
-        table = tabulate(part["rows"], "keys", tablefmt="github", floatfmt=".3g", missingval="–")
-        lines += [f"## {name}", "", *stopped, table, ""]
+        headers = list(dict.fromkeys(key for row in part["rows"] for key in row))
+        rows = [[_cell(row.get(key)) for key in headers] for row in part["rows"]]
+        lines += [f"## {name}", "", *stopped, markdown(headers, rows, names=2), ""]
     return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,34 +1,36 @@
 """What optimal-v-aware-r costs: time and memory as ratios to exact attention in the same run.
 
-    python -m benchmarks.optimal_value_aware            # about ten minutes on two cores
-    python -m benchmarks.optimal_value_aware --quick    # L = 512, r = 8, 16, 65; writes nothing
+    python -m benchmarks.optimal_value_aware                # about ten minutes on two cores
+    python -m benchmarks.optimal_value_aware --seconds 1    # of rounds for each row, but one round
+    python -m benchmarks.optimal_value_aware --quick        # L = 64, r = 8; writes nothing
 
-Writes results/benchmarks/optimal_value_aware.json and .md. Exact attention is the eager
-softmax(QK'/sqrt(d))V; "solve" is the search alone, given alpha and o, "call" the whole module,
-alpha, o and the weighted sum included. The floor counts the multiply-adds no greedy search can do
-without: r products of a residual with all values, and r insertions into an orthonormal frame.
+Writes results/benchmarks/optimal_value_aware.json and .md. Exact attention is softmax(QK'/sqrt(d))V
+with all weights held (eager), and PyTorch's fused kernel; "solve" is the search alone, given alpha
+and o, "call" the whole module, alpha, o and the weighted sum included. The floor counts the
+multiply-adds no greedy search can do without, over the eager one's: r products of a residual with
+all values, and r insertions into an orthonormal frame.
 """
 
-import argparse
-import json
 import subprocess
 import sys
-import time
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
-from pipelines.provenance import run_on
+from benchmarks.record import PAIRED, finish, header, markdown, options, setting
+from benchmarks.rounds import in_rounds, ratio, seconds
 from value_aware_attention.approximations import OptimalValueAware, closest_combination
 from value_aware_attention.approximations.closest_combination import Problem
+from value_aware_attention.benchmarking.ratio import Ratio
 from value_aware_attention.kernels import Exponential
 
 HEAD_DIM = 64
@@ -37,55 +39,45 @@ LENGTHS = {512: 4, 2048: 2}
 """Length -> heads."""
 SLOWEST = {"torch": {"best": 2, "default": 16, "fast": 65}, "compiled": {"best": 16}}
 """Largest r measured where more would take minutes."""
-FOLDER = Path("results/benchmarks")
+SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting; ratios are to exact attention."""
+    """One setting; times over exact attention's, eager where not said."""
 
     length: int
     engine: str
     search: str
     r: int
-    solve: float
-    call: float
+    solve: Ratio
+    call: Ratio
+    call_fused: Ratio
     floor: float
     relative_output_error: float
 
 
 def main() -> None:
-    arguments = parser().parse_args()
-    if arguments.memory_of:
-        print(peak_memory(arguments.memory_of))
+    parser = options(__doc__, SECONDS)
+    parser.add_argument("--memory-of", help=SUPPRESS)
+    given = parser.parse_args()
+    if given.memory_of:
+        print(peak_memory(given.memory_of))
         return
-    lengths = {512: LENGTHS[512]} if arguments.quick else LENGTHS
-    sizes = (8, 16, 65) if arguments.quick else SIZES
-    rows = [row for length, heads in lengths.items() for row in measure(length, heads, sizes)]
-    record = {
-        "run_on": run_on() | {"threads": torch.get_num_threads()},
+    lengths, sizes = ({64: 2}, (8,)) if given.quick else (LENGTHS, SIZES)
+    limit = 0.0 if given.quick else given.seconds
+    rows = [
+        row for length, heads in lengths.items() for row in measure(length, heads, sizes, limit)
+    ]
+    record = header("optimal_value_aware") | {
         "head_dim": HEAD_DIM,
         "inputs": "Gaussian queries, keys and values, fp32",
         "heads": lengths,
         "rows": [asdict(row) for row in rows],
-        "one_query_at_a_time": solvers(),
-        "peak_memory": {} if arguments.quick else memory(),
+        "one_query_at_a_time": {} if given.quick else solvers(),
+        "peak_memory": {} if given.quick else memory(),
     }
-    print(page(record))
-    if arguments.quick:
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "optimal_value_aware.json").write_text(json.dumps(record, indent=1) + "\n")
-    (FOLDER / "optimal_value_aware.md").write_text(page(record))
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    made.add_argument("--quick", action="store_true", help="L = 512 and three sizes only")
-    made.add_argument("--memory-of", help=argparse.SUPPRESS)
-    return made
+    finish("optimal_value_aware", record, page(record), keep=not given.quick)
 
 
 def inputs(length: int, heads: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +96,7 @@ def problem_of(query: Tensor, key: Tensor, value: Tensor) -> Problem:
     return closest_combination.flatten(inputs)
 
 
-def measure(length: int, heads: int, sizes: tuple[int, ...]) -> Iterator[Row]:
+def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> Iterator[Row]:
     """Every engine, search and size at one length."""
     tensors = inputs(length, heads)
     problem, whole = problem_of(*tensors), exact(*tensors)
@@ -117,11 +109,20 @@ def measure(length: int, heads: int, sizes: tuple[int, ...]) -> Iterator[Row]:
     ]
     for engine, search, r in tqdm(settings, desc=f"L = {length}"):
         method = OptimalValueAware(r, search, engine)
-        peer = partial(exact, *tensors)
-        solve = ratio(partial(closest_combination.solve, problem, r, search, engine), peer)
-        call = ratio(partial(method, *tensors), peer)
+        works = {
+            "solve": partial(closest_combination.solve, problem, r, search, engine),
+            "call": partial(method, *tensors),
+            "eager": partial(exact, *tensors),
+            "fused": partial(scaled_dot_product_attention, *(x[None] for x in tensors)),
+        }
+        clocks = {name: partial(seconds, work) for name, work in works.items()}
+        spent = in_rounds(clocks, [("call", "eager"), ("call", "fused")], limit, least=1)
+        pairs = ("solve", "eager"), ("call", "eager"), ("call", "fused")
         error = (method(*tensors) - whole).square().sum() / whole.square().sum()
-        yield Row(length, engine, search, r, solve, call, floor(r, length), float(error))
+        yield Row(
+            length, engine, search, r, *(ratio(spent, *pair) for pair in pairs),
+            floor(r, length), float(error),
+        )  # fmt: skip
 
 
 def floor(r: int, length: int) -> float:
@@ -129,25 +130,6 @@ def floor(r: int, length: int) -> float:
     width = HEAD_DIM + 1
     insertions = sum(2 * size * width + size**2 / 2 for size in range(1, r))
     return (r * length * HEAD_DIM + insertions) / (2 * length * HEAD_DIM)
-
-
-def ratio(work: Callable[[], object], peer: Callable[[], object], budget: float = 2.0) -> float:
-    """Median over repeats of the time of `work` over that of `peer`, run in turn."""
-    work(), peer(), peer()
-    ratios, started = [], time.perf_counter()
-    while len(ratios) < 3 or (time.perf_counter() - started < budget and len(ratios) < 30):
-        spent = seconds(work)
-        times = max(1, min(20, round(spent / 0.01)))
-        ratios.append(spent / median(seconds(peer) for _ in range(times)))
-        if spent > 3 * budget:
-            break
-    return median(ratios)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def solvers() -> dict[str, Any]:
@@ -234,30 +216,32 @@ def resident(name: str) -> float:
 
 def page(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    on = record["run_on"]
-    lines = [
+    headers = ["L", "engine", "search", "r", "solve / eager", "call / eager", "call / fused",
+               "rounds", "floor", "relative output error"]  # fmt: skip
+    parts = [
         "# optimal-v-aware-r: cost as a ratio to exact attention",
-        "",
-        f"{record['inputs']}, head size {record['head_dim']}; {on['hardware']}, "
-        f"{on['threads']} threads; versions: {json.dumps(on['versions'])}.",
-        "",
-        "| L | engine | search | r | solve | call | floor | relative output error |",
-        "|--:|:--|:--|--:|--:|--:|--:|--:|",
+        f"{record['inputs']}, head size {record['head_dim']}. {setting(record)} {PAIRED} Eager is "
+        "exact attention with all weights held, fused PyTorch's scaled_dot_product_attention.",
+        markdown(headers, [_cells(row) for row in record["rows"]], names=3),
     ]
-    for row in record["rows"]:
-        lines.append(
-            f"| {row['length']} | {row['engine']} | {row['search']} | {row['r']} "
-            f"| {row['solve']:.1f} | {row['call']:.1f} | {row['floor']:.1f} "
-            f"| {row['relative_output_error']:.1e} |"
-        )
-    lines += ["", f"## r = d + 1 = {HEAD_DIM + 1}, L = 512: microseconds a query", ""]
-    lines += ["| solver | microseconds |", "|:--|--:|"]
-    lines += [f"| {name} | {value:,.0f} |" for name, value in record["one_query_at_a_time"].items()]
+    if record["one_query_at_a_time"]:
+        parts.append(f"## r = d + 1 = {HEAD_DIM + 1}, L = 512: microseconds a query")
+        rows = [(name, f"{x:,.0f}") for name, x in record["one_query_at_a_time"].items()]
+        parts.append(markdown(["solver", "microseconds"], rows))
+        parts.append("Ours: the fastest of three calls for all queries; the others one call each.")
     if record["peak_memory"]:
-        lines += ["", "## Peak memory above the inputs, L = 2048, 4 heads, fresh process", ""]
-        lines += ["| method | MiB |", "|:--|--:|"]
-        lines += [f"| {name} | {value:,.0f} |" for name, value in record["peak_memory"].items()]
-    return "\n".join(lines) + "\n"
+        parts.append("## Peak memory above the inputs, L = 2048, 4 heads, fresh process")
+        rows = [(name, f"{x:,.0f}") for name, x in record["peak_memory"].items()]
+        parts.append(markdown(["method", "MiB"], rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    ratios = [Ratio(**row[name]) for name in ("solve", "call", "call_fused")]
+    return [
+        *(str(row[name]) for name in ("length", "engine", "search", "r")), *map(str, ratios),
+        str(ratios[0].rounds), f"{row['floor']:.1f}", f"{row['relative_output_error']:.1e}",
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

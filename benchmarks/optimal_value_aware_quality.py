@@ -1,13 +1,13 @@
 """How close each search comes to the optimum, on a pretrained encoder's real attention.
 
-    python -m benchmarks.optimal_value_aware_quality        # some minutes on two cores
+    python -m benchmarks.optimal_value_aware_quality            # some minutes on two cores
+    python -m benchmarks.optimal_value_aware_quality --quick    # one kernel; writes nothing
 
 18 keys, at most 5 kept: against brute force over all supports. 512 keys: against the smallest error
 that any of the three searches or a beam of 64 found, and at r = 2 also against the best of all
 pairs. Writes results/benchmarks/optimal_value_aware_quality.json and .md.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +19,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModel
 
-from pipelines.pretrained import encoder_folder, header, layer_calls, windows
+from benchmarks.record import finish, header, markdown, options, setting
+from pipelines import pretrained
+from pipelines.pretrained import encoder_folder, layer_calls, windows
 from value_aware_attention.approximations import OptimalValueAware, reference_solver
 from value_aware_attention.approximations.closest_combination import SEARCHES, batched
 from value_aware_attention.attention import attention_weights
@@ -28,25 +30,23 @@ from value_aware_attention.kernels import Kernel
 
 FEW_KEYS, FEW_QUERIES = 18, 32
 WIDE_BEAM = 64
-FOLDER = Path("results/benchmarks")
 Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 def main() -> None:
+    quick = options(__doc__).parse_args().quick
     with initialize_config_dir(str(Path("conf").resolve()), version_base=None):
         cfg = compose("pretrained").pretrained
     folder = encoder_folder(cfg)
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     calls = layer_calls(model, windows(cfg, folder))
-    record = header(cfg, folder, calls) | {"few_keys": {}, "all_keys": {}}
-    for name in tqdm(cfg.kernels):
+    record = pretrained.header(cfg, folder, calls) | header("optimal_value_aware_quality")
+    record |= {"few_keys": {}, "all_keys": {}}
+    for name in tqdm(list(cfg.kernels)[: 1 if quick else None]):
         kernel = instantiate(cfg.kernels[name])
         record["few_keys"][name] = against_brute_force(few_keys(calls), kernel)
         record["all_keys"][name] = against_best_known(all_keys(calls), kernel)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "optimal_value_aware_quality.json").write_text(json.dumps(record, indent=1) + "\n")
-    (FOLDER / "optimal_value_aware_quality.md").write_text(page(record))
-    print(page(record))
+    finish("optimal_value_aware_quality", record, page(record), keep=not quick)
 
 
 def all_keys(calls: list[LayerCall]) -> Inputs:
@@ -138,27 +138,19 @@ def against_best_known(inputs: Inputs, kernel: Kernel) -> dict[str, dict[str, fl
 
 def page(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    lines = [
-        "# optimal-v-aware-r: error over the optimum",
-        "",
+    return (
+        "# optimal-v-aware-r: error over the optimum\n\n"
         f"{record['model']}, heads of {record['head_dim']} numbers, {record['text']}, fp64; "
-        "polynomial (degree 2) and elu in place of its own kernel.",
-        "",
-        f"## {FEW_KEYS} keys, {FEW_QUERIES} queries a kernel: geometric mean over brute force",
-        "",
-        *_table(record["few_keys"]),
-        "",
-        "## All keys, one query of every layer and head: mean over the best known",
-        "",
+        f"polynomial (degree 2) and elu in place of its own kernel. {setting(record)}\n\n"
+        f"## {FEW_KEYS} keys, {FEW_QUERIES} queries a kernel: geometric mean over brute force\n\n"
+        f"{_table(record['few_keys'])}\n\n"
+        "## All keys, one query of every layer and head: mean over the best known\n\n"
         f"Best known: the smallest of the searches and a beam of {WIDE_BEAM} on the same queries; "
-        "at r = 2 also of all pairs, which is the optimum.",
-        "",
-        *_table(record["all_keys"]),
-    ]
-    return "\n".join(lines) + "\n"
+        f"at r = 2 also of all pairs, which is the optimum.\n\n{_table(record['all_keys'])}\n"
+    )
 
 
-def _table(kernels: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+def _table(kernels: dict[str, dict[str, dict[str, float]]]) -> str:
     columns = list(
         dict.fromkeys(n for sizes in kernels.values() for x in sizes.values() for n in x)
     )
@@ -167,8 +159,7 @@ def _table(kernels: dict[str, dict[str, dict[str, float]]]) -> list[str]:
         for kernel, sizes in kernels.items()
         for r, values in sizes.items()
     ]
-    head = ["kernel", "r", *columns]
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return markdown(["kernel", "r", *columns], rows)
 
 
 if __name__ == "__main__":

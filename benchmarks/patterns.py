@@ -1,20 +1,18 @@
 """Fixed patterns beside dense attention: time in one run, as r halves, with FlexAttention too.
 
-    python -m benchmarks.patterns            # some minutes on two cores
-    python -m benchmarks.patterns --quick    # L = 1024 without FlexAttention; writes nothing
+    python -m benchmarks.patterns                # at most a quarter of an hour
+    python -m benchmarks.patterns --seconds 5    # at most so many for each method, but three rounds
+    python -m benchmarks.patterns --quick        # L = 256 without FlexAttention; writes nothing
 
 Writes results/benchmarks/patterns.json and .md. One batch of 8 heads of 64 numbers, fp32, forward
-only. "eager" is softmax(QK'/sqrt(d))V, "SDPA" torch's scaled_dot_product_attention, "flex" the same
-method with engine="flex", at the longest length only. All are called in turn; times are medians.
-"first call" is the one that lays the pattern out or compiles it.
+only. "eager" is softmax(QK'/sqrt(d))V with all weights held, "fused" torch's
+scaled_dot_product_attention, "flex" the same method with engine="flex", at the longest length only.
+All are called in paired rounds. "first call" is the one that lays the pattern out or compiles it.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,8 +21,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
-from benchmarks.optimal_value_aware import exact, inputs, seconds
-from pipelines.provenance import run_on
+from benchmarks.optimal_value_aware import exact, inputs
+from benchmarks.record import HOW, finish, header, markdown, options, setting
+from benchmarks.rounds import in_rounds, ratio, seconds, verdict
 from value_aware_attention.approximations import (
     BigBird,
     DilatedWindow,
@@ -35,11 +34,13 @@ from value_aware_attention.approximations import (
     Strided,
 )
 from value_aware_attention.approximations.fixed_pattern import FixedPattern
+from value_aware_attention.benchmarking.ratio import Ratio
 from value_aware_attention.error import budget
 
 HEADS, HEAD_DIM = 8, 64
 LENGTHS = (1024, 4096)
-REPEATS = 3
+SECONDS = 40.0
+DENSE = ("eager", "fused")
 METHODS: dict[str, tuple[Callable[..., FixedPattern], Callable[..., FixedPattern]]] = {
     "sliding window": (partial(SlidingWindow, 256), partial(SlidingWindow, 128)),
     "dilated window": (partial(DilatedWindow, 256, 4), partial(DilatedWindow, 128, 4)),
@@ -50,12 +51,11 @@ METHODS: dict[str, tuple[Callable[..., FixedPattern], Callable[..., FixedPattern
     "big bird": (partial(BigBird, 128, 16, (0,), 0), partial(BigBird, 64, 8, (0,), 0)),
 }
 """Name -> the method, and the same with half as many keys (or half the stride, or summary)."""
-FOLDER = Path("results/benchmarks")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one length; milliseconds."""
+    """One method at one length; milliseconds, and its time over dense attention's."""
 
     length: int
     method: str
@@ -63,46 +63,34 @@ class Row:
     """Share of all pairs of a query and a key."""
     milliseconds: float
     first_call: float
-    eager: float
-    sdpa: float
+    eager: Ratio
+    fused: Ratio
     flex: float | None
     flex_first_call: float | None
     difference_from_flex: float | None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="L = 1024, no FlexAttention")
-    quick = parser.parse_args().quick
+    given = options(__doc__, SECONDS).parse_args()
+    limit = 0.0 if given.quick else given.seconds
     rows = [
         row
-        for length in LENGTHS[: 1 if quick else None]
-        for row in measure(length, length == LENGTHS[-1])
+        for length in ((256,) if given.quick else LENGTHS)
+        for row in measure(length, length == LENGTHS[-1], limit)
     ]
-    record = {
-        "run_on": run_on() | {"threads": torch.get_num_threads()},
-        "heads": HEADS,
-        "head_dim": HEAD_DIM,
-        "rows": [asdict(row) for row in rows],
-    }
-    print(page(record))
-    if quick:
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "patterns.json").write_text(json.dumps(record, indent=1) + "\n")
-    (FOLDER / "patterns.md").write_text(page(record))
+    sizes = {"heads": HEADS, "head_dim": HEAD_DIM}
+    record = header("patterns") | sizes | {"rows": [asdict(row) for row in rows]}
+    finish("patterns", record, page(record), keep=not given.quick)
 
 
 @torch.inference_mode()
-def measure(length: int, with_flex: bool) -> Iterator[Row]:
+def measure(length: int, with_flex: bool, limit: float) -> Iterator[Row]:
     """Every method, whole and halved, at one length."""
     tensors = inputs(length, HEADS)
     for name, (whole, half) in tqdm(METHODS.items(), desc=f"L = {length}"):
         flexible = with_flex and name not in ("random keys", "big bird")
         flex = whole(engine="flex") if flexible else None
-        yield from compare(length, tensors, (whole(), half()), flex)
+        yield from compare(length, tensors, (whole(), half()), flex, limit)
 
 
 def compare(
@@ -110,62 +98,68 @@ def compare(
     tensors: tuple[Tensor, ...],
     methods: tuple[FixedPattern, FixedPattern],
     flex: FixedPattern | None,
+    limit: float,
 ) -> Iterator[Row]:
     """A method and its half, called in turn with dense attention and with the whole by flex."""
     batch = tuple(x[None] for x in tensors)
     works: dict[str, Callable[[], Any]] = {
         str(method): partial(method, *batch) for method in methods
     }
+    pairs = [(method, dense) for method in works for dense in DENSE]
     works |= {
         "eager": partial(exact, *batch),
-        "sdpa": partial(scaled_dot_product_attention, *batch),
+        "fused": partial(scaled_dot_product_attention, *batch),
     }
     if flex is not None:
         works["flex"] = partial(flex, *batch)
-    first = {name: 1e3 * seconds(work) for name, work in works.items()}
-    turns = [{name: 1e3 * seconds(work) for name, work in works.items()} for _ in range(REPEATS)]
-    times = {name: median(turn[name] for turn in turns) for name in works}
-    sizes = {"queries": length, "keys": length, "head_dim": 1, "value_dim": 1}
-    for method, engine in zip(methods, (flex, None), strict=True):
+    first = {name: seconds(work) for name, work in works.items()}
+    clocks = {name: partial(seconds, work) for name, work in works.items()}
+    spent = in_rounds(clocks, pairs, limit)
+    for method, by_flex in zip(methods, (flex is not None, False), strict=True):
         name = str(method)
         yield Row(
             length,
             name,
-            budget(method, **sizes) / 2 / length,
-            times[name],
-            first[name],
-            times["eager"],
-            times["sdpa"],
-            None if engine is None else times["flex"],
-            None if engine is None else first["flex"],
-            None if engine is None else float((works[name]() - works["flex"]()).abs().max()),
+            share(method, length),
+            1e3 * median(spent[name]),
+            1e3 * first[name],
+            ratio(spent, name, "eager"),
+            ratio(spent, name, "fused"),
+            1e3 * median(spent["flex"]) if by_flex else None,
+            1e3 * first["flex"] if by_flex else None,
+            float((works[name]() - works["flex"]()).abs().max()) if by_flex else None,
         )
+
+
+def share(method: FixedPattern, length: int) -> float:
+    """Of all pairs of a query and a key, those that a pattern keeps."""
+    return budget(method, queries=length, keys=length, head_dim=1, value_dim=1) / 2 / length
 
 
 def page(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    on = record["run_on"]
-    lines = [
-        "# Fixed patterns: time beside dense attention",
-        "",
-        f"Batch 1, {record['heads']} heads of {record['head_dim']}, fp32, forward; "
-        f"{on['hardware']}, {on['threads']} threads; versions: {json.dumps(on['versions'])}.",
-        "",
-        "| L | method | pairs kept | ms | faster than eager | faster than SDPA | first call ms "
-        "| flex ms | flex first call ms | max difference |",
-        "|--:|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in record["rows"]:
-        flex = "| | | |"
-        if row["flex"] is not None:
-            flex = f"| {row['flex']:.0f} | {row['flex_first_call']:,.0f} "
-            flex += f"| {row['difference_from_flex']:.0e} |"
-        lines.append(
-            f"| {row['length']} | `{row['method']}` | {row['pairs_kept']:.2%} "
-            f"| {row['milliseconds']:.0f} | {row['eager'] / row['milliseconds']:.1f}x "
-            f"| {row['sdpa'] / row['milliseconds']:.1f}x | {row['first_call']:.0f} {flex}"
-        )
-    return "\n".join(lines) + "\n"
+    headers = ["L", "method", "pairs kept", "ms", "/ eager", "verdict", "/ fused", "verdict"]
+    headers += ["rounds", "first call ms", "flex ms", "flex first call ms", "max difference"]
+    table = markdown(headers, [_cells(row) for row in record["rows"]], names=2)
+    return (
+        "# Fixed patterns: time beside dense attention\n\n"
+        f"Batch 1, {record['heads']} heads of {record['head_dim']}, fp32, forward. "
+        f"{setting(record)} {HOW} Eager holds all weights, fused is PyTorch's "
+        f"scaled_dot_product_attention; under 1 = the pattern needs less time.\n\n{table}\n"
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    flex = ["", "", ""]
+    if row["flex"] is not None:
+        flex = [f"{row['flex']:.0f}", f"{row['flex_first_call']:,.0f}"]
+        flex += [f"{row['difference_from_flex']:.0e}"]
+    eager, fused = (Ratio(**row[name]) for name in DENSE)
+    return [
+        str(row["length"]), f"`{row['method']}`", f"{row['pairs_kept']:.2%}",
+        f"{row['milliseconds']:.1f}", str(eager), verdict(eager), str(fused), verdict(fused),
+        str(eager.rounds), f"{row['first_call']:.0f}", *flex,
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,30 +1,33 @@
 """Ours beside the public implementation of each method: time, memory, and how far apart they are.
 
-    python -m benchmarks.peers            # about two minutes on two cores
+    python -m benchmarks.peers                # at most ten minutes
+    python -m benchmarks.peers --seconds 5    # at most so many for each method, but three rounds
 
 The attention core alone, forward, on the same Gaussian q, k and v (8 heads of 64, L = 2048, fp32);
 where a peer has projections of its own, they are put out of action, and random matrices are ours.
+Both start from the same tensors and end with the same: where a peer takes and gives (1, L, width)
+and splits the heads itself, ours does so too within its time; where a peer overwrites its queries,
+both copy them. PyTorch's fused dense attention is timed in every round too: what is faster than its
+peer need not be faster than computing all pairs.
 Needs requirements-dev.txt; a peer that is not installed is left out and named. Writes
 results/benchmarks/peers.json and .md, or with --only just prints.
 """
 
-import argparse
-import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from statistics import median, quantiles
-from time import perf_counter
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
 from benchmarks import peers  # by the name that other processes import it under
-from pipelines.provenance import run_on
+from benchmarks.record import HOW, finish, header, markdown, options, setting
+from benchmarks.rounds import in_rounds, ratio, seconds, verdict
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -34,19 +37,21 @@ from value_aware_attention.approximations import (
     OrthogonalRandomFeatures,
     SlidingWindow,
 )
+from value_aware_attention.benchmarking import EagerAttention
 from value_aware_attention.benchmarking.process import import_once, in_fresh_process, resident_peak
+from value_aware_attention.benchmarking.ratio import Ratio
 from value_aware_attention.models.mixing import FourierMixing
 
 LENGTH, HEADS, HEAD_DIM = 2048, 8, 64
 WIDTH = HEADS * HEAD_DIM
-ROUNDS = 15
-FOLDER = Path("results/benchmarks")
+SECONDS = 60.0
+DENSE = "fused dense attention"
 Work = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One comparison; both return (1, heads, L, head_dim), or hidden states for a mixing."""
+    """One comparison; both return (1, heads, L, head_dim), or both (1, L, width)."""
 
     ours: Work
     peer: Work
@@ -60,17 +65,19 @@ class Pair:
 
 
 class Given(nn.Module):
-    """Stands in for a projection: returns a copy of what it was given, as a projection would.
+    """Stands in for a projection: returns what it was given, for nothing.
 
-    A peer may write into it. For a peer with a length of its own in front, its first rows.
+    For a peer with a length of its own in front, its first rows. `copied` where a peer writes into
+    what it gets; the other side then copies as much.
     """
 
-    def __init__(self, output: Tensor) -> None:
+    def __init__(self, output: Tensor, *, copied: bool = False) -> None:
         super().__init__()
-        self.output = output
+        self.output, self.copied = output, copied
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output[: len(x)].clone()
+        given = self.output[: len(x)]
+        return given.clone() if self.copied else given
 
 
 def inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,12 +97,31 @@ def split(x: Tensor) -> Tensor:
     return x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
 
 
+def from_hidden(
+    method: Callable[..., Tensor], *hidden: Tensor, query_copied: bool = False
+) -> Tensor:
+    """`method` with its heads split and merged, from and to (1, L, width)."""
+    query, *rest = hidden
+    heads = [split(x) for x in (query.clone() if query_copied else query, *rest)]
+    return merged(method(*heads))
+
+
 def dense(length: int) -> Pair:
     q, k, v = inputs(length)
     return Pair(
         partial(Exact(), q, k, v),
-        partial(nn.functional.scaled_dot_product_attention, q, k, v),
+        partial(scaled_dot_product_attention, q, k, v),
         ("Exact()", "torch scaled_dot_product_attention"),
+        "all",
+    )
+
+
+def eager(length: int) -> Pair:
+    q, k, v = inputs(length)
+    return Pair(
+        partial(Exact(), q, k, v),
+        partial(EagerAttention(), q, k, v),
+        ("Exact()", "softmax(QK'/sqrt(d))V with all weights held"),
         "all",
     )
 
@@ -125,10 +151,11 @@ def longformer(length: int) -> Pair:
         hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[128], num_hidden_layers=1
     )
     peer = LongformerSelfAttention(config, 0).eval()
-    q, k, v = inputs(length)
+    q, k, v = (merged(x) for x in inputs(length))
     for name, given in (("query", q), ("key", k), ("value", v)):
-        for projection in (name, f"{name}_global"):
-            setattr(peer, projection, Given(merged(given).transpose(0, 1)))  # length first
+        for projection in (name, f"{name}_global"):  # which have the length in front
+            standing = Given(given.transpose(0, 1), copied=name == "query")
+            setattr(peer, projection, standing)
     everywhere = torch.arange(length)[None] == 0
     options = {
         "attention_mask": torch.where(everywhere, 10000.0, 0.0),
@@ -136,10 +163,9 @@ def longformer(length: int) -> Pair:
         "is_index_global_attn": everywhere,
         "is_global_attn": True,
     }
-    hidden = merged(q)
     return Pair(
-        partial(Longformer(129, 1, (0,)), q, k, v),
-        lambda: split(peer(hidden, **options)[0]),
+        partial(from_hidden, Longformer(129, 1, (0,)), q, k, v, query_copied=True),
+        lambda: peer(q, **options)[0],
         (
             "Longformer(window=129, dilation=1, global_positions=(0,))",
             "transformers LongformerSelfAttention(attention_window=128), one global token",
@@ -154,16 +180,15 @@ def linformer(length: int) -> Pair:
     rank = min(256, length)
     ours = Linformer(rank, seed=0, length=length).eval()
     peer = LinformerSelfAttention(WIDTH, length, k=rank, heads=HEADS).eval()
-    q, k, v = inputs(length)
+    q, k, v = (merged(x) for x in inputs(length))
     for name, given in (("to_q", q), ("to_k", k), ("to_v", v)):
-        setattr(peer, name, Given(merged(given)))
+        setattr(peer, name, Given(given))
     peer.to_out = nn.Identity()
     key, value = ours.projections(length)
     peer.proj_k, peer.proj_v = (nn.Parameter(x.T.contiguous()) for x in (key, value))
-    hidden = merged(q)
     return Pair(
-        partial(ours, q, k, v),
-        lambda: split(peer(hidden)),
+        partial(from_hidden, ours, q, k, v),
+        lambda: peer(q),
         (
             f"Linformer(rank={rank}, length={length})",
             f"LinformerSelfAttention(dim={WIDTH}, seq_len={length}, k={rank}, heads={HEADS})",
@@ -176,13 +201,14 @@ def nystrom(length: int) -> Pair:
     from nystrom_attention import NystromAttention
 
     settings = {"heads": HEADS, "num_landmarks": 64, "pinv_iterations": 6, "residual": False}
+    ours = Nystrom(64, iterations=6)
     peer = NystromAttention(WIDTH, HEAD_DIM, **settings).eval()
-    q, k, v = inputs(length)
+    q, k, v = (merged(x) for x in inputs(length))
     peer.to_qkv, peer.to_out = nn.Identity(), nn.Identity()
-    hidden = torch.cat([merged(x) for x in (q, k, v)], dim=-1)
+    hidden = torch.cat([q, k, v], dim=-1)
     return Pair(
-        partial(Nystrom(64, iterations=6), q, k, v),
-        lambda: split(peer(hidden)),
+        lambda: from_hidden(ours, *hidden.chunk(3, dim=-1)),
+        lambda: peer(hidden),
         (
             "Nystrom(landmarks=64, iterations=6)",
             "NystromAttention(num_landmarks=64, pinv_iterations=6, residual=False)",
@@ -240,6 +266,7 @@ def fourier(length: int) -> Pair:
 
 PEERS: dict[str, tuple[str, Callable[[int], Pair]]] = {
     "dense attention": ("torch", dense),
+    "dense attention, eager": ("torch", eager),
     "sliding window": ("local-attention", local_attention),
     "Longformer": ("transformers", longformer),
     "Linformer": ("linformer", linformer),
@@ -251,31 +278,22 @@ PEERS: dict[str, tuple[str, Callable[[int], Pair]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = options(__doc__, SECONDS)
     parser.add_argument("--only", nargs="+", choices=PEERS, metavar="METHOD", help=", ".join(PEERS))
-    only = parser.parse_args().only
+    given = parser.parse_args()
     import_once([peers.__name__])
     rows, missing = [], []
-    for method in tqdm(only or PEERS):
+    for method in tqdm(given.only or PEERS):
         try:
-            rows.append(compare(method))
+            rows.append(compare(method, 0.0 if given.quick else given.seconds))
         except ImportError as error:
             missing.append(f"{PEERS[method][0]} ({error})")
-    record = {
-        "run_on": run_on(),
+    record = header("peers") | {
         "inputs": f"Gaussian q, k, v; {HEADS} heads of {HEAD_DIM}, L = {LENGTH}, fp32, forward",
-        "rounds": ROUNDS,
         "rows": rows,
         "not_installed": missing,
     }
-    print(page(record))
-    if only:
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "peers.json").write_text(json.dumps(record, indent=1) + "\n")
-    (FOLDER / "peers.md").write_text(page(record))
+    finish("peers", record, page(record), keep=not (given.only or given.quick))
 
 
 def built(method: str, length: int = LENGTH) -> Pair:
@@ -285,35 +303,25 @@ def built(method: str, length: int = LENGTH) -> Pair:
 
 
 @torch.inference_mode()
-def compare(method: str) -> dict[str, Any]:
-    """Times in turn, after two calls that are not counted; memory of each in a fresh process."""
-    pair = built(method)
-    ours, peer, ratios = [], [], []
-    outputs = [pair.ours(), pair.peer()]
-    pair.ours(), pair.peer()
-    for turn in range(ROUNDS):
-        order = (pair.ours, pair.peer) if turn % 2 else (pair.peer, pair.ours)
-        spent = [seconds(work) for work in order]
-        first, second = spent if turn % 2 else reversed(spent)
-        ours.append(first), peer.append(second), ratios.append(first / second)
-    low, _, high = quantiles(ratios, n=4, method="inclusive")
-    memory = [in_fresh_process(peers.memory_of, method, side) for side in ("ours", "peer")]
+def compare(method: str, limit: float, length: int = LENGTH) -> dict[str, Any]:
+    """Times in paired rounds with fused dense attention; memory of each in a fresh process."""
+    pair = built(method, length)
+    fused = partial(scaled_dot_product_attention, *inputs(length))
+    works = {"ours": pair.ours, "peer": pair.peer, DENSE: fused}
+    apart = difference(pair, pair.ours(), pair.peer()) if pair.same else None
+    clocks = {name: partial(seconds, work) for name, work in works.items()}
+    spent = in_rounds(clocks, [("ours", "peer"), ("ours", DENSE)], limit)
+    memory = [in_fresh_process(peers.memory_of, method, side, length) for side in ("ours", "peer")]
     return {
         "method": method,
         "peer": PEERS[method][0],
         "settings": pair.settings,
-        "milliseconds": [round(1000 * median(x), 3) for x in (ours, peer)],
-        "ratio": [round(x, 3) for x in (low, median(ratios), high)],
+        "milliseconds": {name: round(1000 * median(spent[name]), 3) for name in works},
+        "beside": {name: asdict(ratio(spent, "ours", name)) for name in ("peer", DENSE)},
         "peak_mib": [round(x, 2) for x in memory],
         "compared": pair.compared,
-        "largest_difference": difference(pair, *outputs) if pair.same else None,
+        "largest_difference": apart,
     }
-
-
-def seconds(work: Work) -> float:
-    began = perf_counter()
-    work()
-    return perf_counter() - began
 
 
 def difference(pair: Pair, ours: Tensor, peer: Tensor) -> float:
@@ -324,44 +332,44 @@ def difference(pair: Pair, ours: Tensor, peer: Tensor) -> float:
 
 
 @torch.inference_mode()
-def memory_of(method: str, side: str) -> float:
+def memory_of(method: str, side: str, length: int = LENGTH) -> float:
     """Peak MiB of one call, above what the process held after a short one."""
     getattr(built(method, 256), side)()
-    return resident_peak(getattr(built(method), side))
+    return resident_peak(getattr(built(method, length), side))
 
 
 def page(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    on = record["run_on"]
-    lines = [
-        "# Ours beside the public implementations",
-        "",
-        f"{record['inputs']}. {on['hardware']}, {on['threads']} threads; versions: "
-        f"{json.dumps(on['versions'])}. Time: median of {record['rounds']} rounds in turn; the "
-        "ratio's quartiles in brackets, under 1 = ours is faster. Memory: peak of one call in a "
-        "fresh process above its inputs. Difference: largest, over the largest output.",
-        "",
-        "| method | peer | ours, ms | peer, ms | ours / peer | ours, MiB | peer, MiB "
-        "| difference |",
-        "|:--|:--|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in record["rows"]:
-        low, middle, high = row["ratio"]
-        apart = row["largest_difference"]
-        lines.append(
-            f"| {row['method']} | {row['peer']} | {row['milliseconds'][0]:.1f} "
-            f"| {row['milliseconds'][1]:.1f} | {middle:.2f} ({low:.2f} to {high:.2f}) "
-            f"| {row['peak_mib'][0]:.1f} | {row['peak_mib'][1]:.1f} "
-            f"| {'–' if apart is None else f'{apart:.1e}'} |"
-        )
-    lines += ["", "What was run:", ""]
-    for row in record["rows"]:
-        same = row["largest_difference"] is not None
-        on_what = f"; {'compared on' if same else 'not the same:'} {row['compared']}"
-        lines.append(f"- {row['method']}: {' against '.join(row['settings'])}{on_what}.")
-    if record["not_installed"]:
-        lines += ["", f"Not installed: {', '.join(record['not_installed'])}."]
-    return "\n".join(lines) + "\n"
+    headers = ["method", "peer", "ours, ms", "peer, ms", "ours / peer", "verdict"]
+    headers += ["ours / fused dense", "verdict", "rounds", "ours, MiB", "peer, MiB", "difference"]
+    table = markdown(headers, [_cells(row) for row in record["rows"]], names=2)
+    missing = ", ".join(record["not_installed"])
+    return (
+        "# Ours beside the public implementations\n\n"
+        f"{record['inputs']}. {setting(record)} {HOW} Both sides take and give the same tensors, "
+        "heads split and merged within the time of both or of neither. Fused dense: "
+        "PyTorch's scaled_dot_product_attention on the same q, k and v, heads split. Memory: peak "
+        "of one call in a fresh process above its inputs. Difference: largest, over the largest "
+        f"output.\n\n{table}\n\nWhat was run:\n\n"
+        + "".join(f"- {_settings(row)}.\n" for row in record["rows"])
+        + (f"\nNot installed: {missing}.\n" if missing else "")
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    peer, fused = (Ratio(**row["beside"][name]) for name in ("peer", DENSE))
+    apart = row["largest_difference"]
+    return [
+        row["method"], row["peer"],
+        *(f"{row['milliseconds'][side]:.1f}" for side in ("ours", "peer")),
+        str(peer), verdict(peer), str(fused), verdict(fused), str(peer.rounds),
+        *(f"{mib:.1f}" for mib in row["peak_mib"]), "–" if apart is None else f"{apart:.1e}",
+    ]  # fmt: skip
+
+
+def _settings(row: dict[str, Any]) -> str:
+    same = "compared on" if row["largest_difference"] is not None else "not the same:"
+    return f"{row['method']}: {' against '.join(row['settings'])}; {same} {row['compared']}"
 
 
 if __name__ == "__main__":

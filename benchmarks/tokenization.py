@@ -1,24 +1,27 @@
-"""Tokenizing as the stage `tokens` does it, beside `tokenizers.encode_batch`; and its memory.
+"""Tokenizing as the stage `tokens` does it, beside `tokenizers.encode_batch_fast`; and its memory.
 
-    python -m benchmarks.tokenization                # about five minutes on two cores
-    python -m benchmarks.tokenization --text FILE    # with your own text (as corpus.path)
-    python -m benchmarks.tokenization --quick        # little text, few rounds; writes nothing
+    python -m benchmarks.tokenization                   # about six minutes on two cores
+    python -m benchmarks.tokenization --seconds 30      # of rounds at most, but three rounds
+    python -m benchmarks.tokenization --megabytes 20    # of text for memory, 200 without it
+    python -m benchmarks.tokenization --text FILE       # with your own text (as corpus.path)
+    python -m benchmarks.tokenization --quick           # little text, three rounds; writes nothing
 
-Speed: in every round the same texts go through `encode_batch` of the same tokenizer (from a list in
-memory to a list in memory), through `token_stream` (from JSON lines to Arrow files, `</s>` after
-each document) and through `write_tokens` (tokenizer training left out; to the arrays that training
-reads), with one thread. Each run is a copy (fork) of one process that has imported everything and
-holds texts and tokenizer: a run leaves the heap in pieces, which slows the next. Each frees its
-result within its time: a corpus of any size has to. What is imported is frozen for Python's garbage
-collector, whose pass over it, a quarter of a second, is a tenth of a run here and nothing of a real
-corpus. Ratios are taken round by round, in time on the clock and in CPU time, which other work on
-the machine disturbs less.
+Speed: in every round the same texts go through `encode_batch_fast` of the same tokenizer, which is
+what the stage calls, in batches of as many documents (from a list in memory to nothing: every batch
+is dropped), through `encode_batch`, which finds offsets too, with all texts at once, through
+`token_stream` (from JSON lines to Arrow files, `</s>` after each document) and through
+`write_tokens` (tokenizer training left out; to the arrays that training reads), with one thread.
+Reading, shuffling and writing are what ours does beside its peer. Each run is a copy (fork) of one
+process that has imported everything and holds texts and tokenizer: a run leaves the heap in pieces,
+which slows the next. Each frees its result within its time: a corpus of any size has to. What is
+imported is frozen for Python's garbage collector, whose pass over it, a quarter of a second, is a
+tenth of a run here and nothing of a real corpus. Ratios are taken round by round, in time on the
+clock and in CPU time, which other work on the machine disturbs less.
 Memory: the largest resident size of a fresh process that runs `write_tokens`, tokenizer training
 included, on 200 MB of text, pages of memory-mapped files included.
 Writes results/benchmarks/tokenization.json and .md.
 """
 
-import argparse
 import gc
 import json
 import multiprocessing
@@ -28,42 +31,41 @@ import resource
 import subprocess
 import sys
 import time
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported: one thread
 
 import datasets
-from tabulate import tabulate
 from tokenizers import Tokenizer
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.provenance import run_on
+from benchmarks.record import HOW, finish, header, markdown, options, setting
+from benchmarks.rounds import Seconds, in_rounds, ratio, verdict
 from value_aware_attention.data.corpora import Docstrings, Document, TextFiles
-from value_aware_attention.data.packing import token_stream
+from value_aware_attention.data.packing import DOCUMENTS_PER_BATCH, token_stream
 from value_aware_attention.data.tokenization import ByteLevelBPE
 from value_aware_attention.data.tokens import SourceQuota, write_tokens
 
 MEGABYTE = 10**6
 VOCABULARY, TRAINING_CHARACTERS, INSTANCE_LENGTH = 4096, 8 * MEGABYTE, 64
 PACKAGES = ("scipy", "sympy", "sklearn", "pandas", "networkx", "numpy", "matplotlib")
-FOLDER = Path("results/benchmarks")
-PEER = "encode_batch"
+SECONDS = 120.0
+PEER = "encode_batch_fast"
 
 
 def main() -> None:
     """Measures, prints the page, and writes it unless asked for --quick."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = options(__doc__, SECONDS)
     parser.add_argument("--text", type=Path, help="a file, folder or glob instead of docstrings")
-    parser.add_argument("--quick", action="store_true", help="little text; writes nothing")
-    parser.add_argument("--corpus", type=Path, help=argparse.SUPPRESS)  # the process measured
+    parser.add_argument("--megabytes", type=int, default=200, help="of text to measure memory on")
+    parser.add_argument("--corpus", type=Path, help=SUPPRESS)  # the process measured
     given = parser.parse_args()
     datasets.disable_progress_bars()
     if given.corpus:
@@ -71,19 +73,16 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()
-    speed_text, memory_text, rounds = (1, 4, 2) if given.quick else (4, 200, 15)
+    speed_text, memory_text = (1, 4) if given.quick else (4, given.megabytes)
     texts = [document.text for document in documents(given.text)]
-    record = {
-        "run_on": run_on() | {"threads": 1},
+    measured = list(up_to(texts, speed_text * MEGABYTE))
+    record = header("tokenization") | {
         "text": str(given.text.name) if given.text else "docstrings of " + ", ".join(PACKAGES),
-        "speed": speed(list(up_to(texts, speed_text * MEGABYTE)), rounds),
+        "speed": speed(measured, 0.0 if given.quick else given.seconds),
         "memory": memory(varied(texts), memory_text * MEGABYTE),
     }
-    print(page(record))
-    if not given.quick:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER / "tokenization.json").write_text(json.dumps(record, indent=1) + "\n")
-        (FOLDER / "tokenization.md").write_text(page(record))
+    record["run_on"]["threads"] = 1
+    finish("tokenization", record, page(record), keep=not given.quick)
 
 
 def documents(path: Path | None) -> Iterator[Document]:
@@ -115,30 +114,23 @@ def varied(texts: list[str]) -> Iterator[str]:
             yield "\n".join(f"{line} {number}" for line in lines)
 
 
-def speed(texts: list[str], rounds: int) -> dict[str, Any]:
-    """Seconds on the clock and of the CPU, by what was run, in rounds of all in random order."""
+def speed(texts: list[str], limit: float) -> dict[str, Any]:
+    """Seconds on the clock and of the CPU, by what was run, in paired rounds."""
     tokenizer = ByteLevelBPE(
         vocabulary_size=VOCABULARY, training_characters=TRAINING_CHARACTERS
     ).build(texts)
-    clock: dict[str, list[float]] = {}
-    cpu: dict[str, list[float]] = {}
     with TemporaryDirectory() as temporary:
         corpus = Path(temporary, "corpus")
         write_texts(texts, corpus)
         ways = ways_to_tokenize(texts, tokenizer, corpus)
-        rng = random.Random(0)
-        for _ in tqdm(range(rounds), unit="round"):
-            for name in rng.sample(list(ways), len(ways)):
-                with TemporaryDirectory() as scratch:
-                    one, other = timed(ways[name], Path(scratch))
-                clock.setdefault(name, []).append(one)
-                cpu.setdefault(name, []).append(other)
-    names = list(ways)
+        cpu: Seconds = {name: [] for name in ways}
+        clocks = {name: partial(in_copy, run, cpu[name]) for name, run in ways.items()}
+        clock = in_rounds(clocks, [(name, PEER) for name in ways if name != PEER], limit)
     return {
         "bytes": sum(len(text.encode()) for text in texts),
         "documents": len(texts),
-        "clock_seconds": {name: clock[name] for name in names},
-        "cpu_seconds": {name: cpu[name] for name in names},
+        "clock_seconds": clock,
+        "cpu_seconds": {name: each[1:] for name, each in cpu.items()},  # the first is not counted
     }
 
 
@@ -146,10 +138,22 @@ def ways_to_tokenize(
     texts: list[str], tokenizer: PreTrainedTokenizerFast, corpus: Path
 ) -> dict[str, Callable[[Path], object]]:
     """What is compared; each starts from a tokenizer with an empty cache of words."""
-    backend = tokenizer.backend_tokenizer.to_str()
+    text = tokenizer.backend_tokenizer.to_str()
+
+    def fresh() -> Tokenizer:
+        backend = Tokenizer.from_str(text)
+        backend.encode_special_tokens = True
+        return backend
 
     def peer(scratch: Path) -> object:
-        return Tokenizer.from_str(backend).encode_batch(texts, add_special_tokens=False)
+        backend = fresh()
+        for first in range(0, len(texts), DOCUMENTS_PER_BATCH):
+            batch = texts[first : first + DOCUMENTS_PER_BATCH]
+            backend.encode_batch_fast(batch, add_special_tokens=False)
+        return None
+
+    def with_offsets(scratch: Path) -> object:
+        return fresh().encode_batch(texts, add_special_tokens=False)
 
     def stream(scratch: Path) -> object:
         file = corpus / "text/train.jsonl"
@@ -158,7 +162,12 @@ def ways_to_tokenize(
     def everything(scratch: Path) -> object:
         return write_all(corpus, _Built(tokenizer), scratch)
 
-    return {PEER: peer, "token_stream": stream, "write_tokens": everything}
+    return {
+        PEER: peer,
+        "encode_batch": with_offsets,
+        "token_stream": stream,
+        "write_tokens": everything,
+    }
 
 
 class _Built:
@@ -171,20 +180,22 @@ class _Built:
         return self.tokenizer
 
 
-def timed(run: Callable[[Path], object], scratch: Path) -> tuple[float, float]:
-    """Seconds on the clock and of the CPU in a copy of this process, the result's release in."""
+def in_copy(run: Callable[[Path], object], cpu: list[float]) -> float:
+    """Seconds on the clock in a copy of this process, the result's release in; adds the CPU's."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
+    with TemporaryDirectory() as scratch:
 
-    def measure() -> None:
-        clock, cpu = time.perf_counter(), time.process_time()
-        run(scratch)
-        sender.send((time.perf_counter() - clock, time.process_time() - cpu))
+        def measure() -> None:
+            began, began_cpu = time.perf_counter(), time.process_time()
+            run(Path(scratch))
+            sender.send((time.perf_counter() - began, time.process_time() - began_cpu))
 
-    process = fork.Process(target=measure)
-    process.start()
-    spent = receiver.recv()
-    process.join()
+        process = fork.Process(target=measure)
+        process.start()
+        spent, spent_cpu = receiver.recv()
+        process.join()
+    cpu.append(spent_cpu)
     return spent
 
 
@@ -248,21 +259,19 @@ def largest_resident() -> int:
 
 def page(record: dict[str, Any]) -> str:
     """The table of times and the sentence about memory."""
-    speeds, used, run = record["speed"], record["memory"], record["run_on"]
-    clock, cpu = speeds["clock_seconds"], speeds["cpu_seconds"]
-    rows = [
-        (name, f"{speeds['bytes'] / MEGABYTE / median(clock[name]):.2f}",
-         ratio(clock[PEER], clock[name]), ratio(cpu[PEER], cpu[name]))
-        for name in clock
-    ]  # fmt: skip
-    headers = ["", "MB/s", f"speed / {PEER}", "the same in CPU time"]
+    speeds, used = record["speed"], record["memory"]
+    rows = [_cells(name, speeds) for name in speeds["clock_seconds"]]
+    headers = ["", "MB/s", f"time / {PEER}", "verdict", "the same in CPU time", "verdict", "rounds"]
     return (
         "# Tokenization in one process\n\n"
         f"{speeds['bytes'] / MEGABYTE:.1f} MB in {speeds['documents']:,} documents "
-        f"({record['text']}), a byte-level BPE of {VOCABULARY:,}, one thread. {run['hardware']}; "
-        f"versions: {json.dumps(run['versions'])}. Median of {len(clock[PEER])} rounds in random "
-        "order; ratios are taken round by round, quartiles in brackets, over 1 = faster than "
-        f"`{PEER}`.\n\n{tabulate(rows, headers, tablefmt='github')}\n\n"
+        f"({record['text']}), a byte-level BPE of {VOCABULARY:,}, one thread. {setting(record)} "
+        f"{HOW}\n\n{markdown(headers, rows)}\n\n"
+        f"`{PEER}` is the call that `token_stream` makes, in the same batches of "
+        f"{DOCUMENTS_PER_BATCH} documents, from a list in memory, every batch dropped; "
+        "`encode_batch`, with all documents at once, finds offsets too. `token_stream` also reads "
+        "JSON lines, shuffles, and writes Arrow files; `write_tokens` also writes the arrays that "
+        "training reads.\n\n"
         f"Memory: a fresh process that trains the tokenizer and tokenizes "
         f"{used['bytes'] / MEGABYTE:.0f} MB of JSON lines to {used['tokens']:,} tokens has at most "
         f"{used['largest_bytes'] / 2**30:.2f} GiB resident, pages of memory-mapped files included; "
@@ -270,11 +279,14 @@ def page(record: dict[str, Any]) -> str:
     )
 
 
-def ratio(peer: list[float], ours: list[float]) -> str:
-    """Median and quartiles of the peer's time over ours, round by round."""
-    paired = [a / b for a, b in zip(peer, ours, strict=True)]
-    low, middle, high = quantiles(paired, n=4, method="inclusive")
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+def _cells(name: str, speeds: dict[str, Any]) -> list[str]:
+    clock, cpu = (ratio(speeds[f"{kind}_seconds"], name, PEER) for kind in ("clock", "cpu"))
+    rate = speeds["bytes"] / MEGABYTE / median(speeds["clock_seconds"][name])
+    if name == PEER:
+        return [name, f"{rate:.2f}", "1", "", "1", "", str(clock.rounds)]
+    return [
+        name, f"{rate:.2f}", str(clock), verdict(clock), str(cpu), verdict(cpu), str(clock.rounds)
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,36 +1,38 @@
 """A whole training step of the causal LM with each kernel, beside transformers' GPT-2.
 
-    python -m benchmarks.training_step            # about three minutes on two cores
-    python -m benchmarks.training_step --quick    # fewer rounds; writes nothing
+    python -m benchmarks.training_step                # about six minutes on two cores
+    python -m benchmarks.training_step --seconds 60   # of rounds at most, but three rounds
+    python -m benchmarks.training_step --quick        # tiny; writes nothing
 
-One step is forward, loss over the whole vocabulary, backward and AdamW's update, in fp32, dropout
-off: 6 layers of width 512, 8 heads, 512 tokens, a vocabulary of 50,000. GPT-2 has the same shape,
-with learned positions, gelu and transformers' own loss. All take a step in every round, in turn.
+One step is forward, loss over the whole vocabulary of all 512 targets, backward and AdamW's update,
+in fp32, dropout off: 6 layers of width 512, 8 heads, 512 tokens, a vocabulary of 50,000. GPT-2 has
+the same shape, with learned positions and PyTorch's fused attention. As it comes it has the
+activation gelu_new and the logits of all targets in memory; two more of it have ours, ReLU, and
+the last also our loss, in chunks of targets: what is left between that one and ours is the model.
+All take a step in every round, in turn.
 Loading is what the pipeline's data sets take to read a batch, in the training process, from a
 file of 20 million tokens: of that batch, and of 8 masked sequences of 512 tokens, which are masked
 anew; the masked step is that of a RoBERTa of the same shape. `trainer.workers` reads meanwhile.
 Writes results/benchmarks/training_step.json and .md.
 """
 
-import argparse
-import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 from torch.optim import AdamW
-from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pipelines.provenance import run_on
+from benchmarks.record import HOW, finish, header, markdown, options, setting
+from benchmarks.rounds import Seconds, in_rounds, ratio, seconds, verdict
 from value_aware_attention.data.batches import CausalBatches, MaskedBatches, MaskedSequences
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, build_roberta
@@ -39,110 +41,148 @@ from value_aware_attention.training.masked import MaskedTraining
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.schedules import InverseSquareRoot, LinearWarmupDecay
 
-LAYERS, WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 6, 512, 8, 512, 2, 50_000
-MASKED_BATCH = 8
+SECONDS = 300.0
 KERNELS: dict[str, Kernel] = {
     "exponential": Exponential(),
     "polynomial": Polynomial(),
     "elu": Elu(),
 }
-PEER = "GPT-2 (transformers)"
-FOLDER = Path("results/benchmarks")
-Step = Callable[[Any], float]
+PEER, WITH_RELU, ALIKE = "GPT-2", "GPT-2 with ReLU", "GPT-2 with ReLU and our loss"
+PEERS = (PEER, WITH_RELU, ALIKE)
+Step = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the models and their batches."""
+
+    layers: int = 6
+    width: int = 512
+    heads: int = 8
+    length: int = 512
+    batch: int = 2
+    vocabulary: int = 50_000
+    masked_batch: int = 8
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} layers, width {self.width}, {self.heads} heads, batch {self.batch} x "
+            f"{self.length}, vocabulary {self.vocabulary:,}, fp32"
+        )
+
+
+TINY = Shape(layers=1, width=16, heads=2, length=8, vocabulary=300, masked_batch=2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="3 rounds; writes nothing")
-    quick = parser.parse_args().quick
-    steps = {name: ours(kernel) for name, kernel in KERNELS.items()} | {PEER: gpt2()}
-    spent = rounds(steps, 3 if quick else 12)
-    loading = loaded(spent["exponential"], 2 if quick else 4)
-    record = {
-        "run_on": run_on() | {"threads": torch.get_num_threads()},
-        "shape": f"{LAYERS} layers, width {WIDTH}, {HEADS} heads, batch {BATCH} x {LENGTH}, "
-        f"vocabulary {VOCABULARY:,}, fp32",
-        "seconds": {name: [round(second, 4) for second in each] for name, each in spent.items()},
-        "loading": loading,
-    }
-    print(page(record))
-    if not quick:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER / "training_step.json").write_text(json.dumps(record, indent=1) + "\n")
-        (FOLDER / "training_step.md").write_text(page(record))
+    given = options(__doc__, SECONDS).parse_args()
+    shape, limit = (TINY, 0.0) if given.quick else (Shape(), given.seconds)
+    record = header("training_step") | measure(shape, limit)
+    finish("training_step", record, page(record), keep=not given.quick)
 
 
-def ours(kernel: Kernel) -> Step:
+def measure(shape: Shape, limit: float) -> dict[str, Any]:
+    """Seconds of every step, round by round, and what loading takes of them."""
+    generator = torch.Generator().manual_seed(0)
+    size = (shape.batch, shape.length + 1)
+    rows = torch.randint(shape.vocabulary, size, generator=generator)
+    steps = all_steps(shape)
+    clocks = {name: partial(seconds, partial(step, rows)) for name, step in steps.items()}
+    spent = in_rounds(clocks, [("exponential", peer) for peer in PEERS], limit)
+    loading = loaded(shape, spent["exponential"], 4)
+    return {"shape": str(shape), "seconds": spent, "loading": loading}
+
+
+def all_steps(shape: Shape) -> dict[str, Step]:
+    """The steps that are compared, by their names."""
+    steps = {name: ours(shape, kernel) for name, kernel in KERNELS.items()}
+    relu = gpt2(shape, activation_function="relu")
+    steps[PEER], steps[WITH_RELU] = own_step(gpt2(shape)), own_step(relu)
+    return steps | {ALIKE: _step_of(_training(AsOurs(gpt2(shape, activation_function="relu"))))}
+
+
+def ours(shape: Shape, kernel: Kernel) -> Step:
     """The step that the pipeline takes, without Lightning around it."""
     torch.manual_seed(0)
-    size = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "feedforward": 4 * WIDTH}
-    model = CausalLanguageModel(**size, kernel=kernel, vocabulary_size=VOCABULARY, dropout=0.0)
+    size = {"layers": shape.layers, "width": shape.width, "heads": shape.heads}
+    size |= {"feedforward": 4 * shape.width, "vocabulary_size": shape.vocabulary}
+    return _step_of(_training(CausalLanguageModel(**size, kernel=kernel, dropout=0.0)))
+
+
+def _training(model: nn.Module) -> CausalTraining:
     schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
-    module = CausalTraining(model, schedule=schedule, weight_decay=0.01, seed=0).train()
-    return _step_of(module)
+    return CausalTraining(model, schedule=schedule, seed=0).train()
 
 
-def gpt2() -> Step:
-    """transformers' model, with its default (fused) attention and the same optimizer."""
+def gpt2(shape: Shape, **changed: Any) -> GPT2LMHeadModel:
+    """transformers' model, with its default (fused) attention and no cache."""
     torch.manual_seed(0)
-    size = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS, "n_positions": LENGTH}
+    size = {"n_layer": shape.layers, "n_embd": shape.width, "n_head": shape.heads}
+    size |= {"n_positions": shape.length, "vocab_size": shape.vocabulary}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(**size, **dropout, vocab_size=VOCABULARY)).train()
+    config = GPT2Config(**size, **dropout, use_cache=False, **changed)
+    return GPT2LMHeadModel(config).train()
+
+
+class AsOurs(nn.Module):
+    """GPT-2 as `CausalTraining` takes a model: hidden states and the embeddings to score them."""
+
+    def __init__(self, model: GPT2LMHeadModel) -> None:
+        super().__init__()
+        self.transformer = model.transformer
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.transformer.wte
+
+    @property
+    def layers(self) -> nn.Module:
+        return self.transformer.h
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.transformer(input_ids=tokens).last_hidden_state
+        return found
+
+
+def own_step(model: GPT2LMHeadModel) -> Step:
+    """A step with transformers' loss and the same optimizer."""
     optimizer = AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    return partial(step, model, optimizer, lambda rows: _gpt2_loss(model, rows))
+    return partial(step, optimizer, partial(own_loss, model))
 
 
-def _gpt2_loss(model: GPT2LMHeadModel, rows: Tensor) -> Tensor:
-    loss: Tensor = model(input_ids=rows[:, :-1], labels=rows[:, :-1]).loss
+def own_loss(model: GPT2LMHeadModel, rows: Tensor) -> Tensor:
+    """Of every next token: with `labels` transformers would leave out the last one."""
+    logits, targets = model(input_ids=rows[:, :-1]).logits, rows[:, 1:].contiguous()
+    vocabulary = model.config.vocab_size
+    loss: Tensor = model.loss_function(logits, None, vocabulary, shift_labels=targets)
     return loss
 
 
-def step(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[[Any], Tensor],
-    rows: Any,
-) -> float:
-    """Seconds of one optimizer step on `rows`."""
-    began = perf_counter()
+def step(optimizer: torch.optim.Optimizer, loss: Callable[[Any], Tensor], rows: Any) -> None:
+    """One optimizer step on `rows`."""
     optimizer.zero_grad()
     loss(rows).backward()
     optimizer.step()
-    return perf_counter() - began
 
 
-def rounds(steps: dict[str, Step], count: int) -> dict[str, list[float]]:
-    """Seconds of every step, `count` rounds of all in turn, after one that is not counted."""
-    generator = torch.Generator().manual_seed(0)
-    spent: dict[str, list[float]] = {name: [] for name in steps}
-    for number in tqdm(range(count + 1), unit="round"):
-        rows = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
-        for name in steps if number % 2 else reversed(steps):
-            second = steps[name](rows)
-            if number:
-                spent[name].append(second)
-    return spent
-
-
-def loaded(causal_steps: list[float], count: int) -> list[dict[str, Any]]:
+def loaded(shape: Shape, causal_steps: list[float], count: int) -> list[dict[str, Any]]:
     """Milliseconds that a batch takes to load and a step on it takes, by kind of model."""
+    length = shape.length
     with TemporaryDirectory() as folder:
         stream, instances = Path(folder) / "stream.npy", Path(folder) / "instances.npy"
         numbers = np.random.default_rng(0)
-        tokens = numbers.integers(5, VOCABULARY, size=39_063 * LENGTH, dtype=np.uint16)
+        tokens = numbers.integers(5, shape.vocabulary, size=39_063 * length, dtype=np.uint16)
         np.save(stream, tokens)
-        np.save(instances, tokens.reshape(-1, LENGTH))
-        causal = CausalBatches(stream, length=LENGTH, batch_size=BATCH, steps=10**6, seed=0)
-        special = {"mask_token": 4, "special_tokens": range(5), "vocabulary_size": VOCABULARY}
-        sequences = MaskedSequences([instances], length=LENGTH, **special)
-        masked = MaskedBatches(sequences, batch_size=MASKED_BATCH, steps=10**6, seed=0)
-        take, _ = roberta(), masked[0]
-        masked_steps = [take(masked[number]) for number in range(count + 1)][1:]
+        np.save(instances, tokens.reshape(-1, length))
+        causal = CausalBatches(stream, length=length, batch_size=shape.batch, steps=10**6, seed=0)
+        special = {"mask_token": 4, "special_tokens": range(5), "vocabulary_size": shape.vocabulary}
+        sequences = MaskedSequences([instances], length=length, **special)
+        masked = MaskedBatches(sequences, batch_size=shape.masked_batch, steps=10**6, seed=0)
+        take, _ = roberta(shape), masked[0]
+        masked_steps = [seconds(partial(take, masked[number])) for number in range(count + 1)][1:]
         return [
-            _share(f"causal, {BATCH} x {LENGTH}", causal, causal_steps),
-            _share(f"masked, {MASKED_BATCH} x {LENGTH}", masked, masked_steps),
+            _share(f"causal, {shape.batch} x {length}", causal, causal_steps),
+            _share(f"masked, {shape.masked_batch} x {length}", masked, masked_steps),
         ]
 
 
@@ -154,55 +194,57 @@ def _share(shape: str, batches: Any, steps: list[float]) -> dict[str, Any]:
     return {"shape": shape, "load_ms": 1000 * load, "step_ms": 1000 * median(steps)}
 
 
-def roberta() -> Step:
+def roberta(shape: Shape) -> Step:
     """The pipeline's step of a RoBERTa of the same shape."""
     torch.manual_seed(0)
-    size = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "feedforward": 4 * WIDTH}
-    positions = {"length": LENGTH, "block": LENGTH, "dropout": 0.0}
-    model = build_roberta(**size, **positions, vocabulary_size=VOCABULARY)
+    size = {"layers": shape.layers, "width": shape.width, "heads": shape.heads}
+    size |= {"feedforward": 4 * shape.width, "vocabulary_size": shape.vocabulary}
+    model = build_roberta(**size, length=shape.length, block=shape.length, dropout=0.0)
     schedule = LinearWarmupDecay(peak=1e-4, warmup_proportion=0.0, steps=10**6)
-    settings = {"schedule": schedule, "weight_decay": 0.01, "max_grad_norm": 5.0, "seed": 0}
-    module = MaskedTraining(model, **settings).train()
-    return _step_of(module)
+    return _step_of(MaskedTraining(model, schedule=schedule, seed=0).train())
 
 
 def _step_of(module: LanguageModeling) -> Step:
-    optimizer = module.optimizer()
+    optimizer = module.make_optimizer(module.parameter_groups())
     for group in optimizer.param_groups:
         group["lr"] = 1e-4  # which the schedule multiplies in a training
-    return partial(step, module, optimizer, module.loss)
+    return partial(step, optimizer, module.loss)
 
 
 def page(record: dict[str, Any]) -> str:
-    """The table: medians, and the median of the ratios taken round by round."""
-    seconds = record["seconds"]
+    """The tables, and what the step's lead over GPT-2 is made of."""
+    spent = record["seconds"]
+    headers = ["step of", "ms", *(f"/ {peer}" for peer in PEERS), "/ exponential", "rounds"]
     rows = [
-        (name, f"{1000 * median(seconds[name]):.0f}", ratio(seconds, name, PEER),
-         ratio(seconds, name, "exponential"))
-        for name in seconds
+        (name, f"{1000 * median(spent[name]):.0f}",
+         *("1" if name == to else str(ratio(spent, name, to)) for to in (*PEERS, "exponential")),
+         len(spent[name]))
+        for name in spent
     ]  # fmt: skip
     shares = [
         (x["shape"], f"{x['load_ms']:.2f}", f"{x['step_ms']:.0f}",
          f"{100 * x['load_ms'] / x['step_ms']:.2f}%")
         for x in record["loading"]
     ]  # fmt: skip
-    headers = ["step of", "ms", "/ GPT-2", "/ exponential"]
-    run = record["run_on"]
     return (
         "# A training step with each kernel\n\n"
-        f"{record['shape']}. {run['hardware']}, {run['threads']} threads; versions: "
-        f"{json.dumps(run['versions'])}. Median of {len(seconds[PEER])} rounds in turn; ratios are "
-        "taken round by round, quartiles in brackets, under 1 = faster than the column's.\n\n"
-        f"{tabulate(rows, headers, tablefmt='github')}\n\n"
-        f"{tabulate(shares, ['batch', 'ms to load', 'ms of a step', 'share'], tablefmt='github')}\n"
+        f"{record['shape']}, all targets scored. {setting(record)} {HOW} Under 1 = faster than the "
+        f"column's.\n\n{markdown(headers, rows)}\n\n{cause(spent)}\n\n"
+        f"{markdown(['batch', 'ms to load', 'ms of a step', 'share'], shares)}\n"
     )
 
 
-def ratio(seconds: dict[str, list[float]], name: str, to: str) -> str:
-    """Median and quartiles of one's time over the other's, round by round."""
-    paired = [a / b for a, b in zip(seconds[name], seconds[to], strict=True)]
-    low, middle, high = quantiles(paired, n=4, method="inclusive")
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+def cause(spent: Seconds) -> str:
+    """The ratio to GPT-2 as a product: the activation's, the loss's, and what is left."""
+    whole, rest = (ratio(spent, "exponential", peer) for peer in (PEER, ALIKE))
+    activation, loss = ratio(spent, WITH_RELU, PEER), ratio(spent, ALIKE, WITH_RELU)
+    return (
+        f"A step of ours (exponential) takes {whole} of GPT-2's time as it comes: "
+        f"{verdict(whole)}. ReLU for gelu_new alone takes GPT-2 to {activation} of its time "
+        f"({verdict(activation)}), and our loss, which never has all logits in memory, from there "
+        f"to {loss} ({verdict(loss)}). With both GPT-2 does the same work, and ours takes {rest} "
+        f"of its time: {verdict(rest)}. Both compute attention with PyTorch's fused kernel."
+    )
 
 
 if __name__ == "__main__":

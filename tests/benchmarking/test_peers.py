@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.peers import PEERS, Pair, built, difference
+from benchmarks.peers import DENSE, PEERS, Given, Pair, built, compare, difference, page
 
 # Six steps of the pseudo-inverse's iteration leave what they start from visible.
 TOLERANCES = {"Nyströmformer": 3e-2}
@@ -39,6 +39,29 @@ def test_a_pair_gives_the_same_at_every_call() -> None:
     for method in ("Longformer", "Linformer"):
         peer = built(method, 256).peer
         torch.testing.assert_close(peer(), peer())
+
+
+def test_a_projection_that_is_given_costs_nothing_but_where_it_is_written_into() -> None:
+    x = torch.arange(6.0).reshape(3, 2)
+    assert Given(x)(x).data_ptr() == x.data_ptr()
+    copied = Given(x, copied=True)(x)
+    assert copied.data_ptr() != x.data_ptr() and torch.equal(copied, x)
+
+
+@torch.inference_mode()
+def test_both_sides_start_and_end_with_hidden_states_where_the_peer_does() -> None:
+    for method in ("Longformer", "Linformer", "Nyströmformer"):
+        pair = built(method, 256)
+        assert pair.ours().shape == pair.peer().shape == (1, 256, 512)
+
+
+def test_a_row_stands_beside_fused_dense_attention_too() -> None:
+    row = compare("dense attention, eager", 0.0, 64)
+    assert row["beside"][DENSE]["rounds"] == 3 and len(row["peak_mib"]) == 2
+    record = {"command": "c", "date": "d", "source": "s", "inputs": "i", "not_installed": ["x"]}
+    record |= {"run_on": {"hardware": "h", "threads": 1, "versions": {}}, "rows": [row]}
+    text = page(record)
+    assert "undecided" in text and "ours / fused dense" in text and "Not installed: x." in text
 
 
 def test_difference_is_relative_and_leaves_the_margin_out() -> None:

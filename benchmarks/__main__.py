@@ -1,0 +1,7 @@
+"""Which results are of the present code: python -m benchmarks."""
+
+from benchmarks.record import FOLDER, overview
+
+text = overview(FOLDER)
+print(text)
+(FOLDER / "README.md").write_text(text)

@@ -1,0 +1,118 @@
+"""How a result is kept: with its date, machine, and the hash of the code that was measured."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from benchmarks.rounds import EQUAL
+from pipelines.provenance import run_on
+from value_aware_attention.source import source_hash
+
+__all__ = [
+    "FOLDER",
+    "HOW",
+    "PAIRED",
+    "finish",
+    "header",
+    "markdown",
+    "options",
+    "overview",
+    "setting",
+    "write",
+]
+
+FOLDER = Path("results/benchmarks")
+PACKAGES = ("benchmarks", "pipelines", "value_aware_attention")
+PAIRED = (
+    "Ratios are taken round by round: the median and, in brackets, its 99% interval (sign test; "
+    "from 8 rounds on)."
+)
+HOW = (
+    f"{PAIRED} Rounds went on until the verdict was clear or the time was up: faster or "
+    f"slower where the interval leaves 1 out, equal where it lies within {1 / EQUAL:.2f} to "
+    f"{EQUAL:g}, else undecided."
+)
+
+
+def source_of(name: str) -> str:
+    """Hash of a benchmark and of everything it measures."""
+    return source_hash(f"benchmarks.{name}", packages=PACKAGES)
+
+
+def header(name: str) -> dict[str, Any]:
+    """What every record begins with; `sys.argv` has the options that the command was given."""
+    return {
+        "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "source": source_of(name),
+        "run_on": run_on(),
+    }
+
+
+def setting(record: Mapping[str, Any]) -> str:
+    """When, on what, and by which code, in two sentences for the page."""
+    on = record["run_on"]
+    versions = ", ".join(f"{name} {number}" for name, number in on["versions"].items())
+    return (
+        f"Measured on {record['date']} by `{record['command']}`: {on['hardware']}, "
+        f"{on['threads']} threads; {versions}. Code {record['source'][:12]}; `python -m benchmarks`"
+        " says whether it is still the present one."
+    )
+
+
+def options(text: str | None, limit: float | None = None) -> argparse.ArgumentParser:
+    """--quick, and --seconds where there are rounds to bound."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny, to try it; writes nothing")
+    if limit is not None:
+        help_text = f"of rounds for each comparison, at most; {limit:g} without it"
+        parser.add_argument("--seconds", type=float, default=limit, help=help_text)
+    return parser
+
+
+def finish(name: str, record: Mapping[str, Any], page: str, *, keep: bool) -> None:
+    """Prints the page, and writes it and the record where they are to be kept."""
+    print(page)
+    if keep:
+        write(name, record, page, FOLDER)
+
+
+def write(name: str, record: Mapping[str, Any], page: str, folder: Path) -> None:
+    """<folder>/<name>.json and .md, and the folder's overview."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(page)
+    (folder / "README.md").write_text(overview(folder))
+
+
+def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], names: int = 1) -> str:
+    """A table whose first `names` columns are words and whose others are numbers."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    sides = ["left" if place < names else "right" for place in range(len(headers))]
+    return tabulate(cells, headers, tablefmt="pipe", disable_numparse=True, colalign=sides)
+
+
+def overview(folder: Path) -> str:
+    """Every result, and whether the code that it measured is still the present one."""
+    rows = []
+    for file in sorted(folder.glob("*.json")):
+        record = json.loads(file.read_text())
+        source = record.get("source")
+        state = "current" if source == source_of(file.stem) else "of older code"
+        command = record.get("command", f"python -m benchmarks.{file.stem}")
+        link = f"[{file.stem}]({file.stem}.md)"
+        rows.append((link, state, record.get("date", ""), (source or "")[:12], f"`{command}`"))
+    return (
+        "# Benchmarks\n\nWritten with every result, and by `python -m benchmarks`, which looks "
+        "again. A result is of older code once anything that its benchmark imports has changed, a "
+        "comment too; its command renews it.\n\n"
+        f"{markdown(['result', 'code', 'date', 'hash', 'command'], rows, names=5)}\n"
+    )
