@@ -111,8 +111,8 @@ def overview(folder: Path) -> str:
         link = f"[{file.stem}]({file.stem}.md)"
         rows.append((link, state, record.get("date", ""), (source or "")[:12], f"`{command}`"))
     return (
-        "# Benchmarks\n\nWritten by `python -m benchmarks`, and after every benchmark: a result is "
-        "of older code once anything that its benchmark imports has changed, a comment too. The "
-        "command renews it.\n\n"
+        "# Benchmarks\n\nWritten with every result, and by `python -m benchmarks`, which looks "
+        "again. A result is of older code once anything that its benchmark imports has changed, a "
+        "comment too; its command renews it.\n\n"
         f"{markdown(['result', 'code', 'date', 'hash', 'command'], rows, names=5)}\n"
     )
