@@ -17,7 +17,7 @@ from value_aware_attention.evaluation.skewness_gap import skewness_gap
 from value_aware_attention.evaluation.task import LayerCall, Task, UnitSums
 from value_aware_attention.record_cache import RecordCache
 
-__all__ = ["cell_key", "evaluate_grid", "measure_layers"]
+__all__ = ["cell_key", "evaluate_grid", "kept_record", "measure_layers"]
 
 
 def evaluate_grid(
@@ -31,14 +31,14 @@ def evaluate_grid(
     def exact_record() -> dict[str, Any]:
         return evaluate_cell(everything, task, layers(), task.run(everything.build))
 
-    baseline = _named(everything, found, exact_record)
+    baseline = kept_record(everything, found, exact_record)
     exact = UnitSums(np.array(baseline["unit_totals"]), np.array(baseline["unit_counts"]))
     records = [baseline]
     with tqdm(cells, unit="cell", disable=not is_first()) as progress:
         for cell in progress:
             progress.set_postfix_str(_describe(cell))
             compute = partial(_compute, cell, task, layers, exact)
-            records.append(_named(cell, found, compute))
+            records.append(kept_record(cell, found, compute))
     return records, recorded
 
 
@@ -59,7 +59,9 @@ def _compute(
     return evaluate_cell(cell, task, layers(), exact)
 
 
-def _named(cell: Cell, cache: RecordCache, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def kept_record(
+    cell: Cell, cache: RecordCache, compute: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     """The cell's record; what is wrong with it is said with its name."""
     key = cell_key(cell)
     try:

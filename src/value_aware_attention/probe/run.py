@@ -16,7 +16,7 @@ from tqdm import tqdm
 from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.evaluation.cells import Cell, end_metric, source_hash
-from value_aware_attention.evaluation.grid import cell_key
+from value_aware_attention.evaluation.grid import kept_record
 from value_aware_attention.evaluation.task import LayerCall, UnitSums
 from value_aware_attention.models.causal_lm import CausalLanguageModel
 from value_aware_attention.probe.language_models import WindowTask, own_kernel
@@ -125,7 +125,7 @@ class ProbeRun:
         return {"approximation": name, "parameters": parameters, **metric}
 
     def _get(self, cell: Cell, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return compute() if self.found is None else self.found.get(cell_key(cell), compute)
+        return compute() if self.found is None else kept_record(cell, self.found, compute)
 
     def _identity(self) -> dict[str, Any]:
         """What every number depends on beside its method and its window."""
