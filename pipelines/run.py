@@ -101,7 +101,7 @@ def check_gpu(cfg: DictConfig) -> None:
 def stages(cfg: DictConfig) -> Iterator[Stage]:
     """Those of dvc.yaml up to the report, one for every value of a matrix.
 
-    What makes a causal model comes again for every one of `training.replicates`.
+    What makes a causal model comes again for every one of `grid.replicates`.
     """
     pipeline: Any = OmegaConf.to_container(OmegaConf.load("dvc.yaml"), resolve=False)
     for name, stage in pipeline["stages"].items():
@@ -110,7 +110,7 @@ def stages(cfg: DictConfig) -> Iterator[Stage]:
             for value in OmegaConf.select(cfg, values.strip("${}")):
                 item = {f"${{item.{axis}}}": value}
                 yield read_stage(f"{name}@{value}", stage, item)
-                for replicate in cfg.training.replicates if axis == "kernel" else ():
+                for replicate in cfg.grid.replicates if axis == "kernel" else ():
                     yield replicated(read_stage(f"{name}@{value}", stage, item), value, replicate)
         if not axes:
             yield read_stage(name, stage, {})

@@ -49,7 +49,7 @@ def test_the_stages_are_dvcs_up_to_the_report(monkeypatch: pytest.MonkeyPatch) -
 def test_replicates_of_the_causal_models_have_stages_and_outputs_of_their_own(
     started: Started, tmp_path: Path
 ) -> None:
-    names = again(started, tmp_path, "training.replicates=[second,third]")
+    names = again(started, tmp_path, "grid.replicates=[second,third]")
     commands = dict(started)
     kinds = ("train_causal@elu", "evaluate_causal@elu")
     assert [n for n in names if n not in STAGES] == [
@@ -60,7 +60,7 @@ def test_replicates_of_the_causal_models_have_stages_and_outputs_of_their_own(
         "kernel=elu",
         "replicate=third",
     ]
-    cfg = run.composed("plan", ["scale=smoke", "training.replicates=[second]"])
+    cfg = run.composed("plan", ["scale=smoke", "grid.replicates=[second]"])
     outs = {stage.name: set(stage.outs) for stage in run.stages(cfg)}
     assert "outputs/models/causal_elu_second" in outs["train_causal@elu-second"]
     assert "outputs/records/causal_elu_second.json" in outs["evaluate_causal@elu-second"]
