@@ -122,7 +122,7 @@ class Inputs:
         """
         if self.visible is None or 0 in self.visible.shape:
             return replace(self, value=self.value - self.value.mean(dim=-2, keepdim=True))
-        visible = self.visible.expand(*self.visible.shape[:-1], self.keys)
+        visible = self.visible
         first = visible.any(dim=-1, keepdim=True).int().argmax(dim=-2, keepdim=True)
         first = visible.take_along_dim(first, dim=-2).mT
         total = self.value.where(first, 0.0).sum(dim=-2, keepdim=True)
@@ -131,6 +131,8 @@ class Inputs:
 
     def reach(self) -> Float[Tensor, "*batch N"]:
         """The largest ||v||^2 that each query sees."""
+        if self.is_empty:
+            return self.value.new_zeros(*self.batch, self.query.shape[-2])
         norms, parts = self.value.square().sum(dim=-1)[..., None, :], []
         for part in self.blocks():
             seen = norms if part.visible is None else norms.where(part.visible, 0.0)
@@ -139,6 +141,8 @@ class Inputs:
 
     def in_fp64(self, rows: Bool[Tensor, "*batch N"]) -> Iterator["RowsInFp64"]:
         """Some rows with their outputs in fp64: of one head and one block of queries at a time."""
+        if self.is_empty:
+            return
         batch, first = self.batch, 0
         for part in self.blocks():
             here = rows[..., first : first + part.query.shape[-2]]

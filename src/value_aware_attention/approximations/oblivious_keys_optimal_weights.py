@@ -30,11 +30,8 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
     def choose(
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        shape = (*inputs.batch, inputs.query.shape[-2], min(self.r, inputs.keys))
-        if 0 in shape:
-            empty = inputs.value.new_zeros(shape)
-            return empty.long(), empty
         problem = closest_combination.flatten(inputs)
         indices = top_keys(problem.weights, problem.visible, self.r)
         weights = closest_combination.optimal_weights(problem, indices)
+        shape = (*inputs.batch, *indices.shape[-2:])
         return indices.reshape(shape), weights.reshape(shape)

@@ -63,9 +63,6 @@ class OptimalValueAware(SparseApproximation):
         self, inputs: Inputs
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         shape = (*inputs.batch, inputs.query.shape[-2], min(self.r, inputs.keys))
-        if 0 in shape:
-            empty = inputs.value.new_zeros(shape)
-            return empty.long(), empty
         problem = closest_combination.flatten(inputs)
         found = closest_combination.solve(problem, self.r, self.search, self.engine)
         indices, weights = (x.reshape(shape) for x in found)
@@ -104,7 +101,7 @@ class OptimalValueAware(SparseApproximation):
         self, inputs: Inputs, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
         """Errors in fp64 too, and what they prove: that none is left, or the nearest value."""
-        optimal = torch.zeros_like(small)
+        optimal = torch.full_like(small, inputs.is_empty)  # nothing is reached with nothing
         for rows in inputs.in_fp64(small | (self.r == 1)):
             error = rows.error(chosen)
             chosen.error[rows.place] = error.to(chosen.error)
