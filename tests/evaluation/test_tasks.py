@@ -299,6 +299,21 @@ def test_recorded_sequences_are_spread_over_the_evaluated_ones(tmp_path: Path) -
         torch.testing.assert_close(few.query, all_nine.query[[0, 4]])
 
 
+def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path) -> None:
+    task = masked_task(tmp_path, None)
+    task.labels[:4] = -100  # the first batch
+    asked: list[int] = []
+
+    class Counted(OptimalValueOblivious):
+        def choose(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            asked.append(inputs.query.shape[-2])
+            return super().choose(inputs)
+
+    found = task.run(lambda layer: Counted(2))
+    assert found.totals[:4].tolist() == found.counts[:4].tolist() == [0.0] * 4
+    assert found.counts[4:].min() > 0 and min(asked) == 1
+
+
 @pytest.mark.parametrize("build", [OptimalValueOblivious, OptimalValueAware])
 @pytest.mark.parametrize("model", ["causal", "masked"])
 def test_the_last_layer_answers_only_for_scored_positions_and_no_score_changes(

@@ -53,7 +53,8 @@ class _AskedRows(nn.Module):
         asked = self.scored.asked
         # Where a sequence has fewer than the others, some of its other rows fill up.
         first = asked.long().argsort(dim=1, descending=True, stable=True)
-        position = first[:, None, : int(asked.sum(dim=1).max())].expand(-1, query.shape[1], -1)
+        count = max(1, int(asked.sum(dim=1).max()))  # no method is called without a query
+        position = first[:, None, :count].expand(-1, query.shape[1], -1)
         output = rows_at(call, position, dtype=query.dtype).given_to(self.method)
         place = position[..., None].expand_as(output)
         return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)
