@@ -21,6 +21,7 @@ from pipelines.app import app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.evaluation.causal import CausalTask
 from value_aware_attention.models import CausalLanguageModel, load_masked
+from value_aware_attention.reporting.claims import answers
 
 ROOT = Path(__file__).parents[1]
 CHAIN = (
@@ -152,10 +153,8 @@ def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path
     long, short = record(made, "masked_long"), record(tmp_path, "masked_short")
     assert short["longer_text"]["length"] == long["length"] and "longer_text" not in long
     assert short["longer_text"]["unit_counts"] == long["cells"][0]["unit_counts"]
-    run_app("report", tmp_path)
-    with (tmp_path / "results/claims.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if "long sequences" in row["claim"]]
-    assert [row["verdict"] == "not measured" for row in rows] == [False]
+    (answer,) = (found for found in answers([long, short]) if "long sequences" in found.claim)
+    assert len(answer.findings) == 1
 
 
 def test_random_methods_have_three_seeds(made: Path) -> None:
