@@ -21,6 +21,7 @@ from pipelines.app import app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.evaluation.causal import CausalTask
 from value_aware_attention.models import CausalLanguageModel, load_masked
+from value_aware_attention.reporting.claims import answers
 
 ROOT = Path(__file__).parents[1]
 CHAIN = (
@@ -84,7 +85,7 @@ def record(folder: Path, model: str) -> dict:
 def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
     results = {path.name for path in (made / "results").iterdir()}
     wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
-    wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html"}
+    wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md"}
     assert wanted <= results
     assert not list(made.rglob("*.partial"))
 
@@ -134,6 +135,26 @@ def test_every_cell_reads_every_unit_and_the_baselines_are_where_keys_are_many(m
         assert len({tuple(cell["unit_counts"]) for cell in cells}) == 1
         norms = [c for c in cells if c["approximation"] == "norm_weighted_keys"]
         assert {cell["parameters"]["norm"] for cell in norms} == {1, 2}
+
+
+def test_count_models_are_scored_on_the_targets_of_the_grid(made: Path) -> None:
+    for model in ("causal_exponential", "causal_elu", "masked_long"):
+        given = record(made, model)
+        assert len(given["count_models"]) == 3
+        for counted in given["count_models"].values():
+            assert counted["unit_counts"] == given["cells"][0]["unit_counts"]
+    read = record(made, "causal_elu")["count_models"]["bigram_tokens_read"]
+    assert read["tokens"] == 6 * 4 * 96
+
+
+def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "outputs", tmp_path / "outputs")
+    run_app("evaluate model=masked length=short", tmp_path)
+    long, short = record(made, "masked_long"), record(tmp_path, "masked_short")
+    assert short["longer_text"]["length"] == long["length"] and "longer_text" not in long
+    assert short["longer_text"]["unit_counts"] == long["cells"][0]["unit_counts"]
+    (answer,) = (found for found in answers([long, short]) if "long sequences" in found.claim)
+    assert len(answer.findings) == 1
 
 
 def test_random_methods_have_three_seeds(made: Path) -> None:

@@ -66,6 +66,7 @@ def with_counts(records):
     given = copy.deepcopy(records)
     ends = {"low": 80.0, "high": 99.0, "difference": -1.0, "difference_low": -2.0}
     entry = ends | {"difference_high": 0.0, "count": 5000, "tokens": 7}
+    entry |= {"unit_totals": [1.0, 2.0], "unit_counts": [2500, 2500]}
     for record in given:
         causal = record["task"] == "causal"
         names = ("unigram", "bigram" if causal else "both_neighbours")
