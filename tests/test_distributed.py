@@ -96,7 +96,8 @@ def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
     ).save_pretrained(folder / "tokenizer")
     (folder / f"{length}/random").mkdir(parents=True)
     rows = np.random.default_rng(0).integers(5, VOCABULARY, size=(3, length), dtype=np.uint16)
-    np.save(folder / f"{length}/random/evaluation.npy", rows)
+    for split in ("train", "evaluation"):
+        np.save(folder / f"{length}/random/{split}.npy", rows)
     torch.manual_seed(0)
     model = build_roberta(
         vocabulary_size=VOCABULARY, layers=2, width=64, heads=1, feedforward=64, length=length,

@@ -79,7 +79,7 @@ def test_published_splits_are_kept(name, documents, tmp_path):
 
 def test_rows_of_wikitext_become_articles_with_every_line():
     texts = [document.text for document in at_fixture(corpus_option("wikitext103"), "wikitext103")]
-    assert len(texts) == 8
+    assert len(texts) == 9  # of the train, validation and test splits
     assert all(text.lstrip("\n").startswith(" = Title") for text in texts)
     assert all("\n = = Section" in text and "\n\n = 3 = \n" in text for text in texts)
     assert any("<unk>" in text for text in texts)

@@ -44,7 +44,7 @@ def trained(
     for name, weight in module.model.named_parameters():
         if name.endswith(SHARPENED):
             weight.data *= 20
-    optimizer = module.optimizer()
+    optimizer = module.configure_optimizers()["optimizer"]
     for step in range(steps):
         optimizer.zero_grad()
         module.loss(masked_batch(step)).backward()
@@ -79,7 +79,11 @@ def test_what_layers_own_is_trained_and_layers_do_not_share() -> None:
     for layer, before in zip(layers, start, strict=True):
         assert (layer.scale != before).all()
     assert not torch.equal(layers[0].scale, layers[1].scale)
-    in_optimizer = {id(p) for group in module.optimizer().param_groups for p in group["params"]}
+    in_optimizer = {
+        id(p)
+        for group in module.configure_optimizers()["optimizer"].param_groups
+        for p in group["params"]
+    }
     assert {id(layer.scale) for layer in layers} <= in_optimizer
     assert one_step(module, masked_batch(0))["loss"] > 0
 

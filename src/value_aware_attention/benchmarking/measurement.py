@@ -159,14 +159,13 @@ class _Pass:
         return self.cache.get(key, compute)
 
     def _times(self, runs: Sequence[tuple[Subject, int]]) -> list[dict[str, Any]]:
-        def compute() -> list[dict[str, Any]]:
+        def compute() -> dict[str, list[dict[str, Any]]]:
             given = (self.name, runs, self.plan.seconds, self.setting)
-            return [summary(rounds) for rounds in in_fresh_process(times, *given)]
+            return {"runs": [summary(rounds) for rounds in in_fresh_process(times, *given)]}
 
         named = [(subject.key(), length) for subject, length in runs]
-        return self.cache.get(
-            self._key("time") | {"runs": named, "seconds": self.plan.seconds}, compute
-        )
+        key = self._key("time") | {"runs": named, "seconds": self.plan.seconds}
+        return self.cache.get(key, compute)["runs"]
 
     def _too_much(
         self, subject: Subject, before: int, length: int, found: Mapping[int, Cell]
