@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -138,12 +139,18 @@ def count_models(
 def longer_text(cfg: DictConfig, task: Any) -> dict[str, Any]:
     """The masked LM on the longer one's text in pieces of its own length, the same tokens masked.
 
-    Nothing for the longest model, or where a piece does not start as its own sequences do.
+    Nothing for the longest model, where a piece does not start as its own sequences do, and where
+    a source has less than one of the longer sequences.
     """
     length = cfg.longer.sequences.length if cfg.longer else task.length
     if length == task.length or length % task.length:
         return {}
-    longer = instantiate(cfg.longer)(model=task.model, device=task.device)
+    try:
+        longer = instantiate(cfg.longer)(model=task.model, device=task.device)
+    except InstantiationException as error:
+        if "fill no sequence" not in str(error):
+            raise
+        return {}
     if (longer.inputs[:, 0] != task.inputs[0, 0]).any():
         return {}
     sums = longer.run(None)
