@@ -52,6 +52,15 @@ def test_a_number_that_is_none_is_refused_by_name(
             call(*tensors)
 
 
+def test_what_no_row_sees_is_in_no_error() -> None:
+    """Nor where all visible keys are kept, and the little that is left is computed in fp64."""
+    query, key, value = draw()
+    visible = torch.arange(LENGTH) < 5
+    value[..., 5:, :] = torch.nan
+    chosen = SlidingWindow(9).select(query, key, value, attn_mask=visible)
+    assert chosen.error.isfinite().all() and (chosen.error[..., 0] <= 1e-10).all()
+
+
 @pytest.mark.parametrize("method", [SlidingWindow(9), Linformer(6, 0), LSH(8, 2, 0)], ids=str)
 def test_vmap_and_compiled_graphs_are_not_checked(method: Approximation) -> None:
     """They cannot branch on numbers; methods that must do so have no vmap."""

@@ -194,8 +194,10 @@ class RowsInFp64:
 
     @classmethod
     def of(cls, place: tuple[Any, ...], rows: Inputs) -> "RowsInFp64":
-        """From the same attention weights as everything else."""
+        """From the same attention weights as everything else; values that no row sees become 0."""
         weights, value = renormalised(rows.weights().double()), rows.value.double()
+        if rows.visible is not None:
+            value = value.where(rows.visible.any(dim=-2)[:, None], 0.0)
         centre = smallest(weights @ value)
         value = value - centre
         return cls(place, weights, value, weights @ value, centre, rows.visible)
