@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -140,30 +138,21 @@ class Inputs:
         return torch.cat(parts, dim=-1)
 
     def in_fp64(self, rows: Bool[Tensor, "*batch N"]) -> Iterator["RowsInFp64"]:
-        """Some rows with their outputs in fp64: of one head and one block of queries at a time."""
+        """Some rows with their outputs in fp64, block by block; with a row, that of every head."""
         if self.is_empty:
             return
-        batch, first = self.batch, 0
+        first = 0
         for part in self.blocks():
             here = rows[..., first : first + part.query.shape[-2]]
-            some = here.any(dim=-1).cpu()
-            shapes = part.query.shape[-2:], part.key.shape[-2:], part.value.shape[-2:]
-            given = (part.query, part.key, part.value)
-            query, key, value = (x.expand(*batch, *s) for x, s in zip(given, shapes, strict=True))
-            for head in product(*map(range, batch)):
-                if not some[head]:
-                    continue
-                which, visible = here[head].nonzero()[:, 0], part.visible
-                if visible is not None:
-                    visible = visible.expand(*batch, here.shape[-1], self.keys)[head][which]
-                alone = replace(
-                    part,
-                    query=query[head][which],
-                    key=key[head],
-                    value=value[head],
-                    visible=visible,
-                )
-                yield RowsInFp64.of((*head, first + which), alone)
+            which, visible = (
+                here.reshape(-1, here.shape[-1]).any(dim=0).nonzero()[:, 0],
+                part.visible,
+            )
+            if visible is not None and visible.shape[-2] > 1:
+                visible = visible[..., which, :]
+            if len(which):
+                alone = replace(part, query=part.query[..., which, :], visible=visible)
+                yield RowsInFp64.of(first + which, alone)
             first += here.shape[-1]
 
     def blocks(self, numbers: int = 0) -> Iterator["Inputs"]:
@@ -182,29 +171,30 @@ class Inputs:
 
 @dataclass(frozen=True)
 class RowsInFp64:
-    """Queries of one head, whose values are measured from the smallest of their outputs."""
+    """K queries; each head's values are measured from the smallest of their outputs."""
 
-    place: tuple[Any, ...]
-    """Where they are among (*batch, N)."""
-    weights: Float[Tensor, "K M"]
-    value: Float[Tensor, "M V"]
-    output: Float[Tensor, "K V"]
-    centre: Float[Tensor, "1 V"]
-    visible: Bool[Tensor, "K M"] | None
+    place: Int[Tensor, " K"]
+    """Which queries they are."""
+    weights: Float[Tensor, "*batch K M"]
+    value: Float[Tensor, "*batch M V"]
+    output: Float[Tensor, "*batch K V"]
+    centre: Float[Tensor, "*batch 1 V"]
+    visible: Bool[Tensor, "*#batch #K M"] | None
 
     @classmethod
-    def of(cls, place: tuple[Any, ...], rows: Inputs) -> "RowsInFp64":
+    def of(cls, place: Int[Tensor, " K"], rows: Inputs) -> "RowsInFp64":
         """From the same attention weights as everything else; values that no row sees become 0."""
-        weights, value = renormalised(rows.weights().double()), rows.value.double()
+        weights = renormalised(rows.weights().double()).expand(*rows.batch, -1, -1)
+        value = rows.value.double()
         if rows.visible is not None:
-            value = value.where(rows.visible.any(dim=-2)[:, None], 0.0)
+            value = value.where(rows.visible.any(dim=-2)[..., None], 0.0)
         centre = smallest(weights @ value)
         value = value - centre
         return cls(place, weights, value, weights @ value, centre, rows.visible)
 
-    def error(self, chosen: "SparseWeights") -> Float[Tensor, " K"]:
+    def error(self, chosen: "SparseWeights") -> Float[Tensor, "*batch K"]:
         """||o - o~||^2 of what was chosen for these rows, its weights summing to 1 in fp64 too."""
-        indices, weights = chosen.indices[self.place], chosen.weights[self.place]
+        indices, weights = (x[..., self.place, :] for x in (chosen.indices, chosen.weights))
         weights = renormalised(weights.double())
         return squared_output_error(weighted_sum(indices, weights, self.value), self.output)
 
@@ -414,7 +404,9 @@ class SparseApproximation(Approximation):
     ) -> SparseWeights:
         """The same with small errors, nearly all rounding in fp32, recomputed in fp64."""
         for rows in inputs.in_fp64(small) if chosen.error.dtype == torch.float32 else ():
-            chosen.error[rows.place] = rows.error(chosen).float()
+            before = chosen.error[..., rows.place]
+            error = rows.error(chosen).float().where(small[..., rows.place], before)
+            chosen.error[..., rows.place] = error
         return chosen
 
     def multiply_adds(self, sizes: Sizes) -> float:

@@ -102,13 +102,17 @@ class OptimalValueAware(SparseApproximation):
     ) -> SparseWeights:
         """Errors in fp64 too, and what they prove: that none is left, or the nearest value."""
         optimal = torch.full_like(small, inputs.is_empty)  # nothing is reached with nothing
-        for rows in inputs.in_fp64(small | (self.r == 1)):
-            error = rows.error(chosen)
-            chosen.error[rows.place] = error.to(chosen.error)
-            proved = error <= _none(rows, chosen.weights.dtype)
+        small = small | (self.r == 1)
+        for rows in inputs.in_fp64(small):
+            here, error = small[..., rows.place], rows.error(chosen)
+            before = chosen.error[..., rows.place]
+            chosen.error[..., rows.place] = error.to(before).where(here, before)
+            proved = torch.zeros_like(here)
             if self.r == 1:
-                proved |= _nearest(rows, chosen.indices[rows.place], error)
-            optimal[rows.place] = proved
+                proved = _nearest(rows, chosen.indices[..., rows.place, :], error)
+            if not proved.all():
+                proved |= error <= _none(rows, chosen.weights.dtype)
+            optimal[..., rows.place] = proved & here
         return replace(chosen, optimal=optimal)
 
     def extra_repr(self) -> str:
@@ -116,7 +120,7 @@ class OptimalValueAware(SparseApproximation):
         return f"r={self.r}, search={self.search!r}{engine}"
 
 
-def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, " K"]:
+def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, "*batch K"]:
     """The ||o - o~||^2 that counts as none: see `OptimalValueAware`."""
     spread = (rows.weights * _squared_distances(rows).clamp_min(0).sqrt()).sum(dim=-1)
     norm = (rows.output + rows.centre).norm(dim=-1)
@@ -124,8 +128,8 @@ def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, " K"]:
 
 
 def _nearest(
-    rows: RowsInFp64, chosen: Int[Tensor, "K 1"], error: Float[Tensor, " K"]
-) -> Bool[Tensor, " K"]:
+    rows: RowsInFp64, chosen: Int[Tensor, "*batch K 1"], error: Float[Tensor, "*batch K"]
+) -> Bool[Tensor, "*batch K"]:
     """Whether no other value that a row sees is closer to o, up to TIE."""
     distance = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
     if rows.visible is not None:
@@ -134,7 +138,8 @@ def _nearest(
     return error * (1 - TIE) <= others.amin(dim=-1)
 
 
-def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "K M"]:
+def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "*batch K M"]:
     """||v - o||^2, less a part of ||v||^2 + ||o||^2: with a few epsilons, a lower bound."""
     value, output = (x.square().sum(dim=-1) for x in (rows.value, rows.output))
-    return (1 - slack) * (value + output[:, None]) - 2 * rows.output @ rows.value.mT
+    sizes = (1 - slack) * (value[..., None, :] + output[..., None])
+    return sizes.sub_(rows.output @ rows.value.mT, alpha=2)
