@@ -13,6 +13,7 @@ from tabulate import tabulate
 from benchmarks.rounds import EQUAL
 from pipelines.provenance import run_on
 from value_aware_attention.source import source_hash
+from value_aware_attention.strict_json import to_json
 
 __all__ = [
     "FOLDER",
@@ -88,7 +89,7 @@ def finish(name: str, record: Mapping[str, Any], page: str, *, keep: bool) -> No
 def write(name: str, record: Mapping[str, Any], page: str, folder: Path) -> None:
     """<folder>/<name>.json and .md, and the folder's overview."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(to_json(record, indent=1) + "\n")
     (folder / f"{name}.md").write_text(page)
     (folder / "README.md").write_text(overview(folder))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 # installed one.
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-# How long OpenMP's idle threads spin before they sleep; it must be set before torch loads. By default
-# for milliseconds, which stops a machine that has anything else to do (two trainings at once took
-# thirty times as long as one), and with OMP_WAIT_POLICY=PASSIVE not at all, so that a training step
-# alone on two cores took 1.7 times as long. Here some tenths of a millisecond: 1.03 and 2.7 times.
+# How long OpenMP's idle threads spin before they sleep; it must be set before torch loads. Left to
+# itself for milliseconds, which stops a machine that has anything else to do (two trainings at once
+# took thirty times as long as one), and with OMP_WAIT_POLICY=PASSIVE not at all, so that a training
+# step alone on two cores took 1.7 times as long. Here tenths of a millisecond: 1.04 and 2.8 times.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "6000")

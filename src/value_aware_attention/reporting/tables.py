@@ -63,7 +63,8 @@ BESIDE_TABLE_1 = (
     f"The last rows need no attention: {ALONE} lets each token see nothing else, and counts of all "
     "training tokens choose the most frequent token, the likeliest after the left neighbour, or "
     "that between both neighbours: the one seen there most often, else by p(w | left) p(right | w) "
-    "of a Kneser-Ney bigram."
+    "of a Kneser-Ney bigram. Counts do not look at the token itself, which masking leaves as it is "
+    "one time in ten."
 )
 BESIDE_TABLE_2 = (
     f"The last columns need no attention: {ALONE} lets each token see nothing else; unigram and "

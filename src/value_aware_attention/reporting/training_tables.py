@@ -103,9 +103,9 @@ def table_3(tokens: Mapping[str, Any]) -> Table:
         DASH if pd.isna(value) else f"{100 * value:.1f}" for value in data["copied"]
     ]
     caption = (
-        "All: tokens of the source in training and evaluation text together. Training and "
-        "evaluation: tokens in the instances of the masked language models, a dash where they do "
-        "not use the source. Copied: words of the evaluation text that lie in a 13-gram of the "
+        "All: tokens of the source in training, validation and evaluation text together. Training "
+        "and evaluation: tokens in the instances of the masked language models, a dash where they "
+        "do not use the source. Copied: words of the evaluation text that lie in a 13-gram of the "
         f"training text of any source{_copied(tokens)}. Our vocabulary: {_vocabulary(tokens)}. The "
         "paper prints more training tokens than tokens for PubMed."
     )
