@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ from instances import (
 from sdp import lower_bound
 from torch import Tensor
 
-from value_aware_attention.approximations import reference_solver
+from value_aware_attention.approximations import closest_combination, reference_solver
 from value_aware_attention.approximations.closest_combination import (
     Problem,
     compiled,
@@ -622,3 +624,31 @@ def test_nothing_is_loaded_that_others_could_have_written(
         assert list(cache.iterdir()) == [library]
     finally:
         compiled.library.cache_clear()
+
+
+@pytest.mark.parametrize("needed", [20, 10_000])
+def test_a_row_that_least_squares_takes_long_for_is_solved_or_left_as_found(
+    monkeypatch: pytest.MonkeyPatch, needed: int
+) -> None:
+    """scipy gives up after three iterations a key where it is given no limit."""
+    calls, solve_nnls = [], scipy.optimize.nnls
+
+    def nnls(matrix: np.ndarray, target: np.ndarray, maxiter: int | None = None) -> object:
+        calls.append(maxiter)
+        if (maxiter or 3 * matrix.shape[1]) < needed * matrix.shape[1]:
+            raise RuntimeError("Maximum number of iterations reached.")
+        return solve_nnls(matrix, target)
+
+    monkeypatch.setattr(scipy.optimize, "nnls", nnls)
+    given = draw(0, keys=24)
+    indices, weights = torch.zeros(1, 4, 9, dtype=torch.int64), torch.zeros(1, 4, 9).double()
+    weights[..., 0] = 1  # a key alone, far from the output
+    before = weights.clone()
+    closest_combination._finish(given, indices, weights, torch.zeros(1, 4, dtype=torch.bool))
+    reached = (weights[..., None] * given.value[0][indices]).sum(dim=-2)
+    error = (reached - given.output).norm(dim=-1)
+    assert len(calls) == 4
+    if needed == 20:
+        assert error.max() <= 1e-12
+    else:
+        assert torch.equal(weights, before)

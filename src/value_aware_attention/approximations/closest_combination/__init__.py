@@ -34,6 +34,9 @@ __all__ = [
     "unresolved",
 ]
 
+ITERATIONS = 100
+"""Of non-negative least squares, a key."""
+
 ENGINES: dict[str, ModuleType] = {"compiled": compiled, "torch": batched}
 
 
@@ -122,7 +125,10 @@ def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) 
     heads = zip(problem.value, problem.output, indices, weights, strict=True)
     left = torch.stack([_errors(*head) for head in heads])
     for head, row in ((left > 25 * problem.zero()) & ~undone).nonzero().tolist():
-        keys, mass = _exact(problem.value[head], problem.weights[head, row])
+        try:
+            keys, mass = _exact(problem.value[head], problem.weights[head, row])
+        except RuntimeError:  # not solved within ITERATIONS: what the search found stays
+            continue
         indices[head, row] = pad(keys, (0, indices.shape[-1] - len(keys)))
         weights[head, row] = pad(mass, (0, weights.shape[-1] - len(mass)))
 
@@ -139,7 +145,8 @@ def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     target[-1] = 1
     from scipy.optimize import nnls  # a second of every start, which few calls need
 
-    solution, _ = nnls(lifted.T.cpu().numpy(), target.cpu().numpy())
+    limit = ITERATIONS * len(alive)  # scipy's own, three a key, was too few for a trained model's
+    solution, _ = nnls(lifted.T.cpu().numpy(), target.cpu().numpy(), maxiter=limit)
     mass = torch.from_numpy(solution).to(alpha.device)
     kept = mass.nonzero()[:, 0]
     return alive[kept], (mass[kept] / mass.sum()).to(alpha.dtype)
