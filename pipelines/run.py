@@ -7,8 +7,8 @@ Takes the stages of dvc.yaml up to the report, in its order, with the given over
 outputs/<scale>/, its report in outputs/<scale>/results; then keeps the records of a scale meant
 for a GPU in results/gpu. A run that was ended is started again with the same command: stages that
 are done are left out, training continues from its checkpoint, computed cells are found again. A
-stage is done again where a value it reads is another, or a stage that it reads from was; after a
-change of the code remove outputs/<scale>.
+stage is done again where its fingerprint (its values and its code) is another, or a stage that it
+reads from was.
 """
 
 import json
@@ -25,11 +25,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipelines import plan
 from pipelines.app import CONFIG, USER_ERRORS, one_line, scale_of_params, write_json
+from pipelines.fingerprints import fingerprint
 from pipelines.train import CPU_SPEED
 
 LAST = "report"
-ELSEWHERE = {"run", "trainer", "choice"}
-"""Of a stage's section: what changes no result, and what only a running app knows."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,14 @@ def run(given: list[str]) -> None:
     done_again: list[Stage] = []
     for stage in stages(cfg):
         marker = Path(outputs) / ".done" / f"{stage.name}.json"
-        values = values_read(stage, overrides)
-        if kept(marker) == values and not any(map(stage.reads_from, done_again)):
+        app, *words = stage.words
+        found = fingerprint(app.removeprefix("pipelines."), [*words, *overrides])
+        if kept(marker) == found and not any(map(stage.reads_from, done_again)):
             print(f"{stage.name}: done before", flush=True)
             continue
         marker.unlink(missing_ok=True)
         start(stage.name, [*stage.words, *overrides])
-        write_json(marker, values)
+        write_json(marker, found)
         done_again.append(stage)
     if cfg.trainer.accelerator == "gpu":
         start("publish", ["pipelines.publish", *overrides])
@@ -105,6 +105,8 @@ def stages(cfg: DictConfig) -> Iterator[Stage]:
     """
     pipeline: Any = OmegaConf.to_container(OmegaConf.load("dvc.yaml"), resolve=False)
     for name, stage in pipeline["stages"].items():
+        if stage["cmd"].endswith(".fingerprints"):
+            continue
         axes = stage.pop("matrix", {})
         for axis, values in axes.items():
             for value in OmegaConf.select(cfg, values.strip("${}")):
@@ -142,18 +144,6 @@ def replicated(stage: Stage, kernel: str, replicate: str) -> Stage:
         tuple(dep.replace(model, model + suffix) for dep in stage.deps),
         tuple(out.replace(model, model + suffix) for out in stage.outs),
     )
-
-
-def values_read(stage: Stage, overrides: list[str]) -> dict[str, Any]:
-    """The section of the config that the stage's app gets, without what changes no result."""
-    app, *words = stage.words
-    name = app.removeprefix("pipelines.")
-    section = composed(name, [*words, *overrides])[name]
-    values = {key: section[key] for key in section if key not in ELSEWHERE}
-    return {
-        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        for key, value in values.items()
-    }
 
 
 def kept(marker: Path) -> Any:

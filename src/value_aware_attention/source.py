@@ -8,22 +8,41 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["import_closure", "source_hash"]
+__all__ = ["code_hashes", "defining_module", "import_closure", "source_hash"]
 
 LIBRARY = (__name__.partition(".")[0],)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
 def source_hash(*modules: str, packages: tuple[str, ...] = LIBRARY) -> str:
-    """sha256 of the source of `modules` and of all that they import from `packages`, C++ included.
+    """Hashes the code of `modules` and of all that they import from `packages`, C++ included.
 
-    It changes with every byte of that source, comments too, and with nothing else; not within a
-    process, which has imported what it found first.
+    It changes with what `code_hashes` gives, and with nothing else; not within a process, which
+    has imported what it found first.
+    """
+    hashes = code_hashes(*modules, packages=packages)
+    return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
+
+
+def code_hashes(*modules: str, packages: tuple[str, ...] = LIBRARY) -> dict[str, str]:
+    """Module -> sha256 of its syntax tree, of the import closure; file -> sha256 for C++ beside it.
+
+    Docstrings, comments and layout of Python are not in the tree: a change of them is none.
     """
     files = import_closure(*modules, packages=packages)
+    hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
     beside = {source for file in files.values() for source in file.parent.glob("*.cpp")}
-    named = sorted([*files.items(), *((file.name, file) for file in beside)])
-    return sha256(b"\0".join(name.encode() + file.read_bytes() for name, file in named)).hexdigest()
+    return hashes | {source.name: sha256(source.read_bytes()).hexdigest() for source in beside}
+
+
+@cache
+def _tree_hash(source: bytes) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return sha256(ast.dump(tree).encode()).hexdigest()
 
 
 def import_closure(*modules: str, packages: tuple[str, ...] = LIBRARY) -> dict[str, Path]:
@@ -42,6 +61,14 @@ def import_closure(*modules: str, packages: tuple[str, ...] = LIBRARY) -> dict[s
         found[module] = file
         waiting |= _imports(file, packages) - set(found)
     return found
+
+
+def defining_module(name: str) -> str:
+    """The module that defines what a dotted name (a `_target_`) stands for."""
+    module, _, inner = name.rpartition(".")
+    while module and _file(module) is None:
+        module, _, inner = module.rpartition(".")
+    return _origin(module, inner)
 
 
 @cache

@@ -1,0 +1,97 @@
+"""Stage fingerprints: what every other stage depends on, the values it reads and the code it runs.
+
+    python -m pipelines.fingerprints
+
+Writes a file for each stage of dvc.yaml: its app's section of the composed config, all resolved,
+and hashes of the syntax trees of the modules that the app and the classes named there import. DVC
+compares these files, so that a stage runs again when, and only when, one of its own values or the
+code it runs has changed; not for a comment, a docstring, or a value that another stage reads.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dvc.repo import Repo
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from pipelines.app import CONFIG, ending_with_one_line, scale_of_params, write_json
+from value_aware_attention.source import code_hashes, defining_module
+
+FOLDER = Path("outputs/fingerprints")
+PACKAGES = ("pipelines", "value_aware_attention")
+ELSEWHERE = {"run", "trainer", "choice"}
+"""Of a stage's section: what changes no result, and what only a running app knows."""
+
+
+def main() -> None:
+    with ending_with_one_line():
+        write(FOLDER)
+
+
+def write(folder: Path) -> None:
+    """Writes the fingerprint of every stage that has another than before, and says which these are.
+
+    A file that stays as it was leaves its stage as it was, and one without a stage is removed.
+    """
+    wanted = set()
+    for name, app, overrides in stages():
+        found = fingerprint(app, overrides)
+        path = folder / f"{name}.json"
+        wanted.add(path)
+        before = json.loads(path.read_text()) if path.exists() else None
+        if before != found:
+            changed = ["new"] if before is None else sorted(differences(before, found))
+            write_json(path, found)
+            print(f"{name}: {', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}")
+    for path in set(folder.glob("*.json")) - wanted:
+        path.unlink()
+
+
+def stages() -> Iterator[tuple[str, str, list[str]]]:
+    """Name, app and overrides of the stages of dvc.yaml, as DVC expands them; not of this one."""
+    for stage in Repo().index.stages:
+        _, _, module, *overrides = stage.cmd.split()
+        app = module.removeprefix("pipelines.")
+        if app != "fingerprints":
+            yield stage.addressing, app, overrides
+
+
+def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
+    """{"values": the section that the app gets, "code": module -> hash}."""
+    with initialize_config_dir(CONFIG, version_base=None):
+        section = compose(app, [*overrides, *scale_of_params(overrides)])[app]
+    values = {key: section[key] for key in section if key not in ELSEWHERE}
+    values = {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+    }
+    own = {name for name in targets(values) if name.startswith(PACKAGES)}
+    modules = {f"pipelines.{app}", *map(defining_module, own)}
+    return {"values": values, "code": code_hashes(*sorted(modules), packages=PACKAGES)}
+
+
+def targets(value: Any) -> Iterator[str]:
+    """Every `_target_` of a config."""
+    if isinstance(value, dict):
+        yield from [value["_target_"]] if "_target_" in value else []
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, (dict, list)):
+            yield from targets(inner)
+
+
+def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
+    """Dotted keys of what differs, with the new value where it is short."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in {**before, **after}:
+            inner = f"{key}.{name}" if key else name
+            yield from differences(before.get(name), after.get(name), inner)
+    elif before != after:
+        head, _, rest = key.partition(".")
+        yield rest if head == "code" else f"{rest} = {after}"[:80]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A stage runs again when, and only when, one of its own values or the code it runs has changed."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines import fingerprints
+
+ROOT = Path(__file__).parents[1]
+READ = ("conf", "pipelines", "src", ".dvcignore", "dvc.yaml", "params.yaml")
+FEWER = {"kernel: [exponential, polynomial, elu]": "kernel: [elu]"}  # composing takes its time
+FEWER |= {"trained: [fourier_mixing, linformer]": "trained: [linformer]"}
+KERNELS = "src/value_aware_attention/kernels.py"
+CORPUS = "pipelines/corpus.py"
+
+
+def run(tree: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines.fingerprints"]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True)
+
+
+def edit(tree: Path, file: str, old: str, new: str) -> None:
+    text = (tree / file).read_text()
+    assert text.count(old) == 1, f"{old!r} is in {file} {text.count(old)} times"
+    (tree / file).write_text(text.replace(old, new))
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with fewer stages, and their fingerprints."""
+    tree = tmp_path_factory.mktemp("project")
+    for name in READ:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tree / name)
+    (tree / ".dvc").mkdir()
+    (tree / ".dvc/config").write_text("[core]\n    no_scm = true\n")
+    for old, new in FEWER.items():
+        edit(tree, "params.yaml", old, new)
+    first = run(tree)
+    assert first.returncode == 0, first.stderr
+    return tree
+
+
+@pytest.fixture
+def tree(computed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(computed, tmp_path / "project"))
+
+
+def changed(tree: Path) -> set[str]:
+    """The stages whose fingerprints are written anew."""
+    folder = tree / fingerprints.FOLDER
+    before = {path.stem: path.read_bytes() for path in folder.glob("*.json")}
+    result = run(tree)
+    assert result.returncode == 0, result.stderr
+    after = {path.stem: path.read_bytes() for path in folder.glob("*.json")}
+    different = {name for name in after if before.get(name) != after[name]}
+    assert {line.partition(":")[0] for line in result.stdout.splitlines()} == different
+    return different
+
+
+def test_a_comment_a_docstring_and_layout_change_no_fingerprint(tree: Path) -> None:
+    edit(tree, KERNELS, "import torch\n", "import torch  # computes\n\n\n")
+    source = (tree / KERNELS).read_text()
+    (tree / KERNELS).write_text('"""Another docstring."""' + source[source.index('"""', 3) + 3 :])
+    edit(tree, "params.yaml", "seed: 0\n", "seed: 0  # of everything\n")
+    assert not changed(tree)
+
+
+def test_a_value_changes_the_stages_that_read_it(tree: Path) -> None:
+    edit(
+        tree, "params.yaml", "length: 512\n    batch_size: 4\n", "length: 512\n    batch_size: 2\n"
+    )
+    assert changed(tree) == {"train_masked_long"}
+
+
+def test_a_value_of_the_grid_changes_evaluations_and_no_survey(tree: Path) -> None:
+    edit(tree, "params.yaml", "  value_aware_keys: [1, 2,", "  value_aware_keys: [1, 3,")
+    assert changed(tree) == {
+        "evaluate_causal@elu",
+        "evaluate_masked@short",
+        "evaluate_masked@long",
+        "evaluate_variant@linformer",  # of the same section
+    }
+
+
+def test_code_changes_the_stages_that_run_it(tree: Path) -> None:
+    edit(tree, CORPUS, "if __name__", "UNUSED = 1\n\nif __name__")
+    assert changed(tree) == {"corpus"}
+    flex = "src/value_aware_attention/flex.py"
+    edit(tree, flex, "BLOCK = 128", "BLOCK = 256")
+    different = changed(tree)
+    assert {"benchmark", "train_causal@elu", "evaluate_masked@long"} < different
+    assert not different & {"corpus", "tokens", "report", "survey_report"}
+
+
+def test_a_stage_that_is_gone_leaves_no_fingerprint(tree: Path) -> None:
+    edit(tree, "params.yaml", "length: [short, long]", "length: [long]")
+    changed(tree)
+    left = {path.stem for path in (tree / fingerprints.FOLDER).iterdir()}
+    assert "evaluate_masked@long" in left and "evaluate_masked@short" not in left
+
+
+def test_what_changed_is_said_with_its_new_value() -> None:
+    before = {"values": {"fit": {"steps": 5}, "same": 1}, "code": {"a.b": "1", "gone": "2"}}
+    after = {"values": {"fit": {"steps": 7}, "same": 1}, "code": {"a.b": "3"}}
+    found: Iterator[str] = fingerprints.differences(before, after)
+    assert sorted(found) == ["a.b", "fit.steps = 7", "gone"]
+
+
+def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(computed: Path) -> None:
+    text = (computed / fingerprints.FOLDER / "train_causal@elu.json").read_text()
+    found = json.loads(text)
+    assert found["values"]["fit"]["steps"] > 0 and "run" not in found["values"]
+    code = set(found["code"])
+    assert {"pipelines.train_causal", "value_aware_attention.training.muon"} <= code
+    assert {"value_aware_attention.flex", "value_aware_attention.training.fit"} <= code
+    assert not {name for name in code if ".evaluation." in name or ".reporting" in name}
+
+
+def test_a_value_that_does_not_compose_is_one_line_and_leaves_the_fingerprints(tree: Path) -> None:
+    edit(tree, "params.yaml", "scale: laptop", "scale: lapptop")
+    before = {path: path.read_bytes() for path in (tree / fingerprints.FOLDER).iterdir()}
+    result = run(tree)
+    assert result.returncode == 1 and result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1 and "lapptop" in result.stderr
+    assert {path: path.read_bytes() for path in (tree / fingerprints.FOLDER).iterdir()} == before
