@@ -6,13 +6,14 @@ TORCH_INDEX ?=
 VENV := .venv
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
+PYTEST := python -m pytest -q -n logical --maxprocesses 8 --dist loadfile
 # Byte code of what the stages import, and of nothing else: without it, as in containers that set
 # PYTHONDONTWRITEBYTECODE, each of them would spend half of its start on compiling.
 COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro survey test lint setup setup-dev headline clean
+.PHONY: help repro survey test test-slow lint setup setup-dev headline clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -24,8 +25,11 @@ repro: setup  ## set up, run the pipeline up to the report, print the headline t
 survey: setup  ## every method of the survey: time, memory, distance to the optimum
 	@$(RUN) dvc repro survey_report
 
-test: setup-dev  ## set up and run the tests
-	@$(RUN) python -m pytest -q -n logical --maxprocesses 8 --dist loadfile
+test: setup-dev  ## set up and run the tests, but for the slow ones
+	@$(RUN) $(PYTEST) -m "not slow"
+
+test-slow: setup-dev  ## the slow tests: killed and distributed runs, clusters, every option as a cell
+	@$(RUN) $(PYTEST) -m slow
 
 lint: setup-dev  ## style, formatting and types
 	@$(RUN) ruff check .

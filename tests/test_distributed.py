@@ -35,7 +35,7 @@ from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.models import build_roberta, save_masked
 from value_aware_attention.record_cache import RecordCache
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LENGTH = 16
 # Three batches of causal windows and two of sequences, the last of each short.
 CAUSAL = ("kernel=elu", "evaluation.causal_units=5", "evaluation.batch_size=2")

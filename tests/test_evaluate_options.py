@@ -13,7 +13,7 @@ from tests.test_distributed import write_masked
 from tests.training.processes import write_tokens
 from value_aware_attention.kernels import Elu, Exponential
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 OPTIONS = sorted(path.stem for path in (ROOT / "conf/approximation").glob("*.yaml"))
 MODELS = {
     "kernel=elu": (Elu, True),

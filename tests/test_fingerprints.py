@@ -11,6 +11,8 @@ import pytest
 
 from pipelines import fingerprints
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 READ = ("conf", "pipelines", "src", ".dvcignore", "dvc.yaml", "params.yaml")
 FEWER = {"kernel: [exponential, polynomial, elu]": "kernel: [elu]"}  # composing takes its time

@@ -55,7 +55,7 @@ from value_aware_attention.probe.run import weights_hash
 from value_aware_attention.record_cache import RecordCache
 from value_aware_attention.training.one_step import one_step
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 exact = import_module("value_aware_attention.attention")  # the package has a function of this name
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 

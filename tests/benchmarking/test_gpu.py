@@ -11,7 +11,7 @@ import torch
 from benchmarks import gpu
 from value_aware_attention.attention import attention
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)

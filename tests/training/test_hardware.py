@@ -30,6 +30,8 @@ from value_aware_attention.training import CausalTraining, InverseSquareRoot, fi
 from value_aware_attention.training.flops import peak_flops, training_flops
 from value_aware_attention.training.module import LanguageModeling
 
+pytestmark = pytest.mark.slow
+
 
 def trained(
     module: LanguageModeling, folder: Path, *, breaks_at: int | None = None, **trainer: Any

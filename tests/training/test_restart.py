@@ -11,6 +11,8 @@ from tests.training.test_fit import run
 from tests.training.tiny import causal_module
 from value_aware_attention.training.checkpoint_files import CheckpointFiles
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINTS = ".cache/checkpoints/causal_exponential"
 
 
