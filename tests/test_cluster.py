@@ -137,4 +137,7 @@ def test_what_is_pushed_to_a_folder_is_pulled_into_a_clone_and_nothing_runs_agai
         # what has changed does run
         params = (clone / "params.yaml").read_text()
         (clone / "params.yaml").write_text(params.replace("rearrange: true", "rearrange: false"))
-        assert [stage.name for stage in repo.reproduce("tokens", dry=True)] == ["tokens"]
+        assert [stage.name for stage in repo.reproduce("tokens")] == [
+            "fingerprints",
+            "tokens",
+        ]
