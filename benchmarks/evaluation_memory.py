@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from value_aware_attention import approximations
-from value_aware_attention.approximations.approximation import chunked, numbers_within
 from value_aware_attention.benchmarking.process import resident_peak
+from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.evaluation.cells import Cell
 from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
@@ -112,7 +112,7 @@ def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
     torch.manual_seed(0)
     work = cell_evaluation(name, **MODELS[kind]) if kind in MODELS else method_call(name)
     began = time.perf_counter()
-    with torch.inference_mode(), chunked(numbers_within(gib)):
+    with torch.inference_mode(), chunked(max_elements_within(gib)):
         above = resident_peak(work)
     whole = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {

@@ -31,6 +31,7 @@ from benchmarks.rounds import in_rounds, ratio, seconds
 from value_aware_attention.approximations import OptimalValueAware, closest_combination
 from value_aware_attention.approximations.closest_combination import Problem
 from value_aware_attention.benchmarking.ratio import Ratio
+from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential
 
 HEAD_DIM = 64
@@ -92,8 +93,7 @@ def exact(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def problem_of(query: Tensor, key: Tensor, value: Tensor) -> Problem:
-    inputs = OptimalValueAware(1).inputs(query, key, value, Exponential(), None, False)
-    return closest_combination.flatten(inputs)
+    return closest_combination.flatten(Call.of(query, key, value, kernel=Exponential()))
 
 
 def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> Iterator[Row]:

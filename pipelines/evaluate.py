@@ -27,8 +27,8 @@ from pipelines.app import app, check_counts, plain, write_json
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash, run_on
 from pipelines.tracking import tracked
-from value_aware_attention.approximations.approximation import chunked, numbers_within
 from value_aware_attention.approximations.closest_combination import engine
+from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import (
     is_first,
     own_device,
@@ -61,7 +61,7 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
 
     Where memory runs out all the same, a ValueError names the values to lower.
     """
-    with started_processes(), chunked(numbers_within(cfg.memory_gib)):
+    with started_processes(), chunked(max_elements_within(cfg.memory_gib)):
         if processes() > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise ValueError(
                 f"each of the {processes()} processes would run the whole sweep: start -m without "

@@ -150,7 +150,7 @@ def test_under_autocast_a_model_gives_flex_its_low_precision(
     model = CausalLanguageModel(**size, kernel=Polynomial(), dropout=0.0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(torch.zeros(1, 7, dtype=torch.long))
-    assert seen == [(*[torch.bfloat16] * 3, Polynomial(), None, flex.past)]
+    assert seen == [(*[torch.bfloat16] * 3, Polynomial(), None, flex.causal_mask)]
 
 
 @dataclass
@@ -229,8 +229,8 @@ def test_a_block_mask_first_made_for_an_evaluation_serves_training() -> None:
     """Autograd saves it for the backward pass, which it refuses to do with inference tensors."""
     flex.block_mask.cache_clear()
     with torch.inference_mode():
-        mask = flex.block_mask(flex.past, KEYS, KEYS, torch.device("cpu"))
-    assert mask is flex.block_mask(flex.past, KEYS, KEYS, torch.device("cpu"))
+        mask = flex.block_mask(flex.causal_mask, KEYS, KEYS, torch.device("cpu"))
+    assert mask is flex.block_mask(flex.causal_mask, KEYS, KEYS, torch.device("cpu"))
     assert not any(x.is_inference() for x in mask.as_tuple() if isinstance(x, Tensor))
 
 

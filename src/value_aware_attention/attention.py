@@ -10,7 +10,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,7 +23,9 @@ __all__ = [
     "attention_over",
     "attention_weights",
     "check_inputs",
+    "masked_softmax",
     "visibility",
+    "weights_over",
     "working_precision",
 ]
 
@@ -42,7 +44,7 @@ def attention(
     key: Float[Tensor, "*#batch M D"],
     value: Float[Tensor, "*#batch M V"],
     *,
-    kernel: Kernel = Exponential(),  # noqa: B008  frozen, so one instance may serve every call
+    kernel: Kernel = Exponential(),
     attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "*batch N V"]:
@@ -55,8 +57,9 @@ def attention(
     NaN. Infinity in a score does the same.
 
     What computes it: the exponential kernel is PyTorch's own fused attention, on every device. The
-    other two are FlexAttention on CUDA, from 128 queries on and where nothing is in its way
-    (`flex.obstacle`: fp64, fewer than 16 numbers a head), and hold the N x M weights elsewhere.
+    other two are FlexAttention on CUDA, from 128 queries on and where it supports the call
+    (`flex.unsupported_reason`: no fp64, no head of fewer than 16 numbers), and hold the N x M
+    weights elsewhere.
     """
     check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
@@ -78,8 +81,43 @@ def attention_over(
     if isinstance(kernel, Exponential):
         return _fused(query, key, value, kernel, visible)
     with _without_autocast(value):
-        weights = _weights(query, key, kernel, visible)
+        weights = weights_over(query, key, kernel, visible)
         return (weights @ working_precision(value)).to(value.dtype)
+
+
+def attention_weights(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    *,
+    kernel: Kernel = Exponential(),
+    attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+    is_causal: bool = False,
+) -> Float[Tensor, "*batch N M"]:
+    """alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j), in fp32 or fp64; zeros where all is masked."""
+    check_inputs(query, key, key, attn_mask=attn_mask, is_causal=is_causal)
+    return weights_over(query, key, kernel, _visible(query, key, attn_mask, is_causal))
+
+
+def weights_over(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    kernel: Kernel,
+    visible: Bool[Tensor, "*#batch #N #M"] | None,
+) -> Float[Tensor, "*batch N M"]:
+    """`attention_weights` over the visible pairs (None = all) of inputs that are known to fit."""
+    with _without_autocast(query):
+        scores = kernel.log_similarity(working_precision(query), working_precision(key))
+        return masked_softmax(scores, visible)
+
+
+def masked_softmax(
+    scores: Float[Tensor, "*#batch #N M"], visible: Bool[Tensor, "*#batch #N #M"] | None
+) -> Float[Tensor, "*batch N M"]:
+    """exp(score) / sum exp(score) over the visible pairs (None = all), 0 elsewhere."""
+    if visible is None:
+        return scores.softmax(dim=-1)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return weights.masked_fill(~visible, 0.0)  # a fully masked row's softmax is NaN
 
 
 @torch.compiler.disable  # it compiles a function of its own; a compiled model is cut here
@@ -92,9 +130,9 @@ def _by_flex(
     is_causal: bool,
 ) -> Tensor:
     """FlexAttention where it can take the call; its causal mask is a pattern, never drawn."""
-    if flex.obstacle(query, key, value, kernel) is None:
+    if flex.unsupported_reason(query, key, value, kernel) is None:
         mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
-        pattern = flex.past if is_causal else None
+        pattern = flex.causal_mask if is_causal else None
         try:
             with _without_autocast(value):
                 return flex.flex_kernel_attention(query, key, value, kernel, mask, pattern)
@@ -151,56 +189,34 @@ def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#
     return visible.tril() if is_causal else visible
 
 
-def attention_weights(
-    query: Float[Tensor, "*#batch N D"],
-    key: Float[Tensor, "*#batch M D"],
-    *,
-    kernel: Kernel = Exponential(),  # noqa: B008
-    attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
-    is_causal: bool = False,
-) -> Float[Tensor, "*batch N M"]:
-    """alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j), in fp32 or fp64; zeros where all is masked."""
-    visible = visibility(query, key, key, attn_mask=attn_mask, is_causal=is_causal)
-    with _without_autocast(query):
-        return _weights(query, key, kernel, visible)
-
-
-def _weights(query: Tensor, key: Tensor, kernel: Kernel, visible: Tensor | None) -> Tensor:
-    scores = kernel.log_similarity(working_precision(query), working_precision(key))
-    if visible is None:
-        return scores.softmax(dim=-1)
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    return weights.masked_fill(~visible, 0.0)  # a fully masked row's softmax is NaN
-
-
 def working_precision(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """x in at least fp32, the precision every sum of the library is taken in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def visibility(
-    query: Float[Tensor, "*#batch N D"],
-    key: Float[Tensor, "*#batch M D"],
-    value: Float[Tensor, "*#batch M V"],
-    *,
-    attn_mask: Bool[Tensor, "*#batch #N #M"] | None,
+    attn_mask: Bool[Tensor, "*batch #N #M"] | None,
     is_causal: bool,
-) -> Bool[Tensor, "*#batch #N #M"] | None:
-    """One mask, True = visible, for `attn_mask` and `is_causal` together; None = everything."""
-    check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
-    return _visible(query, key, attn_mask, is_causal)
+    rows: Int[Tensor, " N"],
+    keys: int,
+) -> Bool[Tensor, "*batch #N #M"] | None:
+    """The pairs that `attn_mask` and `is_causal` show together; None = all.
+
+    `rows` are the positions of the queries, with which `is_causal` compares those of the keys.
+    """
+    if not is_causal:
+        return attn_mask
+    causal = torch.arange(keys, device=rows.device) <= rows[:, None]
+    return causal if attn_mask is None else causal & attn_mask
 
 
 def _visible(
     query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool
-) -> Tensor | None:
-    if attn_mask is not None:
-        attn_mask = torch.atleast_2d(attn_mask)  # (keys,) hides the same keys from every query
-    if not is_causal:
-        return attn_mask
-    queries, keys = query.shape[-2], key.shape[-2]
-    causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
-    return causal if attn_mask is None else causal & attn_mask
+) -> Bool[Tensor, "*batch #N #M"] | None:
+    """The visible pairs of a whole call, whose mask may be of keys alone."""
+    mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
+    rows = torch.arange(query.shape[-2], device=query.device)
+    return visibility(mask, is_causal, rows, key.shape[-2])
 
 
 def check_inputs(

@@ -21,13 +21,13 @@ from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 
 __all__ = [
     "block_mask",
+    "causal_mask",
     "flex_kernel_attention",
     "is_preferred",
     "log_similarity",
     "missing_compiler",
-    "obstacle",
-    "past",
     "too_many_shapes",
+    "unsupported_reason",
 ]
 
 KERNELS = (Exponential, Polynomial, Elu)
@@ -35,12 +35,12 @@ BLOCK = 128
 SHAPES = 64
 """Shapes, dtypes and masks that one kernel and pattern may be compiled for."""
 
-Pattern = Callable[[Tensor, Tensor], Tensor]
+PositionMask = Callable[[Tensor, Tensor], Tensor]
 """(query positions, key positions) -> which pairs are kept; found again by its identity."""
 
 
-def past(query: Tensor, key: Tensor) -> Tensor:
-    """The causal pattern: every key up to the query's own position."""
+def causal_mask(query: Tensor, key: Tensor) -> Tensor:
+    """Shows each query the keys up to its own position."""
     return key <= query
 
 
@@ -54,7 +54,7 @@ def is_preferred(query: Float[Tensor, "... N D"], key: Float[Tensor, "... M D"])
 
 
 @torch.compiler.disable  # it looks for programs, which cannot be traced into a compiled model
-def obstacle(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> str | None:
+def unsupported_reason(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> str | None:
     """Why FlexAttention cannot take this call; None where it can."""
     tensors = query, key, value
     device = query.device.type
@@ -96,13 +96,13 @@ def flex_kernel_attention(
     value: Float[Tensor, "*#batch M V"],
     kernel: Kernel,
     visible: Bool[Tensor, "*#batch #N #M"] | None = None,
-    pattern: Pattern | None = None,
+    pattern: PositionMask | None = None,
 ) -> Float[Tensor, "*batch N V"]:
     """Eq. 1 over the visible pairs (None = all) of the pattern (None = every pair).
 
     Positions of the queries are the last N of M. Products are taken in the inputs' dtype and summed
-    in fp32, scores and features are fp32; a row that sees nothing gives zeros. For calls to which
-    there is no `obstacle`; past SHAPES shapes for one kernel and pattern torch raises an error.
+    in fp32, scores and features are fp32; a row that sees nothing gives zeros. For calls without an
+    `unsupported_reason`; past SHAPES shapes for one kernel and pattern torch raises an error.
     """
     assert isinstance(kernel, KERNELS)
     leading = (x.shape[:-2] for x in (query, key, value))
@@ -125,7 +125,7 @@ def _four_dimensional(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
-def block_mask(pattern: Pattern, queries: int, keys: int, device: torch.device) -> BlockMask:
+def block_mask(pattern: PositionMask, queries: int, keys: int, device: torch.device) -> BlockMask:
     """Which blocks of pairs the pattern fills, and which in part; no N x M mask is held."""
     position = torch.arange(keys + -keys % BLOCK)
     inside = position < keys
@@ -136,8 +136,8 @@ def block_mask(pattern: Pattern, queries: int, keys: int, device: torch.device) 
         seen = seen.expand(len(rows), -1).unflatten(-1, (-1, BLOCK))
         full.append(seen.all(dim=-1).all(dim=0) & (len(rows) == BLOCK))
         part.append(seen.any(dim=-1).any(dim=0) & ~full[-1])
-    count, columns = _counted(torch.stack(part), device)
-    full_count, full_columns = _counted(torch.stack(full), device)
+    count, columns = _kv_blocks(torch.stack(part), device)
+    full_count, full_columns = _kv_blocks(torch.stack(full), device)
     return BlockMask.from_kv_blocks(
         count,
         columns,
@@ -149,7 +149,7 @@ def block_mask(pattern: Pattern, queries: int, keys: int, device: torch.device) 
     )
 
 
-def _counted(blocks: Bool[Tensor, "rows columns"], device: torch.device) -> tuple[Tensor, Tensor]:
+def _kv_blocks(blocks: Bool[Tensor, "rows columns"], device: torch.device) -> tuple[Tensor, Tensor]:
     """How many blocks of each row are kept, and their columns first."""
     columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
     numbers = blocks.sum(dim=-1), columns
@@ -159,9 +159,9 @@ def _counted(blocks: Bool[Tensor, "rows columns"], device: torch.device) -> tupl
 
 @lru_cache(maxsize=256)
 def _compiled(
-    kernel: Exponential | Polynomial | Elu, pattern: Pattern | None
+    kernel: Exponential | Polynomial | Elu, pattern: PositionMask | None
 ) -> Callable[..., Tensor]:
-    """A compiled function of its own, which `pattern` only names.
+    """Compiles a function for one kernel and pattern, of which `pattern` only tells them apart.
 
     Past a limit that functions share torch falls back to a dense path; fullgraph makes that an
     error.

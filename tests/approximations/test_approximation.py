@@ -22,11 +22,7 @@ from value_aware_attention.approximations import (
     SparseApproximation,
     chunked,
 )
-from value_aware_attention.approximations.approximation import (
-    Inputs,
-    numbers_at_once,
-    numbers_within,
-)
+from value_aware_attention.call import Call, max_elements, max_elements_within
 from value_aware_attention.kernels import Elu, Exponential
 
 SPARSE = {n: m for n, m in METHODS.items() if isinstance(m.build(), SparseApproximation)}
@@ -72,7 +68,7 @@ def test_vmap_and_compiled_graphs_are_not_checked(method: Approximation) -> None
     torch.testing.assert_close(by_head(*tensors), expected)
     with torch.no_grad():
         compiled = torch.compile(method.check_finite, backend="eager", fullgraph=True)
-        compiled(*tensors, None)
+        compiled(Call.of(*tensors, kernel=Elu()))
     with pytest.raises(RuntimeError, match="data-dependent control flow"):
         torch.vmap(OptimalValueOblivious(4))(*tensors)
 
@@ -97,30 +93,31 @@ def test_blocks_hold_what_is_allowed_or_one_query(
     numbers: int, queries: int, keys: int, needed: int
 ) -> None:
     tensors = torch.zeros(2, 3, queries, 5), torch.zeros(2, 3, keys, 5), torch.zeros(2, 3, keys, 4)
-    inputs = Inputs(*tensors, Exponential(), torch.ones(queries, keys, dtype=torch.bool), False)
+    mask = torch.ones(queries, keys, dtype=torch.bool)
+    call = Call.of(*tensors, kernel=Exponential(), attn_mask=mask)
     with chunked(numbers):
-        blocks = list(inputs.blocks(needed))
+        blocks = list(call.blocks(needed))
     rows = [block.query.shape[-2] for block in blocks]
-    assert sum(rows) == queries
+    assert torch.cat([block.rows for block in blocks]).tolist() == list(range(queries))
     assert all(n <= 1 or 6 * n * max(keys, needed) <= numbers for n in rows)
     assert all(block.visible is not None for block in blocks)
     assert [b.visible.shape[-2] for b in blocks if b.visible is not None] == rows
 
 
 def test_the_allowance_ends_with_its_context() -> None:
-    before = numbers_at_once()
+    before = max_elements()
     with pytest.raises(KeyError), chunked(100):
         with chunked(7):
-            assert numbers_at_once() == 7
-        assert numbers_at_once() == 100
+            assert max_elements() == 7
+        assert max_elements() == 100
         raise KeyError
-    assert numbers_at_once() == before == numbers_within(1) == 2**24
-    assert numbers_within(0.25) == 2**22 and numbers_within(1e-12) == 1
+    assert max_elements() == before == max_elements_within(1) == 2**24
+    assert max_elements_within(0.25) == 2**22 and max_elements_within(1e-12) == 1
 
 
 @pytest.mark.parametrize("numbers", [0, -1, 1.5])
 def test_an_allowance_of_nothing_is_refused(numbers: Any) -> None:
-    with pytest.raises(ValueError, match="numbers is"), chunked(numbers):
+    with pytest.raises(ValueError, match="elements is"), chunked(numbers):
         pass
 
 

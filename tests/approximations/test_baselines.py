@@ -303,7 +303,7 @@ def test_bad_arguments_are_refused() -> None:
             with pytest.raises(ValueError, match=r"r is .*; it must be an integer >= 1"):
                 build(bad)  # type: ignore[arg-type]
     for norm in (0, 3, True, "2", float("inf")):
-        with pytest.raises(ValueError, match=r"norm is .*; it must be 1"):
+        with pytest.raises(ValueError, match=r"norm is .*; it must be one of 1, 2$"):
             NormWeightedKeys(4, norm=norm)  # type: ignore[arg-type]
     for seed in (-1, 0.5, True):
         with pytest.raises(ValueError, match=r"seed is .*>= 0"):

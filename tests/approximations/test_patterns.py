@@ -27,10 +27,10 @@ from value_aware_attention.approximations import (
     patterns,
     reference,
 )
-from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.approximations.block_sparse import block_sparse_attention
 from value_aware_attention.approximations.fixed_pattern import FixedPattern, SparseFixedPattern
 from value_aware_attention.approximations.patterns import Pattern
+from value_aware_attention.call import Call
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Exponential, Kernel
 
@@ -240,7 +240,7 @@ def test_pieces_are_disjoint_and_what_they_say(pattern: Pattern, queries: int) -
         if piece.listed is not None:
             assert (piece.listed[query] == key[:, None]).any(dim=-1).all()
     tensors = draw(queries, queries, 80)
-    output = block_sparse_attention(Inputs(*tensors, Exponential(), None, False), pattern)
+    output = block_sparse_attention(Call.of(*tensors, kernel=Exponential()), pattern)
     expected = attention(*tensors, attn_mask=pattern.mask(queries, 80))
     torch.testing.assert_close(output, expected)
 
@@ -331,6 +331,8 @@ def test_the_keys_named_are_those_attended(name: str, causal: bool) -> None:
     torch.testing.assert_close(kept @ tensors[2], output)
     exact = attention(*tensors, is_causal=causal)
     torch.testing.assert_close(chosen.error, (output - exact).square().sum(-1))
+    single = method.select(*(x.float() for x in tensors), is_causal=causal)
+    torch.testing.assert_close(single.error.double(), chosen.error, rtol=1e-4, atol=1e-9)
 
 
 def test_a_dilation_of_one_is_the_sliding_window() -> None:

@@ -26,8 +26,8 @@ from value_aware_attention.approximations import (
     lsh,
     optimal_value_aware,
 )
-from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.call import Call
 from value_aware_attention.data.batches import MaskedSequences
 from value_aware_attention.evaluation.causal import CausalTask, context_windows
 from value_aware_attention.evaluation.cells import (
@@ -305,9 +305,9 @@ def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path)
     asked: list[int] = []
 
     class Counted(OptimalValueOblivious):
-        def choose(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-            asked.append(inputs.query.shape[-2])
-            return super().choose(inputs)
+        def choose(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+            asked.append(call.query.shape[-2])
+            return super().choose(call)
 
     found = task.run(lambda layer: Counted(2))
     assert found.totals[:4].tolist() == found.counts[:4].tolist() == [0.0] * 4
@@ -323,9 +323,9 @@ def test_the_last_layer_answers_only_for_scored_positions_and_no_score_changes(
     rows = [0, 0]
 
     class Counted(build):
-        def choose(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-            rows[self.layer] += inputs.query.shape[-2]
-            return super().choose(inputs)
+        def choose(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+            rows[self.layer] += call.query.shape[-2]
+            return super().choose(call)
 
     def method(layer: int) -> torch.nn.Module:
         made = Counted(2)

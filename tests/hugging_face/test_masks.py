@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from value_aware_attention.attention import visibility
+from value_aware_attention.call import Call
 from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
+from value_aware_attention.kernels import Elu
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -20,7 +21,8 @@ def shown(mask: Tensor | None, queries: int, keys: int, is_causal: bool = False)
     """What `attn_mask` and `is_causal` show together, as one mask of all pairs."""
     query, key = tensors(queries, keys)
     attn_mask, causal = split_mask(mask, query, key, is_causal=is_causal)
-    seen = visibility(query, key, key, attn_mask=attn_mask, is_causal=causal)
+    call = Call.of(query, key, key, kernel=Elu(), attn_mask=attn_mask, is_causal=causal)
+    seen = call.visible
     return torch.ones(queries, keys, dtype=torch.bool) if seen is None else seen
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from value_aware_attention.approximations import Approximation
-from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import CausalLanguageModel, build_roberta
@@ -31,8 +31,8 @@ class LearnedScale(Approximation):
         generator = torch.Generator().manual_seed(seed)
         self.scale = nn.Parameter(1 + torch.rand(head_dim, generator=generator))
 
-    def approximate(self, inputs: Inputs) -> Tensor:
-        return replace(inputs, query=inputs.query * self.scale).output()
+    def approximate(self, call: Call) -> Tensor:
+        return replace(call, query=call.query * self.scale).output()
 
     def multiply_adds(self, sizes: Sizes) -> float:
         return 0.0

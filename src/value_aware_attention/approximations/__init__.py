@@ -1,11 +1,6 @@
 """Approximations of attention, one idea per file, all behind one interface."""
 
-from value_aware_attention.approximations.approximation import (
-    Approximation,
-    SparseApproximation,
-    SparseWeights,
-    chunked,
-)
+from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
 from value_aware_attention.approximations.big_bird import BigBird
 from value_aware_attention.approximations.exact import Exact
 from value_aware_attention.approximations.leave_one_out_keys import LeaveOneOutKeys
@@ -28,9 +23,11 @@ from value_aware_attention.approximations.random_keys import RandomKeys
 from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
 from value_aware_attention.approximations.sparse_transformer import Fixed, Strided
+from value_aware_attention.approximations.sparse_weights import SparseWeights
 from value_aware_attention.approximations.value_aware_keys_attention_weights import (
     ValueAwareKeysAttentionWeights,
 )
+from value_aware_attention.call import chunked
 
 __all__ = [
     "LSH",

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from value_aware_attention.approximations.approximation import check_at_least
 from value_aware_attention.approximations.fixed_pattern import (
     FixedPattern,
     check_positions,
@@ -15,6 +14,7 @@ from value_aware_attention.approximations.patterns import (
     random_keys,
     window,
 )
+from value_aware_attention.arguments import check_at_least
 
 __all__ = ["BigBird"]
 
@@ -44,7 +44,3 @@ class BigBird(FixedPattern):
         chosen = random_keys(self.random, self.seed, keys, is_causal)
         pattern = near | chosen | global_positions(self.global_positions)
         return pattern & past() if is_causal else pattern
-
-    def extra_repr(self) -> str:
-        own = f"window={self.window}, random={self.random}"
-        return f"{own}, global_positions={self.global_positions}, seed={self.seed}"

@@ -2,7 +2,7 @@
 
 Queries are taken block by block, and a block is scored against the keys that any of its queries
 may see. The pieces of a pattern are grouped differently and computed one after the other; their
-un-normalised sums are merged at the end. Nothing here holds as many numbers as there are pairs of
+states are merged at the end. Nothing here holds as many numbers as there are pairs of
 a query and a key in all.
 """
 
@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs, numbers_at_once
 from value_aware_attention.approximations.patterns import Pattern, Piece
 from value_aware_attention.attention import attention_over
+from value_aware_attention.call import Call, max_elements
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.partial import AttentionState, attention_state
 
 __all__ = ["block_sparse_attention", "pairs"]
 
@@ -31,11 +32,11 @@ Index = slice | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some queries, the keys any of them sees, and the pairs that are hidden all the same."""
+    """Some queries, the keys any of them sees, and the pairs of the piece; None = all pairs."""
 
     queries: Index
     keys: Index
-    hidden: Bool[Tensor, "B C"] | None
+    visible: Bool[Tensor, "B C"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,53 +49,13 @@ class Layout:
     """Whether the blocks' outputs, one after the other, are those of all queries."""
 
 
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """sum kappa v and sum kappa, both divided by exp(largest)."""
-
-    values: Float[Tensor, "*batch N V"]
-    weights: Float[Tensor, "*batch N 1"]
-    largest: Float[Tensor, "*batch N 1"]
-
-    def __add__(self, other: "Sums") -> "Sums":
-        largest = torch.maximum(self.largest, other.largest)
-        mine, theirs = (self.largest - largest).exp(), (other.largest - largest).exp()
-        return Sums(
-            self.values * mine + other.values * theirs,
-            self.weights * mine + other.weights * theirs,
-            largest,
-        )
-
-    def normalised(self) -> Float[Tensor, "*batch N V"]:
-        """The output; zeros for a query that saw nothing."""
-        return self.values / self.weights.clamp_min(torch.finfo(self.weights.dtype).tiny)
-
-    def placed(self, rows: Int[Tensor, " Q"], queries: int) -> "Sums":
-        """These sums of some queries, among all queries of which the others saw nothing."""
-        nothing = (0.0, 0.0, torch.finfo(self.largest.dtype).min)
-        return Sums(
-            *(
-                x.new_full((*x.shape[:-2], queries, x.shape[-1]), fill).index_copy(-2, rows, x)
-                for x, fill in zip(self._parts(), nothing, strict=True)
-            )
-        )
-
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.values, self.weights, self.largest
-
-    @staticmethod
-    def cat(sums: list["Sums"]) -> "Sums":
-        """The sums of blocks of queries as those of all of them."""
-        return Sums(*(torch.cat(x, dim=-2) for x in zip(*(s._parts() for s in sums), strict=True)))
-
-
-def block_sparse_attention(inputs: Inputs, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
-    """Eq. 1 over the pairs of the pattern that `inputs.visible` does not hide."""
+def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
+    """Eq. 1 over the pairs of the pattern that `call.attn_mask` does not hide."""
     pieces = pattern.pieces
-    if len(pieces) == 1 and not _is_gathered(pieces[0], inputs.keys):
-        return _alone(inputs, pieces[0])
-    sums = [total for piece in pieces if (total := _sums(inputs, piece)) is not None]
-    return reduce(Sums.__add__, sums).normalised() if sums else inputs.zeros()
+    if len(pieces) == 1 and not _is_gathered(pieces[0], call.keys):
+        return _alone(call, pieces[0])
+    states = [state for piece in pieces if (state := _state(call, piece)) is not None]
+    return reduce(AttentionState.merge, states).output() if states else call.zeros()
 
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
@@ -108,28 +69,46 @@ def _count(piece: Piece, queries: int, keys: int) -> int:
     return sum(int(_seen(piece, *some).sum()) for some in _candidates(piece, queries, keys))
 
 
-def _alone(inputs: Inputs, piece: Piece) -> Float[Tensor, "*batch N V"]:
+def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
     """A pattern of one piece: nothing is merged, so every block is attention of its own."""
-    layout = _layout(piece, inputs.query.shape[-2], inputs.keys, inputs.query.device)
+    layout = _layout(piece, call.query.shape[-2], call.keys, call.query.device)
     if not layout.blocks:
-        return inputs.zeros()
-    blocks = (_cut(inputs, block) for block in layout.blocks)
-    outputs = torch.cat([_attention(*block) for block in blocks], dim=-2)
+        return call.zeros()
+    blocks = (_cut(call, block) for block in layout.blocks)
+    outputs = torch.cat([attention_over(*block) for block in blocks], dim=-2)
     if layout.complete:
         return outputs
-    return inputs.zeros().index_copy(-2, layout.rows, outputs)
+    return call.zeros().index_copy(-2, layout.rows, outputs)
 
 
-def _sums(inputs: Inputs, piece: Piece) -> Sums | None:
-    queries = inputs.query.shape[-2]
-    if _is_gathered(piece, inputs.keys):
-        parts = list(_each_its_own(inputs, piece))
-        return Sums.cat(parts) if parts else None
-    layout = _layout(piece, queries, inputs.keys, inputs.query.device)
+def _state(call: Call, piece: Piece) -> AttentionState | None:
+    """The queries' attention over the pairs of one piece; None where there is no pair."""
+    queries = call.query.shape[-2]
+    if _is_gathered(piece, call.keys):
+        parts = list(_each_its_own(call, piece))
+        return _concatenated(parts) if parts else None
+    layout = _layout(piece, queries, call.keys, call.query.device)
     if not layout.blocks:
         return None
-    sums = Sums.cat([_attend(*_cut(inputs, block)) for block in layout.blocks])
-    return sums if layout.complete else sums.placed(layout.rows, queries)
+    state = _concatenated([_attend(*_cut(call, block)) for block in layout.blocks])
+    return state if layout.complete else _placed(state, layout.rows, queries)
+
+
+def _concatenated(states: list[AttentionState]) -> AttentionState:
+    """The states of blocks of queries, one after the other."""
+    parts = zip(*((s.values, s.total, s.log_scale) for s in states), strict=True)
+    return AttentionState(*(torch.cat(part, dim=-2) for part in parts))
+
+
+def _placed(state: AttentionState, rows: Int[Tensor, " Q"], queries: int) -> AttentionState:
+    """The states of some queries among those of all, of which the others saw nothing."""
+    nothing = (state.values, 0.0), (state.total, 0.0), (state.log_scale, -torch.inf)
+    return AttentionState(
+        *(
+            x.new_full((*x.shape[:-2], queries, x.shape[-1]), fill).index_copy(-2, rows, x)
+            for x, fill in nothing
+        )
+    )
 
 
 def _is_gathered(piece: Piece, keys: int) -> bool:
@@ -137,60 +116,45 @@ def _is_gathered(piece: Piece, keys: int) -> bool:
     return piece.listed is not None and piece.listed.shape[-1] * DENSE < keys
 
 
-def _cut(inputs: Inputs, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, Tensor | None]:
-    """A block's queries, keys and values, the kernel, and which of its pairs are hidden."""
-    query = _take(inputs.query, block.queries)
-    key, value = (_take(x, block.keys) for x in (inputs.key, inputs.value))
-    hidden = block.hidden
-    if inputs.visible is not None:
-        visible = inputs.visible
-        if visible.shape[-2] > 1:
-            visible = _take(visible, block.queries)
-        masked = ~_take(visible.mT, block.keys).mT
-        hidden = masked if hidden is None else masked | hidden
-    return query, key, value, inputs.kernel, hidden
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, hidden: Tensor | None
-) -> Float[Tensor, "*batch B V"]:
-    return attention_over(query, key, value, kernel, None if hidden is None else ~hidden)
+def _cut(call: Call, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, Tensor | None]:
+    """A block's queries, keys and values, the kernel, and which of its pairs are visible."""
+    query = _take(call.query, block.queries)
+    key, value = (_take(x, block.keys) for x in (call.key, call.value))
+    visible, mask = block.visible, call.attn_mask
+    if mask is not None:
+        mask = _take(mask, block.queries) if mask.shape[-2] > 1 else mask
+        mask = _take(mask.mT, block.keys).mT
+        visible = mask if visible is None else mask & visible
+    return query, key, value, call.kernel, visible
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, hidden: Tensor | None
-) -> Sums:
-    """Dense attention before normalisation; finite, gradients too, where everything is hidden."""
-    scores = kernel.log_similarity(query, key)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
-    largest = scores.detach().amax(dim=-1, keepdim=True)
-    largest = largest.clamp_min(torch.finfo(scores.dtype).min)
-    weights = (scores - largest).exp()
-    return Sums(weights @ value, weights.sum(dim=-1, keepdim=True), largest)
+    query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, visible: Tensor | None
+) -> AttentionState:
+    return attention_state(kernel.log_similarity(query, key), value, visible)
 
 
-def _each_its_own(inputs: Inputs, piece: Piece) -> Iterator[Sums]:
+def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
     """A piece whose queries have no keys in common: keys and values are gathered per query."""
-    indices, seen = _listed(piece, inputs.query.shape[-2], inputs.keys)
-    indices, seen = indices.to(inputs.query.device), seen.to(inputs.query.device)
-    if inputs.visible is not None:
-        visible = inputs.visible.expand(*inputs.visible.shape[:-2], len(indices), inputs.keys)
-        seen = seen & visible.gather(-1, indices.expand(*visible.shape[:-1], -1))
-    heads = max(1, torch.Size(inputs.batch).numel())
+    indices, seen = _listed(piece, call.query.shape[-2], call.keys)
+    indices, seen = indices.to(call.query.device), seen.to(call.query.device)
+    if call.attn_mask is not None:
+        mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], len(indices), call.keys)
+        seen = seen & mask.gather(-1, indices.expand(*mask.shape[:-1], -1))
+    heads = max(1, torch.Size(call.batch).numel())
     # Keys and values are gathered beside each other, and multiplied: a quarter of what may be held.
-    rows = numbers_at_once() // 4 // (heads * max(1, indices[:1].numel() * inputs.key.shape[-1]))
-    rows = max(1, rows)
+    elements = heads * max(1, indices[:1].numel() * call.key.shape[-1])
+    rows = max(1, max_elements() // 4 // elements)
     for first in range(0, len(indices), rows):
         some = slice(first, first + rows)
         kept = indices[some]
-        query = inputs.query[..., some, None, :]
+        query = call.query[..., some, None, :]
         key, value = (
             x.index_select(-2, kept.flatten()).unflatten(-2, kept.shape)
-            for x in (inputs.key, inputs.value)
+            for x in (call.key, call.value)
         )
-        sums = _attend(query, key, value, inputs.kernel, ~seen[..., some, None, :])
-        yield Sums(*(x.squeeze(-2) for x in sums._parts()))
+        state = _attend(query, key, value, call.kernel, seen[..., some, None, :])
+        yield state.rearranged(lambda x: x.squeeze(-2))
 
 
 def _listed(piece: Piece, queries: int, keys: int) -> tuple[Tensor, Tensor]:
@@ -211,10 +175,10 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
         some, of_any = seen.any(dim=1), seen.any(dim=0)
         query, key = query[some], key[of_any]
         if len(query):
-            hidden = ~seen[some][:, of_any]
+            visible = seen[some][:, of_any]
             rows.append(query - (keys - queries))
             index = _index(rows[-1], device), _index(key, device)
-            blocks.append(Block(*index, hidden.to(device) if hidden.any() else None))
+            blocks.append(Block(*index, None if visible.all() else visible.to(device)))
     order = torch.cat(rows)
     complete = len(order) == queries and bool((order.diff() > 0).all())
     return Layout(tuple(blocks), order.to(device), complete)

@@ -3,8 +3,9 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Approximation, Inputs
+from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.attention import attention
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
@@ -20,15 +21,15 @@ class Exact(Approximation):
         key: Float[Tensor, "*#batch M D"],
         value: Float[Tensor, "*#batch M V"],
         *,
-        kernel: Kernel = Exponential(),  # noqa: B008
+        kernel: Kernel = Exponential(),
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N V"]:
         """`attention`, with its own choice of precision and of fused code."""
         return attention(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
 
-    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        return inputs.output()
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        return call.output()
 
     def multiply_adds(self, sizes: Sizes) -> float:
         return sizes.kept(sizes.keys) * sizes.one_key

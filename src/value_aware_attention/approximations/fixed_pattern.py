@@ -2,55 +2,30 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import (
-    Approximation,
-    Inputs,
-    SparseApproximation,
-    renormalised,
-)
+from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
 from value_aware_attention.approximations.block_sparse import block_sparse_attention, pairs
 from value_aware_attention.approximations.patterns import Pattern
-from value_aware_attention.attention import check_inputs, visibility
+from value_aware_attention.arguments import check_choice
+from value_aware_attention.attention import masked_softmax
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
-from value_aware_attention.flex import flex_kernel_attention, obstacle
-from value_aware_attention.kernels import Kernel
+from value_aware_attention.flex import flex_kernel_attention, unsupported_reason
 
 __all__ = [
     "ENGINES",
     "FixedPattern",
     "SparseFixedPattern",
-    "check_engine",
     "check_positions",
     "check_positions_exist",
 ]
 
-ENGINES = ("flex", "torch")
-
-
-@dataclass(frozen=True)
-class PatternInputs(Inputs):
-    """A call whose causal mask is left to the pattern: `visible` is the caller's mask alone."""
-
-    dtype: torch.dtype
-
-    def output(self) -> Float[Tensor, "*batch N V"]:
-        tensors = self.query, self.key, self.value
-        masked = visibility(*tensors, attn_mask=self.visible, is_causal=self.is_causal)
-        return Inputs(*tensors, self.kernel, masked, self.is_causal).output()
-
-    def for_flex(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value: on CUDA in the caller's precision, for fast products."""
-        on_gpu = self.query.is_cuda
-        query, key, value = (
-            x.to(self.dtype) if on_gpu else x for x in (self.query, self.key, self.value)
-        )
-        return query, key, value
+ENGINES = (None, "flex", "torch")
 
 
 class FixedPattern(Approximation):
@@ -65,55 +40,36 @@ class FixedPattern(Approximation):
 
     def __init__(self, engine: str | None = None) -> None:
         super().__init__()
-        self.engine = check_engine(engine)
+        self.engine = check_choice(ENGINES, engine=engine)
 
     @abstractmethod
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
         """Which of `keys` positions each may see; under a causal mask a subset of its past."""
 
-    def inputs(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kernel: Kernel,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-    ) -> PatternInputs:
-        """The call, checked; the N x N causal mask is never drawn."""
-        check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
-        checked = super().inputs(query, key, value, kernel, attn_mask, False)
-        parts = {field.name: getattr(checked, field.name) for field in fields(checked)}
-        return PatternInputs(**(parts | {"is_causal": is_causal, "dtype": value.dtype}))
-
-    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        assert isinstance(inputs, PatternInputs)
-        tensors = inputs.for_flex()
-        if self._takes_flex(inputs, obstacle(*tensors, inputs.kernel)):
-            return self._by_flex(inputs, tensors)
-        return block_sparse_attention(inputs, self._pattern_of(inputs))
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        tensors = _as_given(call)
+        if self._takes_flex(call, unsupported_reason(*tensors, call.kernel)):
+            return self._by_flex(call, tensors)
+        return block_sparse_attention(call, self._pattern_of(call))
 
     @torch.compiler.disable  # in a compiled model each call would make, and compile for, a pattern
-    def _by_flex(self, inputs: PatternInputs, tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        pattern = self._pattern_of(inputs)
-        return flex_kernel_attention(*tensors, inputs.kernel, inputs.visible, pattern)
+    def _by_flex(self, call: Call, tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        pattern = self._pattern_of(call)
+        return flex_kernel_attention(*tensors, call.kernel, call.attn_mask, pattern)
 
-    def _pattern_of(self, inputs: Inputs) -> Pattern:
-        return self.pattern(inputs.keys, is_causal=inputs.is_causal)
+    def _pattern_of(self, call: Call) -> Pattern:
+        return self.pattern(call.keys, is_causal=call.is_causal)
 
-    def _takes_flex(self, inputs: Inputs, reason: str | None) -> bool:
+    def _takes_flex(self, call: Call, reason: str | None) -> bool:
         if self.engine == "flex" and reason:
             raise ValueError(f"engine is 'flex', but {reason}; use engine='torch'")
-        wanted = self.engine == "flex" or (self.engine is None and inputs.query.is_cuda)
+        wanted = self.engine == "flex" or (self.engine is None and call.query.is_cuda)
         return wanted and reason is None
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """The pairs that the pattern keeps, counted one by one."""
         pattern = self.pattern(sizes.keys, is_causal=sizes.is_causal)
         return pairs(pattern, sizes.queries, sizes.keys) / sizes.queries * sizes.one_key
-
-    def extra_repr(self) -> str:
-        return "" if self.engine is None else f"engine={self.engine!r}"
 
 
 class SparseFixedPattern(FixedPattern, SparseApproximation):
@@ -123,27 +79,32 @@ class SparseFixedPattern(FixedPattern, SparseApproximation):
 
     def __init__(self, r: int, engine: str | None = None) -> None:
         SparseApproximation.__init__(self, r)
-        self.engine = check_engine(engine)
+        self.engine = check_choice(ENGINES, engine=engine)
 
     check_finite = Approximation.check_finite  # no number moves the choice of keys
 
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        pattern = self.pattern(inputs.keys, is_causal=inputs.is_causal)
-        kept = _keys_kept(pattern, inputs.query.shape[-2], inputs.keys).to(inputs.query.device)
-        parts, first = [], 0
-        for block in inputs.blocks():
-            rows = kept[first : first + block.query.shape[-2]]
-            parts.append(_weights(block, rows).expand(*inputs.batch, *rows.shape))
-            first += len(rows)
-        weights = torch.cat(parts, dim=-2)
-        return kept.clamp_min(0).expand(weights.shape), weights
-
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, (f"r={self.r}", super().extra_repr())))
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        kept = _keys_kept(self._pattern_of(call), call.queries, call.keys)[call.rows.cpu()]
+        kept = kept.to(call.query.device)
+        scores = call.kernel.log_similarity(call.query, call.key)
+        indices = kept.clamp_min(0).expand(*scores.shape[:-1], -1)
+        seen = kept >= 0
+        if call.attn_mask is not None:
+            mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], *scores.shape[-2:])
+            seen = seen & mask.gather(-1, kept.clamp_min(0).expand(*mask.shape[:-1], -1))
+        weights = masked_softmax(scores.gather(-1, indices), seen)
+        weights = weights.expand(*call.batch, *kept.shape)
+        return indices.expand(weights.shape), weights
 
 
+def _as_given(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value for FlexAttention: on CUDA in the caller's precision, which is fast."""
+    dtype = call.dtype if call.query.is_cuda else call.query.dtype
+    return call.query.to(dtype), call.key.to(dtype), call.value.to(dtype)
+
+
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
 def _keys_kept(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
     """The keys of each query in order; -1 fills the rows of those that keep fewer."""
     mask = pattern.mask(queries, keys)
@@ -153,25 +114,6 @@ def _keys_kept(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
     kept = torch.full((queries, int(counts.max()) if queries else 0), -1)
     kept[row, place] = key
     return kept
-
-
-def _weights(inputs: Inputs, kept: Int[Tensor, "N R"]) -> Float[Tensor, "*batch N R"]:
-    scores = inputs.kernel.log_similarity(inputs.query, inputs.key)
-    if inputs.visible is not None:
-        scores = scores.masked_fill(~inputs.visible, -torch.inf)
-    scores = scores.gather(-1, kept.clamp_min(0).expand(*scores.shape[:-1], -1))
-    scores = scores.masked_fill(kept < 0, -torch.inf)
-    if not kept.shape[-1]:
-        return scores
-    largest = scores.detach().amax(dim=-1, keepdim=True)
-    return renormalised((scores - largest.clamp_min(torch.finfo(scores.dtype).min)).exp())
-
-
-def check_engine(engine: str | None) -> str | None:
-    """The engine given, if it is one of ENGINES or None; ValueError otherwise."""
-    if engine is not None and engine not in ENGINES:
-        raise ValueError(f"engine is {engine!r}; it must be None or one of {', '.join(ENGINES)}")
-    return engine
 
 
 def check_positions(global_positions: Sequence[int]) -> tuple[int, ...]:

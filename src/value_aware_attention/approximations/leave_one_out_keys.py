@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.approximations.ranked_keys import RankedKeys
+from value_aware_attention.call import Call
 
 __all__ = ["LeaveOneOutKeys"]
 
@@ -18,9 +18,9 @@ class LeaveOneOutKeys(RankedKeys):
     """
 
     def scores(
-        self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        value = inputs.centred().value  # distances keep their digits far from 0
+        value = call.centred.value  # distances keep their digits far from 0
         distance = torch.cdist(weights @ value, value)
         left = 1 - weights
         return (weights / left * distance).masked_fill(left <= 0, torch.inf)

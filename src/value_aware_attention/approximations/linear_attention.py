@@ -3,12 +3,12 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.approximations.feature_attention import (
     FeatureAttention,
     FeatureMap,
     Features,
 )
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Elu
 
@@ -25,7 +25,7 @@ class LinearAttention(FeatureAttention):
 
     kernels = (Elu,)
 
-    def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
+    def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
         return _features, _features
 
     def multiply_adds(self, sizes: Sizes) -> float:

@@ -4,12 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from value_aware_attention.approximations.approximation import (
-    Approximation,
-    Inputs,
-    check_at_least,
-)
+from value_aware_attention.approximations.approximation import Approximation
+from value_aware_attention.arguments import check_at_least
 from value_aware_attention.attention import attention_over
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 
 __all__ = ["Linformer"]
@@ -44,14 +42,14 @@ class Linformer(Approximation):
             self.key_projection = nn.Parameter(self.draw(length).clone())
             self.value_projection = nn.Parameter(self.draw(length).clone())
 
-    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        self._check_length(inputs.keys)
-        key, value = inputs.key, inputs.value
-        if inputs.visible is not None:
-            seen = inputs.visible.transpose(-2, -1)
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        self._check_length(call.keys)
+        key, value = call.key, call.value
+        if call.visible is not None:
+            seen = call.visible.transpose(-2, -1)
             key, value = key.where(seen, 0.0), value.where(seen, 0.0)
-        for_key, for_value = (x.to(key) for x in self.projections(inputs.keys, key.device))
-        return attention_over(inputs.query, for_key @ key, for_value @ value, inputs.kernel, None)
+        for_key, for_value = (x.to(key) for x in self.projections(call.keys, key.device))
+        return attention_over(call.query, for_key @ key, for_value @ value, call.kernel, None)
 
     def projections(
         self, keys: int, device: torch.device | str = "cpu"
@@ -83,6 +81,3 @@ class Linformer(Approximation):
     def multiply_adds(self, sizes: Sizes) -> float:
         """Scores and sum of `rank` projected keys, and a query's share of projecting them all."""
         return self.rank * sizes.one_key * (1 + sizes.keys / sizes.queries)
-
-    def extra_repr(self) -> str:
-        return f"rank={self.rank}, seed={self.seed}, length={self.length}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from value_aware_attention.approximations.approximation import check_at_least
 from value_aware_attention.approximations.fixed_pattern import (
     FixedPattern,
     check_positions,
@@ -14,6 +13,7 @@ from value_aware_attention.approximations.patterns import (
     past,
     window,
 )
+from value_aware_attention.arguments import check_at_least
 
 __all__ = ["Longformer"]
 
@@ -46,8 +46,3 @@ class Longformer(FixedPattern):
         near = window(left, self.window - 1 - left, self.dilation)
         pattern = near | global_positions(self.global_positions)
         return pattern & past() if is_causal else pattern
-
-    def extra_repr(self) -> str:
-        own = f"window={self.window}, dilation={self.dilation}"
-        own = f"{own}, global_positions={self.global_positions}"
-        return ", ".join(filter(None, (own, super().extra_repr())))

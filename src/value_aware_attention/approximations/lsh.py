@@ -2,18 +2,18 @@
 
 import math
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from value_aware_attention.approximations.approximation import (
-    Approximation,
-    Inputs,
-    check_at_least,
-)
+from value_aware_attention.approximations.approximation import Approximation
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
+from value_aware_attention.partial import AttentionState, attention_state
 
 __all__ = ["LSH"]
 
@@ -47,60 +47,49 @@ class LSH(Approximation):
         self.seed = check_at_least(0, seed=seed)
         self.share_query_key = share_query_key
 
-    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        queries, keys = inputs.query.shape[-2], inputs.keys
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        queries, keys = call.query.shape[-2], call.keys
         if queries != keys:
             raise ValueError(f"LSH got {queries} queries and {keys} keys; it needs as many of both")
         if self.share_query_key:
-            inputs = replace(inputs, key=normalize(inputs.query, dim=-1))
+            call = replace(call, key=normalize(call.query, dim=-1))
         generator = torch.Generator().manual_seed(self.seed)
-        rounds = [self._round(inputs, generator) for _ in range(self.rounds)]
-        log_totals = torch.stack([log_total for _, log_total in rounds])
-        # Rounds add un-normalised similarities: outputs are averaged by their shares of the total,
-        # and where no round saw anything all of them are zeros.
-        blind = log_totals.isneginf().all(dim=0)
-        shares = log_totals.masked_fill(blind, 0.0).softmax(dim=0)
-        outputs = torch.stack([output for output, _ in rounds])
-        output = (shares[..., None] * outputs).sum(dim=0)
-        return self._with_lonely(output, log_totals, inputs) if self.share_query_key else output
+        # Rounds add un-normalised similarities, as if their keys were different ones.
+        rounds = (self._round(call, generator) for _ in range(self.rounds))
+        state = reduce(AttentionState.merge, rounds)
+        output = state.output()
+        return self._or_itself(output, state, call) if self.share_query_key else output
 
-    def _round(
-        self, inputs: Inputs, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch N"]]:
-        """Output of one hash round and the log of its summed similarities."""
-        chunk = min(self.r // 2, math.ceil(inputs.keys / 2))
-        buckets = max(2, 2 * math.ceil(inputs.keys / chunk))
-        shape = (buckets // 2, inputs.key.shape[-1])
-        rotation = torch.randn(shape, generator=generator).to(inputs.key)
-        query_order = _sorted_by_hash(inputs.query, rotation, inputs.visible)
+    def _round(self, call: Call, generator: torch.Generator) -> AttentionState:
+        """Attention of one hash round, each query over its neighbourhood."""
+        chunk = min(self.r // 2, math.ceil(call.keys / 2))
+        buckets = max(2, 2 * math.ceil(call.keys / chunk))
+        shape = (buckets // 2, call.key.shape[-1])
+        rotation = torch.randn(shape, generator=generator).to(call.key)
+        query_order = _sorted_by_hash(call.query, rotation, call.visible)
         key_order = query_order  # that of the shared vectors, whatever rounding does to hashes
         if not self.share_query_key:
-            key_order = _sorted_by_hash(inputs.key, rotation, inputs.visible)
-        query = _chunks(_take(inputs.query, query_order), chunk)
+            key_order = _sorted_by_hash(call.key, rotation, call.visible)
+        query = _chunks(_take(call.query, query_order), chunk)
         chunks = query.shape[-3]
-        key, value, seen = self._neighbourhoods(inputs, key_order, chunk, chunks)
-        hidden = ~seen[..., None, :]
+        key, value, seen = self._neighbourhoods(call, key_order, chunk, chunks)
+        visible = seen[..., None, :]
         if self.share_query_key:
-            hidden = hidden | self._itself(key_order, chunk, chunks)
-        scores = inputs.kernel.log_similarity(query, key).masked_fill(hidden, -torch.inf)
-        weights = scores.softmax(dim=-1).masked_fill(hidden, 0.0)  # where all is hidden it is NaN
-        output = weights @ value
+            visible = visible & ~self._itself(key_order, chunk, chunks)
+        state = attention_state(call.kernel.log_similarity(query, key), value, visible)
         rank = query_order.argsort(dim=-1)
-        log_total = scores.logsumexp(dim=-1).flatten(-2)
-        return _take(output.flatten(-3, -2), rank), log_total.expand(*rank.shape[:-1], -1).gather(
-            -1, rank
-        )
+        return state.rearranged(lambda x: _take(x.flatten(-3, -2), rank))
 
     def _neighbourhoods(
-        self, inputs: Inputs, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
+        self, call: Call, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and their visibility, chunk i holding the sorted chunks i - 1 and i."""
         seen = torch.ones_like(order, dtype=torch.bool)
-        if inputs.visible is not None:
-            seen = inputs.visible[..., 0, :].expand_as(order).gather(-1, order)
+        if call.visible is not None:
+            seen = call.visible[..., 0, :].expand_as(order).gather(-1, order)
         parts = (
-            _take(inputs.key, order),
-            _take(inputs.value, order),
+            _take(call.key, order),
+            _take(call.value, order),
             seen[..., None],
         )
         key, value, visible = (_with_previous(_chunks(part, chunk)) for part in parts)
@@ -112,12 +101,12 @@ class LSH(Approximation):
         near = _with_previous(positions)[..., :chunks, :, :]
         return positions == near.transpose(-2, -1)
 
-    def _with_lonely(self, output: Tensor, log_totals: Tensor, inputs: Inputs) -> Tensor:
-        """A visible token that saw no other in any round attends to itself."""
-        lonely = log_totals.amax(dim=0).isneginf()
-        if inputs.visible is not None:
-            lonely = lonely & inputs.visible[..., 0, :]
-        return inputs.value.where(lonely[..., None], output)
+    def _or_itself(self, output: Tensor, state: AttentionState, call: Call) -> Tensor:
+        """The output, where a visible token that saw no other in any round attends to itself."""
+        alone = state.log_scale[..., 0].isneginf()
+        if call.visible is not None:
+            alone = alone & call.visible[..., 0, :]
+        return call.value.where(alone[..., None], output)
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Attended keys of all rounds, plus hashing a query and its share of hashing the keys.
@@ -127,10 +116,6 @@ class LSH(Approximation):
         attended = min(self.r, sizes.keys) * sizes.one_key
         hashed = 1.0 if self.share_query_key else 1 + sizes.keys / sizes.queries
         return self.rounds * (attended + hashed * 2 * sizes.keys / self.r * sizes.head_dim)
-
-    def extra_repr(self) -> str:
-        shared = ", share_query_key=True" if self.share_query_key else ""
-        return f"r={self.r}, rounds={self.rounds}, seed={self.seed}{shared}"
 
 
 def _sorted_by_hash(

@@ -3,8 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs
 from value_aware_attention.approximations.ranked_keys import RankedKeys
+from value_aware_attention.arguments import check_choice
+from value_aware_attention.call import Call
 
 __all__ = ["NormWeightedKeys"]
 
@@ -23,14 +24,9 @@ class NormWeightedKeys(RankedKeys):
 
     def __init__(self, r: int, norm: int = 2) -> None:
         super().__init__(r)
-        if isinstance(norm, bool) or norm not in NORMS:
-            raise ValueError(f"norm is {norm!r}; it must be 1 (VATP) or 2 (Kobayashi et al.)")
-        self.norm = norm
+        self.norm = check_choice(NORMS, norm=norm)
 
     def scores(
-        self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        return weights * inputs.value.norm(p=self.norm, dim=-1)[..., None, :]
-
-    def extra_repr(self) -> str:
-        return f"r={self.r}, norm={self.norm}"
+        return weights * call.value.norm(p=self.norm, dim=-1)[..., None, :]

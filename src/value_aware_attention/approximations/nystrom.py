@@ -4,12 +4,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import (
-    Approximation,
-    Inputs,
-    check_at_least,
-)
-from value_aware_attention.attention import attention_weights
+from value_aware_attention.approximations.approximation import Approximation
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.attention import weights_over
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 
 __all__ = ["Nystrom"]
@@ -38,22 +36,22 @@ class Nystrom(Approximation):
         self.landmarks = check_at_least(1, landmarks=landmarks)
         self.iterations = None if iterations is None else check_at_least(1, iterations=iterations)
 
-    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        query, key, kernel, visible = inputs.query, inputs.key, inputs.kernel, inputs.visible
-        if self.landmarks > inputs.keys:
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        query, key, kernel, visible = call.query, call.key, call.kernel, call.visible
+        if self.landmarks > call.keys:
             raise ValueError(
-                f"landmarks is {self.landmarks}; it must be at most the {inputs.keys} keys given"
+                f"landmarks is {self.landmarks}; it must be at most the {call.keys} keys given"
             )
         shown = None if visible is None else visible[..., 0, :]
-        own = shown if query.shape[-2] == inputs.keys else None
+        own = shown if query.shape[-2] == call.keys else None
         queries, query_used = _segment_means(query, min(self.landmarks, query.shape[-2]), own)
         keys, key_used = _segment_means(key, self.landmarks, shown)
-        to_landmarks = attention_weights(query, keys, kernel=kernel, attn_mask=key_used)
-        between = attention_weights(queries, keys, kernel=kernel, attn_mask=key_used)
+        to_landmarks = weights_over(query, keys, kernel, key_used)
+        between = weights_over(queries, keys, kernel, key_used)
         if query_used is not None:
             between = between * query_used.transpose(-2, -1)
-        from_landmarks = attention_weights(queries, key, kernel=kernel, attn_mask=visible)
-        return to_landmarks @ (self._pseudo_inverse(between) @ (from_landmarks @ inputs.value))
+        from_landmarks = weights_over(queries, key, kernel, visible)
+        return to_landmarks @ (self._pseudo_inverse(between) @ (from_landmarks @ call.value))
 
     def _pseudo_inverse(
         self, matrix: Float[Tensor, "*batch R1 R2"]
@@ -75,9 +73,6 @@ class Nystrom(Approximation):
         outer = self.landmarks * sizes.one_key * (1 + sizes.keys / sizes.queries)
         inverse = 4 * (self.iterations or 6) * self.landmarks**3  # exact: about as much as 6 steps
         return outer + (inverse + self.landmarks**2 * sizes.one_key) / sizes.queries
-
-    def extra_repr(self) -> str:
-        return f"landmarks={self.landmarks}, iterations={self.iterations}"
 
 
 def iterated_pseudo_inverse(

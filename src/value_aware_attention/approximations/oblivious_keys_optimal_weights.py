@@ -5,8 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations import closest_combination
-from value_aware_attention.approximations.approximation import Inputs, SparseApproximation
+from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.ranked_keys import top_keys
+from value_aware_attention.call import Call
 
 __all__ = ["ObliviousKeysOptimalWeights"]
 
@@ -22,16 +23,14 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
     solves_for_weights = True
     differentiable_weights = False
 
-    def numbers_a_query(self, inputs: Inputs) -> int:
+    def elements_per_query(self, call: Call) -> int:
         """The values kept, gathered."""
-        return min(self.r, inputs.keys) * inputs.value.shape[-1]
+        return min(self.r, call.keys) * call.value.shape[-1]
 
     @torch.no_grad()
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        problem = closest_combination.flatten(inputs)
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        problem = closest_combination.flatten(call)
         indices = top_keys(problem.weights, problem.visible, self.r)
         weights = closest_combination.optimal_weights(problem, indices)
-        shape = (*inputs.batch, *indices.shape[-2:])
+        shape = (*call.batch, *indices.shape[-2:])
         return indices.reshape(shape), weights.reshape(shape)

@@ -7,13 +7,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations import closest_combination
-from value_aware_attention.approximations.approximation import (
-    Inputs,
-    RowsInFp64,
-    SparseApproximation,
-    SparseWeights,
-)
+from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.closest_combination import ENGINES, SEARCHES
+from value_aware_attention.approximations.sparse_weights import (
+    RowsInFp64,
+    SparseWeights,
+    rows_in_fp64,
+)
+from value_aware_attention.arguments import check_choice
+from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["OptimalValueAware"]
@@ -49,21 +51,13 @@ class OptimalValueAware(SparseApproximation):
 
     def __init__(self, r: int, search: str = "default", engine: str | None = None) -> None:
         super().__init__(r)
-        if search not in SEARCHES:
-            raise ValueError(f"search is {search!r}; it must be one of {', '.join(SEARCHES)}")
-        if engine is not None and engine not in ENGINES:
-            raise ValueError(
-                f"engine is {engine!r}; it must be None or one of {', '.join(ENGINES)}"
-            )
-        self.search = search
-        self.engine = engine
+        self.search = check_choice(SEARCHES, search=search)
+        self.engine = check_choice((None, *ENGINES), engine=engine)
 
     @torch.no_grad()
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        shape = (*inputs.batch, inputs.query.shape[-2], min(self.r, inputs.keys))
-        problem = closest_combination.flatten(inputs)
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
+        problem = closest_combination.flatten(call)
         found = closest_combination.solve(problem, self.r, self.search, self.engine)
         indices, weights = (x.reshape(shape) for x in found)
         return indices, weights
@@ -75,7 +69,7 @@ class OptimalValueAware(SparseApproximation):
         key: Float[Tensor, "*#batch M D"],
         value: Float[Tensor, "*#batch M V"],
         *,
-        kernel: Kernel = Exponential(),  # noqa: B008
+        kernel: Kernel = Exponential(),
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N {self.r}"]:
@@ -84,12 +78,14 @@ class OptimalValueAware(SparseApproximation):
         At a size below r it may be smaller than what `select` of that size finds: the search has
         gone on and come back.
         """
-        inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
-        shape = (*inputs.batch, inputs.query.shape[-2], self.r)
-        if 0 in (*shape, inputs.keys):
+        call = self.check(
+            Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
+        )
+        shape = (*call.batch, call.query.shape[-2], self.r)
+        if 0 in (*shape, call.keys):
             return value.new_zeros(shape)
         with torch.autocast(value.device.type, enabled=False):
-            problems = map(closest_combination.flatten, inputs.blocks(3 * self.r**2))
+            problems = map(closest_combination.flatten, call.blocks(3 * self.r**2))
             errors = [
                 closest_combination.solve_path(problem, self.r, self.search, self.engine)
                 for problem in problems
@@ -97,13 +93,13 @@ class OptimalValueAware(SparseApproximation):
         return torch.cat(errors, dim=1).reshape(shape)
 
     @torch.no_grad()
-    def checked(
-        self, inputs: Inputs, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
+    def recomputed(
+        self, call: Call, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
         """Errors in fp64 too, and what they prove: that none is left, or the nearest value."""
-        optimal = torch.full_like(small, inputs.is_empty)  # nothing is reached with nothing
+        optimal = torch.full_like(small, call.is_empty)  # nothing is reached with nothing
         small = small | (self.r == 1)
-        for rows in inputs.in_fp64(small):
+        for rows in rows_in_fp64(call, small):
             here, error = small[..., rows.place], rows.error(chosen)
             before = chosen.error[..., rows.place]
             chosen.error[..., rows.place] = error.to(before).where(here, before)
@@ -114,10 +110,6 @@ class OptimalValueAware(SparseApproximation):
                 proved |= error <= _none(rows, chosen.weights.dtype)
             optimal[..., rows.place] = proved & here
         return replace(chosen, optimal=optimal)
-
-    def extra_repr(self) -> str:
-        engine = "" if self.engine is None else f", engine={self.engine!r}"
-        return f"r={self.r}, search={self.search!r}{engine}"
 
 
 def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, "*batch K"]:

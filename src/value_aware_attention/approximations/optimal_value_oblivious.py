@@ -3,11 +3,9 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import (
-    Inputs,
-    SparseApproximation,
-    renormalised,
-)
+from value_aware_attention.approximations.approximation import SparseApproximation
+from value_aware_attention.approximations.sparse_weights import renormalised
+from value_aware_attention.call import Call
 
 __all__ = ["OptimalValueOblivious"]
 
@@ -15,8 +13,6 @@ __all__ = ["OptimalValueOblivious"]
 class OptimalValueOblivious(SparseApproximation):
     """Keeps the top r keys by alpha and renormalises: what sparse methods try to emulate."""
 
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        kept = inputs.weights().topk(min(self.r, inputs.keys), dim=-1, sorted=False)
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        kept = call.weights.topk(min(self.r, call.keys), dim=-1, sorted=False)
         return kept.indices, renormalised(kept.values)

@@ -5,7 +5,6 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs, check_at_least
 from value_aware_attention.approximations.feature_attention import (
     FeatureAttention,
     FeatureMap,
@@ -16,6 +15,8 @@ from value_aware_attention.approximations.random_projection import (
     orthonormal_columns,
     similarity_scale,
 )
+from value_aware_attention.arguments import check_at_least, check_choice
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
@@ -41,14 +42,12 @@ class OrthogonalRandomFeatures(FeatureAttention):
         super().__init__()
         self.features = check_at_least(1, features=features)
         self.seed = check_at_least(0, seed=seed)
-        if scaling not in SCALINGS:
-            raise ValueError(f"scaling is {scaling!r}; it must be one of {', '.join(SCALINGS)}")
-        self.scaling = scaling
+        self.scaling = check_choice(SCALINGS, scaling=scaling)
 
-    def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
-        head_dim = inputs.key.shape[-1]
-        scale = similarity_scale(inputs.kernel, head_dim)
-        features = partial(_features, self.projection(head_dim).to(inputs.key), scale)
+    def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
+        head_dim = call.key.shape[-1]
+        scale = similarity_scale(call.kernel, head_dim)
+        features = partial(_features, self.projection(head_dim).to(call.key), scale)
         return features, features
 
     def projection(self, head_dim: int) -> Float[Tensor, "F D"]:
@@ -59,9 +58,6 @@ class OrthogonalRandomFeatures(FeatureAttention):
     def multiply_adds(self, sizes: Sizes) -> float:
         """Features of a query, its share of the keys' features and their sum, and the product."""
         return self.features * sizes.one_key * (1 + sizes.keys / sizes.queries)
-
-    def extra_repr(self) -> str:
-        return f"features={self.features}, seed={self.seed}, scaling={self.scaling!r}"
 
 
 def _features(

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs, check_at_least
 from value_aware_attention.approximations.feature_attention import (
     FeatureAttention,
     FeatureMap,
@@ -16,6 +15,8 @@ from value_aware_attention.approximations.random_projection import (
     orthogonal_gaussian,
     similarity_scale,
 )
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
@@ -40,10 +41,10 @@ class RandomFourierFeatures(FeatureAttention):
         self.seed = check_at_least(0, seed=seed)
         self.smallest_total = 1 / features
 
-    def feature_maps(self, inputs: Inputs) -> tuple[FeatureMap, FeatureMap]:
-        head_dim = inputs.key.shape[-1]
-        scale = similarity_scale(inputs.kernel, head_dim)
-        frequencies = orthogonal_gaussian(self.features, head_dim, self.seed).to(inputs.key)
+    def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
+        head_dim = call.key.shape[-1]
+        scale = similarity_scale(call.kernel, head_dim)
+        frequencies = orthogonal_gaussian(self.features, head_dim, self.seed).to(call.key)
         frequencies = frequencies * scale**0.5
 
         def of_queries(x: Tensor) -> Features:
@@ -63,9 +64,6 @@ class RandomFourierFeatures(FeatureAttention):
             * (sizes.head_dim + 2 * sizes.value_dim)
             * (1 + sizes.keys / sizes.queries)
         )
-
-    def extra_repr(self) -> str:
-        return f"features={self.features}, seed={self.seed}"
 
 
 def _waves(

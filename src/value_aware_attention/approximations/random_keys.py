@@ -1,11 +1,9 @@
 """Random attention: r keys per query, drawn once."""
 
-from value_aware_attention.approximations.approximation import (
-    SparseApproximation,
-    check_at_least,
-)
+from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
 from value_aware_attention.approximations.patterns import Pattern, random_keys
+from value_aware_attention.arguments import check_at_least
 from value_aware_attention.error import Sizes
 
 __all__ = ["RandomKeys"]
@@ -30,6 +28,3 @@ class RandomKeys(SparseFixedPattern):
 
     def multiply_adds(self, sizes: Sizes) -> float:
         return SparseApproximation.multiply_adds(self, sizes)  # r each: nothing to count
-
-    def extra_repr(self) -> str:
-        return f"r={self.r}, seed={self.seed}"

@@ -6,11 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import (
-    Inputs,
-    SparseApproximation,
-    renormalised,
-)
+from value_aware_attention.approximations.approximation import SparseApproximation
+from value_aware_attention.approximations.sparse_weights import renormalised
+from value_aware_attention.call import Call
 
 __all__ = ["RankedKeys", "top_keys", "usable"]
 
@@ -18,18 +16,16 @@ __all__ = ["RankedKeys", "top_keys", "usable"]
 class RankedKeys(SparseApproximation):
     """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
 
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        weights = inputs.weights()
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        weights = call.weights
         with torch.no_grad():
-            scores = self.scores(inputs, weights)
+            scores = self.scores(call, weights)
             indices = top_keys(scores, usable(weights), self.r)
         return indices, renormalised(weights.expand_as(scores).gather(-1, indices))
 
     @abstractmethod
     def scores(
-        self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         """What each key is ranked by, given the attention weights."""
 

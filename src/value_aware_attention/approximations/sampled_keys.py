@@ -4,11 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import (
-    Inputs,
-    SparseApproximation,
-    check_at_least,
-)
+from value_aware_attention.approximations.approximation import SparseApproximation
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.call import Call
 
 __all__ = ["SampledKeys"]
 
@@ -30,29 +28,14 @@ class SampledKeys(SparseApproximation):
         self.seed = check_at_least(0, seed=seed)
 
     @torch.no_grad()
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        rows = *inputs.batch, inputs.query.shape[-2]
-        uniforms = self._uniforms(*rows[-2:]).to(inputs.query.device)
-        parts, first = [], 0
-        for block in inputs.blocks():
-            last = first + block.query.shape[-2]
-            parts.append(self._kept(block, uniforms[..., first:last, :]))
-            first = last
-        indices, weights = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
-        return indices, weights
-
-    def _kept(
-        self, inputs: Inputs, uniforms: Float[Tensor, "*#batch N draws"]
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        """The keys drawn and their shares, of some queries."""
-        weights = inputs.weights().expand(*inputs.batch, -1, -1)
-        drawn = _draw(weights, uniforms)
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        weights = call.weights.expand(*call.batch, -1, -1)
+        uniforms = self._uniforms(*call.batch[-1:], call.queries)[..., call.rows.cpu(), :]
+        drawn = _draw(weights, uniforms.to(weights.device))
         share = torch.full(drawn.shape, 1 / self.r, dtype=weights.dtype, device=weights.device)
         share = share * (weights.sum(dim=-1, keepdim=True) > 0)
         kept = torch.zeros_like(weights).scatter_add_(-1, drawn, share)
-        slots = kept.topk(min(self.r, inputs.keys), dim=-1)
+        slots = kept.topk(min(self.r, call.keys), dim=-1)
         return slots.indices, slots.values
 
     def _uniforms(self, *rows: int) -> Float[Tensor, "*rows draws"]:
@@ -63,9 +46,6 @@ class SampledKeys(SparseApproximation):
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.rand(*rows[::-1], self.r, generator=generator, dtype=torch.float64)
         return drawn if len(rows) == 1 else drawn.transpose(0, 1).contiguous()
-
-    def extra_repr(self) -> str:
-        return f"r={self.r}, seed={self.seed}"
 
 
 def _draw(

@@ -1,8 +1,8 @@
 """Sliding-window attention: r neighbouring keys per query, next to each other or spread out."""
 
-from value_aware_attention.approximations.approximation import check_at_least
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
 from value_aware_attention.approximations.patterns import Pattern, shifted_window, window
+from value_aware_attention.arguments import check_at_least
 
 __all__ = ["DilatedWindow", "SlidingWindow"]
 
@@ -36,6 +36,3 @@ class DilatedWindow(SparseFixedPattern):
         if is_causal:
             return window(self.r - 1, 0, self.dilation)
         return shifted_window(self.r, self.dilation, keys)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, dilation={self.dilation}"

@@ -1,6 +1,5 @@
 """The two patterns of the Sparse Transformer (Child et al., 2019, section 4)."""
 
-from value_aware_attention.approximations.approximation import check_at_least
 from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.approximations.patterns import (
     Pattern,
@@ -10,6 +9,7 @@ from value_aware_attention.approximations.patterns import (
     summaries,
     window,
 )
+from value_aware_attention.arguments import check_at_least
 
 __all__ = ["Fixed", "Strided"]
 
@@ -30,9 +30,6 @@ class Strided(FixedPattern):
         pattern = near | stripes(self.stride)
         return pattern & past() if is_causal else pattern
 
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, (f"stride={self.stride}", super().extra_repr())))
-
 
 class Fixed(FixedPattern):
     """The own block and the end of every block: floor(j/s) = floor(i/s) or j mod s >= s - c.
@@ -51,7 +48,3 @@ class Fixed(FixedPattern):
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
         pattern = same_block(self.stride) | summaries(self.stride, self.summary)
         return pattern & past() if is_causal else pattern
-
-    def extra_repr(self) -> str:
-        own = f"stride={self.stride}, summary={self.summary}"
-        return ", ".join(filter(None, (own, super().extra_repr())))

@@ -6,13 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import (
-    Inputs,
-    SparseApproximation,
-    renormalised,
-)
+from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.closest_combination import unresolved
 from value_aware_attention.approximations.ranked_keys import usable
+from value_aware_attention.approximations.sparse_weights import renormalised
+from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["ValueAwareKeysAttentionWeights"]
@@ -29,11 +27,9 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
     Keys whose weight is 0 cannot be used.
     """
 
-    def choose(
-        self, inputs: Inputs
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        weights = inputs.weights().expand(*inputs.batch, -1, -1)
-        indices, errors = self._search(inputs, weights)
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        weights = call.weights.expand(*call.batch, -1, -1)
+        indices, errors = self._search(call, weights)
         slots = torch.arange(indices.shape[-1], device=indices.device)
         within = slots <= errors.argmin(dim=-1, keepdim=True)
         return indices, renormalised(weights.gather(-1, indices) * within)
@@ -44,29 +40,31 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         key: Float[Tensor, "*#batch M D"],
         value: Float[Tensor, "*#batch M V"],
         *,
-        kernel: Kernel = Exponential(),  # noqa: B008
+        kernel: Kernel = Exponential(),
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N {min(self.r,key.shape[-2])}"]:
         """||o - o~||^2 that `select` leaves with every size 1 to min(r, M), from one search."""
-        inputs = self.inputs(query, key, value, kernel, attn_mask, is_causal)
-        if inputs.is_empty:
-            return inputs.value.new_zeros(*inputs.batch, query.shape[-2], min(self.r, inputs.keys))
-        _, errors = self._search(inputs, inputs.weights().expand(*inputs.batch, -1, -1))
+        call = self.check(
+            Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
+        )
+        if call.is_empty:
+            return call.value.new_zeros(*call.batch, query.shape[-2], min(self.r, call.keys))
+        _, errors = self._search(call, call.weights.expand(*call.batch, -1, -1))
         errors = errors.cummin(dim=-1).values
         return errors.where(errors.isfinite(), 0.0)  # rows without any visible key
 
     @torch.no_grad()
     def _search(
-        self, inputs: Inputs, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*batch N M"]
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         """Keys in the order they were added, and the error after each."""
-        value, r = inputs.centred().value, min(self.r, inputs.keys)  # digits even far from 0
+        value, r = call.centred.value, min(self.r, call.keys)  # digits even far from 0
         blocks = []
         for part in weights.split(QUERIES_AT_ONCE, dim=-2):
             *found, undone = _greedy(part, value, r)
             if undone.any():
-                exact = replace(inputs, value=inputs.value.double()).centred().value
+                exact = replace(call, value=call.value.double()).centred.value
                 again = _greedy(renormalised(part.double()), exact, r)
                 pairs = zip(again[:2], found, strict=True)
                 found = [new.to(old).where(undone[..., None], old) for new, old in pairs]

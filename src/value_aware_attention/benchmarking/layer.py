@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from value_aware_attention.approximations import Approximation
-from value_aware_attention.approximations.approximation import Inputs
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
@@ -19,8 +19,8 @@ class EagerAttention(Approximation):
 
     kernels = (Exponential,)
 
-    def approximate(self, inputs: Inputs) -> Float[Tensor, "*batch N V"]:
-        return inputs.weights() @ inputs.value
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        return call.weights @ call.value
 
     def multiply_adds(self, sizes: Sizes) -> float:
         return sizes.kept(sizes.keys) * sizes.one_key

@@ -19,7 +19,7 @@ from value_aware_attention.approximations import (
     SparseApproximation,
     ValueAwareKeysAttentionWeights,
 )
-from value_aware_attention.approximations.approximation import numbers_at_once
+from value_aware_attention.call import max_elements
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.evaluation.keys_needed import matching_keys, matching_keys_of_queries
 from value_aware_attention.evaluation.sampled_rows import SampledRows, sample_rows
@@ -187,7 +187,7 @@ def oblivious_path(rows: SampledRows, largest: int | None = None) -> Float[Tenso
     number = torch.arange(len(order), device=order.device)
     head = number // weights.shape[-2]
     errors = []
-    held = numbers_at_once() // 4  # fp64 gathered: half of what a matrix of fp32 may take
+    held = max_elements() // 4  # fp64 gathered: half of what a matrix of fp32 may take
     for part in number.split(max(1, held // (order.shape[-1] * value.shape[-1]))):
         offset = value[head[part, None], order[part]] - output[part, None]
         error = (kept[part, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)

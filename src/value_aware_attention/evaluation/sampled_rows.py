@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.approximations import SparseApproximation
-from value_aware_attention.approximations.approximation import Inputs
-from value_aware_attention.attention import attention_weights
+from value_aware_attention.call import Call
 from value_aware_attention.error import squared_output_error
 from value_aware_attention.evaluation.task import LayerCall, evenly_spaced
 from value_aware_attention.kernels import Kernel
@@ -41,11 +40,12 @@ class SampledRows:
 
     def weights(self) -> Float[Tensor, "B H N M"]:
         """Their attention distributions alpha."""
-        return attention_weights(self.query, self.key, kernel=self.kernel, attn_mask=self.visible)
+        return self.call().weights
 
-    def inputs(self) -> Inputs:
+    def call(self) -> Call:
         """The rows as one attention call, which can be taken in blocks."""
-        return Inputs(self.query, self.key, self.value, self.kernel, self.visible, False)
+        tensors = self.query, self.key, self.value
+        return Call.of(*tensors, kernel=self.kernel, attn_mask=self.visible)
 
     def given_to(self, method: Callable[..., Any]) -> Any:
         """What a method's `select` or `path` answers for these rows."""
@@ -121,7 +121,7 @@ class ExactRows:
     def of(cls, call: LayerCall) -> "ExactRows":
         """From a layer's recorded call."""
         exact = error_rows(call, dtype=torch.float64)
-        return cls(call, error_rows(call), exact.inputs().output())
+        return cls(call, error_rows(call), exact.call().output())
 
     def squared_norm(self) -> Float[Tensor, " B"]:
         """||o||^2, summed over the heads and rows of each unit."""

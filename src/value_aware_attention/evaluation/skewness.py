@@ -13,8 +13,8 @@ __all__ = ["skewness", "skewness_of"]
 def skewness(call: LayerCall) -> dict[str, float]:
     """`skewness_of` the rows of a layer that output errors are measured on, block by block."""
     shapes, rows = [], []
-    for block in error_rows(call).inputs().blocks():
-        shapes.append(skewness_of(block.weights()))
+    for block in error_rows(call).call().blocks():
+        shapes.append(skewness_of(block.weights))
         rows.append(block.query.shape[-2])
     return {
         name: sum(n / sum(rows) * shape[name] for n, shape in zip(rows, shapes, strict=True))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from value_aware_attention.approximations.approximation import check_at_least
+from value_aware_attention.arguments import check_at_least
 
 __all__ = ["FourierMixing", "LinearMixing", "Mixing", "MixingSublayer", "RandomMixing"]
 

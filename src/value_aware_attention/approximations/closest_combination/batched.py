@@ -18,13 +18,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from value_aware_attention.approximations.approximation import BYTES_A_NUMBER, numbers_at_once
 from value_aware_attention.approximations.closest_combination.problem import (
     INDEPENDENCE,
     Problem,
     unresolved,
 )
 from value_aware_attention.approximations.ranked_keys import top_keys
+from value_aware_attention.call import BYTES_PER_ELEMENT, max_elements
 
 __all__ = ["search", "weigh"]
 
@@ -354,7 +354,7 @@ def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
     keys, width = problem.value.shape[1:]
     size = min(r, width) + 2
     numbers = 2 * size * (width + 1) + size**2 + 4 * keys
-    rows = BYTES_A_NUMBER // 4 * numbers_at_once() // (numbers * problem.value.element_size())
+    rows = BYTES_PER_ELEMENT // 4 * max_elements() // (numbers * problem.value.element_size())
     if problem.value.device.type == "cpu":
         rows = min(rows, ROWS_AT_ONCE)
     return max(1, rows // BEAM if effort == "best" else rows)

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Inputs, renormalised, smallest
+from value_aware_attention.approximations.sparse_weights import renormalised, smallest
+from value_aware_attention.call import Call
 
 __all__ = [
     "INDEPENDENCE",
@@ -95,19 +96,19 @@ def unresolved(
     return (2 * close > seen) | ((seen > 0) & (farthest < SMALLEST * (wide > 0)))
 
 
-def flatten(inputs: Inputs) -> Problem:
+def flatten(call: Call) -> Problem:
     """One attention call as a Problem; H counts all leading dimensions together."""
-    weights, batch = inputs.weights(), inputs.batch
+    weights, batch = call.weights, call.batch
     (queries, keys), heads = weights.shape[-2:], torch.Size(batch).numel()
     weights = weights.expand(*batch, queries, keys).reshape(heads, queries, keys)
     given, value = (
-        x.value.expand(*batch, keys, -1).reshape(heads, keys, inputs.value.shape[-1])
-        for x in (inputs, inputs.centred())
+        x.value.expand(*batch, keys, -1).reshape(heads, keys, call.value.shape[-1])
+        for x in (call, call.centred)
     )
     # To unit size by a power of two, which rounds nothing and keeps squares in range.
     _, exponent = value.abs().flatten(1).amax(-1).frexp()
     value = value * torch.exp2(-exponent.to(value.dtype))[:, None, None]
-    visible = inputs.visible
+    visible = call.visible
     if visible is not None:
         visible = visible.expand(*batch, queries, keys).reshape(heads, queries, keys)
     unit = torch.exp2(exponent.to(value.dtype))

@@ -1,0 +1,118 @@
+"""A few keys per query with their weights, and the output error that they leave."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from value_aware_attention.call import Call
+from value_aware_attention.error import squared_output_error
+
+__all__ = [
+    "RowsInFp64",
+    "SparseWeights",
+    "dense_weights",
+    "renormalised",
+    "rows_in_fp64",
+    "smallest",
+    "weighted_sum",
+]
+
+
+@dataclass(frozen=True)
+class SparseWeights:
+    """At most R keys per query with their weights: a point of C_r (section 3)."""
+
+    indices: Int[Tensor, "*batch N R"]
+    """Keys, each in range; an unused slot has weight 0."""
+    weights: Float[Tensor, "*batch N R"]
+    """>= 0, summing to 1, or to 0 where every key is masked."""
+    error: Float[Tensor, "*batch N"]
+    """||o - o~||^2, recomputed from indices and weights."""
+    optimal: Bool[Tensor, "*batch N"] | None = None
+    """Where the choice is proved optimal; None for methods that do not claim it."""
+
+    def dense(self, keys: int) -> Float[Tensor, "*batch N M"]:
+        """The weights on every key, zero where not kept."""
+        return dense_weights(self.indices, self.weights, keys)
+
+    def support(self) -> Int[Tensor, "*batch N"]:
+        """Number of keys with a positive weight, per query."""
+        return (self.weights > 0).sum(dim=-1)
+
+
+def dense_weights(indices: Tensor, weights: Tensor, keys: int) -> Tensor:
+    """Scatters kept weights onto all keys; a key named twice gets the sum."""
+    zeros = weights.new_zeros(*weights.shape[:-1], keys)
+    return zeros.scatter_add(-1, indices, weights)
+
+
+def weighted_sum(
+    indices: Int[Tensor, "*batch N R"],
+    weights: Float[Tensor, "*batch N R"],
+    value: Float[Tensor, "*#batch M V"],
+) -> Float[Tensor, "*batch N V"]:
+    """sum_r weights_r value[indices_r], reading only the keys kept where they are few."""
+    keys, width = value.shape[-2:]
+    if 8 * indices.shape[-1] > keys or indices.numel() == 0:
+        return dense_weights(indices, weights, keys) @ value
+    batch = indices.shape[:-2]
+    every = value.expand(*batch, keys, width).reshape(-1, width)
+    first = torch.arange(0, len(every), keys, device=value.device).view(*batch, 1, 1)
+    bags = (indices + first).flatten(0, -2), every
+    output = embedding_bag(*bags, per_sample_weights=weights.flatten(0, -2), mode="sum")
+    return output.unflatten(0, indices.shape[:-1])
+
+
+@dataclass(frozen=True)
+class RowsInFp64:
+    """K queries; each head's values are measured from the smallest of their outputs."""
+
+    place: Int[Tensor, " K"]
+    """Which queries they are."""
+    weights: Float[Tensor, "*batch K M"]
+    value: Float[Tensor, "*batch M V"]
+    output: Float[Tensor, "*batch K V"]
+    centre: Float[Tensor, "*batch 1 V"]
+    visible: Bool[Tensor, "*#batch #K M"] | None
+
+    @classmethod
+    def of(cls, call: Call) -> "RowsInFp64":
+        """From the same attention weights as everything else; values that no row sees become 0."""
+        weights = renormalised(call.weights.double()).expand(*call.batch, -1, -1)
+        value = call.value.double()
+        if call.visible is not None:
+            value = value.where(call.visible.any(dim=-2)[..., None], 0.0)
+        centre = smallest(weights @ value)
+        value = value - centre
+        return cls(call.rows, weights, value, weights @ value, centre, call.visible)
+
+    def error(self, chosen: SparseWeights) -> Float[Tensor, "*batch K"]:
+        """||o - o~||^2 of what was chosen for these rows, its weights summing to 1 in fp64 too."""
+        indices, weights = (x[..., self.place, :] for x in (chosen.indices, chosen.weights))
+        weights = renormalised(weights.double())
+        return squared_output_error(weighted_sum(indices, weights, self.value), self.output)
+
+
+def rows_in_fp64(call: Call, rows: Bool[Tensor, "*batch N"]) -> Iterator[RowsInFp64]:
+    """Recomputes some rows of a whole call, block by block; with a row, that of every head."""
+    if call.is_empty:
+        return
+    for block in call.blocks():
+        which = rows[..., block.rows].reshape(-1, len(block.rows)).any(dim=0).nonzero()[:, 0]
+        if len(which):
+            yield RowsInFp64.of(block.take(which))
+
+
+def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
+    """The vector of least norm: of a few outputs, one that no value far away has moved far."""
+    return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)
+
+
+def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:
+    """Weights divided by their sum; rows that sum to 0 stay 0."""
+    total = weights.sum(dim=-1, keepdim=True)
+    return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)

@@ -1,0 +1,187 @@
+"""One attention call: its tensors, kernel and mask, and what every method derives from them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.attention import (
+    attention_over,
+    check_inputs,
+    visibility,
+    weights_over,
+    working_precision,
+)
+from value_aware_attention.kernels import Kernel
+
+__all__ = ["Call", "chunked", "max_elements", "max_elements_within"]
+
+_MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
+BYTES_PER_ELEMENT = 64
+"""What a method holds at its peak for each element of a block's largest matrix: 16 of fp32."""
+
+
+@contextmanager
+def chunked(elements: int) -> Iterator[None]:
+    """Limits the largest matrix of a block of queries to so many elements within the context.
+
+    2**24 without it, 64 MiB of fp32. What a single query needs is held in any case; outputs and
+    inputs are not counted. Smaller blocks change results by rounding alone. Raises ValueError for
+    elements below 1.
+    """
+    token = _MAX_ELEMENTS.set(check_at_least(1, elements=elements))
+    try:
+        yield
+    finally:
+        _MAX_ELEMENTS.reset(token)
+
+
+def max_elements() -> int:
+    """What `chunked` allows here."""
+    return _MAX_ELEMENTS.get()
+
+
+def max_elements_within(memory_gib: float) -> int:
+    """The elements for `chunked` with which blocks take at most `memory_gib` GiB: 2**24 for each.
+
+    Measured over the methods (`benchmarks/evaluation_memory.py`). Raises ValueError unless
+    `memory_gib` is above 0.
+    """
+    if not memory_gib > 0:
+        raise ValueError(f"memory_gib is {memory_gib}; it must be above 0")
+    return max(1, int(memory_gib * 2**30) // BYTES_PER_ELEMENT)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Queries, keys and values in at least fp32, their kernel, and which pairs are visible.
+
+    Masks, weights and centred values are computed when they are first asked for, and kept.
+    """
+
+    query: Float[Tensor, "*#batch N D"]
+    key: Float[Tensor, "*#batch M D"]
+    value: Float[Tensor, "*#batch M V"]
+    kernel: Kernel
+    attn_mask: Bool[Tensor, "*#batch #N M"] | None
+    is_causal: bool
+    rows: Int[Tensor, " N"]
+    """The places of these queries among those of the whole call, of which this may be a block."""
+    queries: int
+    """The number of queries of the whole call."""
+    dtype: torch.dtype
+    """The precision of the output that the caller expects."""
+
+    @classmethod
+    def of(
+        cls,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel,
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+    ) -> "Call":
+        """Checks the inputs, with the ValueErrors of `attention`, and raises their precision."""
+        check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+        queries, keys = query.shape[-2], key.shape[-2]
+        if attn_mask is not None:
+            attn_mask = torch.atleast_2d(attn_mask)
+            attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
+        tensors = (working_precision(x) for x in (query, key, value))
+        rows = torch.arange(queries, device=query.device)
+        return cls(*tensors, kernel, attn_mask, is_causal, rows, queries, value.dtype)
+
+    @property
+    def keys(self) -> int:
+        """Number of keys M."""
+        return self.key.shape[-2]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The leading dimensions, broadcast."""
+        leading = (x.shape[:-2] for x in (self.query, self.key, self.value))
+        return tuple(torch.broadcast_shapes(*leading))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no query or no key: every output there is is zeros."""
+        return 0 in (*self.batch, self.query.shape[-2], self.keys)
+
+    def zeros(self) -> Float[Tensor, "*batch N V"]:
+        """The output of queries that see nothing."""
+        return self.value.new_zeros(*self.batch, self.query.shape[-2], self.value.shape[-1])
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, "*#batch #N M"] | None:
+        """The pairs that `attn_mask` and `is_causal` show together, drawn here; None = all."""
+        return visibility(self.attn_mask, self.is_causal, self.rows, self.keys)
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "*batch N M"]:
+        """The exact attention distribution alpha."""
+        return weights_over(self.query, self.key, self.kernel, self.visible)
+
+    def output(self) -> Float[Tensor, "*batch N V"]:
+        """The exact output o, block by block."""
+        parts = [
+            attention_over(part.query, self.key, self.value, self.kernel, part.visible)
+            for part in self.blocks()
+        ]
+        return torch.cat(parts, dim=-2)
+
+    @cached_property
+    def centred(self) -> "Call":
+        """The same call with values measured from the mean of those that the first row sees.
+
+        Distances between values stay, and values far from the origin keep their digits so. The
+        first row that sees anything: under a causal mask no value moves an earlier row, not even by
+        rounding. Values that no query sees become 0.
+        """
+        if self.visible is None or 0 in self.visible.shape:
+            return replace(self, value=self.value - self.value.mean(dim=-2, keepdim=True))
+        visible = self.visible
+        first = visible.any(dim=-1, keepdim=True).int().argmax(dim=-2, keepdim=True)
+        first = visible.take_along_dim(first, dim=-2).mT
+        total = self.value.where(first, 0.0).sum(dim=-2, keepdim=True)
+        mean = total / first.sum(dim=-2, keepdim=True).clamp_min(1)
+        return replace(self, value=(self.value - mean).where(visible.any(dim=-2)[..., None], 0.0))
+
+    def largest_squared_norm(self) -> Float[Tensor, "*batch N"]:
+        """The largest ||v||^2 that each query sees, block by block."""
+        if self.is_empty:
+            return self.value.new_zeros(*self.batch, self.query.shape[-2])
+        norms, parts = self.value.square().sum(dim=-1)[..., None, :], []
+        for part in self.blocks():
+            seen = norms if part.visible is None else norms.where(part.visible, 0.0)
+            parts.append(seen.amax(dim=-1).expand(*self.batch, part.query.shape[-2]))
+        return torch.cat(parts, dim=-1)
+
+    def take(self, which: slice | Int[Tensor, " K"]) -> "Call":
+        """The call of some of its queries alone."""
+        mask = self.attn_mask
+        if mask is not None and mask.shape[-2] > 1:
+            mask = mask[..., which, :]
+        query = self.query[..., which, :]
+        return replace(self, query=query, attn_mask=mask, rows=self.rows[which])
+
+    def blocks(self, elements: int = 0) -> Iterator["Call"]:
+        """Cuts the call into blocks of queries, so that not all heads' N x M weights are held.
+
+        A call that fits is its own block. `elements`: how many a query needs, where that is more
+        than its M weights.
+        """
+        heads, queries = torch.Size(self.batch).numel(), self.query.shape[-2]
+        rows = max(1, max_elements() // max(1, heads * max(self.keys, elements)))
+        if queries <= rows:
+            yield self
+            return
+        for first in range(0, queries, rows):
+            yield self.take(slice(first, first + rows))
