@@ -3,16 +3,18 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipelines.methods import register_methods
 from value_aware_attention.strict_json import to_json
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
@@ -37,11 +39,19 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
         def main() -> None:
             sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
+                register_methods()
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
 
         return main
 
     return decorate
+
+
+def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
+    """The config of an app as its command line would make it of `overrides`."""
+    register_methods()
+    with initialize_config_dir(CONFIG, version_base=None):
+        return compose(name, list(overrides), **options)
 
 
 @contextmanager

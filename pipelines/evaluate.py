@@ -204,8 +204,9 @@ def grid(cfg: DictConfig, length: int) -> list[Cell]:
     ]
 
 
-def build_cell(cfg: DictConfig, name: str, method: dict[str, Any]) -> Cell:
+def build_cell(cfg: DictConfig, name: str, option: dict[str, Any]) -> Cell:
     """The cell of one configured method; layers of a random method get different seeds."""
+    method = {key: value for key, value in option.items() if key != "card"}
 
     def build(layer: int) -> Any:
         seeded = {"seed": method["seed"] * SEEDS_PER_LAYER + layer} if "seed" in method else {}

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dvc.repo import Repo
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pipelines.app import CONFIG, ending_with_one_line, scale_of_params, write_json
+from pipelines.app import composed, ending_with_one_line, scale_of_params, write_json
 from value_aware_attention.source import code_hashes, defining_module
 
 FOLDER = Path("outputs/fingerprints")
@@ -61,8 +60,7 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
 
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     """{"values": the section that the app gets, "code": module -> hash}."""
-    with initialize_config_dir(CONFIG, version_base=None):
-        section = compose(app, [*overrides, *scale_of_params(overrides)])[app]
+    section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     values = {key: section[key] for key in section if key not in ELSEWHERE}
     values = {
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines import plan
-from pipelines.app import CONFIG, USER_ERRORS, one_line, scale_of_params, write_json
+from pipelines.app import USER_ERRORS, composed, one_line, scale_of_params, write_json
 from pipelines.fingerprints import fingerprint
 from pipelines.train import CPU_SPEED
 
@@ -78,11 +77,6 @@ def run(given: list[str]) -> None:
         done_again.append(stage)
     if cfg.trainer.accelerator == "gpu":
         start("publish", ["pipelines.publish", *overrides])
-
-
-def composed(app: str, overrides: list[str]) -> DictConfig:
-    with initialize_config_dir(CONFIG, version_base=None):
-        return compose(app, overrides)
 
 
 def check_gpu(cfg: DictConfig) -> None:

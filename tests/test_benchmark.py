@@ -6,9 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from pipelines.app import plain
+from pipelines.app import composed, plain
 from pipelines.benchmark import build_setting, build_subject
 from value_aware_attention.benchmarking.measurement import check
 
@@ -18,8 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def methods() -> list[str]:
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        return sorted(compose("benchmark").benchmark.methods)
+    return sorted(composed("benchmark", []).benchmark.methods)
 
 
 def run(folder: Path, *overrides: str) -> None:
@@ -35,8 +33,7 @@ def run(folder: Path, *overrides: str) -> None:
 @pytest.mark.parametrize("length", [16, 128])
 def test_every_configured_method_runs(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        cfg = compose("benchmark", ["scale=smoke"]).benchmark
+    cfg = composed("benchmark", ["scale=smoke"]).benchmark
     subjects = [build_subject(name, plain(method)) for name, method in cfg.methods.items()]
     assert len(subjects) == len({subject.key() for subject in subjects}) >= 20
     check(subjects, length, build_setting(cfg.layer))

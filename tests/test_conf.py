@@ -4,13 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import nn
 
+from pipelines.app import composed, plain
+from pipelines.evaluate import build_cell, grid
+from pipelines.methods import register_methods
 from pipelines.train import trained_attention
 from value_aware_attention.approximations import Approximation
+from value_aware_attention.cards import cards
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
@@ -24,7 +28,11 @@ ASKED = {"probe": ["probe.model=x", "probe.text=x"]}  # what a user must give
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """Those of files, and of cards."""
+    register_methods()
+    store = ConfigStore.instance()
+    stored = store.list(group) if group in store.repo else []
+    return sorted({path.stem for path in [*(CONF / group).glob("*.yaml"), *map(Path, stored)]})
 
 
 @pytest.fixture(autouse=True)
@@ -32,15 +40,10 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def composed(app: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base=None):
-        return compose(app, list(overrides))
-
-
 @pytest.mark.parametrize("app", APPS)
 @pytest.mark.parametrize("scale", options("scale"))
 def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
-    cfg = composed(app, f"scale={scale}", *ASKED.get(app, []))
+    cfg = composed(app, [f"scale={scale}", *ASKED.get(app, [])])
     assert cfg.scale == scale
     section = OmegaConf.to_container(cfg[app], resolve=False)
     assert section
@@ -53,23 +56,45 @@ def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
 
 @pytest.mark.parametrize("name", options("kernel"))
 def test_every_kernel_builds(name: str) -> None:
-    kernel = composed("train_causal", f"kernel={name}").kernel
+    kernel = composed("train_causal", [f"kernel={name}"]).kernel
     assert kernel.name == name
     assert isinstance(instantiate(kernel.function), Kernel)
 
 
 @pytest.mark.parametrize("name", options("approximation"))
-def test_every_approximation_builds_and_is_in_the_grid(name: str) -> None:
-    cfg = composed("evaluate", f"approximation={name}")
-    method = instantiate(cfg.approximation)
+def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(name: str) -> None:
+    cfg, card = composed("evaluate", [f"approximation={name}"]), cards()[name]
+    method = build_cell(cfg.evaluate, name, plain(cfg.approximation)).build(0)
     assert isinstance(method, Approximation) and isinstance(method, nn.Module)
-    assert cfg.approximation == cfg.evaluate.methods[name]
+    evaluated, surveyed = cfg.evaluate, composed("survey", []).survey
+    assert (name in evaluated.methods) is (name in evaluated.axes) is bool(card.axes)
+    assert (name in surveyed.methods) is (name in surveyed.vary) is (card.survey is not None)
+    if card.axes:
+        assert plain(evaluated.methods[name]) == card.build()
+    if card.survey:
+        changed = {key: value for key, value in card.survey.items() if key != "vary"}
+        assert plain(surveyed.methods[name]) == card.build(**changed)
+    for entry, settings in card.benchmark.items():
+        timed = composed("benchmark", []).benchmark.methods[entry]
+        assert plain(timed.build) == card.build(**settings.get("build", {}))
+        assert timed.label == settings.get("label", card.label)
+
+
+def test_the_grid_has_the_methods_of_the_papers_figure_first() -> None:
+    cells = grid(composed("evaluate", ["model=masked"]).evaluate, 512)
+    assert list(dict.fromkeys(cell.approximation for cell in cells)) == [
+        *("optimal_v_oblivious", "sliding_window", "optimal_v_aware"),
+        *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
+        *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys", "lsh", "orf"),
+    ]
+    causal = {cell.approximation for cell in grid(composed("evaluate", []).evaluate, 256)}
+    assert len(causal) == 8 and not causal & {"lsh", "orf"}
 
 
 @pytest.mark.parametrize("name", options("attention"))
 def test_every_attention_builds_and_names_the_model(name: str) -> None:
-    trained = composed("train_masked", f"attention={name}", "scale=smoke").train_masked
-    evaluated = composed("evaluate", "model=masked", f"attention={name}").evaluate
+    trained = composed("train_masked", [f"attention={name}", "scale=smoke"]).train_masked
+    evaluated = composed("evaluate", ["model=masked", f"attention={name}"]).evaluate
     attention, suffix = trained_attention(trained), "" if name == "exact" else f"_{name}"
     assert trained.name == evaluated.name == f"masked_long{suffix}"
     assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
@@ -81,8 +106,8 @@ def test_every_attention_builds_and_names_the_model(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "suffix"), [("exact", ""), ("lsh", "_lsh")])
 def test_a_causal_model_is_named_by_its_attention_too(name: str, suffix: str) -> None:
-    trained = composed("train_causal", f"attention={name}").train_causal
-    evaluated = composed("evaluate", "model=causal", f"attention={name}").evaluate
+    trained = composed("train_causal", [f"attention={name}"]).train_causal
+    evaluated = composed("evaluate", ["model=causal", f"attention={name}"]).evaluate
     assert trained.name == evaluated.name == f"causal_exponential{suffix}"
     assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
     assert evaluated.task.model.folder._args_ == [evaluated.checkpoint]
@@ -93,7 +118,7 @@ def test_another_checkpoint_or_text_is_another_everywhere(model: str) -> None:
     """A path that stood in two places would be overridden in one of them."""
     given = ("model.checkpoint=/other/model", "model.tokens=/other/text")
     for app in ("evaluate", "survey"):
-        cfg = composed(app, f"model={model}", *given)[app]
+        cfg = composed(app, [f"model={model}", *given])[app]
         section = OmegaConf.to_yaml(cfg.task, resolve=True)
         assert "/other/model" in section and "/other/text" in section
         assert "outputs/" not in section
@@ -107,8 +132,8 @@ def test_no_file_writes_a_path_twice(file: Path) -> None:
 
 @pytest.mark.parametrize("name", options("approximation"))
 def test_an_approximation_is_an_attention_to_train_with_where_it_has_gradients(name: str) -> None:
-    method = dict(composed("evaluate", f"approximation={name}").approximation)
-    attention = TrainedAttention(method.pop("_target_"), method)
+    card = cards()[name]
+    attention = TrainedAttention(card.target, card.arguments)
     try:
         kernel = masked_kernel(attention) or Exponential()
         attention.check_trainable(kernel=kernel, length=128, head_dim=8, is_causal=False)
@@ -116,12 +141,12 @@ def test_an_approximation_is_an_attention_to_train_with_where_it_has_gradients(n
         assert "no gradients" in str(error)
         assert name not in options("attention")
     else:
-        assert name in options("attention"), f"conf/attention/{name}.yaml is missing"
+        assert name in options("attention")
 
 
 @pytest.mark.parametrize("name", options("corpus"))
 def test_every_corpus_names_its_sources(name: str) -> None:
-    cfg = composed("corpus", f"corpus={name}", *(["corpus.path=x"] if name == "local" else []))
+    cfg = composed("corpus", [f"corpus={name}", *(["corpus.path=x"] if name == "local" else [])])
     assert cfg.corpus.description
     for source in cfg.corpus.sources.values():
         assert instantiate(source.documents) is not None
@@ -130,13 +155,13 @@ def test_every_corpus_names_its_sources(name: str) -> None:
 
 @pytest.mark.parametrize("name", options("tokenizer"))
 def test_every_tokenizer_builds(name: str) -> None:
-    cfg = composed("tokens", f"tokenizer@tokens.causal_tokenizer={name}")
+    cfg = composed("tokens", [f"tokenizer@tokens.causal_tokenizer={name}"])
     assert callable(instantiate(cfg.tokens.causal_tokenizer).build)
 
 
 @pytest.mark.parametrize("length", options("length"))
 def test_lengths_and_models_name_their_checkpoints(length: str) -> None:
-    cfg = composed("evaluate", "model=masked", f"length={length}")
+    cfg = composed("evaluate", ["model=masked", f"length={length}"])
     assert cfg.evaluate.checkpoint.endswith(f"masked_{length}")
 
 
@@ -146,7 +171,7 @@ def test_every_trainer_builds(name: str) -> None:
 
     from value_aware_attention.training.fit import fit
 
-    trainer = composed("train_causal", f"trainer={name}").train_causal.trainer
+    trainer = composed("train_causal", [f"trainer={name}"]).train_causal.trainer
     assert set(trainer) <= set(inspect.signature(fit).parameters)
 
 
@@ -154,7 +179,7 @@ def test_every_trainer_builds(name: str) -> None:
 def test_every_logger_names_a_function(name: str) -> None:
     from hydra.utils import get_method
 
-    assert callable(get_method(composed("train_causal", f"logger={name}").logger._target_))
+    assert callable(get_method(composed("train_causal", [f"logger={name}"]).logger._target_))
 
 
 def test_laptop_replaces_nothing() -> None:
@@ -162,7 +187,7 @@ def test_laptop_replaces_nothing() -> None:
 
 
 def test_the_paper_scale_is_the_papers() -> None:
-    cfg = composed("plan", "scale=paper")
+    cfg = composed("plan", ["scale=paper"])
     assert (cfg.causal.steps, cfg.causal.batch_size, cfg.causal.context) == (31520, 128, 400)
     long, short = cfg.masked.long, cfg.masked.short
     assert long.length == 8 * short.length == 4096
@@ -173,17 +198,16 @@ def test_the_paper_scale_is_the_papers() -> None:
 
 
 def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_tables() -> None:
-    cfg, paper = composed("plan", "scale=gpu"), composed("plan", "scale=paper")
+    cfg, paper = composed("plan", ["scale=gpu"]), composed("plan", ["scale=paper"])
     for name in ("layers", "width", "heads", "feedforward", "length", "context", "batch_size"):
         assert cfg.causal[name] == paper.causal[name]
     assert (cfg.masked.block, cfg.masked.long.length) == (512, 4096)
     assert cfg.masked.short.length == cfg.masked.block and cfg.masked.warm_start is None
     assert cfg.trainer == paper.trainer and cfg.tokens.vocabulary_size <= 2**16
-    with initialize_config_dir(str(CONF), version_base=None):
-        evaluate = compose("evaluate", ["scale=gpu", "model=masked", "length=long"])
+    evaluate = composed("evaluate", ["scale=gpu", "model=masked", "length=long"])
     assert evaluate.evaluate.task.sequences.length == 4096
     for cell in TABLE_1:
         axes = evaluate.evaluate.axes.get(cell.approximation, {})
         for name, value in cell.parameters.items():
             assert value in axes[name], cell
-    assert cfg.grid.value_aware_keys == composed("plan").grid.value_aware_keys
+    assert cfg.grid.value_aware_keys == composed("plan", []).grid.value_aware_keys

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 from hydra.utils import get_class
-from omegaconf import OmegaConf
 
-from tests.test_apps import ROOT, run_app
+from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import write_masked
 from tests.training.processes import write_tokens
+from value_aware_attention.cards import cards
 from value_aware_attention.kernels import Elu, Exponential
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-OPTIONS = sorted(path.stem for path in (ROOT / "conf/approximation").glob("*.yaml"))
 MODELS = {
     "kernel=elu": (Elu, True),
     "model=masked length=long": (Exponential, False),
@@ -38,12 +37,12 @@ def parameters(cache: Path, name: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", cards())
 def test_every_option_is_a_cell_of_a_model_or_refused_by_name(
     root: Path, name: str, model: str
 ) -> None:
-    shipped = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/approximation/{name}.yaml"))
-    method, (kernel, is_causal) = get_class(shipped.pop("_target_")), MODELS[model]
+    shipped = dict(cards()[name].arguments)
+    method, (kernel, is_causal) = get_class(cards()[name].target), MODELS[model]
     fits = kernel in (method.kernels or (kernel,)) and (method.supports_causal or not is_causal)
     cache = root / ("causal" if is_causal else "masked")
     command = f"evaluate {model} approximation={name} paths.cache={cache}"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from pipelines.app import composed as compose
 from value_aware_attention.data.corpora import HubArticles, write_corpus
 from value_aware_attention.data.tokenization import ByteLevelBPE, WordLevel
 from value_aware_attention.data.tokens import SourceQuota, masked_sequences, write_tokens
@@ -97,8 +97,7 @@ def test_inverse_square_root_is_fairseqs_at_every_step() -> None:
 
 
 def composed(app: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        return compose(app, ["scale=paper", *overrides])[app]
+    return compose(app, ["scale=paper", *overrides])[app]
 
 
 TABLE_4 = {"short": ("ROBERTA-512", 8, 512, "n"), "long": ("ROBERTA-4096", 8, 4096, "y")}

@@ -9,8 +9,9 @@ import pytest
 import yaml
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+
+from pipelines.app import composed as compose
 
 ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
@@ -44,9 +45,7 @@ def app_of(stage: PipelineStage) -> tuple[str, list[str]]:
 @cache
 def composed(name: str) -> DictConfig:
     app, overrides = app_of(stages()[name])
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        scale = f"scale={PARAMS.scale}"
-        return compose(app, [*overrides, scale], return_hydra_config=True)
+    return compose(app, [*overrides, f"scale={PARAMS.scale}"], return_hydra_config=True)
 
 
 @pytest.fixture(params=stage_names())

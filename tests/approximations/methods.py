@@ -1,10 +1,14 @@
 """The one list of methods that drives every test of what all approximations promise."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+from pipelines.methods import method_class
 from value_aware_attention import approximations, kernels
-from value_aware_attention.approximations import Approximation
+from value_aware_attention.approximations import Approximation, SparseApproximation
+from value_aware_attention.approximations.support import support
+from value_aware_attention.cards import Card, cards
 
 HEAD_DIM = 8
 KEYS = 24
@@ -25,11 +29,11 @@ class Method(NamedTuple):
     any_mask: bool = True
     looks_back_when_causal: bool = False
     """is_causal chooses other keys than a triangular mask leaves."""
-    keys_counted: float = 0.0
+    keys_counted: float | None = None
     """Its budget for 4096 queries and keys of 64 numbers, in keys of exact attention."""
 
 
-METHODS = {
+SETTINGS = {
     "exact": Method(approximations.Exact, approximations.Exact, keys_counted=4096),
     "optimal_value_oblivious": Method(
         lambda: approximations.OptimalValueOblivious(4),
@@ -170,4 +174,30 @@ METHODS = {
         kernel="exponential",
         keys_counted=2 * 16 * 3 / 2,
     ),
+}
+
+
+def by_card(card: Card) -> Method:
+    """A method without a setting above, as its card has it and its class supports it.
+
+    What keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
+    """
+    made, given = method_class(card), dict(card.arguments)
+    row = support(made)
+    names = [kernel.__name__.lower() for kernel in row.kernels]
+    method = Method(
+        partial(made, **given),
+        kernel=names[0] if len(names) == 1 else None,
+        causal=row.causal,
+        any_mask=row.any_mask,
+    )
+    if not issubclass(made, SparseApproximation):
+        return method
+    build, full = (partial(made, **given | {"r": r}) for r in (4, KEYS))
+    return method._replace(build=build, exact_when_full=full, keys_counted=4)
+
+
+LISTED = {type(method.build()) for method in SETTINGS.values()}
+METHODS = SETTINGS | {
+    name: by_card(card) for name, card in cards().items() if method_class(card) not in LISTED
 }

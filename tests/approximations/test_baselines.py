@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from methods import KERNELS
 from torch import Tensor
 
+from pipelines.methods import method_class
 from value_aware_attention.approximations import (
     LeaveOneOutKeys,
     NormWeightedKeys,
@@ -21,8 +22,9 @@ from value_aware_attention.approximations import (
     ValueAwareKeysAttentionWeights,
     reference,
 )
-from value_aware_attention.approximations.ranked_keys import top_keys
+from value_aware_attention.approximations.ranked_keys import RankedKeys, top_keys
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.cards import cards
 from value_aware_attention.kernels import Exponential, Polynomial
 
 seeds = st.integers(0, 2**31)
@@ -31,8 +33,13 @@ BUILD: dict[str, Callable[[int], SparseApproximation]] = {
     "value_aware_keys_attention_weights": ValueAwareKeysAttentionWeights,
     "kobayashi": NormWeightedKeys,
     "vatp": lambda r: NormWeightedKeys(r, norm=1),
-    "leave_one_out_keys": LeaveOneOutKeys,
     "sampled_keys": lambda r: SampledKeys(r, seed=5),
+    # and whatever ranks keys, against the reference that has its option's name
+    **{
+        name: method_class(card)
+        for name, card in cards().items()
+        if issubclass(method_class(card), RankedKeys) and "norm" not in card.arguments
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""The support table is what the methods do, what the tests know of them, and what the docs say."""
+"""What the classes say they support is what they do and what the tests and the docs say of them."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,16 @@ import pytest
 import torch
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
 
+from pipelines.method_tables import METHODS as DOCS_FILE
+from pipelines.method_tables import README, renewed
+from pipelines.methods import method_class
 from value_aware_attention import approximations
 from value_aware_attention.approximations.support import KERNELS as ALL_KERNELS
-from value_aware_attention.approximations.support import Support, markdown, methods, support
+from value_aware_attention.approximations.support import Support, methods, support
+from value_aware_attention.cards import cards
 
-DOCS = (Path(__file__).parents[2] / "docs/methods.md").read_text()
+ROOT = Path(__file__).parents[2]
+DOCS = (ROOT / DOCS_FILE).read_text()
 MASKS = {
     "padding": torch.arange(KEYS)[None] < KEYS - 4,
     "any_mask": torch.rand(KEYS, KEYS, generator=torch.Generator().manual_seed(0)) < 0.7,
@@ -35,6 +40,10 @@ def method(request: pytest.FixtureRequest) -> Method:
 def test_every_public_method_is_in_the_list_that_drives_the_tests() -> None:
     assert {type(method.build()) for method in METHODS.values()} == set(methods().values())
     assert set(methods()) <= set(approximations.__all__)
+
+
+def test_every_public_method_has_a_card() -> None:
+    assert {method_class(card) for card in cards().values()} == set(methods().values())
 
 
 def test_the_list_and_the_table_agree(method: Method) -> None:
@@ -82,9 +91,11 @@ def test_gradients(method: Method) -> None:
     assert all(x.grad is None or x.grad.isfinite().all() for x in leaves)
 
 
-def test_the_docs_hold_the_table() -> None:
-    table = "\n".join(line for line in DOCS.splitlines() if line.startswith("|"))
-    assert table == markdown(), "python -m value_aware_attention.approximations.support prints it"
+@pytest.mark.parametrize("file", [README, DOCS_FILE])
+def test_the_tables_of_methods_are_up_to_date(file: str) -> None:
+    text = (ROOT / file).read_text()
+    assert text == renewed(file, text), "python -m pipelines.method_tables writes them"
+    assert renewed(file, re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)).count("| yes |") >= 20
     assert len(ALL_KERNELS) == len(KERNELS)
 
 

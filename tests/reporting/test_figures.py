@@ -2,6 +2,7 @@ import copy
 
 import pytest
 
+from value_aware_attention.cards import cards
 from value_aware_attention.reporting import style
 from value_aware_attention.reporting.figures import (
     causal_losses,
@@ -10,7 +11,7 @@ from value_aware_attention.reporting.figures import (
     figure_3,
     save,
 )
-from value_aware_attention.reporting.records import METHOD_LABELS, model_named
+from value_aware_attention.reporting.records import method_label, model_named
 from value_aware_attention.reporting.value_figures import (
     BASELINES,
     OPTIMAL,
@@ -91,7 +92,7 @@ def test_figure_5_draws_every_method_with_its_interval(records):
     cells = model_named(records, "masked_long")["cells"]
     names = {"norm_weighted_keys": ["α|v|, 1-norm (VATP)", "α|v|, 2-norm (Kobayashi)"]}
     for method in (*OPTIMAL, *BASELINES):
-        labels = names.get(method, [METHOD_LABELS[method]])
+        labels = names.get(method, [method_label(method)])
         expected = [cell for cell in cells if cell["approximation"] == method]
         found = [row for row in drawn if row["series"] in labels]
         counts = {(cell["parameters"]["r"], cell["parameters"].get("norm")) for cell in expected}
@@ -121,6 +122,16 @@ def test_a_method_has_the_same_colour_in_every_figure(records):
     assert {name: fourth[name] for name in first} == first
     assert {name: fourth[name] for name in fifth} == fifth
     assert set(first) & set(fifth) == {"OVO", "OVA"}
+
+
+@pytest.mark.parametrize("name", [n for n, c in cards().items() if c.axes or c.survey is not None])
+def test_every_method_that_is_measured_has_a_label_and_a_mark_of_its_own(name):
+    curves = {card.name: list(card.marks() or [card.label]) for card in cards().values()}
+    marks = style.method_marks(curve for drawn in curves.values() for curve in drawn)
+    assert all(curve.split(", ")[0] == method_label(name) for curve in curves[name])
+    for curve in curves[name]:
+        assert marks[curve].colour != style.OTHER
+        assert list(marks.values()).count(marks[curve]) == 1
 
 
 def test_lsh_shades_deepen_with_rounds():

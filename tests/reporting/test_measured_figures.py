@@ -11,9 +11,9 @@ from value_aware_attention.reporting.measurements import (
 )
 from value_aware_attention.reporting.output_error_figures import (
     BOUND,
-    CURVES,
     FLOOR,
     LABEL_GAP,
+    curve_labels,
     keys_needed_figure,
     output_error_figure,
 )
@@ -43,7 +43,7 @@ def test_the_output_error_has_a_panel_a_model_and_every_method(records):
     titles = [panel["title"] for panel in chart["concat"]]
     assert titles == [item.label for item in of_records(records)][:4]
     drawn = rows(output_error_figure(first_of(records)))
-    assert {row["series"] for row in drawn} == set(CURVES.values())
+    assert {row["series"] for row in drawn} == set(curve_labels().values())
 
 
 def test_pooled_and_layer_curves_are_the_measured_ones(records):
@@ -54,7 +54,7 @@ def test_pooled_and_layer_curves_are_the_measured_ones(records):
             of_layer = {
                 row["r"]: row["error"]
                 for row in drawn
-                if row["series"] == CURVES[method] and row["layer"] == name
+                if row["series"] == curve_labels()[method] and row["layer"] == name
             }
             expected = total_error(item.output_error, method, layer)
             sizes = item.output_error["methods"][method]["sizes"]

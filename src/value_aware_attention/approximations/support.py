@@ -1,7 +1,4 @@
-"""What every method supports, read from its class: the table of docs/methods.md.
-
-`python -m value_aware_attention.approximations.support` prints it.
-"""
+"""What every method supports, read from its class."""
 
 from inspect import isabstract
 from typing import NamedTuple
@@ -9,13 +6,13 @@ from typing import NamedTuple
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations.approximation import Approximation
 
-__all__ = ["Support", "markdown", "methods", "support"]
+__all__ = ["KERNELS", "Support", "methods", "support"]
 
 KERNELS = (kernels.Exponential, kernels.Polynomial, kernels.Elu)
 
 
 class Support(NamedTuple):
-    """One row of the table; what is not supported raises ValueError, except gradients."""
+    """What a method supports; what it does not raises ValueError, except gradients."""
 
     kernels: tuple[type, ...]
     """Similarity kernels it computes or approximates."""
@@ -48,24 +45,3 @@ def methods() -> dict[str, type[Approximation]]:
         for name, item in public.items()
         if isinstance(item, type) and issubclass(item, Approximation) and not isabstract(item)
     }
-
-
-def markdown() -> str:
-    """The table in Markdown, a row for each method."""
-    head = ("method", "kernels", "causal", "padding", "any mask", "gradients to query and key")
-    rows = [head, ("---",) * len(head)]
-    rows += [(f"`{name}`", *_cells(support(method))) for name, method in methods().items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _cells(row: Support) -> tuple[str, ...]:
-    names = ", ".join(kernel.__name__.lower() for kernel in row.kernels)
-    flags = (row.causal, row.padding, row.any_mask, row.gradients)
-    return (
-        "all" if row.kernels == KERNELS else names,
-        *("yes" if flag else "no" for flag in flags),
-    )
-
-
-if __name__ == "__main__":
-    print(markdown())

@@ -7,13 +7,13 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.cards import cards
 from value_aware_attention.reporting import captions, style
 from value_aware_attention.reporting.figure import Figure
 from value_aware_attention.reporting.figures import ERROR_TITLE, LOSS_TITLE
 from value_aware_attention.reporting.output_error_figures import FLOOR, POWERS
 from value_aware_attention.reporting.records import (
     KERNEL_LABELS,
-    METHOD_LABELS,
     Record,
     in_order,
     series_label,
@@ -24,8 +24,6 @@ from value_aware_attention.reporting.table import DASH, Table, interval, number,
 __all__ = ["distance_figures", "distance_table", "findings"]
 
 OVO, OVA = "optimal_v_oblivious", "optimal_v_aware"
-# They look at the exact attention weights or outputs: what a practical method would predict.
-ORACLES = (OVO, OVA, "sampled_keys")
 BUDGET_TITLE = "multiply-adds a query, in keys attended to (log scale)"
 OUTPUT_TITLE = "relative squared output error (log scale)"
 WIDTH, HEIGHT = 380, 330
@@ -59,18 +57,13 @@ def budget_settings(records: Sequence[Record]) -> pd.DataFrame:
         values = frame[source].astype(float)
         logged = values.where(perplexity).map(math.log, na_action="ignore")
         frame[source] = logged.where(perplexity, values)
-    frame["series"] = [_series(row) for row in frame.to_dict("records")]
+    frame["series"] = [series_label(row) for row in frame.to_dict("records")]
     return frame
 
 
 def _with_cost(cell: Record) -> dict[str, Any]:
     budget = {name: cell.get(name) for name in ("budget", "cost")}
     return {**cell, "parameters": {**cell["parameters"], **budget}}
-
-
-def _series(row: Mapping[str, Any]) -> str:
-    name = row["approximation"]
-    return series_label(row) if name in ("orf",) else METHOD_LABELS.get(name, name)
 
 
 def distance_figures(records: Sequence[Record]) -> list[Figure]:
@@ -136,7 +129,8 @@ def _encodings(frame: pd.DataFrame) -> dict[str, Any]:
 
 def _ranked(frame: pd.DataFrame) -> pd.DataFrame:
     """The methods that do not look at the exact weights, from the smallest output error on."""
-    practical = frame[~frame["approximation"].isin(ORACLES)]
+    oracles = [name for name, card in cards().items() if card.oracle]
+    practical = frame[~frame["approximation"].isin(oracles)]
     return practical.sort_values("relative_output_error", kind="stable")
 
 

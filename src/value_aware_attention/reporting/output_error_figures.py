@@ -20,23 +20,13 @@ from value_aware_attention.reporting.measurements import (
     sizes_to_compare,
     with_output_error,
 )
-from value_aware_attention.reporting.records import METHOD_LABELS, NORM_LABELS
+from value_aware_attention.reporting.records import method_label, series_label
 
 NOT_MEASURED = "The output error of every size was not measured."
 
 # Smaller relative errors, zero included, are drawn here: below it is mostly rounding.
 FLOOR = 1e-6
 BOUND = "sampled from α, expected (Maurey's bound)"
-CURVES = {
-    OBLIVIOUS: METHOD_LABELS[OBLIVIOUS],
-    AWARE: METHOD_LABELS[AWARE],
-    "oblivious_keys_optimal_weights": METHOD_LABELS["oblivious_keys_optimal_weights"],
-    "value_aware_keys_attention_weights": METHOD_LABELS["value_aware_keys_attention_weights"],
-    "norm_weighted_keys_2": NORM_LABELS[2],
-    "norm_weighted_keys_1": NORM_LABELS[1],
-    "leave_one_out_keys": METHOD_LABELS["leave_one_out_keys"],
-    "maurey_bound": BOUND,
-}
 OPTIMAL = (OBLIVIOUS, AWARE)
 ERRORS_TITLE = "relative squared output error (log scale)"
 POINTS_PER_DOUBLING = 8
@@ -46,6 +36,17 @@ POWERS = "format(datum.value, datum.value < 0.005 ? '.0e' : '~g')"
 LABEL_GAP = 1.24
 COLUMNS = 3
 WIDTH, HEIGHT = 245, 250
+
+
+def curve_labels() -> dict[str, str]:
+    """The measured methods, and the name of each one's curve."""
+    optimal = (OBLIVIOUS, AWARE, "oblivious_keys_optimal_weights")
+    labels = {name: method_label(name) for name in (*optimal, "value_aware_keys_attention_weights")}
+    for norm in (2, 1):
+        setting = {"approximation": "norm_weighted_keys", "norm": norm}
+        labels[f"norm_weighted_keys_{norm}"] = series_label(setting)
+    labels["leave_one_out_keys"] = method_label("leave_one_out_keys")
+    return labels | {"maurey_bound": BOUND}
 
 
 def _thinned(rows: Rows) -> Rows:
@@ -59,7 +60,7 @@ def _thinned(rows: Rows) -> Rows:
 def _curves(output_error: OutputError) -> Iterator[dict[str, Any]]:
     """One row a point: pooled curves of all methods, and each layer's of the optimal ones."""
     layers = len(output_error["squared_norm"])
-    for method, series in CURVES.items():
+    for method, series in curve_labels().items():
         if method not in output_error["methods"]:
             continue
         for layer in (None, *(range(layers) if method in OPTIMAL else ())):
@@ -70,8 +71,9 @@ def _curves(output_error: OutputError) -> Iterator[dict[str, Any]]:
 
 
 def _marks() -> dict[str, style.Mark]:
-    known = {**style.METHOD_MARKS, BOUND: style.Mark("#3D3D3D", "stroke")}
-    return {series: known[series] for series in CURVES.values()}
+    labels = curve_labels().values()
+    known = {**style.method_marks(labels), BOUND: style.Mark("#3D3D3D", "stroke")}
+    return {series: known[series] for series in labels}
 
 
 def _error_axis(highest: float, title: str | None) -> alt.Y:
@@ -84,7 +86,7 @@ def _error_axis(highest: float, title: str | None) -> alt.Y:
 def _error_panel(item: Measured, output_error: OutputError, y: alt.Y) -> style.Panel:
     frame = pd.DataFrame(_curves(output_error))
     encodings = style.series("series", _marks(), columns=3)
-    optimal = frame["series"].isin([CURVES[method] for method in OPTIMAL])
+    optimal = frame["series"].isin([curve_labels()[method] for method in OPTIMAL])
     pooled, bound = frame["layer"] == "pooled", frame["series"] == BOUND
     x = style.count_axis("r", KEYS_TITLE, [1, item.keys])
 

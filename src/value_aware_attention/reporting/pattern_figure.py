@@ -9,7 +9,7 @@ import pandas as pd
 from value_aware_attention.reporting import style
 from value_aware_attention.reporting.distance import label
 from value_aware_attention.reporting.figure import Figure
-from value_aware_attention.reporting.records import METHOD_LABELS, Record, in_order
+from value_aware_attention.reporting.records import Record, in_order, method_label
 
 __all__ = ["pattern_figures"]
 
@@ -46,7 +46,7 @@ def _chart(picture: Mapping[str, Any]) -> style.Chart:
 def _panel(panel: Mapping[str, Any]) -> alt.Chart:
     frame = pd.DataFrame(_cells(panel["weights"]))
     side = CELL * len(panel["weights"])
-    name = METHOD_LABELS.get(panel["approximation"], panel["approximation"])
+    name = method_label(panel["approximation"])
     cost = "" if panel["cost"] is None else f" ({panel['cost']:.3g})"
     title = alt.Title(name + cost, fontWeight="normal", fontSize=13)
     scale = alt.Scale(scheme="redblue", domain=[-1, 1], domainMid=0, clamp=True)

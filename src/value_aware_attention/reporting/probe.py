@@ -16,7 +16,7 @@ from value_aware_attention.probe.lines import match
 from value_aware_attention.reporting import captions, figures
 from value_aware_attention.reporting.document import page, sections
 from value_aware_attention.reporting.probe_figures import CAUSAL, INTERVALS, probe_figures
-from value_aware_attention.reporting.records import METHOD_LABELS
+from value_aware_attention.reporting.records import method_label
 from value_aware_attention.reporting.table import Table, interval, number
 
 __all__ = ["write_probe"]
@@ -118,7 +118,7 @@ def _end_metric(record: Record, setting: str) -> Table:
     display = pd.DataFrame({"r, keys": [f"{size:,}" for size in record["sizes"]]})
     for method in dict.fromkeys(cell["approximation"] for cell in cells):
         found = {c["parameters"]["r"]: c for c in cells if c["approximation"] == method}
-        display[METHOD_LABELS.get(method, method)] = [
+        display[method_label(method)] = [
             f"{number(found[r]['value'], digits)} "
             f"({interval(found[r]['low'], found[r]['high'], digits)})"
             for r in record["sizes"]
@@ -145,7 +145,7 @@ def _needed(record: Record, setting: str) -> Table:
     found = {(row["layer"], row["share"], row["method"]): row for row in rows}
     for share in SHARES:
         for method in (OBLIVIOUS, AWARE):
-            display[f"{share:.0%} error, {METHOD_LABELS[method]}"] = [
+            display[f"{share:.0%} error, {method_label(method)}"] = [
                 _count(found[layer, share, method]) for layer in layers
             ]
     caption = (

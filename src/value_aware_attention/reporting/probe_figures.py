@@ -13,7 +13,7 @@ from value_aware_attention.reporting.figure import Figure
 from value_aware_attention.reporting.figures import KEYS_TITLE, curves
 from value_aware_attention.reporting.measurements import AWARE, OBLIVIOUS, error_rows
 from value_aware_attention.reporting.output_error_figures import ERRORS_TITLE, FLOOR, POWERS
-from value_aware_attention.reporting.records import METHOD_LABELS
+from value_aware_attention.reporting.records import method_label
 from value_aware_attention.reporting.table import setting_value
 
 Record = Mapping[str, Any]
@@ -88,7 +88,7 @@ def end_metric_figure(record: Record) -> style.Chart:
     """Value of every method at every size with intervals; dashed: exact attention."""
     exact, *cells = record["cells"]
     rows = [
-        {"series": METHOD_LABELS.get(c["approximation"], c["approximation"]), "features": None}
+        {"series": method_label(c["approximation"]), "features": None}
         | {name: c[name] for name in ("value", "low", "high")}
         | {"r": c["parameters"]["r"]}
         for c in cells
@@ -108,7 +108,7 @@ def end_metric_figure(record: Record) -> style.Chart:
 
 
 def _optimal_encodings() -> dict[str, Any]:
-    labels = [METHOD_LABELS[method] for method in OPTIMAL]
+    labels = [method_label(method) for method in OPTIMAL]
     return style.series("series", style.method_marks(labels))
 
 
@@ -120,7 +120,7 @@ def _curve_rows(record: Record) -> pd.DataFrame:
             for row in error_rows(record["output_error"], method, layer):
                 drawn = max(row["error"], FLOOR)
                 place = "pooled" if layer is None else str(layer)
-                rows.append({"series": METHOD_LABELS[method], "layer": place, "r": row["r"]})
+                rows.append({"series": method_label(method), "layer": place, "r": row["r"]})
                 rows[-1]["error"] = drawn
     largest = record["output_error"]["keys"]
     steps = {round(2 ** (step / 8)) for step in range(8 * largest.bit_length())}
@@ -130,7 +130,7 @@ def _curve_rows(record: Record) -> pd.DataFrame:
 
 def _interval_rows(record: Record) -> pd.DataFrame:
     rows = [
-        {"series": METHOD_LABELS[method], "r": size}
+        {"series": method_label(method), "r": size}
         | {"error": max(low, FLOOR), "high": max(high, FLOOR)}
         for method in OPTIMAL
         for size, low, high in zip(
@@ -173,7 +173,7 @@ def keys_needed_figure(record: Record) -> style.Chart:
     rows = [row for row in record["keys_needed"] if row["head"] is None]
     layers = ["all", *(str(layer) for layer in range(record["layers"]))]
     frame = pd.DataFrame(rows).assign(
-        series=[METHOD_LABELS[row["method"]] for row in rows],
+        series=[method_label(row["method"]) for row in rows],
         place=["all" if row["layer"] is None else str(row["layer"]) for row in rows],
     )
     scale = [1.0, float(record["output_error"]["keys"])]
@@ -222,7 +222,7 @@ def keys_by_head(record: Record) -> style.Chart:
 
 
 def _cell(method: str, layer: int, head: int, value: float, text: str) -> dict[str, Any]:
-    place = {"series": METHOD_LABELS[method], "layer": layer, "head": head}
+    place = {"series": method_label(method), "layer": layer, "head": head}
     return place | {"value": value, "text": text}
 
 
@@ -235,7 +235,7 @@ def _heat_maps(rows: Sequence[Mapping[str, Any]], title: str, number: str) -> st
     colour = alt.Color("value:Q", scale=scale, legend=legend)
     middle = math.sqrt(low * high)
     panels = [
-        _heat_panel(frame[frame["series"] == METHOD_LABELS[method]], colour, middle)
+        _heat_panel(frame[frame["series"] == method_label(method)], colour, middle)
         for method in OPTIMAL
     ]
     return alt.hconcat(*panels)

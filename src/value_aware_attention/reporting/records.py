@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from value_aware_attention.cards import cards
+
 Record = Mapping[str, Any]
 
 RANDOM_SEED = "seed"
@@ -25,31 +27,6 @@ INTEGERS = (
 
 KERNELS = ("exponential", "polynomial", "elu")
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
-METHOD_LABELS = {
-    "exact": "exact",
-    "optimal_v_oblivious": "OVO",
-    "optimal_v_aware": "OVA",
-    "sliding_window": "sliding window",
-    "lsh": "LSH",
-    "orf": "ORF",
-    "oblivious_keys_optimal_weights": "OVO keys + optimal weights",
-    "value_aware_keys_attention_weights": "OVA keys + attention weights",
-    "norm_weighted_keys": "α|v|",
-    "leave_one_out_keys": "CAOTE",
-    "sampled_keys": "sampled from α",
-    "dilated_window": "dilated window",
-    "random_keys": "random keys",
-    "strided": "strided",
-    "fixed": "fixed",
-    "longformer": "Longformer",
-    "big_bird": "BigBird",
-    "random_fourier_features": "random Fourier features",
-    "linear_attention": "linear attention",
-    "nystrom": "Nyström",
-    "linformer": "Linformer",
-}
-NORM_LABELS = {1: "α|v|, 1-norm (VATP)", 2: "α|v|, 2-norm (Kobayashi)"}
-SCALING_LABELS = {"paper": "as written", "performer": "Performer scaling"}
 MODEL_ORDER = (
     "masked_long",
     "masked_short",
@@ -148,24 +125,22 @@ def find(
     return rows.iloc[0].to_dict() if len(rows) else None
 
 
+def method_label(name: str) -> str:
+    """The name of a method that a reader sees; the option's where it has no card."""
+    known = cards()
+    return known[name].label if name in known else name
+
+
 def series_label(row: Mapping[str, Any]) -> str:
-    """The curve a setting belongs to: the method, with all parameters but r and features."""
-    name = METHOD_LABELS.get(row["approximation"], row["approximation"])
-    if row["approximation"] == "lsh":
-        return f"{name}, {int(row['rounds'])} round{'' if row['rounds'] == 1 else 's'}"
-    if row["approximation"] == "orf":
-        return f"{name}, {SCALING_LABELS.get(row['scaling'], row['scaling'])}"
-    if row["approximation"] == "norm_weighted_keys":
-        return NORM_LABELS[int(row["norm"])]
-    return name
+    """The curve a setting belongs to: the method, with the argument that tells its curves apart."""
+    card = cards().get(row["approximation"])
+    return card.curve(row) if card else row["approximation"]
 
 
 def setting_label(row: Mapping[str, Any]) -> str:
     """Name of a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
-    name = METHOD_LABELS.get(row["approximation"], row["approximation"])
-    if row["approximation"] == "lsh":
-        return series_label(row).replace(f"{name},", f"{name} r = {int(row['r'])},")
-    if row["approximation"] == "orf":
-        return series_label(row).replace(f"{name},", f"{name} {int(row['features'])} features,")
-    name = series_label(row)
-    return name if pd.isna(row.get("r")) else f"{name} {int(row['r'])}"
+    name, series = method_label(row["approximation"]), series_label(row)
+    card = cards().get(row["approximation"])
+    if card and card.size:
+        return series.replace(name, f"{name} {card.size.format(**row)}", 1)
+    return series if pd.isna(row.get("r")) else f"{series} {int(row['r'])}"

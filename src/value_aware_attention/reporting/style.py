@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.cards import Card, cards
+
 
 class Mark(NamedTuple):
     colour: str
@@ -25,32 +27,8 @@ class Look(NamedTuple):
 PLAIN, MUTED = Look(1.8, 48, 1.0), Look(1.1, 26, 0.8)
 
 
-# Okabe and Ito's palette: told apart with every common colour blindness; shapes for print.
-METHOD_MARKS = {
-    "OVO": Mark("#D55E00", "circle"),
-    "OVA": Mark("#0072B2", "square"),
-    "OVO keys + optimal weights": Mark("#E8A97C", "circle"),
-    "OVA keys + attention weights": Mark("#7DB4DA", "square"),
-    "α|v|, 2-norm (Kobayashi)": Mark("#8C8C8C", "triangle-up"),
-    "α|v|, 1-norm (VATP)": Mark("#B9B9B9", "triangle-down"),
-    "CAOTE": Mark("#A58B6F", "diamond"),
-    "sampled from α": Mark("#3D3D3D", "cross"),
-    "sliding window": Mark("#009E73", "triangle-up"),
-    "dilated window": Mark("#6CC5A8", "triangle-down"),
-    "Longformer": Mark("#00573F", "square"),
-    "BigBird": Mark("#7FA800", "diamond"),
-    "strided": Mark("#B4CC66", "triangle-up"),
-    "fixed": Mark("#5B6B1E", "triangle-down"),
-    "random keys": Mark("#9C9C9C", "cross"),
-    "ORF, as written": Mark("#7A5C00", "cross"),
-    "ORF, Performer scaling": Mark("#E69F00", "triangle-down"),
-    "random Fourier features": Mark("#F2CC72", "circle"),
-    "linear attention": Mark("#9A6A00", "square"),
-    "Nyström": Mark("#CC3366", "diamond"),
-    "Linformer": Mark("#EB9AB8", "triangle-up"),
-}
-# Shades of one hue, from the fewest hash rounds to the most.
-LSH_SHADES = ("#E3A6CC", "#C66BA4", "#98337A", "#5F1049")
+# Okabe and Ito's palette: told apart with every common colour blindness; shapes for print. The
+# methods' own marks are in their cards.
 KERNEL_MARKS = {
     "exponential": Mark("#332288", "circle"),
     "polynomial (deg 2)": Mark("#AA4466", "square"),
@@ -69,18 +47,28 @@ Chart = alt.Chart | Panel | alt.HConcatChart | alt.ConcatChart
 
 def method_marks(labels: Iterable[str]) -> dict[str, Mark]:
     """Colour and shape of each curve, in legend order; a method looks the same in every figure."""
-    present = set(labels)
-    marks = {name: mark for name, mark in METHOD_MARKS.items() if name in present}
-    lsh = sorted((name for name in present if name.startswith("LSH")), key=_rounds)
-    last = len(LSH_SHADES) - 1
-    for place, name in enumerate(lsh):
-        shade = LSH_SHADES[round(place * last / (len(lsh) - 1)) if len(lsh) > 1 else 2]
-        marks[name] = Mark(shade, "diamond")
+    present, marks, shaded = set(labels), {}, {}
+    for card in cards().values():
+        marks |= {name: _mark(own) for name, own in card.marks().items() if name in present}
+        shaded |= _shades(card, present)
+    marks |= shaded
     return marks | {name: Mark(OTHER, "circle") for name in sorted(present - set(marks))}
 
 
-def _rounds(label: str) -> int:
-    return int("".join(filter(str.isdigit, label)) or 0)
+def _mark(given: Mapping[str, str]) -> Mark:
+    return Mark(given["colour"], given["shape"])
+
+
+def _shades(card: Card, present: set[str]) -> dict[str, Mark]:
+    """Shades of one hue for a method's curves, by the number in their names ("LSH, 4 rounds")."""
+    shades = card.mark.get("shades", ())
+    names = [name for name in present if shades and name.split(",")[0] == card.label]
+    names.sort(key=lambda name: int("".join(filter(str.isdigit, name)) or 0))
+    last, marks = len(shades) - 1, {}
+    for place, name in enumerate(names):
+        shade = shades[round(place * last / (len(names) - 1)) if len(names) > 1 else last - 1]
+        marks[name] = Mark(shade, card.mark["shape"])
+    return marks
 
 
 def series(field: str, marks: Mapping[str, Mark], columns: int = 3) -> dict[str, Any]:

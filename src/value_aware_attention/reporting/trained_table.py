@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.reporting import captions
-from value_aware_attention.reporting.records import METHOD_LABELS, Record
+from value_aware_attention.reporting.records import Record, method_label
 from value_aware_attention.reporting.table import Table, number, signed_interval
 
 __all__ = ["trained_table"]
@@ -58,7 +58,7 @@ def _row(variant: Record, exact: Record | None) -> dict[str, Any]:
     return {
         "model": exact["model"] if exact else variant["model"],
         "attention": name,
-        "label": _label(MIXING.get(name) or METHOD_LABELS.get(name, name), arguments),
+        "label": _label(MIXING.get(name) or method_label(name), arguments),
         "arguments": json.dumps(arguments, sort_keys=True),
         "trained": variant["cells"][0]["value"],
         "exact": exact["cells"][0]["value"] if exact else None,

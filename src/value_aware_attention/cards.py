@@ -1,0 +1,115 @@
+"""Method cards: everything there is to say of a method, in conf/approximation/<name>.yaml.
+
+A file holds the arguments of an approximation, which apps compose, and under `card` what they and
+the report need beside them. Only a checkout has these files; the library itself reads none.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["CARDS", "Card", "cards"]
+
+CARDS = Path(__file__).parents[2] / "conf" / "approximation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One method: `target` called with `arguments`, and how it is shown, measured and varied."""
+
+    name: str
+    """The option's name."""
+    path: str
+    """Its file, as messages name it."""
+    target: str
+    arguments: Mapping[str, Any]
+    label: str
+    """Its name in tables and figures."""
+    place: float = math.inf
+    """Where it stands in tables, legends and records, smallest first."""
+    keeps: str = ""
+    """What it keeps of attention, for the README; empty = not listed there."""
+    oracle: bool = False
+    """It looks at the exact weights or outputs: what a practical method would predict."""
+    mark: Mapping[str, Any] = field(default_factory=dict)
+    """`colour` and `shape`; `shades` in place of `colour` where curves have none of their own."""
+    curves: Mapping[str, Mapping[Any, Mapping[str, str]]] = field(default_factory=dict)
+    """Argument -> value -> `label` (and mark) of the curve: settings that no line connects."""
+    size: str = ""
+    """How a setting's size is written after the label; empty = "65", its r."""
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the grid of `evaluate`: argument -> where the config has its values, or the values."""
+    survey: Mapping[str, Any] | None = None
+    """`vary`, the argument that meets a budget (null: it has none), and others that differ there;
+    None = not in the survey."""
+    benchmark: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Entries of the benchmark, as conf/benchmark.yaml describes them."""
+    train: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that differ in a model trained with it."""
+
+    def build(self, **changes: Any) -> dict[str, Any]:
+        """What Hydra instantiates: the target and its arguments, some of them changed."""
+        return {"_target_": self.target, **self.arguments, **changes}
+
+    def curve(self, setting: Mapping[str, Any]) -> str:
+        """The label of the curve that a setting belongs to: "LSH, 4 rounds"."""
+        parts = [self.label]
+        for argument, known in self.curves.items():
+            value = setting[argument]
+            parts.append(known.get(value, {}).get("label", f"{value} {argument}"))
+        return ", ".join(parts)
+
+    def marks(self) -> dict[str, Mapping[str, str]]:
+        """The mark of every curve that has one of its own."""
+        own = {self.label: self.mark} if "colour" in self.mark else {}
+        for argument, known in self.curves.items():
+            for value, mark in known.items():
+                if "colour" in mark:
+                    own[self.curve({argument: value})] = mark
+        return own
+
+
+@cache
+def cards(folder: Path = CARDS) -> Mapping[str, Card]:
+    """Every card of a folder by its option's name, in the order of their places.
+
+    Raises ValueError, naming file and key, for a card without a label, with a key that is none of
+    `Card`, or with the label of another; FileNotFoundError where there are no cards.
+    """
+    read = sorted(map(_read, folder.glob("*.yaml")), key=lambda card: (card.place, card.name))
+    if not read:
+        raise FileNotFoundError(f"{folder} holds no method cards; run from a checkout")
+    first: dict[str, Card] = {}
+    for card in read:
+        other = first.setdefault(card.label, card)
+        if other is not card:
+            raise ValueError(f"{card.path}: card.label is {card.label!r}, as in {other.path}")
+    return {card.name: card for card in read}
+
+
+GIVEN = ("name", "path", "target", "arguments")
+KEYS = tuple(f.name for f in fields(Card) if f.name not in GIVEN)
+
+
+def _read(file: Path) -> Card:
+    """The card of one file."""
+    path = "/".join(file.parts[-3:])  # wherever the checkout is
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+    arguments = content if isinstance(content, dict) else {}
+    target, card = arguments.pop("_target_", None), arguments.pop("card", None)
+    card = card if isinstance(card, dict) else {}
+    for key, value in (("_target_", target), ("card.label", card.get("label"))):
+        if not value:
+            raise ValueError(f"{path}: {key} is missing")
+    for key in card:
+        if key not in KEYS:
+            raise ValueError(f"{path}: card.{key} is unknown; a card has {', '.join(KEYS)}")
+    return Card(name=file.stem, path=path, target=target, arguments=arguments, **card)
