@@ -4,11 +4,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -93,6 +95,13 @@ def one_line(error: BaseException) -> str:
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
     )
+
+
+def composed(app: str, overrides: list[str]) -> DictConfig:
+    """The config of an app with these overrides, within an app or outside of one."""
+    inside = GlobalHydra.instance().is_initialized()
+    with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
+        return compose(app, overrides)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
