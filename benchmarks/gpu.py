@@ -44,6 +44,7 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights, working_precision
 from value_aware_attention.error import relative_output_error
+from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.training.causal import CausalTraining
@@ -163,7 +164,7 @@ def optimizer_step(module: CausalTraining, variant: str, tokens: Tensor) -> Call
 
     def step() -> None:
         optimizer.zero_grad()
-        dense = model.replaced_attention(Eager()) if variant == "eager" else nullcontext()
+        dense = replace_attention(model, Eager()) if variant == "eager" else nullcontext()
         with dense, torch.autocast(tokens.device.type, torch.bfloat16):
             loss = module.loss(tokens)
         loss.backward()

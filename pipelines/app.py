@@ -4,12 +4,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -48,9 +49,10 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
 
 
 def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
-    """The config of an app as its command line would make it of `overrides`."""
+    """The config of an app as its command line would make it of `overrides`; in an app or not."""
     register_methods()
-    with initialize_config_dir(CONFIG, version_base=None):
+    inside = GlobalHydra.instance().is_initialized()
+    with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
         return compose(name, list(overrides), **options)
 
 

@@ -103,7 +103,7 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     """The model's grid, its one cell, or what it scores with the attention it was trained with."""
     hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
     task = instantiate(cfg.task, device=device)
-    if attention := TrainedAttention.load(cfg.checkpoint):
+    if attention := TrainedAttention.of(task.model.config):
         return own_attention(cfg, task, attention, hashes)
     cache = cells_kept(cfg, hashes)
     if cfg.approximation is not None:

@@ -4,22 +4,20 @@ python -m pipelines.plan scale=paper
 python -m pipelines.plan scale=paper plan.one_step=true   # and one real step of each model
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tabulate import tabulate
 from torch import nn
-from transformers import RobertaForMaskedLM
 
-from pipelines.app import app
+from pipelines.app import app, composed
 from pipelines.train import class_name
-from value_aware_attention.kernels import Exponential
-from value_aware_attention.models import CausalLanguageModel, build_roberta
-from value_aware_attention.training.causal import CausalTraining
-from value_aware_attention.training.masked import MaskedTraining
+from value_aware_attention.data.masking import IGNORED
+from value_aware_attention.models import build_roberta
 from value_aware_attention.training.module import LanguageModeling
 from value_aware_attention.training.one_step import one_step
 from value_aware_attention.training.schedules import LinearWarmupDecay
@@ -32,19 +30,22 @@ PAPER_INSTANCES, PAPER_EPOCHS, PAPER_BATCH = 10_000_000, 2, 8  # Table 4
 @app("plan")
 def main(cfg: DictConfig) -> None:
     """Prints one row a training stage; nothing is written."""
-    rows = [causal_row(cfg), *masked_rows(cfg)]
-    lines = [with_hours(cfg, row) for row in rows]
+    overrides = list(HydraConfig.get().overrides.task)
+    found = rows(cfg, overrides)
+    lines = [with_hours(cfg, row) for row in found]
     print(tabulate(lines, headers="keys", intfmt=",", floatfmt=".2g"))
-    print(f"\n{assumptions(cfg, sum(row['operations'] for row in rows))}")
+    print(f"\n{assumptions(cfg, operations(found))}")
     if cfg.scale == "paper":
-        implied = PAPER_INSTANCES * PAPER_EPOCHS // PAPER_BATCH
+        implied, steps = PAPER_INSTANCES * PAPER_EPOCHS // PAPER_BATCH, found[-1]["steps"]
         print(
-            f"\nTable 4's {cfg.masked.long.steps:,} steps are not the {implied:,} that its "
+            f"\nTable 4's {steps:,} steps are not the {implied:,} that its "
             f"{PAPER_INSTANCES:,} instances, {PAPER_EPOCHS} epochs and batches of {PAPER_BATCH} "
-            f"imply; they are {cfg.masked.long.steps * PAPER_BATCH // PAPER_EPOCHS:,} instances."
+            f"imply; they are {steps * PAPER_BATCH // PAPER_EPOCHS:,} instances."
         )
     if cfg.one_step:
-        print(tabulate([causal_step(cfg), masked_step(cfg)], headers="keys", floatfmt=".2f"))
+        stages = trainings(overrides)
+        steps_taken = [step(cfg, name, stages[name]) for name in ("causal", "masked_long")]
+        print(tabulate(steps_taken, headers="keys", floatfmt=".2f"))
 
 
 def with_hours(cfg: DictConfig, row: dict[str, Any]) -> dict[str, Any]:
@@ -75,45 +76,48 @@ def assumptions(cfg: DictConfig, operations: float) -> str:
     )
 
 
-def causal_row(cfg: DictConfig) -> dict[str, Any]:
-    """The stage train_causal; sizes of one kernel's model, operations of all."""
-    size = cfg.causal
-    module = on_meta(lambda: causal_training(cfg))
-    batch = torch.empty(size.batch_size, size.length + 1, device="meta")
-    one_step = module.flops(batch, size.batch_size * size.length)
+def trainings(overrides: list[str]) -> dict[str, DictConfig]:
+    """The sections of the training stages as their apps get them, by the model's name."""
+    shared = [o for o in overrides if not o.lstrip("+~").startswith("plan.")]
+    masked = {
+        f"masked_{length}": composed("train_masked", [*shared, f"length={length}"]).train_masked
+        for length in ("short", "long")
+    }
+    return {"causal": composed("train_causal", shared).train_causal} | masked
+
+
+def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
+    """A row for every training stage; that of the causal models is about all kernels."""
+    kernels = len(cfg.kernels)
+    causal, *masked = (row(cfg, *training) for training in trainings(overrides).items())
+    causal["stage"] += f" ({kernels} kernels)"
+    causal["operations"] *= kernels
+    return [causal, *masked]
+
+
+def row(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
+    """Sizes of a model and operations of its training, by the shapes alone."""
+    size, length, steps = section.batches.batch_size, sequence(section), section.fit.steps
+    with torch.device("meta"):  # no memory for weights
+        module = training(cfg, section)
+        batch = random_batch(cfg, section, size)
+    # the output layer of a masked model sees the tokens that are asked for
+    per_step = module.flops(batch, section.get("fraction", 1) * size * length)
     return {
-        "stage": f"train_causal ({len(cfg.kernels)} kernels)",
+        "stage": f"train_{name}",
         "parameters": parameters(module),
-        "sequence": size.length,
-        "batch": size.batch_size,
-        "steps": size.steps,
-        "tokens read": size.steps * size.batch_size * size.length,
-        "operations": len(cfg.kernels) * size.steps * one_step,
-        "optimizer": recipe(size.optimizer, size.schedule),
+        "sequence": length,
+        "batch": size,
+        "steps": steps,
+        "tokens read": steps * size * length,
+        "operations": steps * per_step,
+        "optimizer": recipe(section.module.optimizer, section.module.schedule),
     }
 
 
-def masked_rows(cfg: DictConfig) -> list[dict[str, Any]]:
-    """The stages train_masked_short and train_masked_long."""
-    return [masked_row(cfg, name) for name in ("short", "long")]
-
-
-def masked_row(cfg: DictConfig, name: str) -> dict[str, Any]:
-    """One of them; its output layer sees the tokens that are asked for."""
-    size = cfg.masked[name]
-    module = on_meta(lambda: masked_training(cfg, size))
-    batch = {"input_ids": torch.empty(size.batch_size, size.length, device="meta")}
-    one_step = module.flops(batch, cfg.masked.fraction * size.batch_size * size.length)
-    return {
-        "stage": f"train_masked_{name}",
-        "parameters": parameters(module),
-        "sequence": size.length,
-        "batch": size.batch_size,
-        "steps": size.steps,
-        "tokens read": size.steps * size.batch_size * size.length,
-        "operations": size.steps * one_step,
-        "optimizer": recipe(cfg.masked.optimizer, {**cfg.schedule, "peak": size.learning_rate}),
-    }
+def operations(found: list[dict[str, Any]]) -> float:
+    """Of all stages."""
+    return sum(row["operations"] for row in found)
 
 
 def recipe(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> str:
@@ -126,76 +130,50 @@ def recipe(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> str:
     )
 
 
-def vocabulary(cfg: DictConfig, task: str) -> int:
+def sequence(section: DictConfig) -> int:
+    """How many tokens a model reads at a time."""
+    return section.get("positions", section.batches).length
+
+
+def vocabulary(cfg: DictConfig, section: DictConfig) -> int:
     """Its size: given, or what the tokenizer of the scale makes."""
+    task = "masked" if "positions" in section else "causal"
     tokenizer = cfg.tokens[f"{task}_tokenizer"]
     known = KNOWN_VOCABULARIES.get(tokenizer._target_.rpartition(".")[2])
     return cfg.vocabulary[task] or known or cfg.tokens.vocabulary_size
 
 
-def causal_model(cfg: DictConfig) -> CausalLanguageModel:
-    """The causal LM at the scale's size, random weights."""
-    size = {key: cfg.causal[key] for key in ("layers", "width", "heads", "feedforward", "dropout")}
-    return CausalLanguageModel(
-        **size, kernel=Exponential(), vocabulary_size=vocabulary(cfg, "causal")
-    )
+def training(cfg: DictConfig, section: DictConfig) -> LanguageModeling:
+    """A model with random weights in training, without warm-up."""
+    size = {"vocabulary_size": vocabulary(cfg, section)}
+    if "positions" in section:
+        model = build_roberta(**section.layers, **section.positions, **size)
+    else:
+        model = instantiate(section.model, **size)
+    module: LanguageModeling = instantiate(section.module, model)
+    peak = section.module.schedule.peak
+    module.schedule = LinearWarmupDecay(peak=peak, warmup_proportion=0.0, steps=2)
+    return module
 
 
-def masked_model(cfg: DictConfig, length: int) -> RobertaForMaskedLM:
-    """The masked LM at the scale's size, random weights."""
-    keys = ("layers", "width", "heads", "feedforward", "block", "dropout")
-    size = {key: cfg.masked[key] for key in keys}
-    return build_roberta(**size, length=length, vocabulary_size=vocabulary(cfg, "masked"))
-
-
-def causal_training(cfg: DictConfig) -> CausalTraining:
-    """The causal LM in training, without warm-up."""
-    return CausalTraining(
-        causal_model(cfg),
-        schedule=LinearWarmupDecay(peak=cfg.causal.learning_rate, warmup_proportion=0.0, steps=2),
-        optimizer=instantiate(cfg.causal.optimizer),
-        seed=cfg.seed,
-    )
-
-
-def masked_training(cfg: DictConfig, size: DictConfig) -> MaskedTraining:
-    """The masked LM of a length in training, without warm-up."""
-    return MaskedTraining(
-        masked_model(cfg, size.length),
-        schedule=LinearWarmupDecay(peak=size.learning_rate, warmup_proportion=0.0, steps=2),
-        optimizer=instantiate(cfg.masked.optimizer),
-        seed=cfg.seed,
-    )
-
-
-def on_meta(build: Callable[[], LanguageModeling]) -> LanguageModeling:
-    """The module without memory for its weights."""
-    with torch.device("meta"):
-        return build()
+def random_batch(cfg: DictConfig, section: DictConfig, count: int) -> Any:
+    """`count` sequences of random tokens; of a masked model's the usual share is asked for."""
+    size, length = vocabulary(cfg, section), sequence(section)
+    if "positions" not in section:
+        return torch.randint(size, (count, length + 1))
+    tokens = torch.randint(5, size, (count, length))
+    asked = torch.rand(tokens.shape) < section.fraction
+    return {"input_ids": tokens, "labels": torch.where(asked, tokens, IGNORED)}
 
 
 def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def causal_step(cfg: DictConfig) -> dict[str, object]:
-    """One optimizer step on one sequence of random tokens."""
-    tokens = torch.randint(vocabulary(cfg, "causal"), (1, cfg.causal.length + 1))
-    return step_row("causal", causal_training(cfg), tokens, cfg.causal.length)
-
-
-def masked_step(cfg: DictConfig) -> dict[str, object]:
-    """One optimizer step on one long sequence of random tokens, 15% of them asked for."""
-    long = cfg.masked.long
-    tokens = torch.randint(5, vocabulary(cfg, "masked"), (1, long.length))
-    labels = torch.where(torch.rand(tokens.shape) < cfg.masked.fraction, tokens, -100)
-    batch = {"input_ids": tokens, "labels": labels}
-    return step_row("masked_long", masked_training(cfg, long), batch, long.length)
-
-
-def step_row(name: str, module: LanguageModeling, batch: object, length: int) -> dict[str, object]:
-    """Loss, time and memory of one step, as a line of the table."""
-    return {"one step of": name, "sequence": f"1 x {length}", **one_step(module, batch)}
+def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
+    """Loss, time and memory of one optimizer step on one sequence, as a line of the table."""
+    found = one_step(training(cfg, section), random_batch(cfg, section, 1))
+    return {"one step of": name, "sequence": f"1 x {sequence(section)}", **found}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, plain
@@ -25,10 +26,10 @@ from pipelines.provenance import run_on
 from pipelines.tracking import tracked
 from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.data.text_files import TextFiles
+from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.probe import probe
 from value_aware_attention.probe.checkpoints import load_model, load_tokenizer
-from value_aware_attention.probe.language_models import Model, own_kernel
 from value_aware_attention.reporting.probe import write_probe
 
 SHORT = ("model", "text", "tokenizer")
@@ -68,7 +69,7 @@ def precision(name: str | None) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
-def kernel(cfg: DictConfig, model: Model) -> Kernel | None:
+def kernel(cfg: DictConfig, model: PreTrainedModel) -> Kernel | None:
     """The kernel asked for, with a warning; None where it is the model's own."""
     if cfg.kernel is None:
         return None

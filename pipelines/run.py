@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines import plan
 from pipelines.app import USER_ERRORS, composed, one_line, scale_of_params, write_json
 from pipelines.fingerprints import fingerprint
-from pipelines.train import CPU_SPEED
+from pipelines.train import check_gpu
 
 LAST = "report"
 
@@ -60,7 +59,7 @@ def run(given: list[str]) -> None:
     """Every stage that is not done, then the records into results/gpu."""
     overrides = [*scale_of_params(given), *given]
     cfg = composed("plan", overrides)
-    check_gpu(cfg)
+    check_gpu(cfg, f"scale={cfg.scale}", lambda: plan.operations(plan.rows(cfg.plan, overrides)))
     outputs = f"{cfg.paths.root}/outputs/{cfg.scale}"
     overrides += [f"paths.outputs={outputs}", f"paths.results={outputs}/results"]
     done_again: list[Stage] = []
@@ -77,19 +76,6 @@ def run(given: list[str]) -> None:
         done_again.append(stage)
     if cfg.trainer.accelerator == "gpu":
         start("publish", ["pipelines.publish", *overrides])
-
-
-def check_gpu(cfg: DictConfig) -> None:
-    """Refuses before the text is loaded what training would refuse after."""
-    if cfg.trainer.accelerator != "gpu" or torch.accelerator.is_available():
-        return
-    rows = [plan.causal_row(cfg.plan), *plan.masked_rows(cfg.plan)]
-    operations = sum(row["operations"] for row in rows)
-    raise ValueError(
-        f"scale={cfg.scale} is meant for a GPU and there is none: {operations:.1e} operations of "
-        f"training would take a CPU of {CPU_SPEED:.0e} operations a second "
-        f"{operations / CPU_SPEED / 86_400:,.0f} days; trainer.accelerator=auto runs all the same"
-    )
 
 
 def stages(cfg: DictConfig) -> Iterator[Stage]:

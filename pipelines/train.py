@@ -24,9 +24,9 @@ from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.training.fit import fit
+from value_aware_attention.training.micro_batches import check_micro_batches
 from value_aware_attention.training.model_card import model_card
 from value_aware_attention.training.module import LanguageModeling
-from value_aware_attention.training.parts import check_parts
 
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
 """Of a training's config: a killed run may continue with other values."""
@@ -64,7 +64,9 @@ def train(
     fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()
-    check_gpu(cfg, module, batches)
+    first_batch = batches[0]
+    step_flops = module.flops(first_batch, module.count_targets(first_batch))
+    check_gpu(cfg, cfg.name, lambda: cfg.fit.steps * step_flops)
     run_or_none = tracked(cfg, "train", cfg.name, data_sha256=data) if first else nullcontext()
     with memory_shortage_named(cfg), run_or_none as run:
         curve = fit(
@@ -74,7 +76,7 @@ def train(
             **cfg.fit,
             evaluate_every=cfg.training.evaluate_every,
             checkpoint_every=cfg.training.checkpoint_every,
-            log_every=cfg.training.log_every,
+            log_every_n_steps=cfg.training.log_every,
             checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
             fingerprint=fingerprint,
             logger=WandbLogger(experiment=run) if run else None,
@@ -96,8 +98,8 @@ def train(
 def check_trainer(cfg: DictConfig) -> None:
     """Refuses what cannot be trained together, before any work."""
     check_counts({f"training.{name}": cfg.training[name] for name in cfg.training})
-    devices = cfg.trainer.devices * cfg.trainer.get("nodes", 1)
-    check_parts(devices, cfg.trainer.accumulate, cfg.batches.batch_size)
+    devices = cfg.trainer.devices * cfg.trainer.nodes
+    check_micro_batches(devices, cfg.trainer.accumulate, cfg.batches.batch_size)
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
     if devices > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not started_by_another:
         raise ValueError(
@@ -106,20 +108,18 @@ def check_trainer(cfg: DictConfig) -> None:
         )
 
 
-def check_gpu(cfg: DictConfig, module: LanguageModeling, batches: Dataset) -> None:
-    """Refuses a training that is meant for GPUs where there is none, and says what it would take.
+def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None:
+    """Refuses what is meant for GPUs where there is none, and says what it would take.
 
-    Forward and backward of a token take about 6 operations a parameter.
+    `training` counts the operations of it all.
     """
     if cfg.trainer.accelerator != "gpu" or torch.accelerator.is_available():
         return
-    parameters = sum(p.numel() for p in module.parameters())
-    tokens = cfg.fit.steps * module.tokens(batches[0])
-    days = 6 * parameters * tokens / CPU_SPEED / 86_400
+    operations = training()
     raise ValueError(
-        f"{cfg.name} is meant for a GPU and there is none: {tokens:,} tokens through "
-        f"{parameters:,} parameters would take a CPU of {CPU_SPEED:.0e} operations a second "
-        f"{days:,.0f} days; trainer.accelerator=auto trains all the same"
+        f"{name} is meant for a GPU and there is none: {operations:.1e} operations of training "
+        f"would take a CPU of {CPU_SPEED:.0e} operations a second "
+        f"{operations / CPU_SPEED / 86_400:,.0f} days; trainer.accelerator=auto runs all the same"
     )
 
 

@@ -15,13 +15,14 @@ from pipelines.app import app, check_counts
 from pipelines.train import train, trained_attention
 from value_aware_attention.data.batches import CausalBatches
 from value_aware_attention.data.tokens import held_out_split
+from value_aware_attention.models import CausalLanguageModel
 
 
 @app("train_causal")
 def main(cfg: DictConfig) -> None:
     """Writes <models>/causal_<kernel>/ and the learning curve.
 
-    CausalLanguageModel.load and AutoTokenizer read it.
+    AutoModelForCausalLM (after `import value_aware_attention.models`) and AutoTokenizer read it.
     """
     check_counts({f"causal.{name}": value for name, value in sizes(cfg).items()})
     attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
@@ -51,10 +52,11 @@ def main(cfg: DictConfig) -> None:
     }
 
     def module():
-        model = instantiate(cfg.model, vocabulary_size=len(tokenizer))
-        return instantiate(cfg.module, model.attend_with(attention) if attention else model)
+        model = instantiate(cfg.model, _partial_=True)  # Hydra would make a config of `attention`
+        given = {"vocabulary_size": len(tokenizer), "trained_attention": attention}
+        return instantiate(cfg.module, model(**given))
 
-    train(cfg, module, batches, held_out, save=lambda model, path: model.save(path), facts=facts)
+    train(cfg, module, batches, held_out, save=CausalLanguageModel.save_pretrained, facts=facts)
 
 
 def sizes(cfg: DictConfig) -> dict[str, Any]:

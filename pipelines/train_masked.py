@@ -4,7 +4,6 @@ python -m pipelines.train_masked length=short|long [masked.long.steps=700]
 python -m pipelines.train_masked length=short attention=sliding_window [attention.method.r=8]
 """
 
-from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,6 +17,7 @@ from value_aware_attention.data.masking import IGNORED
 from value_aware_attention.data.tokens import held_out_split, masked_sequences
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
+from value_aware_attention.models.long_roberta import read_config
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
 
@@ -53,7 +53,7 @@ def main(cfg: DictConfig) -> None:
         module,
         MaskedBatches(text, steps=cfg.fit.steps, **cfg.batches),
         frozen,
-        save=partial(save_masked, attention=attention),
+        save=save_masked,
         facts={
             "initialisation": Path(cfg.warm_start).name if cfg.warm_start else "random",
             "instances": len(text),
@@ -80,7 +80,7 @@ def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
             head_dim=cfg.layers.width // cfg.layers.heads,
             is_causal=False,
         )
-    start = TrainedAttention.load(cfg.warm_start) if cfg.warm_start else None
+    start = TrainedAttention.of(read_config(cfg.warm_start)) if cfg.warm_start else None
     if start and start.is_mixing and not (attention and attention.is_mixing):
         raise ValueError(f"{cfg.warm_start} was trained with {start}: it has no attention")
 

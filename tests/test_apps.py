@@ -171,7 +171,7 @@ def test_random_methods_have_three_seeds(made: Path) -> None:
 def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     """Three randomly chosen cells of the report's grid, recomputed from the saved model."""
     methods = {"optimal_v_oblivious": OptimalValueOblivious, "sliding_window": SlidingWindow}
-    model = CausalLanguageModel.load(made / "outputs/models/causal_elu")
+    model = CausalLanguageModel.from_pretrained(made / "outputs/models/causal_elu")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/tokens/causal/evaluation.npy"
     task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
@@ -216,8 +216,8 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
 
 
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
-    model = CausalLanguageModel.load(made / "outputs/models/causal_elu_sliding_window")
-    assert [layer.attention.method.r for layer in model.layers] == [4, 4]
+    model = CausalLanguageModel.from_pretrained(made / "outputs/models/causal_elu_sliding_window")
+    assert [layer.attention.approximation.r for layer in model.layers] == [4, 4]
     own = json.loads((made / "outputs/trained/causal_elu_sliding_window.json").read_text())
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/tokens/causal/evaluation.npy"
@@ -279,7 +279,7 @@ def test_a_causal_checkpoint_loads_in_one_call_with_its_tokenizer(
     folder = shutil.copytree(made / "outputs/models/causal_elu", tmp_path / "elsewhere")
     inputs = read_text(folder, made / "outputs/tokens/causal/tokenizer")
     with torch.no_grad():
-        assert CausalLanguageModel.load(folder)(inputs).isfinite().all()
+        assert CausalLanguageModel.from_pretrained(folder)(inputs).logits.isfinite().all()
 
 
 def read_text(folder: Path, written: Path) -> torch.Tensor:

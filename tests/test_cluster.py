@@ -25,7 +25,7 @@ def write_model(root: Path) -> None:
     model = CausalLanguageModel(
         vocabulary_size=60, layers=2, width=64, heads=1, feedforward=64, kernel=Elu(), dropout=0.0
     )
-    model.save(root / "outputs/models/causal_elu")
+    model.save_pretrained(root / "outputs/models/causal_elu")
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs requirements-cluster.txt")

@@ -25,8 +25,8 @@ from tests.test_cluster import write_model
 from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
 from value_aware_attention import distributed
 from value_aware_attention.distributed import (
-    everywhere,
-    from_first,
+    all_gather,
+    broadcast,
     in_order,
     own_share,
     shared_map,
@@ -57,7 +57,7 @@ def test_every_item_is_taken_by_one_process_and_comes_back_in_order(
 
 def test_alone_a_process_computes_everything() -> None:
     assert shared_map(lambda x: 2 * x, [1, 2, 3]) == [2, 4, 6]
-    assert from_first(lambda: "read") == "read"
+    assert broadcast(lambda: "read") == "read"
 
 
 def together(count: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
@@ -148,7 +148,7 @@ def finds_what_the_first_has(folder: Path) -> None:
     with started():
         assert cache.get({"a": 1}, lambda: pytest.fail("computed again")) == {"found": 1}
         # what is new is computed by both, and kept by the first
-        ranks = cache.get({"b": 2}, lambda: everywhere(os.environ["RANK"]))
+        ranks = cache.get({"b": 2}, lambda: all_gather(os.environ["RANK"]))
         assert ranks == ["0", "1"]
 
 

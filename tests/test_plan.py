@@ -20,8 +20,8 @@ def planned(*overrides: str) -> DictConfig:
 def test_the_gpu_scale_is_half_an_hour_of_training() -> None:
     """At a quarter of an A100's bf16 peak, which is what its file says."""
     cfg = planned("scale=gpu")
-    rows = [plan.causal_row(cfg), *plan.masked_rows(cfg)]
-    operations = sum(row["operations"] for row in rows)
+    rows = plan.rows(cfg, ["scale=gpu"])
+    operations = plan.operations(rows)
     assert cfg.operations_per_second == pytest.approx(312e12 / 4)
     assert 0.4 < plan.hours_of(cfg, operations) < 0.55
     assert rows[0]["operations"] == pytest.approx(3 * 286.9e6 * 1600 * 128 * 512, rel=1e-3)
@@ -31,6 +31,6 @@ def test_the_gpu_scale_is_half_an_hour_of_training() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_scale_for_the_cpu_has_no_hours() -> None:
     cfg = planned("scale=laptop")
-    row = plan.with_hours(cfg, plan.causal_row(cfg))
+    row = plan.with_hours(cfg, plan.rows(cfg, ["scale=laptop"])[0])
     assert "hours" not in row and list(row)[-1] == "optimizer"
     assert "Hours" not in plan.assumptions(cfg, row["operations"])

@@ -333,7 +333,7 @@ def test_training_with_an_approximation_and_recomputed_layers() -> None:
     module.checkpoint_activations()
 
     def work(module: Any, rows: Tensor) -> list[Tensor]:
-        with module.model.replaced_attention(lambda layer: SlidingWindow(3)):
+        with replace_attention(module.model, SlidingWindow(3)):
             return trained(module, rows)
 
     same_on_both(work, module, causal_batch(0))

@@ -14,7 +14,7 @@ from transformers import DebertaV2Config, DebertaV2Model
 
 from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_attention.models.masked_lm import save_masked
+from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.probe import report
 from value_aware_attention.probe import run as probe_run
@@ -184,7 +184,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     CausalLanguageModel(
         vocabulary_size=VOCABULARY, layers=2, width=16, heads=2, feedforward=16,
         kernel=kernels.Elu(), dropout=0.0,
-    ).save(made / "our_causal")  # fmt: skip
+    ).save_pretrained(made / "our_causal")  # fmt: skip
     save_masked(model("our_masked"), made / "our_masked")
     model("bert").save_pretrained(made / "bare")
     (made / "text.txt").write_text(TEXT)
@@ -291,7 +291,6 @@ def test_pickled_weights_and_models_of_approximations_are_refused(
     with pytest.raises(SystemExit, match="cannot be loaded"):
         run(tmp_path, f"model={{pickled}} text={folder}/text.txt", tmp_path)
     attention = TrainedAttention("value_aware_attention.approximations.SlidingWindow", {"r": 4})
-    (folder / "windowed").mkdir()
-    attention.save(folder / "windowed")
+    save_masked(attend_with(model("our_masked"), attention), folder / "windowed")
     with pytest.raises(SystemExit, match="was trained with SlidingWindow"):
         run(folder, "model={windowed} tokenizer={bert} text={text.txt}", tmp_path)

@@ -16,8 +16,8 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 __all__ = [
-    "everywhere",
-    "from_first",
+    "all_gather",
+    "broadcast",
     "in_order",
     "is_first",
     "own_device",
@@ -101,7 +101,7 @@ def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
     if processes() == 1:
         return [compute(item) for item in items]
     mine = own_share(items, distributed.get_rank(), processes())
-    return in_order(everywhere([compute(item) for item in mine]))
+    return in_order(all_gather([compute(item) for item in mine]))
 
 
 def own_share(items: Sequence[T], process: int, count: int) -> list[T]:
@@ -115,7 +115,7 @@ def in_order(shares: Sequence[Sequence[T]]) -> list[T]:
     return [shares[index % len(shares)][index // len(shares)] for index in range(total)]
 
 
-def everywhere(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """The values of all processes, in their order."""
     if processes() == 1:
         return [value]
@@ -124,7 +124,7 @@ def everywhere(value: T) -> list[T]:
     return values
 
 
-def from_first(read: Callable[[], T]) -> T:
+def broadcast(read: Callable[[], T]) -> T:
     """What `read` gives in the first process, in all of them; the others do not call it."""
     if processes() == 1:
         return read()

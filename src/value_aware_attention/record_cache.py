@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from value_aware_attention.distributed import from_first, is_first
+from value_aware_attention.distributed import broadcast, is_first
 from value_aware_attention.strict_json import from_json, to_json
 
 __all__ = ["RecordCache"]
@@ -35,7 +35,7 @@ class RecordCache:
         """
         text = json.dumps(self.identity | dict(key), sort_keys=True)
         path = self.folder / f"{sha256(text.encode()).hexdigest()}.json"
-        found: list[R] = from_first(lambda: _read(path))
+        found: list[R] = broadcast(lambda: _read(path))
         if found:
             return found[0]
         record = compute()

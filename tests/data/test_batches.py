@@ -11,7 +11,6 @@ from value_aware_attention.data.batches import (
     FrozenMaskedBatches,
     MaskedBatches,
     MaskedSequences,
-    write_frozen,
 )
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -186,14 +185,3 @@ class TestFrozenMaskedBatches:
         batch = FrozenMaskedBatches(sequences(paths), batch_size=8, seed=0, limit=8)[0]
         seen = [number[0] for number in numbers(batch)]
         assert len(set(seen)) == 8 and min(seen) < 107 <= max(seen)
-
-    def test_written_arrays_hold_the_batches(self, paths, tmp_path):
-        batches = FrozenMaskedBatches(sequences(paths), batch_size=4, seed=0)
-        files = tmp_path / "inputs.npy", tmp_path / "labels.npy"
-        rows, masked = write_frozen(batches, *files)
-        inputs, labels = map(np.load, files)
-        assert rows == len(inputs) == len(labels) == 19
-        assert masked == (labels != -100).sum() > 0
-        assert inputs.dtype == np.uint16 and labels.dtype == np.int32
-        assert np.array_equal(inputs[16:], batches[4]["input_ids"])
-        assert np.array_equal(labels[16:], batches[4]["labels"])

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from value_aware_attention.data import packing
 from value_aware_attention.data.packing import (
     count_tokens,
-    rearrange,
-    token_dtype,
     token_stream,
     write_instances,
     write_stream,
 )
+from value_aware_attention.data.token_arrays import rearrange, token_dtype
 from value_aware_attention.data.tokenization import ByteLevelBPE
 from value_aware_attention.data.tokens import (
     SourceQuota,

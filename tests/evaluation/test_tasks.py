@@ -90,7 +90,7 @@ def test_perplexity_equals_a_brute_force_scorer(causal: CausalTask) -> None:
         for target in range(len(tokens) - 1):
             first = target // 8 * 8
             inputs = tokens[max(0, first - 12) : target + 1]
-            logits = causal.model(inputs[None])[0, -1]
+            logits = causal.model(inputs[None]).logits[0, -1]
             total -= float(logits.log_softmax(-1)[tokens[target + 1]])
     sums = causal.run(lambda layer: Exact())
     assert sums.counts.sum() == len(tokens) - 1
@@ -99,7 +99,7 @@ def test_perplexity_equals_a_brute_force_scorer(causal: CausalTask) -> None:
 
 def one_loss(model: CausalLanguageModel, tokens: torch.Tensor, target: int, first: int) -> float:
     """-log p of the token after position `target`, given the inputs from `first` on."""
-    logits = model(tokens[None, max(0, first) : target + 1])[0, -1]
+    logits = model(tokens[None, max(0, first) : target + 1]).logits[0, -1]
     return -float(logits.log_softmax(-1)[tokens[target + 1]])
 
 

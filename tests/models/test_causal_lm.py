@@ -3,19 +3,23 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM
 
-from value_aware_attention.approximations import Exact, SlidingWindow
+from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, TrainedAttention
 from value_aware_attention.models.causal_lm import sinusoidal_positions
 
 
-def tiny(kernel: Kernel | None = None, **changes: int) -> CausalLanguageModel:
+def tiny(kernel: Kernel | None = None, **changes: Any) -> CausalLanguageModel:
     torch.manual_seed(0)
     size = {"vocabulary_size": 50, "layers": 3, "width": 16, "heads": 2, "feedforward": 32}
     model = CausalLanguageModel(**{**size, **changes}, kernel=kernel or Exponential(), dropout=0.0)
@@ -24,6 +28,10 @@ def tiny(kernel: Kernel | None = None, **changes: int) -> CausalLanguageModel:
 
 def tokens(length: int = 12) -> Tensor:
     return torch.randint(50, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model: CausalLanguageModel, read: Tensor | None = None) -> Tensor:
+    return model(tokens() if read is None else read).logits
 
 
 def torch_decoder(model: CausalLanguageModel) -> nn.TransformerEncoder:
@@ -65,7 +73,7 @@ def test_equals_torchs_own_transformer() -> None:
     embedded = table[tokens()] * 4.0 + sinusoidal_positions(12, 16)
     mask = nn.Transformer.generate_square_subsequent_mask(12)
     expected = torch_decoder(model)(embedded, mask=mask) @ table.T
-    torch.testing.assert_close(model(tokens()), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_are_sines_then_cosines() -> None:
@@ -80,13 +88,13 @@ def test_positions_are_sines_then_cosines() -> None:
 def test_no_position_sees_the_future(kernel: Kernel) -> None:
     model, one, other = tiny(kernel), tokens(), tokens()
     other[:, 7:] = (other[:, 7:] + 1) % 50
-    before, after = model(one), model(other)
+    before, after = logits(model, one), logits(model, other)
     torch.testing.assert_close(before[:, :7], after[:, :7])
     assert not torch.allclose(before[:, 7:], after[:, 7:], atol=1e-2)
 
 
 def test_kernels_give_different_models() -> None:
-    outputs = [tiny(kernel)(tokens()) for kernel in (Exponential(), Polynomial(), Elu())]
+    outputs = [logits(tiny(kernel)) for kernel in (Exponential(), Polynomial(), Elu())]
     assert not torch.allclose(outputs[0], outputs[1], atol=1e-3)
     assert not torch.allclose(outputs[1], outputs[2], atol=1e-3)
 
@@ -95,26 +103,12 @@ def test_kernels_give_different_models() -> None:
 def test_initial_loss_is_near_uniform_and_gradients_are_finite(kernel: Kernel) -> None:
     model = tiny(kernel, vocabulary_size=50).train()
     loss = nn.functional.cross_entropy(
-        model(tokens())[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
+        logits(model)[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
     )
     loss.backward()
     assert loss.item() == pytest.approx(math.log(50), abs=1.0)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert all(p.grad.abs().max() > 0 for p in model.parameters() if p.grad is not None)
-
-
-def test_replaced_attention_and_its_restoration() -> None:
-    model = tiny()
-    exact, methods = model(tokens()), [layer.attention.method for layer in model.layers]
-    with model.replaced_attention(SlidingWindow(2)) as same:
-        assert same is model
-        windowed = model(tokens())
-        with model.replaced_attention(Exact()):
-            torch.testing.assert_close(model(tokens()), exact)
-        torch.testing.assert_close(model(tokens()), windowed)
-    assert not torch.allclose(windowed, exact, atol=1e-3)
-    assert [layer.attention.method for layer in model.layers] == methods
-    assert torch.equal(model(tokens()), exact)
 
 
 class Recorder(nn.Module):
@@ -127,63 +121,110 @@ class Recorder(nn.Module):
         return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-def test_a_callable_gives_every_layer_its_own_module() -> None:
-    model, calls = tiny(), []
-    exact = model(tokens())
-    with model.replaced_attention(lambda layer: Recorder(layer, calls)):
-        torch.testing.assert_close(model(tokens()), exact)
-    options = {"kernel": Exponential(), "is_causal": True}
+def test_a_replaced_attention_is_called_with_the_models_kernel_and_gone_afterwards() -> None:
+    model, calls = tiny(Elu()), []
+    exact = logits(model)
+    with replace_attention(model, lambda layer: Recorder(layer, calls)):
+        assert not torch.allclose(logits(model), exact, atol=1e-3)
+    options = {"kernel": Elu(), "attn_mask": None, "is_causal": True}
     assert calls == [(layer, (2, 2, 12, 8), options) for layer in range(3)]
+    with replace_attention(model, Exact()):
+        assert torch.equal(logits(model), exact)
+    assert own_kernel(model) == Elu() and torch.equal(logits(model), exact)
 
 
-def test_attention_is_restored_after_an_exception() -> None:
-    model = tiny()
-    methods = [layer.attention.method for layer in model.layers]
-    with pytest.raises(KeyError), model.replaced_attention(SlidingWindow(2)):
-        raise KeyError
-    with pytest.raises(IndexError), model.replaced_attention([SlidingWindow(2)].__getitem__):
-        pass
-    assert [layer.attention.method for layer in model.layers] == methods
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing_that_is_not_padding(side: str) -> None:
+    model, read = tiny(), tokens()
+    mask = torch.ones_like(read)
+    hidden = slice(0, 3) if side == "left" else slice(9, 12)
+    mask[0, hidden] = 0
+    other = torch.where(mask.bool(), read, (read + 1) % 50)
+    one, two = (model(t, attention_mask=mask).logits[mask.bool()] for t in (read, other))
+    torch.testing.assert_close(one, two)
+    assert side == "right" or not torch.allclose(one, logits(model)[mask.bool()], atol=1e-3)
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Exponential(0.5), Polynomial(4), Elu()])
 def test_a_saved_model_comes_back(tmp_path: Path, kernel: Kernel) -> None:
     model = tiny(kernel)
-    model.save(tmp_path / "model")
-    again = CausalLanguageModel.load(tmp_path / "model", kernel=kernel, vocabulary_size=50)
-    assert again.kernel == kernel
-    assert not again.training
-    assert torch.equal(again(tokens()), model(tokens()))
-    assert {p.name for p in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+    model.save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    for auto in (CausalLanguageModel, AutoModelForCausalLM):
+        again = auto.from_pretrained(tmp_path)
+        assert type(again) is CausalLanguageModel and not again.training
+        assert own_kernel(again) == kernel
+        assert torch.equal(logits(again), logits(model))
 
 
-def test_loading_another_model_than_asked_for(tmp_path: Path) -> None:
-    tiny(Polynomial(2)).save(tmp_path)
-    with pytest.raises(ValueError, match=r"kernel Polynomial\(degree=2\), not Elu\(\)$"):
-        CausalLanguageModel.load(tmp_path, kernel=Elu())
-    with pytest.raises(ValueError, match=r"50 tokens, the vocabulary has 51$"):
-        CausalLanguageModel.load(tmp_path, vocabulary_size=51)
-    with pytest.raises(FileNotFoundError, match="train the model first"):
-        CausalLanguageModel.load(tmp_path / "nothing")
+def test_transformers_finds_the_sizes_under_its_own_names() -> None:
+    config = tiny().config
+    assert (config.vocab_size, config.num_hidden_layers, config.hidden_size) == (50, 3, 16)
+    assert (config.num_attention_heads, config.intermediate_size) == (2, 32)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({}, "does not describe a CausalLanguageModel"),
+        (
+            {"vocabulary_size": 50, "kernel": {"name": "Elu", "arguments": {}}},
+            "train the model again",
+        ),
+        ({"model_type": "gpt2"}, "does not describe a CausalLanguageModel"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused(
+    tmp_path: Path, config: dict[str, object], named: str
+) -> None:
+    tiny().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}.*{named}") as refused:
+        CausalLanguageModel.from_pretrained(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_kernel_is_refused(tmp_path: Path) -> None:
+    tiny().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["kernel"]["name"] = "os"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="kernel 'os' is not one of"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
+    tiny().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["layers.1.attention.output.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks weights of Linear: train the model again"):
+        CausalLanguageModel.from_pretrained(tmp_path)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def trained(attention: TrainedAttention | None, kernel: Kernel, steps: int = 4) -> Tensor:
     """Logits after a few steps of plain gradient descent on sharpened attention."""
-    model = tiny(kernel)
-    if attention:
-        model.attend_with(attention)
-    model.double()
+    model = tiny(kernel, trained_attention=attention).double()
     for layer in model.layers:
         layer.attention.query_key_value.weight.data *= 4
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(steps):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(
-            model(tokens())[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
+            logits(model)[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
         )
         loss.backward()
         optimizer.step()
-    return model(tokens()).detach()
+    return logits(model).detach()
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])
@@ -198,27 +239,16 @@ def test_training_with_a_window_over_everything_is_training_with_exact(kernel: K
 
 def test_a_model_with_an_attention_of_its_own_comes_back(tmp_path: Path) -> None:
     learned = TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0})
-    model = tiny().attend_with(learned)
-    factors = [layer.attention.method.scale for layer in model.layers]
+    model = tiny(trained_attention=learned)
+    factors = [layer.attention.approximation.scale for layer in model.layers]
     assert len({id(p) for p in model.parameters()} & {id(p) for p in factors}) == 3
     assert len({p.sum().item() for p in factors}) == 3
     for p in factors:
         p.data.normal_()
-    model.save(tmp_path)
-    again = CausalLanguageModel.load(tmp_path)
-    assert again.attention == learned
-    assert torch.equal(again(tokens()), model(tokens()))
-    assert all(not p.is_meta for p in again.parameters())
-    again.save(tmp_path / "again")  # what was loaded knows its attention
-    assert TrainedAttention.load(tmp_path / "again") == learned
-
-
-@pytest.mark.parametrize("config", [{}, {"kernel": {"name": "os", "arguments": {}}}])
-def test_loading_a_foreign_config(tmp_path: Path, config: dict[str, object]) -> None:
-    tiny().save(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"does not describe|is not one of"):
-        CausalLanguageModel.load(tmp_path)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert TrainedAttention.of(again.config) == learned
+    assert torch.equal(logits(again), logits(model))
 
 
 def test_width_must_fit_the_heads() -> None:

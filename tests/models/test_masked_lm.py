@@ -1,5 +1,6 @@
 """Masked models with an attention of their own: in training, in a folder, and back."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -92,17 +93,17 @@ def test_what_layers_own_is_trained_and_layers_do_not_share() -> None:
 def test_a_saved_model_comes_back(tmp_path: Path, name: str) -> None:
     attention = ATTENTIONS[name]
     model = trained(attention).model
-    save_masked(model, tmp_path, attention)
+    save_masked(model, tmp_path)
     again = load_masked(tmp_path)
     assert not again.training
     torch.testing.assert_close(logits(again), logits(model))
-    files = {"config.json", "model.safetensors", "attention.json", "attention.safetensors"}
+    files = {"config.json", "model.safetensors", "attention.safetensors"}
     assert {path.name for path in tmp_path.iterdir()} == files
 
 
 def test_the_folder_is_one_that_plain_transformers_reads(tmp_path: Path) -> None:
     model = trained(LEARNED).model
-    save_masked(model, tmp_path, LEARNED)
+    save_masked(model, tmp_path)
     plain, info = RobertaForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert plain.config._attn_implementation != model.config._attn_implementation
@@ -122,13 +123,18 @@ def test_exact_attention_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_method_are_refused(tmp_path: Path) -> None:
-    save_masked(trained(LEARNED).model, tmp_path, LEARNED)
-    window(3).save(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"not those of SlidingWindow\(r=3\): .*approximation.scale"
+    model = trained(LEARNED).model
+    save_masked(model, tmp_path)
+    for attention, named in (
+        (asdict(window(3)), r"not those of SlidingWindow\(r=3\): .*approximation.scale"),
+        (None, "names no attention: train the model again"),
     ):
-        load_masked(tmp_path)
-    LEARNED.save(tmp_path)
+        model.config.trained_attention = attention
+        model.config.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=named):
+            load_masked(tmp_path)
+    model.config.trained_attention = asdict(LEARNED)
+    model.config.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "attention.safetensors")
     weights.popitem()
     save_file(weights, tmp_path / "attention.safetensors")

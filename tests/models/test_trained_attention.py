@@ -1,11 +1,12 @@
 """Which methods a model may be trained with, and how each layer gets its own."""
 
-import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedConfig
 
 from tests.training.tiny import LearnedScale
 from value_aware_attention.kernels import Elu, Exponential
@@ -78,11 +79,17 @@ def test_other_arguments_are_named() -> None:
         attention("SlidingWindow", {"r": 4, "width": 4})(0)
 
 
-def test_it_is_described_in_the_models_folder(tmp_path: Path) -> None:
-    assert TrainedAttention.load(tmp_path) is None
+def described(value: object) -> PreTrainedConfig:
+    """A model's config that names this as its attention."""
+    config = PreTrainedConfig()
+    config.trained_attention = value
+    return config
+
+
+def test_it_is_described_in_the_models_config() -> None:
+    assert TrainedAttention.of(PreTrainedConfig()) is TrainedAttention.of(described(None)) is None
     lsh = attention("LSH", {"r": 8, "rounds": 2, "seed": 3})
-    lsh.save(tmp_path)
-    assert TrainedAttention.load(tmp_path) == lsh
+    assert TrainedAttention.of(described(asdict(lsh))) == lsh
     assert str(lsh) == "LSH(r=8, rounds=2, seed=3)"
 
 
@@ -96,23 +103,20 @@ def test_a_checkpoint_runs_no_code_but_the_librarys(
         "class Method(Exact): ...\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    described = {"target": "foreign_module.Method", "arguments": {}}
-    (tmp_path / "attention.json").write_text(json.dumps(described))
+    foreign = described({"target": "foreign_module.Method", "arguments": {}})
     with pytest.raises(ValueError, match=r"asks for foreign_module\.Method, and only methods of"):
-        TrainedAttention.load(tmp_path)
+        TrainedAttention.of(foreign)
     assert "foreign_module" not in sys.modules and not (tmp_path / "executed").exists()
 
 
-def test_a_method_of_a_module_that_the_program_imported_is_found(tmp_path: Path) -> None:
+def test_a_method_of_a_module_that_the_program_imported_is_found() -> None:
     learned = TrainedAttention(
         f"{LearnedScale.__module__}.LearnedScale", {"head_dim": 4, "seed": 0}
     )
-    learned.save(tmp_path)
-    assert TrainedAttention.load(tmp_path) == learned
+    assert TrainedAttention.of(described(asdict(learned))) == learned
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"target": 1, "arguments": {}}', "null"])
-def test_a_damaged_description_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "attention.json").write_text(text)
-    with pytest.raises(ValueError, match=r"attention\.json is damaged"):
-        TrainedAttention.load(tmp_path)
+@pytest.mark.parametrize("value", ["", [], {}, {"target": 1, "arguments": {}}])
+def test_a_damaged_description_is_named(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^trained_attention is .* in the model's config"):
+        TrainedAttention.of(described(value))

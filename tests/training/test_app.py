@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pipelines import train_causal
 from tests.test_apps import run_app
 from tests.training.processes import ROOT, exit_code, start, write_tokens
-from tests.training.test_parts import free_port
+from tests.training.test_micro_batches import free_port
 from value_aware_attention.training import CausalTraining
 
 

@@ -39,10 +39,10 @@ def run(
         checkpoint_every=checkpoint_every,
         checkpoint_folder=folder,
         fingerprint=fingerprint,
-        log_every=4,
+        log_every_n_steps=4,
         logger=logger,
         accelerator="cpu",
-        progress_bar=False,
+        enable_progress_bar=False,
     )
     return curve, train.read
 
@@ -110,7 +110,7 @@ def test_a_repeated_batch_is_learned_by_heart(tmp_path: Path, kind: str) -> None
         checkpoint_folder=tmp_path,
         fingerprint="",
         accelerator="cpu",
-        progress_bar=False,
+        enable_progress_bar=False,
     )
     losses = [point["loss"] for point in curve]
     assert losses == sorted(losses, reverse=True)
@@ -212,10 +212,10 @@ def test_the_gradient_norm_is_that_before_clipping(tmp_path: Path) -> None:
         checkpoint_every=1,
         checkpoint_folder=tmp_path / "checkpoint",
         fingerprint="",
-        log_every=1,
+        log_every_n_steps=1,
         logger=CSVLogger(tmp_path / "logs", name="", version=""),
         accelerator="cpu",
-        progress_bar=False,
+        enable_progress_bar=False,
     )
     (row,) = [row for row in logged(tmp_path / "logs") if row["train/loss"]]
     assert float(row["train/gradient_norm"]) == pytest.approx(float(expected.norm()), rel=1e-4)

@@ -47,10 +47,10 @@ def trained(
         checkpoint_every=2,
         checkpoint_folder=folder / "checkpoints",
         fingerprint="",
-        log_every=2,
+        log_every_n_steps=2,
         logger=CSVLogger(folder / "logs", name="", version=""),
         accelerator="cpu",
-        progress_bar=False,
+        enable_progress_bar=False,
         **trainer,
     )
 
@@ -100,7 +100,7 @@ def test_a_run_with_checkpointed_activations_is_the_same(tmp_path: Path, masked:
 def one_layer() -> CausalTraining:
     torch.manual_seed(0)
     size = {"vocabulary_size": VOCABULARY, "layers": 1, "width": 16, "heads": 2, "feedforward": 16}
-    # not the exponential kernel: Adam enlarges the rounding of its keys' bias (test_parts.py)
+    # not the exponential kernel: Adam enlarges the rounding of its keys' bias, which is noise
     model = CausalLanguageModel(**size, kernel=Elu(), dropout=0.0)
     schedule = InverseSquareRoot(peak=1e-2, warmup_steps=5)
     return CausalTraining(model, schedule=schedule, seed=3)
@@ -124,8 +124,8 @@ def compiled_run(folder: Path) -> None:
     torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), rtol=1e-3, atol=2e-5)
     for point, other in zip(curve, expected, strict=True):
         assert point == pytest.approx(other, rel=1e-5)
-    compiled.model.save(folder / "model")
-    loaded = CausalLanguageModel.load(folder / "model")
+    compiled.model.save_pretrained(folder / "model")
+    loaded = CausalLanguageModel.from_pretrained(folder / "model")
     assert same(loaded.state_dict(), compiled.model.state_dict())
 
 
@@ -151,7 +151,7 @@ def test_flops_are_those_that_torch_counts() -> None:
     causal = causal_module(kernel=Polynomial(), dropout=0.0)
     batch = causal_batch(0)
     with FlopCounterMode(display=False) as counted:
-        logits = causal.model(batch[:, :-1])
+        logits = causal.model(batch[:, :-1]).logits
         cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
     assert causal.flops(batch, causal.count_targets(batch)) == counted.get_total_flops()
     masked, rows = masked_module(dropout=0.0), masked_batch(0)

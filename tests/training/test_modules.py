@@ -24,7 +24,9 @@ def test_the_causal_loss_is_the_cross_entropy_of_the_next_token(kernel: Kernel) 
     module.loss(batch).backward()
     gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
     module.zero_grad()
-    expected = cross_entropy(module.model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    expected = cross_entropy(
+        module.model(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten()
+    )
     expected.backward()
     torch.testing.assert_close(module.loss(batch), expected)
     for ours, p in zip(gradients, module.parameters(), strict=True):
@@ -37,7 +39,7 @@ def test_causal_metrics() -> None:
     for batch in batches:
         for name, value in module.totals(batch).items():
             sums[name] = sums.get(name, 0.0) + value.item()
-    logits = torch.cat([module.model(batch[:, :-1]) for batch in batches]).flatten(0, 1)
+    logits = torch.cat([module.model(batch[:, :-1]).logits for batch in batches]).flatten(0, 1)
     targets = torch.cat([batch[:, 1:] for batch in batches]).flatten()
     loss = cross_entropy(logits, targets).item()
     assert sums["targets"] == 6 * 12

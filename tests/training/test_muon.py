@@ -108,7 +108,7 @@ def test_a_training_that_was_killed_continues_bit_by_bit(build, tmp_path: Path) 
             checkpoint_folder=folder,
             fingerprint="",
             accelerator="cpu",
-            progress_bar=False,
+            enable_progress_bar=False,
         )
         return list(module.parameters())
 

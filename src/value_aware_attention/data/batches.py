@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from value_aware_attention.data.masking import IGNORED, mask_tokens
-from value_aware_attention.data.packing import Tokens, rearrange, token_dtype
+from value_aware_attention.data.masking import mask_tokens
+from value_aware_attention.data.token_arrays import Tokens, rearrange
 
 
 class CausalBatches(Dataset[Tensor]):
@@ -54,7 +53,7 @@ class CausalBatches(Dataset[Tensor]):
 class MaskedSequences:
     """The instances of several sources as sequences of `length` tokens, and how to mask them.
 
-    Instances shorter than `length` are joined within their source (`packing.rearrange`).
+    Instances shorter than `length` are joined within their source (`rearrange`).
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class MaskedSequences:
         special_tokens: Sequence[int],
         vocabulary_size: int,
         fraction: float = 0.15,
-        exact_count: bool = True,
     ) -> None:
         if not paths:
             raise ValueError("masked batches need at least one file of instances, none was given")
@@ -74,7 +72,7 @@ class MaskedSequences:
         self.ends = list(accumulate(len(part) for part in self.parts))
         self.mask_token, self.special_tokens = mask_token, list(special_tokens)
         self.vocabulary_size = vocabulary_size
-        self.fraction, self.exact_count = fraction, exact_count
+        self.fraction = fraction
 
     def __len__(self) -> int:
         return self.ends[-1]
@@ -92,7 +90,6 @@ class MaskedSequences:
             special_tokens=self.special_tokens,
             vocabulary_size=self.vocabulary_size,
             fraction=self.fraction,
-            exact_count=self.exact_count,
         )
         return {"input_ids": inputs, "labels": labels}
 
@@ -152,26 +149,6 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
             for index in indices[: self.count - indices.start]
         ]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-
-def write_frozen(batches: FrozenMaskedBatches, inputs: Path, labels: Path) -> tuple[int, int]:
-    """Write all evaluation batches as two 2-D `.npy` files; returns sequences and masked tokens."""
-    length = batches[0]["input_ids"].shape[1]
-    dtype = token_dtype(batches.sequences.vocabulary_size)
-    shape = (batches.count, length)
-    input_array = open_memmap(inputs, "w+", dtype=dtype, shape=shape)
-    label_array = open_memmap(labels, "w+", dtype=np.int32, shape=shape)  # -100 where not masked
-    masked, row = 0, 0
-    for index in range(len(batches)):
-        batch = batches[index]
-        stop = row + len(batch["labels"])
-        input_array[row:stop] = batch["input_ids"].numpy()
-        label_array[row:stop] = batch["labels"].numpy()
-        masked += int((batch["labels"] != IGNORED).sum())
-        row = stop
-    input_array.flush()
-    label_array.flush()
-    return row, masked
 
 
 def _load(path: Path, *, dimensions: int) -> Tokens:

@@ -16,24 +16,20 @@ def mask_tokens(
     special_tokens: Sequence[int],
     vocabulary_size: int,
     fraction: float = 0.15,
-    exact_count: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Hide a `fraction` of each sequence's ordinary tokens: (inputs, labels), both like `tokens`.
 
     tokens (..., length) int64. Of the chosen tokens 80% become `mask_token`, 10% an ordinary token
     drawn uniformly, 10% stay. Labels hold the original there, -100 elsewhere. Special tokens are
-    never chosen or drawn. With `exact_count` a sequence of n ordinary tokens has `fraction` n
-    chosen, rounded up or down at random to keep the mean (fairseq); otherwise each is chosen
-    independently (the collator of Hugging Face).
+    never chosen or drawn. Of n ordinary tokens in a sequence `fraction` n are chosen, rounded up or
+    down at random to keep the mean, as in fairseq.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, not {fraction}")
     specials = torch.tensor(sorted(set(special_tokens)), dtype=torch.long)
     ordinary = ~torch.isin(tokens, specials)
     drawn = torch.rand(tokens.shape, generator=generator)
-    chosen = ordinary & (drawn < fraction)
-    if exact_count:
-        chosen = _lowest(drawn, ordinary, fraction, generator)
+    chosen = _lowest(drawn, ordinary, fraction, generator)
     labels = torch.where(chosen, tokens, IGNORED)
     kind = torch.rand(tokens.shape, generator=generator)
     replacements = _ordinary_tokens(vocabulary_size, specials)

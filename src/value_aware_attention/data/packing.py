@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.format import open_memmap
-from numpy.typing import NDArray
 
 from value_aware_attention.data.corpora import read_texts
+from value_aware_attention.data.token_arrays import Tokens, token_dtype
 
 if TYPE_CHECKING:  # slow to import, and reading packed tokens needs neither
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
 
-Tokens = NDArray[np.integer]
 DOCUMENTS_PER_BATCH = 64  # whole books too: bounds the memory
 
 
@@ -142,26 +141,6 @@ def write_instances(
             break
     array.flush()
     return count
-
-
-def rearrange(instances: Tokens, length: int) -> Tokens:
-    """Join consecutive instances into sequences of `length` tokens (Table 4: BSZ x ISZ to SQL).
-
-    (instances, instance_length) -> (instances * instance_length // length, length): RoBERTa-4096
-    reads eight wrapped instances of 512 as one sequence. Left-over instances are dropped.
-    """
-    count, instance_length = instances.shape
-    if length % instance_length:
-        raise ValueError(f"length {length} is not a multiple of the instances' {instance_length}")
-    group = length // instance_length
-    if count < group:
-        raise ValueError(f"{count} instances of {instance_length} fill no sequence of {length}")
-    return instances[: count // group * group].reshape(-1, length)
-
-
-def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
-    """The smallest of uint16 and int32 that holds every id."""
-    return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)
 
 
 def _rows(file: Path, written: int) -> Iterator[dict[str, str]]:

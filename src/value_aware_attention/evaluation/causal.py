@@ -20,6 +20,8 @@ from value_aware_attention.evaluation.task import (
     UnitSums,
     evenly_spaced,
 )
+from value_aware_attention.hugging_face import own_kernel, replace_attention
+from value_aware_attention.kernels import Kernel
 from value_aware_attention.models.causal_lm import CausalLanguageModel
 
 __all__ = ["CausalTask", "context_windows"]
@@ -42,7 +44,8 @@ class CausalTask:
     """A causal LM and a stream of evaluation tokens, read in windows; `units` None = all of them.
 
     Fewer are taken evenly spaced, so that they sample the whole stream. Raises ValueError for a
-    stream no longer than `length`, or with tokens that the model does not have.
+    stream no longer than `length`, or with tokens that the model does not have, and for a model
+    that was not trained with `kernel`; None = any.
     """
 
     metric = "perplexity"
@@ -59,22 +62,24 @@ class CausalTask:
         batch_size: int,
         recorded_units: int,
         device: str,
+        kernel: Kernel | None = None,
     ) -> None:
+        if kernel is not None and kernel != own_kernel(model):
+            raise ValueError(f"the model was trained with {own_kernel(model)}, not with {kernel}")
         stream = np.load(tokens, mmap_mode="r")
         if len(stream) <= length:
             raise ValueError(
                 f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
                 f"of {length}"
             )
-        if stream.max() >= model.arguments["vocabulary_size"]:
+        if stream.max() >= model.config.vocabulary_size:
             raise ValueError(
                 f"the evaluation stream has the token {stream.max()}, the model a vocabulary of "
-                f"{model.arguments['vocabulary_size']}; evaluate it on tokens made with its own "
-                f"tokenizer"
+                f"{model.config.vocabulary_size}; evaluate it on tokens made with its own tokenizer"
             )
-        self.model = model.to(device).eval()
+        self.model = model.to(device).eval()  # type: ignore[arg-type]
         self.length, self.context = length, context
-        self.head_dim = model.arguments["width"] // model.arguments["heads"]
+        self.head_dim = model.config.width // model.config.heads
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.device = device
         windows = list(context_windows(len(stream) - 1, length, context))
@@ -87,7 +92,7 @@ class CausalTask:
         scored = ScoredRows()
         layers = len(self.model.layers)
         replaced = (
-            self.model.replaced_attention(scored.in_last_layer(method, layers))
+            replace_attention(self.model, scored.in_last_layer(method, layers))
             if method
             else nullcontext()
         )
@@ -141,11 +146,11 @@ class CausalTask:
 
     def layer_calls(self) -> list[LayerCall]:
         recorders = [LayerRecorder() for _ in self.model.layers]
-        with torch.inference_mode(), self.model.replaced_attention(lambda layer: recorders[layer]):
+        with torch.inference_mode(), replace_attention(self.model, recorders.__getitem__):
             for window in self.recorded_windows():
                 self._losses([window])
         return [
-            recorder.call(self.model.kernel, is_causal=True, first_row=self.context)
+            recorder.call(own_kernel(self.model), is_causal=True, first_row=self.context)
             for recorder in recorders
         ]
 

@@ -36,7 +36,7 @@ class CausalCounts:
 
     def __call__(self, task: CausalTask, exact: UnitSums) -> dict[str, Any]:
         """Each one's perplexity on the task's targets, with its paired interval around exact."""
-        vocabulary_size = int(task.model.arguments["vocabulary_size"])
+        vocabulary_size = task.model.config.vocabulary_size
         stream = np.load(self.training, mmap_mode="r")
         every = pair_counts(_rows_of_stream(stream), vocabulary_size)
         read = pair_counts(_rows_of_batches(self.batches), vocabulary_size)

@@ -7,6 +7,6 @@
 """
 
 from value_aware_attention.hugging_face.adapter import replace_attention, set_attention
-from value_aware_attention.hugging_face.layers import attention_layers
+from value_aware_attention.hugging_face.layers import attention_layers, own_kernel
 
-__all__ = ["attention_layers", "replace_attention", "set_attention"]
+__all__ = ["attention_layers", "own_kernel", "replace_attention", "set_attention"]

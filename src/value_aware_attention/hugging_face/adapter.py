@@ -16,6 +16,7 @@ from value_aware_attention.hugging_face.layers import (
     attention_layers,
     chosen_layers,
     cross_attention_layers,
+    layer_kernel,
 )
 from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
 from value_aware_attention.hugging_face.refusals import (
@@ -25,9 +26,9 @@ from value_aware_attention.hugging_face.refusals import (
     check_model,
     refuse_weights,
 )
-from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.kernels import Kernel
 
-__all__ = ["replace_attention", "set_attention"]
+__all__ = ["own_attention", "replace_attention", "set_attention"]
 
 OWN = "value_aware_attention"
 """The name under which transformers calls the attention that `set_attention` put into a model."""
@@ -45,8 +46,9 @@ def replace_attention(
     """Within the context, `model` computes its self-attention with `approximation`.
 
     `approximation` is a module, or a callable layer_index -> module, for the modules that
-    `attention_layers` lists. `kernel` None is the model's own: exponential with its scaling; any
-    other is put into a model that was not trained with it. `layers` and `heads` None are all of
+    `attention_layers` lists. `kernel` None is the model's own: `kernel` of its attention modules,
+    else the exponential with its scaling; any other is put into a model that was not trained with
+    it. `layers` and `heads` None are all of
     them; the rest, and attention to another sequence, stays exact. Where a method is given one
     query at a time (generation with a cache), it gets the past keys as the model does.
     On exit, also after an exception, the model is as it was; contexts nest.
@@ -84,7 +86,7 @@ def set_attention(
     """From now on layer i of `model` attends with the module `approximation(i)`, to be trained.
 
     The modules become part of the model: `parameters()` and `state_dict()` have theirs. `kernel`
-    None is the model's own, exponential with its scaling. `replace_attention` goes before it.
+    None is the model's own, as in `replace_attention`, which goes before what is set here.
     Raises ValueError for a model that `replace_attention` refuses, or with attention dropout,
     which approximations do not have.
     """
@@ -95,8 +97,10 @@ def set_attention(
     methods = {layer: approximation(number) for number, layer in enumerate(layers)}
     check_methods(model, methods)
     for layer, method in methods.items():
-        layer.approximation, layer.kernel = method, kernel  # type: ignore[assignment]
-    _register(OWN, _own_attention)
+        layer.approximation = method
+        if kernel is not None:
+            layer.kernel = kernel  # type: ignore[assignment]
+    _register(OWN, own_attention)
     _hooks(model)
     _set_implementation(model, OWN)
 
@@ -142,10 +146,10 @@ def _hooks(model: PreTrainedModel) -> list[Any]:
     return [part.register_forward_pre_hook(refuse_weights, with_kwargs=True) for part in parts]
 
 
-def _own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
-    methods: dict[nn.Module, Any] = {module: getattr(module, "approximation", None) or Exact()}
-    kernel: Any = getattr(module, "kernel", None)
-    return _attention_function(methods, kernel, None)(module, *inputs, **options)
+def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    """What transformers calls where nothing is replaced: the module's `approximation`, or Exact."""
+    method = getattr(module, "approximation", None) or Exact()
+    return _attend(method, None, None, module, *inputs, **options)
 
 
 def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
@@ -155,42 +159,50 @@ def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -
 def _attention_function(
     methods: Mapping[nn.Module, nn.Module], kernel: Kernel | None, heads: Collection[int] | None
 ) -> Callable[..., tuple[Tensor, None]]:
-    """The function transformers calls: (batch, heads, N, D) in, (batch, N, heads, V) out."""
+    """The function that transformers calls with a module of `methods` and its inputs."""
 
-    def function(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        is_causal: bool | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, None]:
-        check_call(dropout, options)
-        check_heads(heads, query.shape[1])
-        method = methods[module]
-        key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
-        is_causal = attends_causally(module) if is_causal is None else is_causal
-        attn_mask, is_causal = split_mask(attention_mask, query, key, is_causal=is_causal)
-        groups = query.shape[1] // key.shape[1]  # grouped-query attention shares key/value heads
-        if groups > 1:
-            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        output = _attend(
-            method,
-            (query, key, value),
-            heads,
-            kernel=kernel or Exponential(scaling),
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-        )
-        return output.transpose(1, 2).contiguous(), None
+    def function(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
+        return _attend(methods[module], kernel, heads, module, *inputs, **options)
 
     return function
 
 
 def _attend(
+    method: nn.Module,
+    kernel: Kernel | None,
+    heads: Collection[int] | None,
+    module: nn.Module,
+    /,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Float[Tensor, "batch N heads V"], None]:
+    """transformers' call of an attention function as one of `method`: (batch, heads, N, D) in."""
+    check_call(dropout, options)
+    check_heads(heads, query.shape[1])
+    key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
+    is_causal = attends_causally(module) if is_causal is None else is_causal
+    attn_mask, is_causal = split_mask(attention_mask, query, key, is_causal=is_causal)
+    groups = query.shape[1] // key.shape[1]  # grouped-query attention shares key/value heads
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    output = _in_heads(
+        method,
+        (query, key, value),
+        heads,
+        kernel=kernel or layer_kernel(module, scaling),
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _in_heads(
     method: nn.Module,
     inputs: tuple[Tensor, Tensor, Tensor],
     heads: Collection[int] | None,

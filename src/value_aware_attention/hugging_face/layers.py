@@ -5,7 +5,16 @@ from inspect import unwrap
 
 from torch import nn
 
-__all__ = ["attends_causally", "attention_layers", "chosen_layers", "cross_attention_layers"]
+from value_aware_attention.kernels import Exponential, Kernel
+
+__all__ = [
+    "attends_causally",
+    "attention_layers",
+    "chosen_layers",
+    "cross_attention_layers",
+    "layer_kernel",
+    "own_kernel",
+]
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """transformers' modelling code looks the attention function up in a global of this name."""
@@ -50,6 +59,19 @@ def chosen_layers(model: nn.Module, layers: Collection[int] | None) -> dict[nn.M
             f"not {', '.join(map(str, bad))}"
         )
     return {available[number]: number for number in sorted(set(layers))}
+
+
+def layer_kernel(layer: nn.Module, scaling: float | None = None) -> Kernel:
+    """The kernel that an attention module was built with: its `kernel`, else exp(scaling <q, k>).
+
+    Attention modules of transformers have no `kernel`; those of this library's models have.
+    """
+    return getattr(layer, "kernel", None) or Exponential(scaling)
+
+
+def own_kernel(model: nn.Module) -> Kernel:
+    """The kernel that a model was trained with, whatever its scale: that of its first layer."""
+    return layer_kernel(attention_layers(model)[0])
 
 
 def attends_causally(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """The models that the approximations are put into."""
 
-from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_attention.models.causal_lm import CausalLanguageModel, CausalLanguageModelConfig
 from value_aware_attention.models.long_roberta import (
     BlockPositions,
     build_roberta,
@@ -14,6 +14,7 @@ from value_aware_attention.models.trained_attention import TrainedAttention
 __all__ = [
     "BlockPositions",
     "CausalLanguageModel",
+    "CausalLanguageModelConfig",
     "FourierMixing",
     "LinearMixing",
     "RandomMixing",

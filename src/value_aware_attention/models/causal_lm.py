@@ -1,41 +1,45 @@
 """The causal language model of section 4 and A.2: fairseq's `transformer_lm`, any kernel."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face.adapter import own_attention
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
 
-__all__ = ["CausalLanguageModel", "sinusoidal_positions"]
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+__all__ = ["CausalLanguageModel", "CausalLanguageModelConfig", "sinusoidal_positions"]
 
 
-class CausalLanguageModel(nn.Module):
-    """A pre-norm Transformer decoder whose every layer attends with `kernel`.
+class CausalLanguageModelConfig(PreTrainedConfig):
+    """Sizes, kernel and attention of a `CausalLanguageModel`, all of them plain values.
 
-    Sinusoidal positions, embeddings times sqrt(width), ReLU, a norm after the last layer, input and
-    output embeddings tied. At the paper's size (6 layers, width 512, 8 heads, feedforward 2048,
-    vocabulary 267,744) it has 156,000,256 parameters.
+    `kernel` is kept as the name and the arguments of its class, `trained_attention` as its target
+    and arguments; None = exact attention. The sizes have transformers' names too (`hidden_size`).
+    Raises ValueError unless `width` is even and divisible by `heads`.
     """
 
-    attention: TrainedAttention | None = None
-    """What its layers attend with; None = exact attention."""
-    checkpoint_activations: bool = False
-    """Whether training keeps each layer's input alone and computes the rest again for gradients."""
+    model_type = "value_aware_causal_lm"
+    has_no_defaults_at_init = True
+    attribute_map = {  # noqa: RUF012 (transformers' convention)
+        "vocab_size": "vocabulary_size",
+        "num_hidden_layers": "layers",
+        "hidden_size": "width",
+        "num_attention_heads": "heads",
+        "intermediate_size": "feedforward",
+    }
 
     def __init__(
         self,
@@ -45,147 +49,140 @@ class CausalLanguageModel(nn.Module):
         width: int,
         heads: int,
         feedforward: int,
-        kernel: Kernel,
+        kernel: Kernel | Mapping[str, Any],
         dropout: float,
+        trained_attention: TrainedAttention | Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__()
         if width % heads or width % 2:
             raise ValueError(f"width is {width}; it must be even and divisible by heads = {heads}")
-        self.arguments = {
-            "vocabulary_size": vocabulary_size,
-            "layers": layers,
-            "width": width,
-            "heads": heads,
-            "feedforward": feedforward,
-            "dropout": dropout,
-        }
-        self.kernel = kernel
-        self.embedding = nn.Embedding(vocabulary_size, width)
-        self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(
-            _Layer(width, heads, feedforward, kernel, dropout) for _ in range(layers)
-        )
-        self.final_norm = nn.LayerNorm(width)
-        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        self.vocabulary_size = vocabulary_size
+        self.layers, self.width, self.heads, self.feedforward = layers, width, heads, feedforward
+        self.kernel = kernel if isinstance(kernel, Mapping) else _kernel_as_dict(kernel)
+        self.dropout = dropout
+        attention = trained_attention
+        described = asdict(attention) if isinstance(attention, TrainedAttention) else attention
+        self.trained_attention = described
+        super().__init__(**options)
 
-    def hidden(self, tokens: Int[Tensor, "batch N"]) -> Float[Tensor, "batch N width"]:
+    @classmethod
+    def get_config_dict(cls, *names: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What config.json says; ValueError where that is not of a `CausalLanguageModel`."""
+        config, rest = super().get_config_dict(*names, **options)
+        if config.get("model_type") != cls.model_type:
+            raise ValueError(
+                f"{names[0]} does not describe a CausalLanguageModel of model_type "
+                f"{cls.model_type}: train the model again"
+            )
+        return config, rest
+
+
+class CausalLanguageModel(PreTrainedModel):
+    """A pre-norm Transformer decoder whose every layer attends with `kernel`.
+
+    Sinusoidal positions, embeddings times sqrt(width), ReLU, a norm after the last layer, input and
+    output embeddings tied. At the paper's size (6 layers, width 512, 8 heads, feedforward 2048,
+    vocabulary 267,744) it has 156,000,256 parameters.
+
+    It is built from a config or, with random weights, from the config's arguments.
+    """
+
+    config_class = CausalLanguageModelConfig
+    supports_gradient_checkpointing = True
+    _input_embed_layer = "embedding"
+
+    def __init__(self, config: CausalLanguageModelConfig | None = None, **arguments: Any) -> None:
+        config = config or CausalLanguageModelConfig(**arguments)
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocabulary_size, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(_Layer(config, index) for index in range(config.layers))
+        self.final_norm = nn.LayerNorm(config.width)
+        nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *names: Any, **options: Any) -> "CausalLanguageModel":
+        """The model that `save_pretrained` wrote, in evaluation mode; only safetensors are read."""
+        return super().from_pretrained(*names, **options | {"use_safetensors": True})
+
+    def hidden(
+        self, input_ids: Int[Tensor, "batch N"], attention_mask: Tensor | None = None
+    ) -> Float[Tensor, "batch N width"]:
         """What the output embeddings are multiplied with: position n has seen tokens 0 .. n."""
         weight = self.embedding.weight
         width = weight.shape[1]
-        positions = sinusoidal_positions(tokens.shape[1], width, device=weight.device)
-        x = self.dropout(self.embedding(tokens) * math.sqrt(width) + positions.to(weight.dtype))
-        again = self.checkpoint_activations and self.training and torch.is_grad_enabled()
+        positions = sinusoidal_positions(input_ids.shape[1], width, device=weight.device)
+        x = self.embedding(input_ids) * math.sqrt(width) + positions.to(weight.dtype)
+        x = self.dropout(x)
+        mask = None  # the past alone: no matrix is needed for it
+        if attention_mask is not None:
+            mask = create_causal_mask(self.config, x, attention_mask, past_key_values=None)
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+            x = layer(x, mask)
         return self.final_norm(x)
 
-    def forward(self, tokens: Int[Tensor, "batch N"]) -> Float[Tensor, "batch N vocabulary"]:
-        """Logits of the token after each position."""
-        return nn.functional.linear(self.hidden(tokens), self.embedding.weight)
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch N"],
+        attention_mask: Tensor | None = None,
+        use_cache: bool = False,
+    ) -> CausalLMOutput:
+        """Logits (batch, N, vocabulary) of the token after each position.
 
-    @contextmanager
-    def replaced_attention(
-        self, approximation: nn.Module | Callable[[int], nn.Module]
-    ) -> Iterator["CausalLanguageModel"]:
-        """Within the context, every layer attends with `approximation`.
-
-        It is a module, or a callable layer_index -> module. On exit, also after an exception, the
-        model is as it was; contexts nest.
+        `attention_mask` is transformers', (batch, N), 0 = padding. There is no cache to use.
         """
-        layers = self._attention_layers()
-        before = [layer.method for layer in layers]
-        after = [_method(approximation, index) for index in range(len(layers))]
-        try:
-            for layer, method in zip(layers, after, strict=True):
-                layer.method = method
-            yield self
-        finally:
-            for layer, method in zip(layers, before, strict=True):
-                layer.method = method
+        hidden = self.hidden(input_ids, attention_mask)
+        return CausalLMOutput(logits=nn.functional.linear(hidden, self.embedding.weight))
 
-    def attend_with(self, attention: TrainedAttention) -> "CausalLanguageModel":
-        """Gives every layer its own module of `attention`, and returns the model.
+    def init_weights(self) -> None:
+        """Nothing: the modules' constructors have drawn them."""
 
-        The modules are part of the model from then on: trained, counted, saved.
-        """
-        for index, layer in enumerate(self._attention_layers()):
-            layer.method = attention(index)
-        self.attention = attention
-        return self
-
-    def _attention_layers(self) -> list["_CausalAttention"]:
-        return [module for module in self.modules() if isinstance(module, _CausalAttention)]
-
-    def save(self, folder: Path) -> None:
-        """Writes model.safetensors, and config.json with the arguments and the kernel.
-
-        attention.json says what its layers attend with, where that is not exact attention.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {**self.arguments, "kernel": _kernel_as_dict(self.kernel)}
-        (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        save_file(self.state_dict(), folder / WEIGHTS)
-        if self.attention is not None:
-            self.attention.save(folder)
-
-    @classmethod
-    def load(
-        cls, folder: Path, *, kernel: Kernel | None = None, vocabulary_size: int | None = None
-    ) -> "CausalLanguageModel":
-        """The model that `save` wrote, in evaluation mode.
-
-        Raises FileNotFoundError where there is none, ValueError where the folder holds a model of
-        another kernel or vocabulary than the ones given.
-        """
-        config = _read_config(folder)
-        saved = _kernel_from_dict(config.pop("kernel"))
-        if kernel is not None and saved != kernel:
-            raise ValueError(f"{folder} holds a model with kernel {saved}, not {kernel}")
-        if vocabulary_size not in (None, config["vocabulary_size"]):
-            raise ValueError(
-                f"{folder} holds a model with {config['vocabulary_size']} tokens, "
-                f"the vocabulary has {vocabulary_size}"
-            )
-        with torch.device("meta"):  # no time spent on initial values that are thrown away
-            model = cls(**config, kernel=saved)
-        if attention := TrainedAttention.load(folder):
-            model.attend_with(attention)
-        model.load_state_dict(load_file(folder / WEIGHTS), assign=True)
-        return model.eval()
+    def _init_weights(self, module: nn.Module) -> None:
+        """transformers asks for this where a checkpoint lacks weights."""
+        raise ValueError(
+            f"{self.name_or_path} lacks weights of {type(module).__name__}: train the model again"
+        )
 
 
-class _Layer(nn.Module):
-    def __init__(
-        self, width: int, heads: int, feedforward: int, kernel: Kernel, dropout: float
-    ) -> None:
+class _Layer(GradientCheckpointingLayer):
+    def __init__(self, config: CausalLanguageModelConfig, index: int) -> None:
         super().__init__()
+        width = config.width
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = _CausalAttention(width, heads, kernel)
+        self.attention = _CausalAttention(config, index)
         self.feedforward_norm = nn.LayerNorm(width)
         self.feedforward = nn.Sequential(
-            _linear(width, feedforward), nn.ReLU(), _linear(feedforward, width)
+            _linear(width, config.feedforward), nn.ReLU(), _linear(config.feedforward, width)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
         return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
 
 
 class _CausalAttention(nn.Module):
-    def __init__(self, width: int, heads: int, kernel: Kernel) -> None:
-        super().__init__()
-        self.heads, self.kernel = heads, kernel
-        # Xavier over the stacked matrix is fairseq's gain of 1/sqrt(2) for each of q, k and v
-        self.query_key_value = _linear(width, 3 * width)
-        self.output = _linear(width, width)
-        self.method: nn.Module = Exact()
+    is_causal = True
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __init__(self, config: CausalLanguageModelConfig, index: int) -> None:
+        super().__init__()
+        self.config, self.heads = config, config.heads
+        self.kernel = _kernel_from_dict(config.kernel)
+        # Xavier over the stacked matrix is fairseq's gain of 1/sqrt(2) for each of q, k and v
+        self.query_key_value = _linear(config.width, 3 * config.width)
+        self.output = _linear(config.width, config.width)
+        attention = TrainedAttention.of(config)
+        self.approximation: nn.Module = attention(index) if attention else Exact()
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = self.method(query, key, value, kernel=self.kernel, is_causal=True)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, own_attention
+        )
+        mixed, _ = attend(self, query, key, value, mask)
+        return self.output(mixed.flatten(2))
 
 
 def sinusoidal_positions(
@@ -205,26 +202,16 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
-    return approximation if isinstance(approximation, nn.Module) else approximation(layer)
-
-
 def _kernel_as_dict(kernel: Kernel) -> dict[str, Any]:
     return {"name": type(kernel).__name__, "arguments": asdict(kernel)}  # type: ignore[call-overload]
 
 
-def _kernel_from_dict(config: dict[str, Any]) -> Kernel:
+def _kernel_from_dict(config: Mapping[str, Any]) -> Kernel:
     if config["name"] not in kernels.__all__:
         raise ValueError(f"kernel {config['name']!r} is not one of value_aware_attention.kernels")
     kernel: Kernel = getattr(kernels, config["name"])(**config["arguments"])
     return kernel
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing: train the model first")
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-    if "kernel" not in config:
-        raise ValueError(f"{folder / CONFIG} does not describe a CausalLanguageModel")
-    return config
+AutoConfig.register(CausalLanguageModelConfig.model_type, CausalLanguageModelConfig)
+AutoModelForCausalLM.register(CausalLanguageModelConfig, CausalLanguageModel)

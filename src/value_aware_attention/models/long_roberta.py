@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import AutoConfig, RobertaConfig, RobertaForMaskedLM
 
-__all__ = ["BlockPositions", "build_roberta", "save_folded", "warm_start"]
+__all__ = ["BlockPositions", "build_roberta", "read_config", "save_folded", "warm_start"]
 
 POSITIONS = "roberta.embeddings.position_embeddings"
 SIZES = {
@@ -100,13 +100,14 @@ def warm_start(
     ValueError for a model of another type, size or vocabulary or with less than `block` positions,
     FileNotFoundError for a folder without a model.
     """
-    config = _read_config(checkpoint)
+    config = read_config(checkpoint)
     if config.vocab_size != vocabulary_size:
         raise ValueError(
             f"{checkpoint} was trained with {config.vocab_size} tokens, "
             f"the vocabulary has {vocabulary_size}"
         )
     _check_sizes(checkpoint, config, sizes)
+    vars(config).pop("trained_attention", None)  # the checkpoint's, not that of what follows
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
     model = RobertaForMaskedLM.from_pretrained(checkpoint, config=config)
     return _lengthen(model, length, block)
@@ -127,7 +128,11 @@ def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[
     model.save_pretrained(folder, state_dict=state)
 
 
-def _read_config(checkpoint: str | Path) -> RobertaConfig:
+def read_config(checkpoint: str | Path) -> RobertaConfig:
+    """The config of a trained RoBERTa.
+
+    Raises FileNotFoundError where there is none, ValueError for a model of another type.
+    """
     try:
         config = AutoConfig.from_pretrained(checkpoint)
     except (OSError, ValueError) as error:

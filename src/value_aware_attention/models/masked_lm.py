@@ -1,5 +1,6 @@
 """RoBERTa with another attention than the exact one: built, saved and loaded."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -21,9 +22,10 @@ WEIGHTS, METHOD_WEIGHTS = "model.safetensors", "attention.safetensors"
 def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> RobertaForMaskedLM:
     """Gives every layer of `model` its own module of `attention`, and returns the model.
 
-    The modules are part of the model from then on: trained, counted, in its state. A mixing takes
-    the place of the whole self-attention sublayer but its norm.
+    The modules are part of the model from then on: trained, counted, in its state, and named in its
+    config. A mixing takes the place of the whole self-attention sublayer but its norm.
     """
+    model.config.trained_attention = asdict(attention)
     if not attention.is_mixing:
         set_attention(model, attention, kernel=masked_kernel(attention))
         return model
@@ -39,18 +41,15 @@ def masked_kernel(attention: TrainedAttention) -> Kernel | None:
     return None if not kernels or Exponential in kernels else kernels[0]()
 
 
-def save_masked(
-    model: RobertaForMaskedLM, folder: Path, attention: TrainedAttention | None = None
-) -> None:
-    """Writes an ordinary Hugging Face folder (`save_folded`), and what is not ordinary beside it.
+def save_masked(model: RobertaForMaskedLM, folder: Path) -> None:
+    """Writes an ordinary Hugging Face folder (`save_folded`).
 
-    With `attention` that is attention.json, its class and arguments, and attention.safetensors,
-    its modules' parameters.
+    Parameters of an attention of its own, which is not ordinary, are in attention.safetensors
+    beside it.
     """
-    own = {} if attention is None else _method_state(model)
+    own = _method_state(model)
     save_folded(model, folder, without=own)
-    if attention is not None:
-        attention.save(folder)
+    if TrainedAttention.of(model.config):
         save_file(own, folder / METHOD_WEIGHTS)
 
 
@@ -59,11 +58,14 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
 
     Raises OSError where there is none, ValueError where its files do not belong together.
     """
-    attention = TrainedAttention.load(folder)
+    config = RobertaConfig.from_pretrained(folder)
+    attention = TrainedAttention.of(config)
     if attention is None:
+        if (Path(folder) / METHOD_WEIGHTS).is_file():
+            raise ValueError(f"the config in {folder} names no attention: train the model again")
         return RobertaForMaskedLM.from_pretrained(folder)
     # Not from_pretrained: it would announce the weights that a mixing does not have as missing.
-    model = attend_with(RobertaForMaskedLM(RobertaConfig.from_pretrained(folder)), attention)
+    model = attend_with(RobertaForMaskedLM(config), attention)
     files = (Path(folder) / WEIGHTS, Path(folder) / METHOD_WEIGHTS)
     state = {name: value for file in files for name, value in load_file(file).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)

@@ -1,16 +1,15 @@
 """The attention that a model is trained with where it is not exact: a module for each layer."""
 
-import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.kernels import Kernel
@@ -21,7 +20,6 @@ __all__ = ["SEEDS_PER_LAYER", "TrainedAttention"]
 SEEDS_PER_LAYER = 1000
 """Layer l of a random method with seed s gets the seed 1000 s + l."""
 
-DESCRIPTION = "attention.json"
 LIBRARY = __name__.partition(".")[0] + "."
 
 
@@ -100,30 +98,28 @@ class TrainedAttention:
                 f"with it"
             )
 
-    def save(self, folder: Path) -> None:
-        """Writes attention.json."""
-        text = json.dumps(asdict(self), indent=2, sort_keys=True)
-        (folder / DESCRIPTION).write_text(text + "\n")
-
     @classmethod
-    def load(cls, folder: Path | str) -> "TrainedAttention | None":
-        """What a trained model's folder says; None where its attention is exact.
+    def of(cls, config: PreTrainedConfig) -> "TrainedAttention | None":
+        """What a model's config names as its `trained_attention`; None where it is exact.
 
-        A folder may come from anyone, so nothing is imported for it but this library: a method of
+        A config may come from anyone, so nothing is imported for it but this library: a method of
         another module is found only where the program has imported that itself. Raises ValueError
-        for others, and for a file that describes no method.
+        for others, and for what describes no method.
         """
-        path = Path(folder) / DESCRIPTION
-        if not path.is_file():
+        fields = getattr(config, "trained_attention", None)
+        if fields is None:
             return None
         try:
-            described = cls(**json.loads(path.read_text()))
+            described = cls(**fields)
             module = described.target.rpartition(".")[0]
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error}): train the model again") from None
+        except (TypeError, AttributeError) as error:
+            raise ValueError(
+                f"trained_attention is {fields!r} in the model's config ({error}): train it again"
+            ) from None
         if not described.target.startswith(LIBRARY) and module not in sys.modules:
             raise ValueError(
-                f"{path} asks for {described.target}, and only methods of {LIBRARY[:-1]} are "
-                f"imported for a checkpoint; import {module} first if you trust it"
+                f"the model's config asks for {described.target}, and only methods of "
+                f"{LIBRARY[:-1]} are imported for a checkpoint; import {module} first if you "
+                f"trust it"
             )
         return described

@@ -1,33 +1,31 @@
 """Loads any language model with its tokenizer: from a local folder, or by its name on the hub."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
-    PretrainedConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from value_aware_attention.models.causal_lm import CausalLanguageModel
-from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
-__all__ = ["load_model", "load_tokenizer"]
+__all__ = ["auto_class", "load_model", "load_tokenizer"]
 
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """What a folder with a tokenizer holds at least one of."""
 
 
-def load_model(
-    name: str, *, dtype: torch.dtype | None = None
-) -> PreTrainedModel | CausalLanguageModel:
+def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """A local folder's model, or one of the hub, on the CPU, in evaluation mode.
 
     Its kind is what its config's `architectures` says: a masked LM, a causal LM, otherwise the
@@ -36,14 +34,14 @@ def load_model(
     ValueError for a model trained with an approximation.
     """
     folder = _local(name)
-    if folder is not None:
-        _refuse_approximations(folder)
-        if _is_ours(folder):
-            return CausalLanguageModel.load(folder).to(dtype=dtype)
     options: dict[str, Any] = {"local_files_only": folder is not None, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(name, **options)
-        return _auto_class(config).from_pretrained(
+        if attention := TrainedAttention.of(config):
+            raise ValueError(
+                f"{name} was trained with {attention}; give a model trained with exact attention"
+            )
+        return auto_class(config, (config.architectures or [""])[0]).from_pretrained(
             name, config=config, use_safetensors=True, dtype=dtype or "auto", **options
         )
     except OSError as error:
@@ -73,25 +71,17 @@ def _local(name: str) -> Path | None:
     return None
 
 
-def _auto_class(config: PretrainedConfig) -> Any:
-    architecture = (config.architectures or [""])[0]
-    if architecture.endswith("ForMaskedLM"):
-        return AutoModelForMaskedLM
-    causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
-    return AutoModelForCausalLM if causal else AutoModel
-
-
-def _is_ours(folder: Path) -> bool:
-    file = folder / "config.json"
-    return file.is_file() and "kernel" in json.loads(file.read_text())
-
-
-def _refuse_approximations(folder: Path) -> None:
-    attention = TrainedAttention.load(folder)
-    if attention is not None:
-        raise ValueError(
-            f"{folder} was trained with {attention}; give a model trained with exact attention"
-        )
+def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
+    """The AutoModel class under which transformers lists this architecture of the config's type."""
+    for mapping, found in (
+        (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
+        (MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),
+    ):
+        listed: Any = mapping.get(type(config), ())
+        classes = listed if isinstance(listed, tuple) else (listed,)
+        if architecture in [model.__name__ for model in classes]:
+            return found
+    return AutoModel
 
 
 def _why(name: str, folder: Path | None, error: OSError) -> str:

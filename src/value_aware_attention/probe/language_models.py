@@ -10,14 +10,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.data.masking import mask_tokens
 from value_aware_attention.evaluation.task import LayerCall, Layerwise, UnitSums
 from value_aware_attention.hugging_face import attention_layers, replace_attention
-from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.probe.checkpoints import auto_class
 from value_aware_attention.probe.text_windows import TextWindows
 
 __all__ = [
@@ -25,12 +30,10 @@ __all__ = [
     "EncoderWindows",
     "MaskedWindows",
     "WindowTask",
-    "own_kernel",
     "positions",
     "task_class",
 ]
 
-Model = PreTrainedModel | CausalLanguageModel
 MASKED_FRACTION = 0.15
 
 
@@ -49,7 +52,7 @@ class WindowTask(ABC):
     def __init__(
         self,
         *,
-        model: Model,
+        model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         windows: TextWindows,
         seed: int,
@@ -102,18 +105,11 @@ class WindowTask(ABC):
 
     def read(self, tokens: Int[Tensor, "1 L"]) -> Tensor:
         """The model's output: logits, or hidden states where it has no head."""
-        if isinstance(self.model, CausalLanguageModel):
-            return self.model(tokens)
         return self.model(input_ids=tokens, **self._options(tokens))[0]
 
     def attending(self, method: Layerwise) -> AbstractContextManager[Any]:
         """Within the context, layer i attends with method(i), under this task's kernel."""
-        if not isinstance(self.model, CausalLanguageModel):
-            return replace_attention(self.model, method, kernel=self.kernel)
-        if self.kernel is None:
-            return self.model.replaced_attention(method)
-        kernel = self.kernel
-        return self.model.replaced_attention(lambda layer: _WithKernel(method(layer), kernel))
+        return replace_attention(self.model, method, kernel=self.kernel)
 
     def _options(self, tokens: Tensor) -> dict[str, Any]:
         # A model that finds pads in the tokens would hide them; windows have none.
@@ -225,58 +221,37 @@ class _CallRecorder(nn.Module):
         return Exact()(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
 
 
-class _WithKernel(nn.Module):
-    """A method under another kernel than the one it is called with."""
-
-    def __init__(self, method: nn.Module, kernel: Kernel) -> None:
-        super().__init__()
-        self.method, self.kernel = method, kernel
-
-    def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
-        return self.method(*inputs, **options | {"kernel": self.kernel})
-
-
 def _exact(layer: int) -> nn.Module:
     return Exact()
 
 
-def task_class(model: nn.Module) -> type[WindowTask]:
-    """Which metric fits a model: by its class, as transformers names them.
+def task_class(model: PreTrainedModel) -> type[WindowTask]:
+    """Which metric fits a model: by the head of its class, as transformers lists them.
 
     Raises ValueError for an encoder with a decoder, and for a model whose attention cannot be
     replaced.
     """
-    if isinstance(model, CausalLanguageModel):
-        return CausalWindows
     attention_layers(model)
-    if model.config.is_encoder_decoder:  # type: ignore[union-attr]
+    if model.config.is_encoder_decoder:
         raise ValueError(
             f"{type(model).__name__} is an encoder with a decoder; give a masked or a causal "
             f"language model, or an encoder alone"
         )
-    name = type(model).__name__
-    if name.endswith("ForMaskedLM"):
-        return MaskedWindows
-    return CausalWindows if name.endswith(("ForCausalLM", "LMHeadModel")) else EncoderWindows
+    tasks: dict[Any, type[WindowTask]] = {
+        AutoModelForMaskedLM: MaskedWindows,
+        AutoModelForCausalLM: CausalWindows,
+    }
+    return tasks.get(auto_class(model.config, type(model).__name__), EncoderWindows)
 
 
-def own_kernel(model: nn.Module) -> Kernel:
-    """The kernel that a model was trained with, whatever its scale."""
-    return model.kernel if isinstance(model, CausalLanguageModel) else Exponential()
-
-
-def vocabulary_size(model: Model) -> int:
+def vocabulary_size(model: PreTrainedModel) -> int:
     """How many tokens a model knows."""
-    if isinstance(model, CausalLanguageModel):
-        return model.embedding.num_embeddings
     size: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
     return size
 
 
-def positions(model: Model) -> int | None:
+def positions(model: PreTrainedModel) -> int | None:
     """The longest sequence a model can read, special tokens included; None = no limit is known."""
-    if isinstance(model, CausalLanguageModel):
-        return None
     limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for module in model.modules():
         padding = getattr(module, "padding_idx", None)

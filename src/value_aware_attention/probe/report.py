@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from value_aware_attention.approximations import (
     OptimalValueAware,
@@ -20,7 +20,6 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.probe.language_models import (
-    Model,
     WindowTask,
     positions,
     task_class,
@@ -72,7 +71,7 @@ def default_methods(search: str = "default") -> dict[str, Build]:
 
 
 def probe(
-    model: Model,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: str | Iterable[str],
     *,
@@ -120,7 +119,7 @@ def probe(
 
 
 def _task(
-    model: Model,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: str | Iterable[str],
     *,

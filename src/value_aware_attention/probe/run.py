@@ -1,6 +1,5 @@
 """Runs a probe: output errors of the layers, then the end metric, window by window."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.evaluation.cells import Cell, end_metric, source_hash
 from value_aware_attention.evaluation.grid import kept_record
 from value_aware_attention.evaluation.task import LayerCall, UnitSums
-from value_aware_attention.models.causal_lm import CausalLanguageModel
-from value_aware_attention.probe.language_models import WindowTask, own_kernel
+from value_aware_attention.hugging_face import own_kernel
+from value_aware_attention.probe.language_models import WindowTask
 from value_aware_attention.probe.layer_errors import LayerErrors, layer_error
 from value_aware_attention.probe.lines import (
     HEADLINE_SIZES,
@@ -200,19 +200,13 @@ def _work_of(method: nn.Module) -> float:
     return 1.0 + method.r if isinstance(method, OptimalValueAware) else 1.0
 
 
-def weights_hash(model: nn.Module) -> str:
+def weights_hash(model: PreTrainedModel) -> str:
     """sha256 of a model's configuration, parameters and buffers."""
-    digest = sha256(_configuration(model).encode())
+    digest = sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(_bytes(tensor))
     return digest.hexdigest()
-
-
-def _configuration(model: nn.Module) -> str:
-    if isinstance(model, CausalLanguageModel):
-        return json.dumps(model.arguments | {"kernel": repr(model.kernel)}, sort_keys=True)
-    return model.config.to_json_string()  # type: ignore[operator, union-attr]
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import Callback
 from tqdm import tqdm
 
 from value_aware_attention.training.checkpoint_files import CheckpointFiles
-from value_aware_attention.training.parts import Part
+from value_aware_attention.training.micro_batches import MicroBatch
 
 __all__ = ["ResumableCheckpoint", "StepProgress"]
 
@@ -20,6 +20,8 @@ LOG = logging.getLogger(__name__)
 class ResumableCheckpoint(Callback):
     """Writes the whole state every so many steps, after the evaluation where one is due.
 
+    A run continues from the newest whole one with its `fingerprint`, anything that identifies its
+    settings, or from the one before it where that file is damaged; after the last step both go.
     Lightning's own callback saves before or after evaluations but not both, so that a run which is
     continued would skip or repeat one. A run of one process that is asked to end (SIGTERM) saves
     the step it is at; an evaluation due after it is not finished, and nothing is saved then.
@@ -47,10 +49,10 @@ class ResumableCheckpoint(Callback):
         return {"fingerprint": self.fingerprint}
 
     def on_train_batch_end(
-        self, trainer: Trainer, module: Any, outputs: Any, batch: Part, batch_idx: int
+        self, trainer: Trainer, module: Any, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
-        whole = batch.number + 1 == trainer.accumulate_grad_batches
-        if whole and trainer.global_step % self.evaluate_every:
+        last = batch.position + 1 == trainer.accumulate_grad_batches
+        if last and trainer.global_step % self.evaluate_every:
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, module: Any) -> None:

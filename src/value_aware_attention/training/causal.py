@@ -64,9 +64,6 @@ class CausalTraining(LanguageModeling):
     def layers(self) -> list[nn.Module]:
         return list(self.model.layers)
 
-    def checkpoint_activations(self) -> None:
-        self.model.checkpoint_activations = True
-
     def flops(self, batch: Int[Tensor, "batch N1"], targets: float) -> float:
         weight, layers = self.model.embedding.weight, self.layers()
         return training_flops(

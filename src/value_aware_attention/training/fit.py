@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -20,8 +19,8 @@ from value_aware_attention.flex import missing_compiler
 from value_aware_attention.training.callbacks import ResumableCheckpoint, StepProgress
 from value_aware_attention.training.checkpoint_files import CheckpointFiles
 from value_aware_attention.training.flops import peak_flops as peak_flops_of
+from value_aware_attention.training.micro_batches import MicroBatches, check_micro_batches
 from value_aware_attention.training.module import LanguageModeling
-from value_aware_attention.training.parts import Parts, check_parts
 
 __all__ = ["fit"]
 
@@ -45,103 +44,60 @@ def fit(
     checkpoint_every: int,
     checkpoint_folder: Path,
     fingerprint: str,
-    log_every: int = 10,
-    logger: Logger | None = None,
-    accelerator: str = "auto",
     devices: int = 1,
     nodes: int = 1,
-    strategy: str = "auto",
     accumulate: int = 1,
-    precision: str = "32-true",
-    progress_bar: bool = True,
     workers: int = 0,
     compile: bool = False,
     checkpoint_activations: bool = False,
     peak_flops: float | None = None,
+    **trainer: Any,
 ) -> list[dict[str, float]]:
     """Takes `steps` optimizer steps, step s on train_batches[s]; returns the learning curve.
 
     The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
-    steps and for the last. With `devices` on each of `nodes` machines every device takes its share
-    of a batch's rows, in `accumulate` micro-batches one after the other; the step is the same.
+    steps and for the last. Every one of `devices` on each of `nodes` machines takes its share of a
+    batch's rows, in `accumulate` micro-batches one after the other; the step is the same. `workers`
+    processes read batches ahead. `trainer` are arguments of Lightning's Trainer; the rest is said
+    in `_prepare`.
 
-    A run that was killed continues, bit by bit, from `checkpoint_folder`/last.ckpt, if that was
-    written with the same `fingerprint` (anything that identifies the settings) and `accumulate`, or
-    from the one before it where that file is damaged; both are gone when fit returns. SIGTERM ends
-    the process with exit code 143; where it is the only one, it saves the step it is at, unless an
-    evaluation is due after it.
-
-    `workers` processes read batches ahead. `compile` compiles every layer with torch.compile, on
-    first use, `checkpoint_activations` computes the layers' activations again in the backward pass
-    instead of keeping them: the same step with other costs. `peak_flops`, of one device, is for the
-    log of utilisation; None = that of the GPU, if its name and `precision` are known.
-
-    Raises ValueError for settings that leave nothing to do, a batch that does not divide, devices
-    that are not there, a compiler that is not there, and a folder in which another run is going.
+    A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
+    with exit code 143. Raises ValueError for settings that leave nothing to do, a batch that does
+    not divide, what is not there, and a folder in which another run is going.
     """
-    check_parts(devices * nodes, accumulate)
+    check_micro_batches(devices * nodes, accumulate)
     _check(train_batches, steps, evaluate_every, checkpoint_every)
-    files = CheckpointFiles(checkpoint_folder)
     checkpoint = ResumableCheckpoint(
-        files,
+        CheckpointFiles(checkpoint_folder),
         fingerprint=f"{fingerprint}, {accumulate} micro-batches",
         every=checkpoint_every,
         evaluate_every=evaluate_every,
     )
+    trainer |= {"max_steps": steps, "devices": devices, "num_nodes": nodes}
     with _quiet(), torch.random.fork_rng(devices=[]):
-        trainer = _trainer(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            strategy=strategy,
-            accumulate_grad_batches=accumulate,
-            precision=precision,
-            logger=logger or False,
-            log_every_n_steps=log_every,
-            max_steps=steps,
-            val_check_interval=evaluate_every * accumulate,
-            callbacks=[checkpoint, StepProgress()] if progress_bar else [checkpoint],
-            plugins=_plugins(files),
-            default_root_dir=checkpoint_folder,
-        )
-        device = trainer.strategy.root_device
-        module.peak_flops = peak_flops or _known_peak(device, precision)
-        if checkpoint_activations:
-            module.checkpoint_activations()
-        if compile:
-            _compile_layers(module, device)
-        loader = partial(
-            DataLoader, batch_size=None, num_workers=workers, pin_memory=device.type == "cuda"
-        )
-        with files.held() if trainer.is_global_zero else nullcontext():
-            taken, resume = checkpoint.newest()
-            evaluation = loader(evaluation_batches)
-            parts = Parts(
-                train_batches,
-                accumulate=accumulate,
-                processes=trainer.world_size,
-                count_targets=type(module).count_targets,
-            )
-            sampler = _Items(taken * accumulate, steps * accumulate)
-            training = loader(parts, sampler=sampler)
-            module.train()
-            try:
-                trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
-            except SIGTERMException as stop:
-                stop.code = 128 + signal.SIGTERM  # Lightning's own is 0, as if all had been done
-                raise
-            if steps % evaluate_every:
-                trainer.validate(module, evaluation, verbose=False)
-            if trainer.is_global_zero:
-                files.remove()
+        made = _trainer(checkpoint, accumulate, **trainer)
+        _prepare(module, made, compile, checkpoint_activations, peak_flops)
+        _run(made, module, checkpoint, train_batches, evaluation_batches, workers)
     return module.curve
 
 
-def _trainer(**arguments: Any) -> Trainer:
-    """Without what this module does itself; devices that are not there are a ValueError."""
+def _trainer(checkpoint: ResumableCheckpoint, accumulate: int, **options: Any) -> Trainer:
+    """Lightning's Trainer, without what this module does itself.
+
+    Raises ValueError for an argument that it does not have, or that is not the user's to choose,
+    and for devices that are not there.
+    """
+    bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
+    logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     try:
         return Trainer(
-            **arguments,
+            **options,
+            logger=logger,
+            accumulate_grad_batches=accumulate,
+            val_check_interval=checkpoint.evaluate_every * accumulate,
+            callbacks=[checkpoint, *bar],
+            plugins=_plugins(checkpoint.files),
+            default_root_dir=checkpoint.files.folder,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
             enable_checkpointing=False,
@@ -149,14 +105,68 @@ def _trainer(**arguments: Any) -> Trainer:
             enable_progress_bar=False,
             use_distributed_sampler=False,
         )
-    except MisconfigurationException as error:
+    except (MisconfigurationException, TypeError) as error:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _known_peak(device: torch.device, precision: str) -> float | None:
-    if device.type != "cuda":
-        return None
-    return peak_flops_of(torch.cuda.get_device_name(device), precision)
+def _prepare(
+    module: LanguageModeling,
+    trainer: Trainer,
+    compile: bool,
+    checkpoint_activations: bool,
+    peak_flops: float | None,
+) -> None:
+    """Sets what changes the costs of a step and no number.
+
+    `compile` compiles every layer with torch.compile, on first use; `checkpoint_activations`
+    computes the layers' activations again in the backward pass instead of keeping them.
+    `peak_flops`, operations a second of one device, is for the log of utilisation; None = that of
+    the GPU, if its name and the precision are known.
+    """
+    device = trainer.strategy.root_device
+    if peak_flops is None and device.type == "cuda":
+        peak_flops = peak_flops_of(torch.cuda.get_device_name(device), trainer.precision)
+    module.peak_flops = peak_flops
+    if checkpoint_activations:
+        module.checkpoint_activations()
+    if compile:
+        _compile_layers(module, device)
+
+
+def _run(
+    trainer: Trainer,
+    module: LanguageModeling,
+    checkpoint: ResumableCheckpoint,
+    train_batches: Dataset[Any],
+    evaluation_batches: Dataset[Any],
+    workers: int,
+) -> None:
+    """Trains from the newest checkpoint to the last step; removes the checkpoints at the end."""
+    accumulate, on_gpu = (
+        trainer.accumulate_grad_batches,
+        trainer.strategy.root_device.type == "cuda",
+    )
+    loader = partial(DataLoader, batch_size=None, num_workers=workers, pin_memory=on_gpu)
+    micro_batches = MicroBatches(
+        train_batches,
+        accumulate=accumulate,
+        world_size=trainer.world_size,
+        count_targets=type(module).count_targets,
+    )
+    with checkpoint.files.held() if trainer.is_global_zero else nullcontext():
+        taken, resume = checkpoint.newest()
+        left = _Items(taken * accumulate, trainer.max_steps * accumulate)
+        training, evaluation = loader(micro_batches, sampler=left), loader(evaluation_batches)
+        module.train()
+        try:
+            trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
+        except SIGTERMException as stop:
+            stop.code = 128 + signal.SIGTERM  # Lightning's own is 0, as if all had been done
+            raise
+        if trainer.max_steps % checkpoint.evaluate_every:
+            trainer.validate(module, evaluation, verbose=False)
+        if trainer.is_global_zero:
+            checkpoint.files.remove()
 
 
 def _compile_layers(module: LanguageModeling, device: torch.device) -> None:

@@ -69,11 +69,6 @@ class MaskedTraining(LanguageModeling):
     def layers(self) -> list[nn.Module]:
         return list(self.model.roberta.encoder.layer)
 
-    def checkpoint_activations(self) -> None:
-        # transformers 5.23 renamed it
-        newer = getattr(self.model, "activation_checkpointing_enable", None)
-        (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
-
     def flops(self, batch: dict[str, Tensor], targets: float) -> float:
         layers = self.layers()
         body = training_flops(

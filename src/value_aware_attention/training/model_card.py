@@ -1,7 +1,7 @@
 """The README.md of a trained model's folder: data, training, held-out metrics, how to load it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -9,9 +9,25 @@ __all__ = ["model_card"]
 
 PACKAGE = "value-aware-attention"
 PAPER = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
+
+
+class Task(NamedTuple):
+    """A kind of language model, as the hub and transformers name it."""
+
+    tag: str
+    name: str
+    auto_class: str
+    imports: str  # what makes its model type known to transformers
+
+
 TASKS = {
-    "perplexity": ("text-generation", "causal language model"),
-    "error": ("fill-mask", "masked language model"),
+    "perplexity": Task(
+        "text-generation",
+        "causal language model",
+        "AutoModelForCausalLM",
+        "import value_aware_attention.models\n",
+    ),
+    "error": Task("fill-mask", "masked language model", "AutoModelForMaskedLM", ""),
 }
 METRICS = {
     "loss": "loss (nats a token)",
@@ -28,39 +44,22 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
     the text, `scale` the run's size, `kernel` what attention computes.
     """
     metric = "perplexity" if "perplexity" in metrics else "error"
-    task, kind = TASKS[metric]
+    task = TASKS[metric]
     attention = metrics["hyperparameters"].get("attention", "exact attention")
-    header = ModelCardData(
-        language="en",
-        library_name="transformers" if metric == "error" else PACKAGE,
-        pipeline_tag=task,
-        tags=[PACKAGE, "attention", kernel],
-        model_name=metrics["model"],
-        eval_results=[
-            EvalResult(
-                task_type=task,
-                dataset_type="text",
-                dataset_name=f"held-out documents of {data}",
-                metric_type=name,
-                metric_value=metrics[name],
-            )
-            for name in ("loss", metric)
-        ],
-    )
     return f"""---
-{header.to_yaml().strip()}
+{_metadata(metrics, metric, data=data, kernel=kernel).to_yaml().strip()}
 ---
 
 # {metrics["model"]}
 
-A {kind} with {_number(metrics["parameters"])} parameters, trained with {attention} and the
+A {task.name} with {_number(metrics["parameters"])} parameters, trained with {attention} and the
 {kernel} kernel to measure approximations of attention ({PAPER}).
 
 Scale: {scale}. Data: {data}. It saw {_number(metrics["tokens"])} tokens in
 {_number(metrics["steps"])} optimizer steps ({metrics["hyperparameters"]["optimizer"]}).
 
 ```python
-{_loading(metrics, metric)}
+{_loading(metrics, task)}
 ```
 
 ## On held-out text
@@ -75,26 +74,41 @@ Measured during training, on the first batches of the held-out documents.
 """
 
 
-def _loading(metrics: Mapping[str, Any], metric: str) -> str:
+def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str) -> ModelCardData:
+    """The hub's metadata, the loss and the `metric` on held-out text among them."""
+    task = TASKS[metric].tag
+    return ModelCardData(
+        language="en",
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=[PACKAGE, "attention", kernel],
+        model_name=metrics["model"],
+        eval_results=[
+            EvalResult(
+                task_type=task,
+                dataset_type="text",
+                dataset_name=f"held-out documents of {data}",
+                metric_type=name,
+                metric_value=metrics[name],
+            )
+            for name in ("loss", metric)
+        ],
+    )
+
+
+def _loading(metrics: Mapping[str, Any], task: Task) -> str:
     """Code that runs beside the model's folder."""
     name = metrics["model"]
-    if metric == "error" and "attention" not in metrics["hyperparameters"]:
-        lines = [
-            "from transformers import AutoModelForMaskedLM, AutoTokenizer",
-            "",
-            f'model = AutoModelForMaskedLM.from_pretrained("{name}")',
-        ]
-    else:
-        load = "load_masked" if metric == "error" else "CausalLanguageModel"
-        call = f'{load}("{name}")' if metric == "error" else f'{load}.load(Path("{name}"))'
-        lines = [
-            *(["from pathlib import Path", ""] if metric != "error" else []),
-            "from transformers import AutoTokenizer",
-            f"from value_aware_attention.models import {load}",
-            "",
-            f"model = {call}",
-        ]
-    return "\n".join([*lines, f'tokenizer = AutoTokenizer.from_pretrained("{name}")'])
+    if task is TASKS["error"] and "attention" in metrics["hyperparameters"]:
+        return f"""from transformers import AutoTokenizer
+from value_aware_attention.models import load_masked
+
+model = load_masked("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+    return f"""{task.imports}from transformers import {task.auto_class}, AutoTokenizer
+
+model = {task.auto_class}.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")"""
 
 
 def _hyperparameters(values: Mapping[str, Any]) -> str:

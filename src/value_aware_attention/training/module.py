@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
 
-from value_aware_attention.training.parts import Batch, Part, row_count, rows_of
+from value_aware_attention.training.micro_batches import Batch, MicroBatch, row_count, rows_of
 from value_aware_attention.training.schedules import Schedule
 
 __all__ = ["LanguageModeling"]
@@ -47,7 +48,7 @@ class LanguageModeling(LightningModule):
     """Whether weight decay shrinks biases and the weights of norms too."""
 
     def __init__(
-        self, model: nn.Module, *, schedule: Schedule, optimizer: MakeOptimizer, seed: int
+        self, model: PreTrainedModel, *, schedule: Schedule, optimizer: MakeOptimizer, seed: int
     ) -> None:
         super().__init__()
         self.model, self.schedule, self.seed = model, schedule, seed
@@ -85,12 +86,14 @@ class LanguageModeling(LightningModule):
         """The layers that the model repeats."""
 
     @abstractmethod
-    def checkpoint_activations(self) -> None:
-        """From now on training keeps the layers' inputs, and computes the rest again."""
-
-    @abstractmethod
     def flops(self, batch: Batch, targets: float) -> float:
         """Operations of a forward and backward pass, `targets` tokens being predicted."""
+
+    def checkpoint_activations(self) -> None:
+        """From now on training keeps the layers' inputs, and computes the rest again."""
+        # transformers 5.23 renamed it
+        newer = getattr(self.model, "activation_checkpointing_enable", None)
+        (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Hidden matrices, other matrices and vectors, those of them that there are."""
@@ -114,24 +117,26 @@ class LanguageModeling(LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    def on_before_batch_transfer(self, batch: Batch | Part, dataloader_idx: int) -> Batch | Part:
+    def on_before_batch_transfer(self, batch: Batch | MicroBatch, dataloader_idx: int) -> Any:
         """Each process of a distributed run takes its share of the rows; `validation_step` too."""
-        return batch._replace(rows=self._share(batch.rows)) if isinstance(batch, Part) else batch
+        if not isinstance(batch, MicroBatch):
+            return batch
+        return batch._replace(rows=self._share(batch.rows))
 
     def on_train_start(self) -> None:
         self._restart_clock()
 
-    def on_train_batch_start(self, batch: Part, batch_idx: int) -> None:
-        entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank, batch.number)
+    def on_train_batch_start(self, batch: MicroBatch, batch_idx: int) -> None:
+        entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank, batch.position)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
 
-    def training_step(self, batch: Part, batch_idx: int) -> Tensor:
+    def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
         accumulate = self.trainer.accumulate_grad_batches
-        parts = accumulate * self.trainer.world_size
+        passes = accumulate * self.trainer.world_size
         # the trainer takes the mean over micro-batches and processes: this makes it that of targets
-        loss = self.loss(batch.rows, batch.targets / parts if parts > 1 else None)
+        loss = self.loss(batch.rows, batch.targets / passes if passes > 1 else None)
         if self._is_due(self.trainer.global_step + 1):
-            self._loss = (self._loss if batch.number else 0.0) + loss.detach() / accumulate
+            self._loss = (self._loss if batch.position else 0.0) + loss.detach() / accumulate
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -141,12 +146,12 @@ class LanguageModeling(LightningModule):
             self._pending["train/gradient_norm"] = get_total_norm(gradients)
             self._pending["train/learning_rate"] = optimizer.param_groups[0]["lr"]
 
-    def on_train_batch_end(self, outputs: Any, batch: Part, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
         accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
         self._tokens += self.tokens(batch.rows) * processes
         self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
-        whole = batch.number + 1 == accumulate
-        if not (whole and self._is_due(self.trainer.global_step)):
+        last = batch.position + 1 == accumulate
+        if not (last and self._is_due(self.trainer.global_step)):
             return
         values = {name: float(value) for name, value in self._pending.items()}
         seconds = time.perf_counter() - self._since

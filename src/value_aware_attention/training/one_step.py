@@ -6,8 +6,8 @@ import time
 
 import torch
 
+from value_aware_attention.training.micro_batches import Batch
 from value_aware_attention.training.module import LanguageModeling
-from value_aware_attention.training.parts import Batch
 
 __all__ = ["one_step"]
 

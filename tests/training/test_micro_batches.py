@@ -14,8 +14,8 @@ from tests.training.test_fit import logged, same
 from tests.training.tiny import Batches, causal_module, masked_module
 from value_aware_attention.kernels import Elu
 from value_aware_attention.training import fit
+from value_aware_attention.training.micro_batches import rows_of
 from value_aware_attention.training.module import LanguageModeling
-from value_aware_attention.training.parts import rows_of
 
 STEPS = 6
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], list[float]]
@@ -46,10 +46,10 @@ def trained(folder: Path, masked: bool, **trainer: Any) -> Result:
         checkpoint_every=2,
         checkpoint_folder=folder / "checkpoints",
         fingerprint="",
-        log_every=1,
+        log_every_n_steps=1,
         logger=CSVLogger(folder / "logs", name="", version=""),
         accelerator="cpu",
-        progress_bar=False,
+        enable_progress_bar=False,
         **trainer,
     )
     rows = logged(folder / "logs") if os.environ.get("LOCAL_RANK", "0") == "0" else []
@@ -108,7 +108,7 @@ def test_a_killed_run_of_micro_batches_continues_bit_by_bit(tmp_path: Path, brea
     def run(name: str, breaks_at: int | None = None) -> tuple[LanguageModeling, list[int]]:
         module, batches = masked_module(), Batches(STEPS, masked=True, breaks_at=breaks_at)
         settings = {"steps": STEPS, "evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-        places = {"accelerator": "cpu", "progress_bar": False, "accumulate": 2}
+        places = {"accelerator": "cpu", "enable_progress_bar": False, "accumulate": 2}
         held_out = HeldOut(2, masked=True)
         fit(module, batches, held_out, checkpoint_folder=tmp_path / name, **settings, **places)
         return module, batches.read
@@ -125,7 +125,7 @@ def test_a_killed_run_of_micro_batches_continues_bit_by_bit(tmp_path: Path, brea
 
 def test_another_number_of_micro_batches_is_another_run(tmp_path: Path) -> None:
     settings = {"steps": STEPS, "evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-    places = {"accelerator": "cpu", "progress_bar": False, "checkpoint_folder": tmp_path}
+    places = {"accelerator": "cpu", "enable_progress_bar": False, "checkpoint_folder": tmp_path}
     with pytest.raises(KeyError):
         fit(causal_module(), Batches(STEPS, breaks_at=5), HeldOut(1), **settings, **places)
     batches = Batches(STEPS)
@@ -148,7 +148,7 @@ def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:
     module = causal_module(dropout=0.5)
     module.__class__ = Recording
     settings = {"steps": 1, "evaluate_every": 1, "checkpoint_every": 1, "fingerprint": ""}
-    places = {"accelerator": "cpu", "progress_bar": False, "checkpoint_folder": tmp_path}
+    places = {"accelerator": "cpu", "enable_progress_bar": False, "checkpoint_folder": tmp_path}
     fit(module, Same(1), HeldOut(1), accumulate=2, **settings, **places)
     assert len(seen) == 2
     assert seen[0] != seen[1]

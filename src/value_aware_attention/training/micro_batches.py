@@ -1,4 +1,4 @@
-"""A step's batch in parts: micro-batches taken one after the other, shares of processes at once."""
+"""A step's batch as micro-batches, taken one after the other, and each process's rows of them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,20 +6,20 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["Batch", "Part", "Parts", "check_parts", "row_count", "rows_of"]
+__all__ = ["Batch", "MicroBatch", "MicroBatches", "check_micro_batches", "row_count", "rows_of"]
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """What one forward and backward pass reads of a step's batch."""
 
     rows: Batch
-    number: int  # of the micro-batch within its step
-    targets: int  # of the step's whole batch: parts may hold more or fewer of its masked tokens
+    position: int  # within its step
+    targets: int  # of the whole batch: a micro-batch may hold more or fewer of its masked tokens
 
 
-class Parts(Dataset[Part]):
+class MicroBatches(Dataset[MicroBatch]):
     """Item s * accumulate + i: the rows i, i + accumulate, ... of batch s."""
 
     def __init__(
@@ -27,22 +27,22 @@ class Parts(Dataset[Part]):
         batches: Dataset[Any],
         *,
         accumulate: int,
-        processes: int,
+        world_size: int,
         count_targets: Callable[[Batch], int],
     ) -> None:
-        self.batches, self.accumulate, self.processes = batches, accumulate, processes
+        self.batches, self.accumulate, self.world_size = batches, accumulate, world_size
         self.count_targets = count_targets
 
-    def __getitem__(self, item: int) -> Part:
+    def __getitem__(self, item: int) -> MicroBatch:
         step, index = divmod(item, self.accumulate)
         batch = self.batches[step]
-        check_parts(self.processes, self.accumulate, row_count(batch))
+        check_micro_batches(self.world_size, self.accumulate, row_count(batch))
         rows = rows_of(batch, slice(index, None, self.accumulate))
-        return Part(rows, index, self.count_targets(batch))
+        return MicroBatch(rows, index, self.count_targets(batch))
 
 
-def check_parts(devices: int, accumulate: int, batch_size: int | None = None) -> None:
-    """Raises ValueError where there are no parts, or a batch does not divide into equal ones."""
+def check_micro_batches(devices: int, accumulate: int, batch_size: int | None = None) -> None:
+    """Raises ValueError where there are none, or a batch does not divide into equal ones."""
     if min(devices, accumulate) < 1:
         raise ValueError(f"devices {devices} and accumulate {accumulate} must be at least 1")
     if batch_size is not None and batch_size % (devices * accumulate):
