@@ -95,9 +95,10 @@ class Call:
         if attn_mask is not None:
             attn_mask = torch.atleast_2d(attn_mask)
             attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
-        tensors = (working_precision(x) for x in (query, key, value))
         rows = torch.arange(queries, device=query.device)
-        return cls(*tensors, kernel, attn_mask, is_causal, rows, queries, value.dtype)
+        dtype = value.dtype
+        query, key, value = (working_precision(x) for x in (query, key, value))
+        return cls(query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype)
 
     @property
     def keys(self) -> int:

@@ -47,7 +47,9 @@ Chart = alt.Chart | Panel | alt.HConcatChart | alt.ConcatChart
 
 def method_marks(labels: Iterable[str]) -> dict[str, Mark]:
     """Colour and shape of each curve, in legend order; a method looks the same in every figure."""
-    present, marks, shaded = set(labels), {}, {}
+    present = set(labels)
+    marks: dict[str, Mark] = {}
+    shaded: dict[str, Mark] = {}
     for card in cards().values():
         marks |= {name: _mark(own) for name, own in card.marks().items() if name in present}
         shaded |= _shades(card, present)
