@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 
-CONFIG = "config.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
@@ -19,7 +19,7 @@ def check_checkpoint(cfg: DictConfig) -> None:
     if not folder.exists():
         raise FileNotFoundError(f"{folder} is missing: train the model first (dvc repro)")
     config = read_config(folder / CONFIG)
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted({folder / WEIGHTS, *folder.glob("*.safetensors")}):
         check_weights(file)
     other = [name for name, size in cfg.sizes.items() if config.get(name) != size]
     if other:
@@ -45,7 +45,9 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def check_weights(file: Path) -> None:
-    """ValueError where a file is shorter than its header says, or has none."""
+    """ValueError where a file is not there, is shorter than its header says, or has none."""
+    if not file.exists():
+        raise ValueError(f"{file} is missing: train the model again")
     try:
         with safe_open(file, "pt"):
             pass

@@ -111,7 +111,7 @@ def test_a_causal_model_is_named_by_its_attention_too(name: str, suffix: str) ->
     evaluated = composed("evaluate", ["model=causal", f"attention={name}"]).evaluate
     assert trained.name == evaluated.name == f"causal_exponential{suffix}"
     assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
-    assert evaluated.task.model.folder._args_ == [evaluated.checkpoint]
+    assert evaluated.task.model._args_ == [evaluated.checkpoint]
 
 
 @pytest.mark.parametrize("model", options("model"))
