@@ -2,11 +2,13 @@
 
 Per query, with o the output and w_i = v_i - o, the weights that bring sum_i beta_i w_i closest to 0
 over the simplex are those of a non-negative least squares problem, normalised: atoms (w_i, c),
-target (0, c), for any lift c > 0. Its active set is kept as an orthonormal frame of the atoms in
-use, with the matrix that writes the frame in those atoms, so that adding or removing one costs
-O(size (size + V)) and stays accurate in fp32 (an inverted Gram matrix does not).
+target (0, c), for any lift c > 0. It is solved by the active-set method of Lawson & Hanson (1974,
+chapter 23), whose atoms enter one by one as in orthogonal matching pursuit (Pati et al., 1993). The
+atoms in use, as rows A, are kept as their orthonormal basis Q = R_inverse A, so that adding or
+removing one costs O(size (size + V)) and stays accurate in fp32 (an inverted Gram matrix does not).
 
-Every query is a row; rows that are done wait until few are left, and the rest then moves on alone.
+Every query is a row of the batch. Rows whose search has ended stay in the batch until they are more
+than three tenths of it; the others are then gathered into a smaller one.
 """
 
 from collections.abc import Iterator
@@ -19,7 +21,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from value_aware_attention.approximations.closest_combination.problem import (
+    BEAM,
+    GROUPS,
     INDEPENDENCE,
+    LOOKS,
+    NEARLY,
     Problem,
     unresolved,
 )
@@ -30,32 +36,24 @@ __all__ = ["search", "weigh"]
 
 ROWS_AT_ONCE = 2048
 """On a CPU: enough to outweigh the cost of calls, few enough for its cache."""
-GROUPS = 16
-"""Interleaved groups of keys; the steepest of each group is looked at closely."""
-BEAM = 32
-"""Sets of every size that the "best" search extends."""
-NEARLY = 0.5
-"""Of the steepest slope: a key worth a closer look."""
 NEAREST = 8
 """Values closest to o up to rounding, of which the closest is found by the distance itself."""
-LOOKS = 256
-"""Keys looked at closely, times the size of the set: the larger, the less a look matters."""
 
 
 @dataclass
-class _Sets:
+class _ActiveSets:
     """One set of keys per row, with the best weights on it. Slots from `size` on are empty."""
 
-    frame: Float[Tensor, "B K W"]
-    """Orthonormal rows: transform @ the lifted atoms."""
-    across: Float[Tensor, "B W K"]
-    """Its transpose: a batch of row vectors times a matrix is fast in this layout only."""
-    transform: Float[Tensor, "B K K"]
+    Q: Float[Tensor, "B K W"]
+    """Orthonormal rows: R_inverse @ the lifted atoms."""
+    Q_transposed: Float[Tensor, "B W K"]
+    """A batch of row vectors times a matrix is fast in this layout only."""
+    R_inverse: Float[Tensor, "B K K"]
     keys: Int[Tensor, "B K"]
     mass: Float[Tensor, "B K"]
     """The weights beta."""
-    raw: Float[Tensor, "B K"]
-    """The same before normalisation and without the bound at 0."""
+    unconstrained: Float[Tensor, "B K"]
+    """The least squares solution on these keys: neither normalised nor bounded at 0."""
     lifted: Float[Tensor, "B W"]
     """Residual of the lifted target."""
     residual: Float[Tensor, "B V"]
@@ -73,16 +71,16 @@ class _Sets:
     @classmethod
     def of_one(
         cls, atom: Tensor, key: Tensor, scale: Tensor, zero: Tensor, capacity: int
-    ) -> "_Sets":
+    ) -> "_ActiveSets":
         """Sets of one key each; atom (B, V) is its value minus o, scale the largest ||v - o||^2."""
         rows, width = atom.shape[0], atom.shape[1] + 1
         squared = atom.square().sum(-1)
         lift = torch.maximum(squared, 1e-4 * scale).sqrt()
         inverse = (squared + lift.square()).rsqrt()
-        frame = atom.new_zeros(rows, capacity + 1, width)
-        frame[:, 0] = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
-        transform = atom.new_zeros(rows, capacity + 1, capacity + 1)
-        transform[:, 0, 0] = inverse
+        Q = atom.new_zeros(rows, capacity + 1, width)
+        Q[:, 0] = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
+        R_inverse = atom.new_zeros(rows, capacity + 1, capacity + 1)
+        R_inverse[:, 0, 0] = inverse
         slots = atom.new_zeros(rows, capacity + 1)
         mass = slots.clone()
         mass[:, 0] = 1
@@ -90,13 +88,13 @@ class _Sets:
         keys[:, 0] = key
         count = torch.ones_like(key)
         sets = cls(
-            frame, frame.mT.contiguous(), transform, keys, mass, slots, atom.new_zeros(rows, width),
+            Q, Q.mT.contiguous(), R_inverse, keys, mass, slots, atom.new_zeros(rows, width),
             -atom, count, lift, squared, zero, count.clone(), count * 0, count * 0,
         )  # fmt: skip
         sets.rebuild(torch.arange(rows, device=atom.device))
         return sets
 
-    def take(self, rows: Tensor) -> "_Sets":
+    def take(self, rows: Tensor) -> "_ActiveSets":
         """The sets of some rows, copied."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
@@ -110,32 +108,32 @@ class _Sets:
 
         The rows where it did come second, by number.
         """
-        used = min(self.frame.shape[1], int(self.size.max()))
+        used = min(self.Q.shape[1], int(self.size.max()))
         atom = torch.cat([atom, self.lift[:, None]], dim=1)
         before = atom.square().sum(-1)
-        frame, across = self.frame[:, :used], self.across[:, :, :used]
-        share = torch.bmm(atom[:, None], across)
-        rest = atom - torch.bmm(share, frame)[:, 0]
+        Q, Q_transposed = self.Q[:, :used], self.Q_transposed[:, :, :used]
+        share = torch.bmm(atom[:, None], Q_transposed)
+        rest = atom - torch.bmm(share, Q)[:, 0]
         if bool((live & (rest.square().sum(-1) < 0.05 * before)).any()):
-            again = torch.bmm(rest[:, None], across)
-            rest -= torch.bmm(again, frame)[:, 0]
+            again = torch.bmm(rest[:, None], Q_transposed)
+            rest -= torch.bmm(again, Q)[:, 0]
             share = share + again
         length = rest.norm(dim=-1)
         live = live & (length > INDEPENDENCE[atom.dtype] * before.sqrt())
         inverse = torch.where(live, 1 / length, 0.0)[:, None]
         direction = torch.where(live[:, None], rest * inverse, 0.0)
-        row = torch.zeros_like(self.raw)
-        row[:, :used] = torch.bmm(share, self.transform[:, :used, :used])[:, 0] * -inverse
+        row = torch.zeros_like(self.unconstrained)
+        row[:, :used] = torch.bmm(share, self.R_inverse[:, :used, :used])[:, 0] * -inverse
         row.scatter_(1, self.size[:, None], inverse)
         where = live.nonzero()[:, 0]
         slot = self.size[where]
-        self.frame[where, slot] = direction[where]
-        self.across[where, :, slot] = direction[where]
-        self.transform[where, slot] = row[where]
+        self.Q[where, slot] = direction[where]
+        self.Q_transposed[where, :, slot] = direction[where]
+        self.R_inverse[where, slot] = row[where]
         self.keys[where, slot] = key[where]
         self.mass[where, slot] = 0
         step = (self.lift * direction[:, -1])[:, None]
-        self.raw += step * row
+        self.unconstrained += step * row
         self.lifted -= step * direction
         self.size += live
         torch.maximum(self.largest, self.size, out=self.largest)
@@ -143,20 +141,23 @@ class _Sets:
         return live, where
 
     def rebuild(self, rows: Tensor) -> None:
-        """Raw weights and residuals from the frame: the projection of (0, lift) on its span."""
+        """Recomputes unconstrained weights and residuals, projecting (0, lift) on the span of Q."""
         lift = self.lift[rows]
-        step = lift[:, None] * self.frame[rows, :, -1]
-        self.raw[rows] = torch.bmm(step[:, None], self.transform[rows])[:, 0]
-        lifted = -torch.bmm(step[:, None], self.frame[rows])[:, 0]
+        step = lift[:, None] * self.Q[rows, :, -1]
+        self.unconstrained[rows] = torch.bmm(step[:, None], self.R_inverse[rows])[:, 0]
+        lifted = -torch.bmm(step[:, None], self.Q[rows])[:, 0]
         lifted[:, -1] += lift
         self.lifted[rows] = lifted
         self.residual[rows], self.error[rows] = _measure(lifted, lift)
 
-    def settle(self, live: Bool[Tensor, " B"]) -> None:
-        """Walks from the weights to the unconstrained ones, dropping atoms that reach zero."""
-        slots = torch.arange(self.raw.shape[1], device=live.device)
+    def restore_feasibility(self, live: Bool[Tensor, " B"]) -> None:
+        """Drops the atoms whose weight reaches zero on the way to the unconstrained weights.
+
+        The inner loop of Lawson & Hanson.
+        """
+        slots = torch.arange(self.unconstrained.shape[1], device=live.device)
         while True:  # all rows at once: few are blocked, and picking the others out costs more
-            wanted = self.raw / self.raw.sum(-1, keepdim=True)
+            wanted = self.unconstrained / self.unconstrained.sum(-1, keepdim=True)
             stop = (wanted <= 0) & (slots < self.size[:, None])
             blocked = live & stop.any(-1) & (self.size > 1)
             self.mass = torch.where((live & ~blocked)[:, None], wanted, self.mass)
@@ -171,20 +172,20 @@ class _Sets:
             live = blocked
 
     def drop(self, rows: Tensor, slot: Tensor) -> None:
-        """Removes an atom: one reflection leaves it to the last row of the frame, which goes."""
+        """Removes an atom: one reflection leaves it to the last row of Q, which is removed."""
         each = torch.arange(len(rows), device=rows.device)
-        transform, frame, last = self.transform[rows], self.frame[rows], self.size[rows] - 1
-        column = transform[each, :, slot]
+        R_inverse, Q, last = self.R_inverse[rows], self.Q[rows], self.size[rows] - 1
+        column = R_inverse[each, :, slot]
         column = column / column.norm(dim=-1, keepdim=True).clamp_min(_tiny(column))
         column[each, last] += torch.where(column[each, last] >= 0, 1.0, -1.0).to(column)
         share = (-2 / column.square().sum(-1, keepdim=True) * column)[:, :, None]
-        frame += share * torch.bmm(column[:, None], frame)
-        transform += share * torch.bmm(column[:, None], transform)
-        frame[each, last] = 0
-        transform[each, last] = 0
-        transform[each, :, slot] = transform[each, :, last]
-        transform[each, :, last] = 0
-        self.frame[rows], self.across[rows], self.transform[rows] = frame, frame.mT, transform
+        Q += share * torch.bmm(column[:, None], Q)
+        R_inverse += share * torch.bmm(column[:, None], R_inverse)
+        Q[each, last] = 0
+        R_inverse[each, last] = 0
+        R_inverse[each, :, slot] = R_inverse[each, :, last]
+        R_inverse[each, :, last] = 0
+        self.Q[rows], self.Q_transposed[rows], self.R_inverse[rows] = Q, Q.mT, R_inverse
         mass = self.mass[rows]
         self.keys[rows, slot] = self.keys[rows, last]
         mass[each, slot] = mass[each, last]
@@ -195,19 +196,19 @@ class _Sets:
 
     def cheapest(self, rows: Tensor, spare_last: bool) -> tuple[Tensor, Tensor]:
         """The atom whose removal costs least, and the error if no weight then turns negative."""
-        raw, size = self.raw[rows], self.size[rows, None]
-        slots = torch.arange(raw.shape[1], device=rows.device)
-        cost = raw.square() / self.transform[rows].square().sum(1).clamp_min(_tiny(raw))
+        wanted, size = self.unconstrained[rows], self.size[rows, None]
+        slots = torch.arange(wanted.shape[1], device=rows.device)
+        cost = wanted.square() / self.R_inverse[rows].square().sum(1).clamp_min(_tiny(wanted))
         cost = torch.where(slots < (size - 1 if spare_last else size), cost, torch.inf)
         least, slot = cost.min(dim=-1)
         lift = self.lift[rows].square()
-        left = raw.sum(-1) - least / lift
+        left = wanted.sum(-1) - least / lift
         error = torch.where(left > 0, lift * (1 / left - 1), torch.inf)
         return slot, torch.where(error > 0, error, torch.inf)
 
 
 def _measure(lifted: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
-    """o - x and its square: the lifted residual is (o - x) times the sum of the raw weights."""
+    """o - x and its square: the lifted residual is o - x times the unconstrained weights' sum."""
     residual = lifted[:, :-1] / (1 - lifted[:, -1] / lift)[:, None]
     return residual, residual.square().sum(-1)
 
@@ -226,7 +227,7 @@ class _Kept:
         self.error = like.new_full((rows, sizes), torch.inf)
         self.best = like.new_full((rows, r + 3), torch.inf)
 
-    def record(self, rows: Tensor, sets: _Sets, which: Tensor) -> None:
+    def record(self, rows: Tensor, sets: _ActiveSets, which: Tensor) -> None:
         """Keeps those of `which` sets that improve on what the rows they belong to have."""
         size, error = sets.size[which], sets.error[which]
         # nonzero, here and below: with a mask every [] would wait for the GPU on its own.
@@ -290,7 +291,7 @@ class _Rows:
         closest = self.atoms(keys).square().sum(-1).argmin(-1, keepdim=True)
         return keys.gather(-1, closest)[:, 0]
 
-    def steepest(self, sets: _Sets) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
+    def steepest(self, sets: _ActiveSets) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
         """Slope <v - x, o - x> / ||v - o|| and key of the steepest of every group."""
         shift = sets.error - (sets.residual * self.output).sum(-1)
         residual = sets.residual.unflatten(0, (self.heads, -1))
@@ -387,7 +388,7 @@ def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> Bool[Tensor, 
     undone = ~few & unresolved(every.distance, every.scale, every.output)
     rows = copy(every)
     first = rows.nearest()
-    sets = _Sets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
+    sets = _ActiveSets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
     everything = rows.row[~few]
     kept.record(everything, sets, everything)
     reach = r if effort == "fast" else r + 1
@@ -414,7 +415,9 @@ def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
     return ended
 
 
-def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effort: str) -> None:
+def _grow(
+    rows: _Rows, sets: _ActiveSets, kept: _Kept, live: Tensor, reach: int, effort: str
+) -> None:
     """Forward steps, each followed by backward steps unless the search is "fast"."""
     while most := rows.fullest(live):
         if most < 0.7 * rows.queries:
@@ -428,7 +431,7 @@ def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effor
         before = sets.error
         descent = (atom * sets.residual).sum(-1) + before
         live, which = sets.insert(atom, key, live & (steepest > 0) & (descent > sets.zero))
-        sets.settle(live)
+        sets.restore_feasibility(live)
         kept.record(rows.row[which], sets, which)
         stuck = sets.error > before * (1 - 1e-4)
         sets.stalled = torch.where(stuck, sets.stalled + 1, 0)
@@ -437,7 +440,7 @@ def _grow(rows: _Rows, sets: _Sets, kept: _Kept, live: Tensor, reach: int, effor
         live = live & ~sets.done() & (sets.size < reach) & (sets.stalled < 3)
 
 
-def _place(rows: _Rows, sets: _Sets, slope: Tensor, keys: Tensor) -> Tensor:
+def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
     """Of the groups' steepest keys near the steepest of all, the one that leaves least error."""
     gain = _gain(rows, sets, slope, keys)
     ordered = slope.sort(dim=-1, descending=True).values
@@ -446,20 +449,20 @@ def _place(rows: _Rows, sets: _Sets, slope: Tensor, keys: Tensor) -> Tensor:
     return torch.where(slope >= least, gain, -1.0).argmax(-1)
 
 
-def _gain(rows: _Rows, sets: _Sets, slope: Tensor, keys: Tensor) -> Tensor:
+def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
     """descent^2 / (part of the atom outside the span)^2 for candidate keys (B, G)."""
     keys = keys.clamp_max(rows.problem.value.shape[1] - 1)
     lift = sets.lift[:, None, None].expand(-1, keys.shape[1], 1)
     atoms = torch.cat([rows.atoms(keys), lift], dim=-1)
     used = int(sets.size.max())
-    share = torch.bmm(atoms, sets.across[:, :, :used])
+    share = torch.bmm(atoms, sets.Q_transposed[:, :, :used])
     whole = atoms.square().sum(-1)
     left = torch.maximum(whole - share.square().sum(-1), 1e-4 * whole)
     descent = slope / rows.inverse.gather(1, keys).clamp_min(_tiny(slope))
     return torch.where(slope > 0, descent.square() / left, 0.0)
 
 
-def _backward(rows: _Rows, sets: _Sets, kept: _Kept, which: Tensor) -> None:
+def _backward(rows: _Rows, sets: _ActiveSets, kept: _Kept, which: Tensor) -> None:
     """While giving up an atom beats the best set of that size, give it up.
 
     At most as often as the size reached, a bound that does not depend on r: a search for more keys
@@ -476,7 +479,7 @@ def _backward(rows: _Rows, sets: _Sets, kept: _Kept, which: Tensor) -> None:
         which, slot = which[pays], slot[pays]
         sets.taken_back[which] += 1
         sets.drop(which, slot)
-        sets.settle(torch.zeros_like(sets.done()).index_fill_(0, which, True))
+        sets.restore_feasibility(torch.zeros_like(sets.done()).index_fill_(0, which, True))
         kept.record(rows.row[which], sets, which)
         spare_last = False
 
@@ -489,7 +492,7 @@ def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
     distance, first = pad(distance, spare, value=torch.inf), pad(first, spare).flatten()
     rows.widen(width)
     capacity = min(r, problem.value.shape[2] + 1, problem.value.shape[1])
-    sets = _Sets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
+    sets = _ActiveSets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
     live = (distance < torch.inf).flatten() & ~ended.repeat_interleave(width)
     for _ in range(2, capacity + 1):
         slope, keys = rows.steepest(sets)
@@ -504,7 +507,7 @@ def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
         sets = sets.take(parent.flatten())
         key = key.clamp_max(problem.value.shape[1] - 1)
         live, which = sets.insert(rows.atoms(key), key, live.flatten())
-        sets.settle(live)
+        sets.restore_feasibility(live)
         lane = which % width
         counts = lane.bincount(minlength=width).tolist()
         # one set of every row at a time: each may improve on the last
@@ -512,7 +515,7 @@ def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
             kept.record(rows.row[mine], sets, mine)
 
 
-def _child_errors(rows: _Rows, sets: _Sets, slope: Tensor, keys: Tensor) -> Tensor:
+def _child_errors(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
     """The error after adding a key, exact as long as no weight turns negative."""
     lift, error = sets.lift.square()[:, None], sets.error[:, None]
     grown = _gain(rows, sets, slope, keys) * (lift / (lift + error)).square() / lift
@@ -589,7 +592,7 @@ def _solve_on(
     scale: Float[Tensor, " B"],
     zero: Float[Tensor, " B"],
     enough: Float[Tensor, " B"],
-) -> tuple[_Sets, Bool[Tensor, " B"]]:
+) -> tuple[_ActiveSets, Bool[Tensor, " B"]]:
     """The best weights on given keys, named by their place, and which rows end below `enough`.
 
     A row stops as soon as a separating hyperplane proves that it will not.
@@ -598,7 +601,7 @@ def _solve_on(
     distance = atoms.square().sum(-1).clamp_min(_tiny(atoms)).masked_fill(~usable, torch.inf)
     first = distance.argmin(-1)
     capacity = min(atoms.shape[1], atoms.shape[2] + 1)
-    sets = _Sets.of_one(atoms[each, first], first, scale, zero, capacity)
+    sets = _ActiveSets.of_one(atoms[each, first], first, scale, zero, capacity)
     live = usable.any(-1)
     hopeless = ~live
     for _ in range(4 * atoms.shape[1] + 8):
@@ -613,7 +616,7 @@ def _solve_on(
         live &= ~hopeless & (gap > zero)
         key = (descent.clamp_min(0).square() / distance).argmax(-1)
         live, _ = sets.insert(atoms[each, key], key, live)
-        sets.settle(live)
+        sets.restore_feasibility(live)
     return sets, ~hopeless & (sets.error < enough)
 
 

@@ -20,7 +20,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from value_aware_attention.approximations.closest_combination.problem import (
+    BEAM,
+    GROUPS,
     INDEPENDENCE,
+    LOOKS,
+    NEARLY,
     SEARCHES,
     SMALLEST,
     WIDE,
@@ -30,14 +34,13 @@ from value_aware_attention.approximations.closest_combination.problem import (
 __all__ = ["library", "search", "weigh"]
 
 SOURCE = Path(__file__).with_name("active_set.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
-TILE = 16
+TILE = GROUPS
 LANES = 8
 QUERIES_PER_TASK = 96
 
 
 class _Call(ctypes.Structure):
-    """`Call` of active_set.cpp."""
+    """`Call` of active_set.cpp, which does not compile unless both have the same size."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("value", "packed", "norms", "output", "weights")),
@@ -46,8 +49,14 @@ class _Call(ctypes.Structure):
         ("tiles", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("dim", "width", "r", "search", "sizes")),
         *((name, ctypes.c_double) for name in ("independence", "wide", "smallest")),
+        *((name, ctypes.c_int32) for name in ("beam", "looks")),
+        ("nearly", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("chosen", "mass", "error")),
     )
+
+
+CONSTANTS = (f"-DTILE={TILE}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", *CONSTANTS)
 
 
 @cache
@@ -189,6 +198,6 @@ def _call(
     sizes = 1 if chosen.dim() == 2 else chosen.shape[1]
     return _Call(
         *addresses, keys, len(tiles), dim, dim + spare, r, effort, sizes,
-        INDEPENDENCE[value.dtype], WIDE[value.dtype], SMALLEST,
+        INDEPENDENCE[value.dtype], WIDE[value.dtype], SMALLEST, BEAM, LOOKS, NEARLY,
         chosen.data_ptr(), mass.data_ptr(), error.data_ptr(),
     )  # fmt: skip

@@ -11,7 +11,11 @@ from value_aware_attention.approximations.sparse_weights import renormalised, sm
 from value_aware_attention.call import Call
 
 __all__ = [
+    "BEAM",
+    "GROUPS",
     "INDEPENDENCE",
+    "LOOKS",
+    "NEARLY",
     "SEARCHES",
     "SMALLEST",
     "WIDE",
@@ -21,6 +25,14 @@ __all__ = [
 ]
 
 SEARCHES = ("fast", "default", "best")
+GROUPS = 16
+"""Interleaved groups of keys; the steepest of each group is looked at closely."""
+BEAM = 32
+"""Sets of every size that the "best" search extends."""
+NEARLY = 0.5
+"""Of the steepest slope: a key worth a closer look."""
+LOOKS = 256
+"""Keys looked at closely, times the size of the set: the larger, the less a look matters."""
 TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
 """||o - o~|| that counts as none in a search, as a part of the row's spread: `Problem.zero`."""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
