@@ -113,7 +113,7 @@ def overview(folder: Path) -> str:
         rows.append((link, state, record.get("date", ""), (source or "")[:12], f"`{command}`"))
     return (
         "# Benchmarks\n\nWritten with every result, and by `python -m benchmarks`, which looks "
-        "again. A result is of older code once any code that its benchmark imports has changed, but "
-        "for comments and docstrings; its command renews it.\n\n"
+        "again. A result is of older code once any code that its benchmark imports has changed, "
+        "but for comments and docstrings; its command renews it.\n\n"
         f"{markdown(['result', 'code', 'date', 'hash', 'command'], rows, names=5)}\n"
     )
