@@ -70,12 +70,10 @@ RUN_TIME = 1.0
 
 
 class Eager(nn.Module):
-    """Attention with any kernel that holds all N x M weights, causal or not."""
+    """Attention with any kernel that holds all N x M weights; `options` are `attention`'s."""
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, kernel: Kernel, is_causal: bool = False
-    ) -> Tensor:
-        weights = attention_weights(query, key, kernel=kernel, is_causal=is_causal)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        weights = attention_weights(query, key, **options)
         return (weights @ working_precision(value)).to(value.dtype)
 
 
