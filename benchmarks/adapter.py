@@ -33,8 +33,8 @@ from transformers import (
 from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import in_rounds, ratio, seconds, verdict
 from value_aware_attention.approximations import Exact
-from value_aware_attention.benchmarking.ratio import Ratio
 from value_aware_attention.hugging_face import replace_attention
+from value_aware_study.benchmarking.ratio import Ratio
 
 TOKENS, LAYERS, VOCABULARY = 512, 2, 1000
 SECONDS = 60.0

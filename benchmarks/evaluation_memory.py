@@ -27,14 +27,14 @@ from tqdm import tqdm
 
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from value_aware_attention import approximations
-from value_aware_attention.benchmarking.process import resident_peak
 from value_aware_attention.call import chunked, max_elements_within
-from value_aware_attention.data.batches import MaskedSequences
-from value_aware_attention.evaluation.cells import Cell
-from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
-from value_aware_attention.evaluation.masked import MaskedTask
+from value_aware_attention.measurement.cells import Cell
+from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
+from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.models import build_roberta
-from value_aware_attention.record_cache import RecordCache
+from value_aware_study.benchmarking.process import resident_peak
+from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.tasks.masked import MaskedTask
 
 LENGTH, HEADS, HEAD_DIM = 4096, 12, 64
 MODELS = {

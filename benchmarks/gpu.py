@@ -47,9 +47,9 @@ from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_attention.training.causal import CausalTraining
-from value_aware_attention.training.flops import peak_flops
-from value_aware_attention.training.schedules import InverseSquareRoot
+from value_aware_study.training.causal import CausalTraining
+from value_aware_study.training.flops import peak_flops
+from value_aware_study.training.schedules import InverseSquareRoot
 
 Row = dict[str, Any]
 Rows = Iterator[Row]

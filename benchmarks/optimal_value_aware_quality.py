@@ -25,8 +25,8 @@ from pipelines.pretrained import encoder_folder, layer_calls, windows
 from value_aware_attention.approximations import OptimalValueAware, reference_solver
 from value_aware_attention.approximations.closest_combination import SEARCHES, batched
 from value_aware_attention.attention import attention_weights
-from value_aware_attention.evaluation.task import LayerCall
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.task import LayerCall
 
 FEW_KEYS, FEW_QUERIES = 18, 32
 WIDE_BEAM = 64

@@ -34,8 +34,8 @@ from value_aware_attention.approximations import (
     Strided,
 )
 from value_aware_attention.approximations.fixed_pattern import FixedPattern
-from value_aware_attention.benchmarking.ratio import Ratio
 from value_aware_attention.error import budget
+from value_aware_study.benchmarking.ratio import Ratio
 
 HEADS, HEAD_DIM = 8, 64
 LENGTHS = (1024, 4096)

@@ -37,10 +37,10 @@ from value_aware_attention.approximations import (
     OrthogonalRandomFeatures,
     SlidingWindow,
 )
-from value_aware_attention.benchmarking import EagerAttention
-from value_aware_attention.benchmarking.process import import_once, in_fresh_process, resident_peak
-from value_aware_attention.benchmarking.ratio import Ratio
 from value_aware_attention.models.mixing import FourierMixing
+from value_aware_study.benchmarking import EagerAttention
+from value_aware_study.benchmarking.process import import_once, in_fresh_process, resident_peak
+from value_aware_study.benchmarking.ratio import Ratio
 
 LENGTH, HEADS, HEAD_DIM = 2048, 8, 64
 WIDTH = HEADS * HEAD_DIM

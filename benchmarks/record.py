@@ -12,8 +12,8 @@ from tabulate import tabulate
 
 from benchmarks.rounds import EQUAL
 from pipelines.provenance import run_on
-from value_aware_attention.source import source_hash
-from value_aware_attention.strict_json import to_json
+from value_aware_attention.measurement.source import source_hash
+from value_aware_attention.measurement.strict_json import to_json
 
 __all__ = [
     "FOLDER",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FOLDER = Path("results/benchmarks")
-PACKAGES = ("benchmarks", "pipelines", "value_aware_attention")
+PACKAGES = ("benchmarks", "pipelines", "value_aware_attention", "value_aware_study")
 PAIRED = (
     "Ratios are taken round by round: the median and, in brackets, its 99% interval (sign test; "
     "from 8 rounds on)."

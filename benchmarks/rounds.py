@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
-from value_aware_attention.benchmarking.ratio import Ratio
+from value_aware_study.benchmarking.ratio import Ratio
 
 __all__ = ["EQUAL", "Seconds", "in_rounds", "ratio", "seconds", "verdict"]
 

@@ -33,13 +33,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import Seconds, in_rounds, ratio, seconds, verdict
-from value_aware_attention.data.batches import CausalBatches, MaskedBatches, MaskedSequences
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, build_roberta
-from value_aware_attention.training.causal import CausalTraining
-from value_aware_attention.training.masked import MaskedTraining
-from value_aware_attention.training.module import LanguageModeling
-from value_aware_attention.training.schedules import InverseSquareRoot, LinearWarmupDecay
+from value_aware_study.data.batches import CausalBatches, MaskedBatches, MaskedSequences
+from value_aware_study.training.causal import CausalTraining
+from value_aware_study.training.masked import MaskedTraining
+from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.schedules import InverseSquareRoot, LinearWarmupDecay
 
 SECONDS = 300.0
 KERNELS: dict[str, Kernel] = {

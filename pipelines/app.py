@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.methods import register_methods
-from value_aware_attention.strict_json import to_json
+from value_aware_attention.measurement.strict_json import to_json
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"

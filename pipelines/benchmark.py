@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 
 from pipelines.app import app, plain, write_json
 from pipelines.provenance import run_on
-from value_aware_attention.benchmarking import Plan, Setting, Subject, measure
-from value_aware_attention.record_cache import RecordCache
-from value_aware_attention.reporting.survey_records import summary
-from value_aware_attention.source import source_hash
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.source import source_hash
+from value_aware_study.benchmarking import Plan, Setting, Subject, measure
+from value_aware_study.reporting.survey_records import summary
 
 
 @app("benchmark")

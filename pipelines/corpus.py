@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
-from value_aware_attention.data.corpora import write_corpus
+from value_aware_study.data.corpora import write_corpus
 
 
 @app("corpus")

@@ -35,17 +35,17 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
-from value_aware_attention.evaluation.cells import (
+from value_aware_attention.measurement.cells import (
     Cell,
     end_metric,
     evaluate_own,
     expand_axes,
     source_hash,
 )
-from value_aware_attention.evaluation.grid import evaluate_grid, measure_layers
-from value_aware_attention.evaluation.task import Task, UnitSums
+from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.task import Task, UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
-from value_aware_attention.record_cache import RecordCache
 
 
 @app("evaluate")

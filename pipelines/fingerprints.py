@@ -17,10 +17,10 @@ from dvc.repo import Repo
 from omegaconf import OmegaConf
 
 from pipelines.app import composed, ending_with_one_line, scale_of_params, write_json
-from value_aware_attention.source import code_hashes, defining_module
+from value_aware_attention.measurement.source import code_hashes, defining_module
 
 FOLDER = Path("outputs/fingerprints")
-PACKAGES = ("pipelines", "value_aware_attention")
+PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "trainer", "choice"}
 """Of a stage's section: what changes no result, and what only a running app knows."""
 

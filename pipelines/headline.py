@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 from pipelines.report import read_folder
-from value_aware_attention.reporting.page import headline
+from value_aware_study.reporting.page import headline
 
 
 @app("report")

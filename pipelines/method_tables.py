@@ -10,7 +10,7 @@ from pathlib import Path
 from pipelines.app import ending_with_one_line
 from pipelines.methods import method_class
 from value_aware_attention.approximations.support import KERNELS, Support, support
-from value_aware_attention.cards import Card, cards
+from value_aware_study.cards import Card, cards
 
 README, METHODS = "README.md", "docs/methods.md"
 TABLE = re.compile(r"(<!-- python -m pipelines\.method_tables -->\n)(?:\|.*\n)*")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from value_aware_attention.cards import CARDS, Card, cards
+from value_aware_study.cards import CARDS, Card, cards
 
 __all__ = ["register_methods"]
 

@@ -24,12 +24,12 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from pipelines.app import app, write_json
 from pipelines.provenance import file_hash, run_on
 from value_aware_attention.approximations.closest_combination import engine
-from value_aware_attention.evaluation.output_error import output_error
-from value_aware_attention.evaluation.skewness_gap import skewness_gap
-from value_aware_attention.evaluation.task import LayerCall, LayerRecorder
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_attention.reporting.pretrained import write_pretrained
+from value_aware_attention.measurement.output_error import output_error
+from value_aware_attention.measurement.skewness_gap import skewness_gap
+from value_aware_attention.measurement.task import LayerCall, LayerRecorder
+from value_aware_study.reporting.pretrained import write_pretrained
 
 WEIGHTS = "model.safetensors"
 

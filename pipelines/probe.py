@@ -25,12 +25,12 @@ from pipelines.evaluate import build_cell
 from pipelines.provenance import run_on
 from pipelines.tracking import tracked
 from value_aware_attention.approximations.closest_combination import engine
-from value_aware_attention.data.text_files import TextFiles
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.probe import probe
 from value_aware_attention.probe.checkpoints import load_model, load_tokenizer
-from value_aware_attention.reporting.probe import write_probe
+from value_aware_study.data.text_files import TextFiles
+from value_aware_study.reporting.probe import write_probe
 
 SHORT = ("model", "text", "tokenizer")
 """Arguments that stand for probe.<name>: Hydra would take some for config groups."""

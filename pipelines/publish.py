@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
 from pipelines.report import read_folder
-from value_aware_attention.reporting.other_run import compact
+from value_aware_study.reporting.other_run import compact
 
 
 @app("publish")

@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipelines.app import app
-from value_aware_attention.reporting.page import write_report
+from value_aware_study.reporting.page import write_report
 
 
 @app("report")

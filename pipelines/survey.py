@@ -26,12 +26,12 @@ from pipelines.evaluate import (
 )
 from pipelines.provenance import file_hash
 from value_aware_attention.approximations import Exact
-from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
-from value_aware_attention.evaluation.budgets import Affordable, closest_to_budget
-from value_aware_attention.evaluation.cells import Cell
-from value_aware_attention.evaluation.grid import evaluate_grid
-from value_aware_attention.evaluation.output_error import rounded
-from value_aware_attention.evaluation.task import LayerCall, Task
+from value_aware_attention.measurement.cells import Cell
+from value_aware_attention.measurement.grid import evaluate_grid
+from value_aware_attention.measurement.output_error import rounded
+from value_aware_attention.measurement.task import LayerCall, Task
+from value_aware_study.tasks.attention_picture import effective_weights, first_head
+from value_aware_study.tasks.budgets import Affordable, closest_to_budget
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 from pipelines.report import read_folder
-from value_aware_attention.reporting.survey_page import write_survey
+from value_aware_study.reporting.survey_page import write_survey
 
 
 @app("survey_report")

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, new_folder, write_json
-from value_aware_attention.data.tokens import SourceQuota, write_tokens
+from value_aware_study.data.tokens import SourceQuota, write_tokens
 
 
 @app("tokens")

@@ -23,10 +23,10 @@ from pipelines.app import check_counts, new_folder, plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_attention.training.fit import fit
-from value_aware_attention.training.micro_batches import check_micro_batches
-from value_aware_attention.training.model_card import model_card
-from value_aware_attention.training.module import LanguageModeling
+from value_aware_study.training.fit import fit
+from value_aware_study.training.micro_batches import check_micro_batches
+from value_aware_study.training.model_card import model_card
+from value_aware_study.training.module import LanguageModeling
 
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
 """Of a training's config: a killed run may continue with other values."""

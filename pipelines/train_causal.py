@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from pipelines.app import app, check_counts
 from pipelines.train import train, trained_attention
-from value_aware_attention.data.batches import CausalBatches
-from value_aware_attention.data.tokens import held_out_split
 from value_aware_attention.models import CausalLanguageModel
+from value_aware_study.data.batches import CausalBatches
+from value_aware_study.data.tokens import held_out_split
 
 
 @app("train_causal")

@@ -12,14 +12,14 @@ from omegaconf import DictConfig
 
 from pipelines.app import app, check_counts
 from pipelines.train import train, trained_attention
-from value_aware_attention.data.batches import FrozenMaskedBatches, MaskedBatches
-from value_aware_attention.data.masking import IGNORED
-from value_aware_attention.data.tokens import held_out_split, masked_sequences
 from value_aware_attention.kernels import Exponential
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
 from value_aware_attention.models.long_roberta import read_config
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_study.data.batches import FrozenMaskedBatches, MaskedBatches
+from value_aware_study.data.tokens import held_out_split, masked_sequences
 
 
 @app("train_masked")

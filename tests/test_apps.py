@@ -19,9 +19,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 
 from pipelines.app import app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
-from value_aware_attention.evaluation.causal import CausalTask
 from value_aware_attention.models import CausalLanguageModel, load_masked
-from value_aware_attention.reporting.claims import answers
+from value_aware_study.reporting.claims import answers
+from value_aware_study.tasks.causal import CausalTask
 
 ROOT = Path(__file__).parents[1]
 CHAIN = (

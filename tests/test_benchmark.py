@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.app import composed, plain
 from pipelines.benchmark import build_setting, build_subject
-from value_aware_attention.benchmarking.measurement import check
+from value_aware_study.benchmarking.measurement import check
 
 ROOT = Path(__file__).parents[1]
 KEPT = {"eager", "sliding_window", "reformer"}

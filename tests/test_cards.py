@@ -9,7 +9,7 @@ import pytest
 from pipelines import app
 from pipelines.methods import register_methods
 from tests.test_apps import run_app
-from value_aware_attention.cards import CARDS, cards
+from value_aware_study.cards import CARDS, cards
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from pipelines.evaluate import build_cell, grid
 from pipelines.methods import register_methods
 from pipelines.train import trained_attention
 from value_aware_attention.approximations import Approximation
-from value_aware_attention.cards import cards
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
-from value_aware_attention.reporting.published import TABLE_1
+from value_aware_study.cards import cards
+from value_aware_study.reporting.published import TABLE_1
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -170,7 +170,7 @@ def test_lengths_and_models_name_their_checkpoints(length: str) -> None:
 def test_every_trainer_builds(name: str) -> None:
     from pytorch_lightning import Trainer
 
-    from value_aware_attention.training.fit import fit
+    from value_aware_study.training.fit import fit
 
     trainer = composed("train_causal", [f"trainer={name}"]).train_causal.trainer
     assert set(trainer) <= {*signature(fit).parameters, *signature(Trainer).parameters}

@@ -10,8 +10,8 @@ from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import write_masked
 from tests.training.processes import write_tokens
-from value_aware_attention.cards import cards
 from value_aware_attention.kernels import Elu, Exponential
+from value_aware_study.cards import cards
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 MODELS = {

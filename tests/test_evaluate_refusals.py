@@ -16,7 +16,7 @@ from tests.test_cluster import write_model
 from tests.test_distributed import GRID, write_masked
 from tests.training.processes import write_tokens
 from value_aware_attention.approximations.closest_combination import compiled
-from value_aware_attention.evaluation.causal import CausalTask
+from value_aware_study.tasks.causal import CausalTask
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CAUSAL = "outputs/models/causal_elu"
@@ -205,7 +205,7 @@ def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
     run_app("evaluate kernel=elu approximation=exact", root)
     (exact,) = (root / ".cache/cells").iterdir()
     monkeypatch.setattr(
-        "value_aware_attention.evaluation.cells._metric", lambda *sums: {"value": float("inf")}
+        "value_aware_attention.measurement.cells._metric", lambda *sums: {"value": float("inf")}
     )
     with pytest.raises(SystemExit, match=r"^error: sliding_window r=4: value is inf, which JSON"):
         run_app("evaluate kernel=elu approximation=sliding_window approximation.r=4", root)

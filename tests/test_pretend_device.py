@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS
+from tests.tasks.test_tasks import causal_task, masked_task
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from tests.evaluation.test_tasks import causal_task, masked_task
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
@@ -39,21 +39,21 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.approximations.closest_combination import SEARCHES, compiled
 from value_aware_attention.attention import attention_weights
-from value_aware_attention.benchmarking.passes import PASSES, Setting, Subject, prepare
-from value_aware_attention.benchmarking.process import peak_memory
-from value_aware_attention.evaluation.attention_picture import effective_weights, first_head
-from value_aware_attention.evaluation.cells import Cell
-from value_aware_attention.evaluation.grid import evaluate_grid
-from value_aware_attention.evaluation.output_error import output_error
-from value_aware_attention.evaluation.skewness import skewness
-from value_aware_attention.evaluation.skewness_gap import skewness_gap
-from value_aware_attention.evaluation.task import Task
 from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.measurement.cells import Cell
+from value_aware_attention.measurement.grid import evaluate_grid
+from value_aware_attention.measurement.output_error import output_error
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.skewness import skewness
+from value_aware_attention.measurement.skewness_gap import skewness_gap
+from value_aware_attention.measurement.task import Task
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
 from value_aware_attention.probe.layer_errors import layer_error
 from value_aware_attention.probe.run import weights_hash
-from value_aware_attention.record_cache import RecordCache
-from value_aware_attention.training.one_step import one_step
+from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
+from value_aware_study.benchmarking.process import peak_memory
+from value_aware_study.tasks.attention_picture import effective_weights, first_head
+from value_aware_study.training.one_step import one_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 exact = import_module("value_aware_attention.attention")  # the package has a function of this name

@@ -63,7 +63,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def overrides(texts: Path, folder: Path) -> list[str]:
-    corpus = f"{{_target_: value_aware_attention.data.corpora.TextFiles, path: {texts}}}"
+    corpus = f"{{_target_: value_aware_study.data.corpora.TextFiles, path: {texts}}}"
     return [
         "scale=smoke", "pretrained.package=tiny_encoder", "~pretrained.texts.networkx",
         f"+pretrained.texts.local={corpus}", "~pretrained.texts.pandas",

@@ -226,7 +226,7 @@ def test_the_app_writes_a_page_with_everything_it_names(
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are empty files: drawing them takes seconds."""
     monkeypatch.setattr(
-        "value_aware_attention.reporting.figures.save", lambda chart, path: path.touch()
+        "value_aware_study.reporting.figures.save", lambda chart, path: path.touch()
     )
 
 

@@ -8,7 +8,7 @@ from pipelines.methods import method_class
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
 from value_aware_attention.approximations.support import support
-from value_aware_attention.cards import Card, cards
+from value_aware_study.cards import Card, cards
 
 HEAD_DIM = 8
 KEYS = 24

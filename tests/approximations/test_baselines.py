@@ -24,8 +24,8 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.approximations.ranked_keys import RankedKeys, top_keys
 from value_aware_attention.attention import attention_weights
-from value_aware_attention.cards import cards
 from value_aware_attention.kernels import Exponential, Polynomial
+from value_aware_study.cards import cards
 
 seeds = st.integers(0, 2**31)
 BUILD: dict[str, Callable[[int], SparseApproximation]] = {

@@ -13,7 +13,7 @@ from pipelines.methods import method_class
 from value_aware_attention import approximations
 from value_aware_attention.approximations.support import KERNELS as ALL_KERNELS
 from value_aware_attention.approximations.support import Support, methods, support
-from value_aware_attention.cards import cards
+from value_aware_study.cards import cards
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / DOCS_FILE).read_text()

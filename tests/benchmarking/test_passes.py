@@ -10,12 +10,12 @@ import torch
 
 from value_aware_attention import attention
 from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow, Strided
-from value_aware_attention.benchmarking import EagerAttention, Plan, Setting, Subject, process
-from value_aware_attention.benchmarking.measurement import check, measure
-from value_aware_attention.benchmarking.passes import PASSES, layer_of
-from value_aware_attention.benchmarking.process import in_fresh_process, peak_memory, times
 from value_aware_attention.kernels import Elu
-from value_aware_attention.record_cache import RecordCache
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_study.benchmarking import EagerAttention, Plan, Setting, Subject, process
+from value_aware_study.benchmarking.measurement import check, measure
+from value_aware_study.benchmarking.passes import PASSES, layer_of
+from value_aware_study.benchmarking.process import in_fresh_process, peak_memory, times
 
 SETTING = Setting(16, 2, 32, 1, "cpu", "float32", 1, 0)
 
@@ -134,7 +134,7 @@ def test_a_process_passes_errors_on() -> None:
 
 def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ended after some measurements makes only the others."""
-    from value_aware_attention.benchmarking import measurement
+    from value_aware_study.benchmarking import measurement
 
     made: list[str] = []
 
@@ -163,7 +163,7 @@ def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_would_take_too_long_is_left_out_with_its_reason(tmp_path, monkeypatch) -> None:
-    from value_aware_attention.benchmarking import measurement
+    from value_aware_study.benchmarking import measurement
 
     def fake(function, *given):
         if function is peak_memory:

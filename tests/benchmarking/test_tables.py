@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import adapter, optimal_value_aware, patterns, tokenization, training_step
 from benchmarks.training_step import ALIKE, PEERS, TINY, AsOurs
-from value_aware_attention.data.tokenization import ByteLevelBPE
+from value_aware_study.data.tokenization import ByteLevelBPE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HEADER: dict[str, Any] = {"command": "c", "date": "d", "source": "s"}

@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from value_aware_attention.data.batches import (
+from value_aware_study.data.batches import (
     CausalBatches,
     FrozenMaskedBatches,
     MaskedBatches,

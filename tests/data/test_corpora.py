@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import value_aware_attention.data
-from value_aware_attention.data.corpora import (
+import value_aware_study.data
+from value_aware_study.data.corpora import (
     Document,
     read_texts,
     write_corpus,
@@ -115,10 +115,10 @@ import sys, types
 package = types.ModuleType("value_aware_attention")  # without what its __init__ offers
 package.__path__ = [sys.argv[1]]
 sys.modules["value_aware_attention"] = package
-import value_aware_attention.data.corpora
+import value_aware_study.data.corpora
 print([name for name in ("torch", "datasets", "transformers") if name in sys.modules])
 """
-    folder = Path(value_aware_attention.data.__file__).parents[1]
+    folder = Path(value_aware_study.data.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 

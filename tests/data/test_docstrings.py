@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from value_aware_attention.data.docstrings import Docstrings
+from value_aware_study.data.docstrings import Docstrings
 
 
 def texts(source):
@@ -62,7 +62,7 @@ class TestDocstrings:
 
     def test_a_pool_of_processes_keeps_the_order(self, package, monkeypatch):
         alone = texts(Docstrings(package=package))
-        monkeypatch.setattr("value_aware_attention.data.docstrings.FILES_WORTH_A_POOL", 1)
+        monkeypatch.setattr("value_aware_study.data.docstrings.FILES_WORTH_A_POOL", 1)
         monkeypatch.setattr("os.cpu_count", lambda: 2)
         assert texts(Docstrings(package=package)) == alone
 

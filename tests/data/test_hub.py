@@ -11,16 +11,16 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.test_apps import run_app
-from value_aware_attention.data.corpora import (
+from value_aware_study.data.corpora import (
     Document,
     HubArticles,
     HubDocuments,
     read_texts,
     write_corpus,
 )
-from value_aware_attention.data.hub import hub_answers
-from value_aware_attention.data.packing import token_stream, write_instances, write_stream
-from value_aware_attention.data.tokenization import ByteLevelBPE
+from value_aware_study.data.hub import hub_answers
+from value_aware_study.data.packing import token_stream, write_instances, write_stream
+from value_aware_study.data.tokenization import ByteLevelBPE
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -180,7 +180,7 @@ def connect(monkeypatch):
     def patched(*lost_before, error=None):
         connection = Connection(lost_before, error or ConnectionError("Server Disconnected"))
         monkeypatch.setattr("datasets.load_dataset", connection.load_dataset)
-        monkeypatch.setattr("value_aware_attention.data.hub.hub_answers", lambda: True)
+        monkeypatch.setattr("value_aware_study.data.hub.hub_answers", lambda: True)
         return connection
 
     return patched
@@ -250,7 +250,7 @@ class TestLostConnection:
                 read(far(tmp_path))
 
     def test_positions_are_written_on_the_way(self, tmp_path, connect, monkeypatch):
-        monkeypatch.setattr("value_aware_attention.data.hub.BYTES_BETWEEN_POSITIONS", 20)
+        monkeypatch.setattr("value_aware_study.data.hub.BYTES_BETWEEN_POSITIONS", 20)
         connect()
         reading = iter(far(tmp_path))
         for _ in range(8):

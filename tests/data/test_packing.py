@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_attention.data import packing
-from value_aware_attention.data.packing import (
+from value_aware_study.data import packing
+from value_aware_study.data.packing import (
     count_tokens,
     token_stream,
     write_instances,
     write_stream,
 )
-from value_aware_attention.data.token_arrays import rearrange, token_dtype
-from value_aware_attention.data.tokenization import ByteLevelBPE
-from value_aware_attention.data.tokens import (
+from value_aware_study.data.token_arrays import rearrange, token_dtype
+from value_aware_study.data.tokenization import ByteLevelBPE
+from value_aware_study.data.tokens import (
     SourceQuota,
     held_out_split,
     masked_sequences,

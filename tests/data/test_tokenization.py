@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
-from value_aware_attention.data.tokenization import (
+from value_aware_study.data.tokenization import (
     SPECIALS,
     ByteLevelBPE,
     PretrainedTokenizer,
@@ -171,7 +171,7 @@ class TestPretrainedTokenizer:
             asked.append((path, local_files_only))
             return bpe
 
-        module = "value_aware_attention.data.tokenization"
+        module = "value_aware_study.data.tokenization"
         monkeypatch.setattr(f"{module}.hub_answers", lambda: answers)
         monkeypatch.setattr(f"{module}.AutoTokenizer.from_pretrained", from_pretrained)
         assert PretrainedTokenizer(path="some/name").build([]) is bpe

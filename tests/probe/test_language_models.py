@@ -7,7 +7,7 @@ from transformers import BartConfig, BartModel
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
-from value_aware_attention.evaluation.task import Task
+from value_aware_attention.measurement.task import Task
 from value_aware_attention.probe.language_models import (
     CausalWindows,
     EncoderWindows,

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from value_aware_attention.reporting.claim import Answer, Finding
-from value_aware_attention.reporting.claims import CLAIMS, about, answers, claims_csv
+from value_aware_study.reporting.claim import Answer, Finding
+from value_aware_study.reporting.claims import CLAIMS, about, answers, claims_csv
 
 UNITS = 30
 HOLDS, IN_PART, NOT_HERE, OPEN = "holds", "in part", "not at this scale", "undecided"

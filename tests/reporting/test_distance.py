@@ -5,16 +5,16 @@ import math
 import pytest
 from surveyed import cell, survey_record
 
-from value_aware_attention.reporting.distance import (
+from value_aware_study.reporting.distance import (
     budget_settings,
     distance_figures,
     distance_table,
     findings,
 )
-from value_aware_attention.reporting.output_error_figures import FLOOR
-from value_aware_attention.reporting.pattern_figure import pattern_figures
-from value_aware_attention.reporting.table import DASH
-from value_aware_attention.reporting.trained_table import trained_table
+from value_aware_study.reporting.output_error_figures import FLOOR
+from value_aware_study.reporting.pattern_figure import pattern_figures
+from value_aware_study.reporting.table import DASH
+from value_aware_study.reporting.trained_table import trained_table
 
 
 def rows(chart):

@@ -2,17 +2,17 @@ import copy
 
 import pytest
 
-from value_aware_attention.cards import cards
-from value_aware_attention.reporting import style
-from value_aware_attention.reporting.figures import (
+from value_aware_study.cards import cards
+from value_aware_study.reporting import style
+from value_aware_study.reporting.figures import (
     causal_losses,
     figure_1,
     figure_2,
     figure_3,
     save,
 )
-from value_aware_attention.reporting.records import method_label, model_named
-from value_aware_attention.reporting.value_figures import (
+from value_aware_study.reporting.records import method_label, model_named
+from value_aware_study.reporting.value_figures import (
     BASELINES,
     OPTIMAL,
     SMALLEST_ERROR,

@@ -3,13 +3,13 @@ from itertools import pairwise
 
 import pytest
 
-from value_aware_attention.reporting.measurements import (
+from value_aware_study.reporting.measurements import (
     keys_needed,
     of_records,
     sizes_to_compare,
     total_error,
 )
-from value_aware_attention.reporting.output_error_figures import (
+from value_aware_study.reporting.output_error_figures import (
     BOUND,
     FLOOR,
     LABEL_GAP,
@@ -17,7 +17,7 @@ from value_aware_attention.reporting.output_error_figures import (
     keys_needed_figure,
     output_error_figure,
 )
-from value_aware_attention.reporting.skewness_figure import (
+from value_aware_study.reporting.skewness_figure import (
     gap_findings,
     gap_rows,
     skewness_figure,

@@ -1,15 +1,15 @@
 import pytest
 
-from value_aware_attention.reporting.headline import headline
-from value_aware_attention.reporting.measured_report import keys_needed_table
-from value_aware_attention.reporting.measurements import (
+from value_aware_study.reporting.headline import headline
+from value_aware_study.reporting.measured_report import keys_needed_table
+from value_aware_study.reporting.measurements import (
     error_rows,
     keys_needed,
     keys_needed_sentence,
     of_records,
     total_error,
 )
-from value_aware_attention.reporting.records import model_named
+from value_aware_study.reporting.records import model_named
 
 # Two layers of norms 1 and 9: weighed by them, errors pool to the numbers in the tests.
 OBLIVIOUS = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0], [9.0, 8.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.0]]

@@ -3,11 +3,11 @@ import math
 
 import pytest
 
-from value_aware_attention.reporting import figures, write_report
-from value_aware_attention.reporting.other_run import compact, described, label, of_another_scale
-from value_aware_attention.reporting.records import model_named
-from value_aware_attention.reporting.table import DASH
-from value_aware_attention.reporting.tables import table_1, table_2
+from value_aware_study.reporting import figures, write_report
+from value_aware_study.reporting.other_run import compact, described, label, of_another_scale
+from value_aware_study.reporting.records import model_named
+from value_aware_study.reporting.table import DASH
+from value_aware_study.reporting.tables import table_1, table_2
 
 
 @pytest.fixture(scope="module")

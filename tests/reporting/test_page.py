@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from value_aware_attention import reporting
-from value_aware_attention.reporting import figures, write_report
+from value_aware_study.reporting import figures, write_report
 
 TABLES = (
     *("table_1", "table_2", "table_3", "table_4", "table_4_causal"),

@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from value_aware_attention.reporting.measurements import keys_needed_sentence
-from value_aware_attention.reporting.pretrained import of_pretrained, write_pretrained
+from value_aware_study.reporting.measurements import keys_needed_sentence
+from value_aware_study.reporting.pretrained import of_pretrained, write_pretrained
 
 FILES = {
     *("output_error.png", "matching_keys.png", "skewness_gap.png"),
@@ -44,7 +44,7 @@ def test_the_same_record_gives_the_same_files(record, tmp_path):
 
 def test_the_page_says_what_was_measured_on_what(record, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "value_aware_attention.reporting.figures.save", lambda chart, path: path.write_bytes(b"")
+        "value_aware_study.reporting.figures.save", lambda chart, path: path.write_bytes(b"")
     )
     write_pretrained(record, tmp_path)
     text = (tmp_path / "index.html").read_text(encoding="utf-8")

@@ -10,9 +10,9 @@ from probed import LENGTH, model, tokenizer, words
 
 from value_aware_attention import probe
 from value_aware_attention.probe.lines import match
-from value_aware_attention.reporting import figures
-from value_aware_attention.reporting.probe import write_probe
-from value_aware_attention.reporting.probe_figures import (
+from value_aware_study.reporting import figures
+from value_aware_study.reporting.probe import write_probe
+from value_aware_study.reporting.probe_figures import (
     heat_map,
     heat_size,
     keys_by_head,

@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from value_aware_attention.reporting.records import (
+from value_aware_study.reporting.records import (
     cells,
     find,
     model_named,

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from surveyed import survey_record
 
-from value_aware_attention.reporting.claim import Answer
-from value_aware_attention.reporting.survey_claims import CLAIMS, answers
-from value_aware_attention.reporting.survey_page import write_survey
-from value_aware_attention.reporting.survey_records import Measurements, summary
+from value_aware_study.reporting.claim import Answer
+from value_aware_study.reporting.survey_claims import CLAIMS, answers
+from value_aware_study.reporting.survey_page import write_survey
+from value_aware_study.reporting.survey_records import Measurements, summary
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 BEYOND = (2048, 4096, 8192)

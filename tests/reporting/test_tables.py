@@ -5,11 +5,11 @@ import math
 import pandas as pd
 import pytest
 
-from value_aware_attention.reporting.page import headline
-from value_aware_attention.reporting.published import TABLE_1, TABLE_2
-from value_aware_attention.reporting.records import model_named
-from value_aware_attention.reporting.table import DASH, interval, number, signed, times
-from value_aware_attention.reporting.tables import (
+from value_aware_study.reporting.page import headline
+from value_aware_study.reporting.published import TABLE_1, TABLE_2
+from value_aware_study.reporting.records import model_named
+from value_aware_study.reporting.table import DASH, interval, number, signed, times
+from value_aware_study.reporting.tables import (
     ALONE,
     BOTH_NEIGHBOURS,
     skewness_table,

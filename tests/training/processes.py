@@ -16,8 +16,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from pipelines import train_causal
-from value_aware_attention.data.batches import CausalBatches
-from value_aware_attention.training.checkpoint_files import CheckpointFiles
+from value_aware_study.data.batches import CausalBatches
+from value_aware_study.training.checkpoint_files import CheckpointFiles
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 60

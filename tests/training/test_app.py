@@ -12,7 +12,7 @@ from pipelines import train_causal
 from tests.test_apps import run_app
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
-from value_aware_attention.training import CausalTraining
+from value_aware_study.training import CausalTraining
 
 
 def one_of_two(rank: int, port: int, root: Path) -> None:

@@ -10,8 +10,8 @@ from pytorch_lightning.loggers import CSVLogger
 
 from tests.training.tiny import Batches, causal_module, masked_module, module_for
 from value_aware_attention.models import TrainedAttention, attend_with
-from value_aware_attention.training import BertAdam, MaskedTraining, fit
-from value_aware_attention.training.module import LanguageModeling
+from value_aware_study.training import BertAdam, MaskedTraining, fit
+from value_aware_study.training.module import LanguageModeling
 
 State = dict[str, torch.Tensor]
 

@@ -26,9 +26,9 @@ from tests.training.tiny import (
 from value_aware_attention import flex
 from value_aware_attention.kernels import Elu, Polynomial
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_attention.training import CausalTraining, InverseSquareRoot, fit
-from value_aware_attention.training.flops import peak_flops, training_flops
-from value_aware_attention.training.module import LanguageModeling
+from value_aware_study.training import CausalTraining, InverseSquareRoot, fit
+from value_aware_study.training.flops import peak_flops, training_flops
+from value_aware_study.training.module import LanguageModeling
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from value_aware_attention.training.model_card import model_card
+from value_aware_study.training.model_card import model_card
 
 CAUSAL = {
     "model": "causal_elu",

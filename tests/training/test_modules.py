@@ -15,7 +15,7 @@ from tests.training.tiny import (
     module_for,
 )
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
-from value_aware_attention.training import BertAdam
+from value_aware_study.training import BertAdam
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])

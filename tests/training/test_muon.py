@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from tests.training.tiny import Batches, causal_module, masked_module
-from value_aware_attention.training import Muon, fit
+from value_aware_study.training import Muon, fit
 
 
 def parameters() -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:

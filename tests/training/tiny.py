@@ -12,13 +12,13 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import CausalLanguageModel, build_roberta
-from value_aware_attention.training import (
+from value_aware_study.training import (
     CausalTraining,
     InverseSquareRoot,
     LinearWarmupDecay,
     MaskedTraining,
 )
-from value_aware_attention.training.module import LanguageModeling
+from value_aware_study.training.module import LanguageModeling
 
 VOCABULARY = 40
 

@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.data.masking import mask_tokens
-from value_aware_attention.evaluation.task import LayerCall, Layerwise, UnitSums
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.masking import mask_tokens
+from value_aware_attention.measurement.task import LayerCall, Layerwise, UnitSums
 from value_aware_attention.probe.checkpoints import auto_class
 from value_aware_attention.probe.text_windows import TextWindows
 

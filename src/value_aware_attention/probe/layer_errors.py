@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from value_aware_attention.approximations import OptimalValueAware
-from value_aware_attention.evaluation.intervals import ratio_of_sums
-from value_aware_attention.evaluation.keys_needed import keys_needed, matching_keys
-from value_aware_attention.evaluation.output_error import oblivious_path, rounded
-from value_aware_attention.evaluation.sampled_rows import sample_rows
-from value_aware_attention.evaluation.task import LayerCall
+from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.keys_needed import keys_needed, matching_keys
+from value_aware_attention.measurement.output_error import oblivious_path, rounded
+from value_aware_attention.measurement.sampled_rows import sample_rows
+from value_aware_attention.measurement.task import LayerCall
 
 __all__ = ["AWARE", "OBLIVIOUS", "SHARES", "LayerErrors", "layer_error"]
 

@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.approximations.closest_combination import engine
-from value_aware_attention.evaluation.cells import Cell, end_metric, source_hash
-from value_aware_attention.evaluation.grid import kept_record
-from value_aware_attention.evaluation.task import LayerCall, UnitSums
 from value_aware_attention.hugging_face import own_kernel
+from value_aware_attention.measurement.cells import Cell, end_metric, source_hash
+from value_aware_attention.measurement.grid import kept_record
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.task import LayerCall, UnitSums
 from value_aware_attention.probe.language_models import WindowTask
 from value_aware_attention.probe.layer_errors import LayerErrors, layer_error
 from value_aware_attention.probe.lines import (
@@ -28,7 +29,6 @@ from value_aware_attention.probe.lines import (
     metric_header,
     metric_line,
 )
-from value_aware_attention.record_cache import RecordCache
 
 __all__ = ["Build", "ProbeRun", "Show", "weights_hash"]
 

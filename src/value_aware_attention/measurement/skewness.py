@@ -1,0 +1,39 @@
+"""How skewed attention is: the property that section 3 argues from, per layer of a real model."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from value_aware_attention.measurement.sampled_rows import error_rows
+from value_aware_attention.measurement.task import LayerCall
+
+__all__ = ["skewness", "skewness_of"]
+
+
+def skewness(call: LayerCall) -> dict[str, float]:
+    """`skewness_of` the rows of a layer that output errors are measured on, block by block."""
+    shapes, rows = [], []
+    for block in error_rows(call).call().blocks():
+        shapes.append(skewness_of(block.weights))
+        rows.append(block.query.shape[-2])
+    return {
+        name: sum(n / sum(rows) * shape[name] for n, shape in zip(rows, shapes, strict=True))
+        for name in shapes[0]
+    }
+
+
+def skewness_of(weights: Float[Tensor, "*batch N M"]) -> dict[str, float]:
+    """Means over rows of attention weights alpha.
+
+    `largest_weight`: max_i alpha_i; `rows_over_half`: share of rows with a weight above 0.5, where
+    section 3 expects values to matter least; `effective_keys`: exp(entropy of alpha);
+    `keys_for_90_percent`: the fewest keys that hold 90% of the mass.
+    """
+    largest = weights.amax(dim=-1)
+    ordered = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+    return {
+        "largest_weight": largest.mean().item(),
+        "rows_over_half": (largest > 0.5).float().mean().item(),
+        "effective_keys": torch.special.entr(weights).sum(dim=-1).exp().mean().item(),
+        "keys_for_90_percent": (1 + (ordered < 0.9).sum(dim=-1)).float().mean().item(),
+    }

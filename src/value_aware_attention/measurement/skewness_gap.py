@@ -1,0 +1,131 @@
+"""Section 3's argument, measured: the less skewed the kernel, the more the values matter.
+
+The same queries and keys are weighed by kernels of different skewness, and the error of attention's
+own top keys is held against that of the value-aware choice.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from value_aware_attention.approximations import OptimalValueAware
+from value_aware_attention.distributed import shared_map
+from value_aware_attention.kernels import Polynomial
+from value_aware_attention.measurement.output_error import oblivious_path, rounded
+from value_aware_attention.measurement.sampled_rows import SampledRows, sample_rows
+from value_aware_attention.measurement.skewness import skewness_of
+from value_aware_attention.measurement.task import LayerCall
+
+__all__ = ["skewness_gap"]
+
+DEGREES = (0, 2, 4, 6)
+SIZES = (1, 4, 16)
+SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
+
+
+@torch.inference_mode()
+def skewness_gap(
+    calls: Sequence[LayerCall], *, rows: int = 256, search: str = "default", seed: int = 0
+) -> dict[str, Any]:
+    """Per layer, its own kernel and polynomials of degree 0, 2, 4, 6 put in its place (post hoc).
+
+    Each with the skewness of its rows, the relative errors (summed squared error / summed squared
+    norm of the output) of attention's top r keys and of r value-aware keys, and the share of rows
+    where both keep the same key at r = 1. At degree 0 also: how often the value-aware key is
+    argmin ||v_i||, which section 3 derives for orthogonal values, and argmin ||v_i||^2 -
+    2 <v_i, mean v>, which Eq. 3 gives for any.
+
+    Keys come in a random order, different in every head: weights that tie, as all do at degree 0,
+    are taken in order, and the first tokens of a text are not like the others.
+    """
+
+    def measured(layer: int) -> list[dict[str, Any]]:
+        own_rows = _shuffled(sample_rows(calls[layer], rows), seed + layer)
+        return [
+            {"layer": layer, **_cell(weighed, search, own)} for own, weighed in _kernels(own_rows)
+        ]
+
+    cells = chain.from_iterable(shared_map(measured, range(len(calls))))
+    return {"rows": sample_rows(calls[0], rows).count, "cells": list(cells)}
+
+
+def _kernels(rows: SampledRows) -> Iterator[tuple[bool, SampledRows]]:
+    yield True, rows
+    for degree in DEGREES:
+        yield False, replace(rows, kernel=Polynomial(degree))
+
+
+def _shuffled(rows: SampledRows, seed: int) -> SampledRows:
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(rows.key.shape[:-1], generator=generator).argsort(dim=-1)
+    order = order.to(rows.key.device)
+    key, value = (
+        x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1]))
+        for x in (rows.key, rows.value)
+    )
+    visible = rows.visible
+    if visible is not None:
+        visible = visible.gather(3, order[:, :, None].expand_as(visible))
+    return replace(rows, key=key, value=value, visible=visible)
+
+
+def _cell(rows: SampledRows, search: str, own: bool) -> dict[str, Any]:
+    weights = rows.weights()
+    shape = skewness_of(weights)
+    first = rows.given_to(OptimalValueAware(1).select).indices[..., 0]
+    same = first == weights.argmax(dim=-1)
+    sizes = [r for r in SIZES if r <= rows.key.shape[-2]]
+    norm = (weights @ rows.value).square().sum().item()
+    aware = rows.given_to(OptimalValueAware(sizes[-1], search).path)
+    degree = rows.kernel.degree if isinstance(rows.kernel, Polynomial) else None
+    return {
+        "kernel": type(rows.kernel).__name__.lower(),
+        "degree": degree,
+        "own": own,
+        **{name: rounded(shape[name]) for name in SHAPE},
+        "oblivious": _relative(oblivious_path(rows, sizes[-1]), norm, sizes),
+        "aware": _relative(aware, norm, sizes),
+        "same_first_key": _share(same),
+        **(_uniform(rows, first) if degree == 0 else {}),
+    }
+
+
+def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:
+    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes}
+
+
+def _uniform(rows: SampledRows, first: Int[Tensor, "B H N"]) -> dict[str, float]:
+    """At degree 0, alpha = 1 / M: what the value-aware key is, up to ties."""
+    weights = rows.weights()
+    squared = rows.value.square().sum(dim=-1)[:, :, None].expand_as(weights)
+    to_mean = squared - 2 * (weights @ rows.value) @ rows.value.transpose(-2, -1)
+    return {
+        "smallest_norm_key": _share(_smallest(squared, rows.visible, first)),
+        "closest_to_mean_key": _share(_smallest(to_mean, rows.visible, first)),
+    }
+
+
+def _smallest(
+    score: Float[Tensor, "B H N M"],
+    visible: Bool[Tensor, "B H N M"] | None,
+    chosen: Int[Tensor, "B H N"],
+) -> Bool[Tensor, "B H N"]:
+    """Where no visible key's score is below the chosen one's, up to rounding."""
+    if visible is not None:
+        score = score.masked_fill(~visible, torch.inf)
+    scale = _rounding(score)
+    return score.gather(-1, chosen[..., None])[..., 0] <= score.amin(dim=-1) + scale
+
+
+def _rounding(score: Float[Tensor, "B H N M"]) -> float:
+    """What sums of these numbers may differ by when taken in another order."""
+    return 1e-12 * score[score.isfinite()].abs().max().item()
+
+
+def _share(rows: Bool[Tensor, "B H N"]) -> float:
+    return rounded(rows.double().mean().item())

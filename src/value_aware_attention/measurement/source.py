@@ -1,0 +1,116 @@
+"""Which source a number depends on: the import closure of the modules that computed it."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["code_hashes", "defining_module", "import_closure", "source_hash"]
+
+OURS = ("value_aware_attention", "value_aware_study")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def source_hash(*modules: str, packages: tuple[str, ...] = OURS) -> str:
+    """Hashes the code of `modules` and of all that they import from `packages`, C++ included.
+
+    It changes with what `code_hashes` gives, and with nothing else; not within a process, which
+    has imported what it found first.
+    """
+    hashes = code_hashes(*modules, packages=packages)
+    return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
+
+
+def code_hashes(*modules: str, packages: tuple[str, ...] = OURS) -> dict[str, str]:
+    """Module -> sha256 of its syntax tree, of the import closure; file -> sha256 for C++ beside it.
+
+    Docstrings, comments and layout of Python are not in the tree: a change of them is none.
+    """
+    files = import_closure(*modules, packages=packages)
+    hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
+    beside = {source for file in files.values() for source in file.parent.glob("*.cpp")}
+    return hashes | {source.name: sha256(source.read_bytes()).hexdigest() for source in beside}
+
+
+@cache
+def _tree_hash(source: bytes) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def import_closure(*modules: str, packages: tuple[str, ...] = OURS) -> dict[str, Path]:
+    """Module -> file, of `modules` and of everything they import from `packages`.
+
+    By the text of their imports, those within functions too; nothing is run for it. A name that a
+    package re-exports counts as the module it comes from, not as the package, which imports every
+    method. Raises ValueError for a module without a file of source.
+    """
+    found: dict[str, Path] = {}
+    waiting = set(modules)
+    while waiting:
+        module = waiting.pop()
+        if (file := _file(module)) is None:
+            raise ValueError(f"the module is {module!r}; it must have a file of Python source")
+        found[module] = file
+        waiting |= _imports(file, packages) - set(found)
+    return found
+
+
+def defining_module(name: str) -> str:
+    """The module that defines what a dotted name (a `_target_`) stands for."""
+    module, _, inner = name.rpartition(".")
+    while module and _file(module) is None:
+        module, _, inner = module.rpartition(".")
+    return _origin(module, inner)
+
+
+@cache
+def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
+    return {name for name in _imported(file, packages) if name.split(".")[0] in packages}
+
+
+def _imported(file: Path, packages: tuple[str, ...]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
+            yield from (_origin(str(node.module), alias.name) for alias in node.names)
+
+
+def _origin(module: str, name: str) -> str:
+    """The module that `from module import name` reads: `name` itself, or where it comes from."""
+    if _file(f"{module}.{name}"):
+        return f"{module}.{name}"
+    file = _file(module)
+    if file is None or file.name != "__init__.py":
+        return module
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return _origin(node.module, alias.name)
+    return module
+
+
+@cache
+def _file(module: str) -> Path | None:
+    """Where a module's source lies, by its place in the package at the top."""
+    if file := getattr(sys.modules.get(module), "__file__", None):
+        return Path(file)
+    top, _, inner = module.partition(".")
+    spec = find_spec(top)  # imports nothing
+    if spec is None or not inner:
+        return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+    for folder in spec.submodule_search_locations or ():
+        base = Path(folder, *inner.split("."))
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.exists():
+                return file
+    return None

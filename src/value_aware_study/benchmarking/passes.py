@@ -1,0 +1,157 @@
+"""What is timed: one pass of one method at one length, as a function without arguments."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from value_aware_attention.error import budget
+from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_study.benchmarking.layer import EncoderLayer, SelfAttention
+
+__all__ = ["PASSES", "Setting", "Subject", "Work", "prepare"]
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The layer and the machine, the same for every method."""
+
+    width: int
+    heads: int
+    feedforward: int
+    batch: int
+    device: str
+    dtype: str
+    threads: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width is {self.width}; it must be divisible by heads = {self.heads}")
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"dtype is {self.dtype!r}; it must name a torch dtype, like float32")
+
+    def random(self, *shape: int) -> Tensor:
+        """Standard Gaussian numbers from the seed, drawn on the CPU."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(shape, generator=generator).to(self.device, getattr(torch, self.dtype))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One method with its settings.
+
+    `build` makes its module; `by_length` gives arguments that depend on the length L: for (factor,
+    power, most), of which the last may be missing, factor * L ** power, rounded, `most` at most.
+    `mixes_hidden`: it maps hidden states and replaces the whole self-attention, projections too.
+    """
+
+    name: str
+    build: Callable[..., nn.Module]
+    by_length: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    kernel: Kernel = field(default_factory=Exponential)
+    mixes_hidden: bool = False
+
+    def arguments(self, length: int) -> dict[str, int]:
+        """The arguments that depend on the length."""
+        return {
+            name: int(min([max(1, round(factor * length**power)), *most]))
+            for name, (factor, power, *most) in self.by_length.items()
+        }
+
+    def module(self, length: int) -> nn.Module:
+        """The method for one length, with the same random weights every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.build(**self.arguments(length))
+
+    def multiply_adds(self, length: int, setting: Setting) -> float | None:
+        """Of all heads and queries; None for what counts none (see `error.budget`)."""
+        method = self.module(length)
+        if not hasattr(method, "multiply_adds"):
+            return None
+        head_dim = setting.width // setting.heads
+        one = budget(method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim)
+        return setting.batch * setting.heads * length * one
+
+    @property
+    def module_name(self) -> str:
+        """Where the code of the method is."""
+        return self._built().__module__
+
+    def key(self) -> str:
+        """Everything that decides what is run, as text."""
+        given = self.build.keywords if isinstance(self.build, partial) else {}
+        named = f"{self.module_name}.{self._built().__qualname__}"
+        parts = (self.name, named, sorted(given.items()), sorted(self.by_length.items()))
+        return repr((*parts, self.kernel, self.mixes_hidden))
+
+    def _built(self) -> Any:
+        return self.build.func if isinstance(self.build, partial) else self.build
+
+
+def layer_of(subject: Subject, length: int, setting: Setting) -> EncoderLayer:
+    """The encoder layer around the method."""
+    mixer = subject.module(length)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(setting.seed)
+        if not subject.mixes_hidden:
+            mixer = SelfAttention(setting.width, setting.heads, mixer, subject.kernel)
+        layer = EncoderLayer(setting.width, setting.feedforward, mixer)
+    return layer.to(setting.device, getattr(torch, setting.dtype))
+
+
+def forward(subject: Subject, length: int, setting: Setting) -> Work:
+    """The layer's forward pass, nothing kept for a backward pass."""
+    layer = layer_of(subject, length, setting).eval()
+    x = setting.random(setting.batch, length, setting.width)
+    return torch.inference_mode()(partial(layer, x))
+
+
+def forward_backward(subject: Subject, length: int, setting: Setting) -> Work:
+    """The layer's forward pass and the gradients of its input and its parameters."""
+    layer = layer_of(subject, length, setting)
+    x = setting.random(setting.batch, length, setting.width).requires_grad_()
+
+    def work() -> None:
+        layer.zero_grad()
+        x.grad = None
+        layer(x).square().mean().backward()
+
+    return work
+
+
+def attention(subject: Subject, length: int, setting: Setting) -> Work:
+    """The forward pass of the method alone: given q, k and v, or the hidden states it mixes."""
+    method = subject.module(length).to(setting.device).eval()
+    if subject.mixes_hidden:
+        x = setting.random(setting.batch, length, setting.width)
+        return torch.inference_mode()(partial(method.to(x.dtype), x))
+    shape = (3, setting.batch, setting.heads, length, setting.width // setting.heads)
+    query, key, value = setting.random(*shape).unbind()
+    return torch.inference_mode()(partial(method, query, key, value, kernel=subject.kernel))
+
+
+PASSES: dict[str, Callable[[Subject, int, Setting], Work]] = {
+    "forward": forward,
+    "forward_backward": forward_backward,
+    "attention": attention,
+}
+
+
+def prepare(name: str, subject: Subject, length: int, setting: Setting) -> Work:
+    """The work of a named pass, ended only when the device has finished."""
+    work = PASSES[name](subject, length, setting)
+    if not setting.device.startswith("cuda"):
+        return work
+
+    def synchronised() -> None:
+        work()
+        torch.cuda.synchronize()
+
+    return synchronised

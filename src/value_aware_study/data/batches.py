@@ -1,0 +1,183 @@
+"""Batches addressed by optimizer step: item s is a function of (seed, s) alone.
+
+A run that was killed therefore continues with exactly the batches it would have seen; a loader
+must not shuffle or batch these data sets again. Tokens are read from memory maps.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from value_aware_attention.measurement.masking import mask_tokens
+from value_aware_study.data.token_arrays import Tokens, rearrange
+
+
+class CausalBatches(Dataset[Tensor]):
+    """Training batches of a causal LM: int64 (batch_size, length + 1), inputs [:-1], targets [1:].
+
+    The stream is cut into blocks of `length` tokens plus the next one; every epoch starts the cut
+    at another offset and visits the blocks in another order.
+    """
+
+    def __init__(self, path: Path, *, length: int, batch_size: int, steps: int, seed: int) -> None:
+        self.tokens = _load(path, dimensions=1)
+        if len(self.tokens) < length + 1:
+            raise ValueError(f"{path}: {len(self.tokens)} tokens are too few for length {length}")
+        self.length, self.batch_size, self.steps, self.seed = length, batch_size, steps, seed
+        # one block less than would fit, so that every offset below `length` gives as many
+        self.blocks = max(1, len(self.tokens) // length - 1)
+        self.offsets = min(length, len(self.tokens) - self.blocks * length)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: int) -> Tensor:
+        starts = [self._start(index) for index in _indices(step, self.batch_size, self.steps)]
+        rows = [self.tokens[start : start + self.length + 1] for start in starts]
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def _start(self, index: int) -> int:
+        epoch, position = divmod(index, self.blocks)
+        offset = _offset(self.offsets, self.seed, epoch)
+        return offset + int(_permutation(self.blocks, self.seed, epoch)[position]) * self.length
+
+
+class MaskedSequences:
+    """The instances of several sources as sequences of `length` tokens, and how to mask them.
+
+    Instances shorter than `length` are joined within their source (`rearrange`).
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        *,
+        length: int,
+        mask_token: int,
+        special_tokens: Sequence[int],
+        vocabulary_size: int,
+        fraction: float = 0.15,
+    ) -> None:
+        if not paths:
+            raise ValueError("masked batches need at least one file of instances, none was given")
+        self.parts = [rearrange(_load(path, dimensions=2), length) for path in paths]
+        self.ends = list(accumulate(len(part) for part in self.parts))
+        self.mask_token, self.special_tokens = mask_token, list(special_tokens)
+        self.vocabulary_size = vocabulary_size
+        self.fraction = fraction
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def tokens(self, indices: Sequence[int]) -> Tensor:
+        """Unmasked sequences, int64 (len(indices), length)."""
+        return torch.from_numpy(np.stack([self._sequence(index) for index in indices]))
+
+    def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(_mixed(seed))
+        inputs, labels = mask_tokens(
+            tokens,
+            generator=generator,
+            mask_token=self.mask_token,
+            special_tokens=self.special_tokens,
+            vocabulary_size=self.vocabulary_size,
+            fraction=self.fraction,
+        )
+        return {"input_ids": inputs, "labels": labels}
+
+    def _sequence(self, index: int) -> NDArray[np.int64]:
+        part = bisect_right(self.ends, index)
+        start = self.ends[part] - len(self.parts[part])
+        sequence: NDArray[np.int64] = self.parts[part][index - start].astype(np.int64)
+        return sequence
+
+
+class MaskedBatches(Dataset[dict[str, Tensor]]):
+    """Training batches of a masked LM: input_ids and labels, int64 (batch_size, length).
+
+    Every epoch visits the sequences of all sources in another order, masked anew (dynamic masking).
+    """
+
+    def __init__(
+        self, sequences: MaskedSequences, *, batch_size: int, steps: int, seed: int
+    ) -> None:
+        self.sequences = sequences
+        self.batch_size, self.steps, self.seed = batch_size, steps, seed
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: int) -> dict[str, Tensor]:
+        indices = []
+        for index in _indices(step, self.batch_size, self.steps):
+            epoch, position = divmod(index, len(self.sequences))
+            indices.append(int(_permutation(len(self.sequences), self.seed, epoch)[position]))
+        return self.sequences.masked(self.sequences.tokens(indices), self.seed, step)
+
+
+class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
+    """Evaluation batches of a masked LM: sequences and masks that never change.
+
+    The sequences of all sources are in a random order drawn from `seed`, so that the first `limit`
+    (None: all) are a sample of all sources; the mask of the i-th is drawn from (seed, i) alone,
+    whatever the batch size. The last batch may be shorter.
+    """
+
+    def __init__(
+        self, sequences: MaskedSequences, *, batch_size: int, seed: int, limit: int | None = None
+    ) -> None:
+        self.sequences = sequences
+        self.batch_size, self.seed = batch_size, seed
+        self.count = len(sequences) if limit is None else min(limit, len(sequences))
+
+    def __len__(self) -> int:
+        return -(-self.count // self.batch_size)
+
+    def __getitem__(self, batch: int) -> dict[str, Tensor]:
+        order = _permutation(len(self.sequences), self.seed, 0)
+        indices = _indices(batch, self.batch_size, len(self))
+        rows = [
+            self.sequences.masked(self.sequences.tokens([int(order[index])]), self.seed, index)
+            for index in indices[: self.count - indices.start]
+        ]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def _load(path: Path, *, dimensions: int) -> Tokens:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: tokenize the corpus first")
+    tokens: Tokens = np.load(path, mmap_mode="r")
+    if tokens.ndim != dimensions:
+        raise ValueError(f"{path} has {tokens.ndim} dimensions, {dimensions} are needed")
+    return tokens
+
+
+def _indices(step: int, batch_size: int, steps: int) -> range:
+    if not 0 <= step < steps:
+        raise IndexError(f"step {step} is outside 0 .. {steps - 1}")
+    return range(step * batch_size, (step + 1) * batch_size)
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    order: NDArray[np.int64] = np.arange(count, dtype=np.int64)
+    np.random.default_rng((seed, epoch, 0)).shuffle(order)
+    return order
+
+
+@lru_cache(maxsize=4)
+def _offset(count: int, seed: int, epoch: int) -> int:
+    return int(np.random.default_rng((seed, epoch, 1)).integers(count))
+
+
+def _mixed(seed: Sequence[int]) -> int:
+    # neighbouring integers as torch seeds would do; SeedSequence keeps (1, 2) and (2, 1) apart
+    return int(np.random.SeedSequence(tuple(seed)).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,183 @@
+"""Corpora: named sources of documents, written as JSON lines per source and split (A.1, Table 3).
+
+Nothing here imports torch, and `datasets` only where a hub data set is read: the corpus stage
+starts at once.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from tqdm import tqdm
+
+from value_aware_study.data.copies import copied_words, without_copies
+from value_aware_study.data.docstrings import Docstrings
+from value_aware_study.data.documents import SPLITS, Document, Split
+from value_aware_study.data.hub import HubArticles, HubDocuments
+from value_aware_study.data.text_files import TextFiles
+
+__all__ = [
+    "SPLITS",
+    "Docstrings",
+    "Document",
+    "HubArticles",
+    "HubDocuments",
+    "Split",
+    "TextFiles",
+    "read_texts",
+    "write_corpus",
+]
+
+Counts = dict[str, int]
+
+
+def write_corpus(
+    sources: Mapping[str, Iterable[Document]],
+    folder: Path,
+    seed: int,
+    evaluation_fraction: float,
+    *,
+    validation_fraction: float = 0.0,
+    remove_copies: bool = False,
+) -> dict[str, dict[str, Counts]]:
+    """Writes every source to `folder`/<source>/<split>.jsonl, one `{"text": ...}` a line.
+
+    A document without a split goes to evaluation with probability `evaluation_fraction`, and at
+    least one does, and to validation with `validation_fraction`, drawn from (seed, source,
+    position). Empty documents are dropped; with `remove_copies` so are passages that earlier
+    documents of any source hold. The folder appears only when all of it is written.
+
+    Returns documents and characters per source and split, and of the evaluation text its words and
+    those of them in a 13-gram of the training text of any source.
+    """
+    if not 0 < evaluation_fraction < 1:
+        raise ValueError(f"evaluation_fraction must lie between 0 and 1, not {evaluation_fraction}")
+    if not 0 <= validation_fraction < 1 - evaluation_fraction:
+        raise ValueError(
+            f"validation_fraction must be at least 0 and leave training documents beside an "
+            f"evaluation_fraction of {evaluation_fraction}, not {validation_fraction}"
+        )
+    if not sources:
+        raise ValueError("a corpus needs at least one source, none was given")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        seen: set[int] = set()
+        fractions = (evaluation_fraction, validation_fraction)
+        counts = {
+            name: _write_source(
+                name,
+                without_copies(documents, seen) if remove_copies else documents,
+                partial / name,
+                seed,
+                fractions,
+            )
+            for name, documents in sources.items()
+        }
+        for name, copied in _overlap(partial, list(sources)).items():
+            counts[name]["evaluation"] |= copied
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return counts
+
+
+def read_texts(files: Iterable[Path]) -> Iterator[str]:
+    """The texts of files written by `write_corpus`, one after the other."""
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)["text"]
+
+
+def _write_source(
+    name: str,
+    documents: Iterable[Document],
+    folder: Path,
+    seed: int,
+    fractions: tuple[float, float],
+) -> dict[str, Counts]:
+    folder.mkdir(parents=True)
+    progress = tqdm(documents, desc=name, unit=" documents", mininterval=1.0)
+    with ExitStack() as stack:
+        writers: dict[Split, _Writer] = {
+            split: stack.enter_context(_Writer(folder / f"{split}.jsonl")) for split in SPLITS
+        }
+        for document in _assigned(progress, f"{seed} {name}", *fractions):
+            writers[document.split or "train"].write(document.text)
+    for split, writer in writers.items():
+        if split != "validation" and not writer.counts["documents"]:
+            raise ValueError(
+                f"source {name!r} has no {split} documents: give it more documents"
+                " (a .txt file is one) or name its splits"
+            )
+    return {split: writer.counts for split, writer in writers.items()}
+
+
+def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
+    """The words of each source's evaluation text, and how many of them are copies of training."""
+    held = {name: list(read_texts([folder / name / "evaluation.jsonl"])) for name in names}
+    words = copied_words(
+        read_texts(folder / name / "train.jsonl" for name in names), list(held.values())
+    )
+    return {
+        name: {"words": total, "copied_words": copied}
+        for name, (copied, total) in zip(names, words, strict=True)
+    }
+
+
+def _assigned(
+    documents: Iterable[Document], key: str, evaluation: float, validation: float
+) -> Iterator[Document]:
+    """Documents with a split, empty ones dropped; the one next to be evaluated comes last."""
+    next_to_go: tuple[float, str] | None = None
+    evaluated = False
+    for position, document in enumerate(documents):
+        if not document.text.strip():
+            continue
+        if document.split is not None:
+            yield document
+            evaluated |= document.split == "evaluation"
+            continue
+        drawn = (_uniform(f"{key} {position}"), document.text)
+        if drawn[0] < evaluation:
+            yield Document(document.text, "evaluation")
+            evaluated = True
+        elif drawn[0] < evaluation + validation:
+            yield Document(document.text, "validation")
+        elif next_to_go is None:
+            next_to_go = drawn
+        else:
+            next_to_go, other = min(next_to_go, drawn), max(next_to_go, drawn)
+            yield Document(other[1], "train")
+    if next_to_go is not None:
+        yield Document(next_to_go[1], "train" if evaluated else "evaluation")
+
+
+def _uniform(key: str) -> float:
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+class _Writer:
+    """JSON lines, counted."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("w", encoding="utf-8")
+        self.counts: Counts = {"documents": 0, "characters": 0}
+
+    def write(self, text: str) -> None:
+        self.file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+        self.counts["documents"] += 1
+        self.counts["characters"] += len(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.file.close()

@@ -1,0 +1,166 @@
+"""Tokenizer factories: `build(texts)` gives a fast tokenizer, the same for the same texts."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from value_aware_study.data.hub import hub_answers
+
+SPECIALS = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
+
+
+class ByteLevelBPE:
+    """Byte-level BPE trained on the corpus: ids 0-4 are `<s> <pad> </s> <unk> <mask>`, then bytes.
+
+    Merges are learned from a sample of at most `training_characters` characters: the documents
+    whose hash is lowest, so the sample does not depend on their order.
+    """
+
+    def __init__(self, *, vocabulary_size: int, training_characters: int) -> None:
+        smallest = len(SPECIALS) + 256
+        if vocabulary_size < smallest:
+            raise ValueError(f"vocabulary_size must be at least {smallest}, not {vocabulary_size}")
+        self.vocabulary_size = vocabulary_size
+        self.training_characters = training_characters
+
+    def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+        tokenizer = _byte_level(models.BPE())
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocabulary_size,
+            special_tokens=list(SPECIALS.values()),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(sample(texts, self.training_characters), trainer=trainer)
+        if (size := tokenizer.get_vocab_size()) < self.vocabulary_size:
+            raise ValueError(
+                f"the texts hold {size} tokens, vocabulary_size is {self.vocabulary_size}: lower it"
+            )
+        return _wrap(tokenizer, SPECIALS)
+
+
+class WordLevel:
+    """The paper's word-level vocabulary: every training type, split at white space (A.2).
+
+    As in fairseq, a line ends in `</s>`, `<unk>` in the text is the special, ids 0-3 are
+    `<s> <pad> </s> <unk>`, then types by falling count, padded to a multiple of
+    `padding_multiple`: 267,744 on WikiText-103. There is no `<mask>`.
+    """
+
+    def __init__(self, *, padding_multiple: int = 8) -> None:
+        if padding_multiple < 1:
+            raise ValueError(f"padding_multiple must be at least 1, not {padding_multiple}")
+        self.padding_multiple = padding_multiple
+
+    def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(text.split())
+        if not counts:
+            raise ValueError("a word-level vocabulary needs at least one word, the texts hold none")
+        specials = {name: token for name, token in SPECIALS.items() if name != "mask_token"}
+        for token in specials.values():
+            counts.pop(token, None)
+        types = sorted(counts, key=lambda word: (-counts[word], word))
+        words = [*specials.values(), *types]
+        padding = -len(words) % self.padding_multiple
+        words += [f"madeupword{number:04d}" for number in range(padding)]
+        vocabulary = {word: index for index, word in enumerate(words)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIALS["unk_token"]))
+        tokenizer.normalizer = normalizers.Replace("\n", f" {SPECIALS['eos_token']} ")
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return _wrap(tokenizer, specials)
+
+
+class PretrainedTokenizer:
+    """A published tokenizer: a name on the hub, a saved folder, or a folder with RoBERTa's
+    `vocab.json` and `merges.txt`."""
+
+    def __init__(self, *, path: str) -> None:
+        self.path = path
+
+    def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+        """The tokenizer as published, from the hub's cache where the hub does not answer.
+
+        `texts` are not read.
+        """
+        folder = Path(self.path)
+        if (folder / "vocab.json").is_file() and not (folder / "tokenizer.json").is_file():
+            return self._from_vocabulary(folder)
+        offline = folder.exists() or not hub_answers()
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=offline)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise FileNotFoundError(f"no tokenizer at {self.path!r}: {reason}") from None
+        if tokenizer.eos_token_id is None or not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ValueError(f"tokenizer {self.path!r} must be a fast one with an end token </s>")
+        return tokenizer
+
+    def _from_vocabulary(self, folder: Path) -> PreTrainedTokenizerFast:
+        merges = folder / "merges.txt"
+        if not merges.is_file():
+            raise FileNotFoundError(f"{merges} is missing beside vocab.json")
+        model = models.BPE.from_file(str(folder / "vocab.json"), str(merges))
+        tokenizer = _byte_level(model)
+        missing = [name for name in SPECIALS.values() if tokenizer.token_to_id(name) is None]
+        if missing:
+            raise ValueError(f"{folder / 'vocab.json'} lacks the tokens {' '.join(missing)}")
+        return _wrap(tokenizer, SPECIALS)
+
+
+def sample(texts: Iterable[str], characters: int) -> list[str]:
+    """The texts of lowest hash, in order, that hold at most `characters` characters together.
+
+    One text longer than that is cut. Memory stays below twice the bound plus one text.
+    """
+    kept: list[tuple[bytes, str]] = []
+    held, bound = 0, b"\xff" * 9
+    for text in texts:
+        key = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        if key < bound:
+            kept.append((key, text))
+            held += len(text)
+        if held > 2 * characters:
+            kept, bound = _lowest(kept, characters)
+            held = sum(len(text) for _, text in kept)
+    return [text[:characters] for _, text in _lowest(kept, characters)[0]]
+
+
+def _lowest(
+    keyed_texts: list[tuple[bytes, str]], characters: int
+) -> tuple[list[tuple[bytes, str]], bytes]:
+    """The prefix in key order within the bound (at least one text), and the first key left out."""
+    ordered = sorted(keyed_texts)
+    held = 0
+    for count, (key, text) in enumerate(ordered):
+        held += len(text)
+        if held > characters and count:
+            return ordered[:count], key
+    return ordered, b"\xff" * 9
+
+
+def _byte_level(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _wrap(tokenizer: Tokenizer, specials: dict[str, str]) -> PreTrainedTokenizerFast:
+    named: dict[str, Any] = dict(specials)
+    if "mask_token" in named:
+        named |= {"cls_token": named["bos_token"], "sep_token": named["eos_token"]}
+    # texts are packed, not truncated: no length is too long
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)

@@ -1,0 +1,186 @@
+"""Figures 1 to 3 of the paper, drawn from our records and learning curves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from value_aware_study.reporting import style
+from value_aware_study.reporting.other_run import label
+from value_aware_study.reporting.records import (
+    KERNEL_LABELS,
+    KERNELS,
+    Record,
+    find,
+    model_named,
+    series_label,
+    settings,
+)
+
+ERROR_TITLE = "masked tokens predicted wrongly (%)"
+LOSS_TITLE = "evaluation loss (nats per token)"
+KEYS_TITLE = "r, keys per query (log scale)"
+# The curves of the paper's Figure 1.
+FIGURE_1 = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window", "lsh", "orf")
+FEATURES_TITLE = "random features (log scale)"
+
+
+def save(chart: Any, path: Path) -> None:
+    """Write a chart as PNG at twice its size; the same chart always gives the same bytes."""
+    style.styled(chart).save(str(path), format="png", scale_factor=2)
+
+
+def exact_value(frame: pd.DataFrame, model: str) -> float | None:
+    exact = find(frame, model, "exact", {})
+    return float(exact["value"]) if exact else None
+
+
+def curves(
+    frame: pd.DataFrame,
+    x: alt.X,
+    y: style.ValueAxis,
+    encodings: Mapping[str, Any],
+    fields: tuple[str, str, str] = ("value", "low", "high"),
+    look: style.Look = style.PLAIN,
+) -> list[alt.Chart]:
+    """Error bars, lines and points of every series of a frame, as layers.
+
+    `fields` names the value and the ends of its interval; rows without an interval get no bar. A
+    series of fewer than three points is not joined: what lies between them was not measured.
+    """
+    value, low, high = fields
+    frame = frame[["series", "r", "features", *fields]]
+    frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
+    base = alt.Chart(frame, height=style.HEIGHT).encode(x=x, color=encodings["color"])
+    bars = base.mark_rule(strokeWidth=0.8 * look.line, opacity=0.7 * look.opacity).encode(
+        y=y.of(low), y2=f"{high}:Q"
+    )
+    lines = base.mark_line(strokeWidth=look.line, opacity=look.opacity).encode(y=y.of(value))
+    lines = lines.transform_filter("datum.points >= 3")
+    points = base.mark_point(filled=True, size=look.point, opacity=look.opacity)
+    return [bars, lines, points.encode(y=y.of(value), shape=encodings["shape"])]
+
+
+def _masked_long(records: Sequence[Record]) -> pd.DataFrame:
+    frame = settings(records)
+    frame = frame[(frame["model"] == "masked_long") & frame["value"].notna()]
+    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
+
+
+def figure_1(records: Sequence[Record]) -> style.Chart:
+    """Masked-LM error of the long model against r (sparse methods) and features (ORF)."""
+    frame = _masked_long(records)
+    model, exact = model_named(records, "masked_long"), exact_value(frame, "masked_long")
+    approximate = frame[frame["approximation"].isin(FIGURE_1)]
+    if model is None or approximate.empty:
+        return style.empty("No approximation of the long masked model was evaluated.")
+    y = style.value_axis(ERROR_TITLE, [exact, *approximate["low"], *approximate["high"]])
+    line = f"exact, {exact or 0:.1f}%"
+    panels = []
+    for field, title, name, width in (
+        ("r", KEYS_TITLE, "(a) sparse methods", 430),
+        ("features", FEATURES_TITLE, "(b) random features", 260),
+    ):
+        rows = approximate[approximate[field].notna()]
+        if len(rows):
+            counts = rows[field].astype(float).tolist()
+            marks = style.head_line(model["head_dim"], counts, y) if field == "r" else []
+            marks += style.dashed_line(exact, line, min(counts), y)
+            encodings = style.series("series", style.method_marks(rows["series"]))
+            marks += curves(rows, style.count_axis(field, title, counts), y, encodings)
+            panels.append(alt.layer(*marks, title=name, width=width))
+    return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
+
+
+def causal_losses(records: Sequence[Record]) -> pd.DataFrame:
+    """Settings of the causal models in nats: loss, loss_low, loss_high, and the kernel's label."""
+    frame = settings(records)
+    frame = frame[(frame["task"] == "causal") & frame["kernel"].isin(KERNELS)].copy()
+    for source, name in (("value", "loss"), ("low", "loss_low"), ("high", "loss_high")):
+        frame[name] = [math.log(value) for value in frame[source].astype(float)]
+    return frame.assign(kernel_label=frame["kernel"].map(KERNEL_LABELS))
+
+
+def figure_2(records: Sequence[Record], other: Sequence[Record] = ()) -> style.Chart:
+    """Loss of OVO-r against r up to all keys for each kernel; dashed: exact attention.
+
+    `other` are the records of another run; where there are any, it has a panel of its own.
+    """
+    if not any(record["task"] == "causal" for record in other):
+        return _oblivious_panel(records)
+    ours = _oblivious_panel(records).properties(title="(a) ours")
+    theirs = _oblivious_panel(other).properties(title=f"(b) {label(other)}")
+    return alt.hconcat(ours, theirs).resolve_scale(color="independent", shape="independent")
+
+
+def _oblivious_panel(records: Sequence[Record]) -> style.Chart:
+    frame = causal_losses(records)
+    frame = frame.assign(series=frame["kernel_label"])
+    exact = frame[frame["approximation"] == "exact"]
+    oblivious = frame[frame["approximation"] == "optimal_v_oblivious"]
+    if oblivious.empty:
+        return style.empty("No optimal value-oblivious setting of a causal model was evaluated.")
+    present = {*exact["kernel_label"], *oblivious["kernel_label"]}
+    marks = {name: mark for name, mark in style.KERNEL_MARKS.items() if name in present}
+    encodings = style.series("series", marks)
+    losses = [*exact["loss"], *oblivious["loss_low"], *oblivious["loss_high"]]
+    y = style.value_axis(LOSS_TITLE, losses)
+    x = style.count_axis("r", KEYS_TITLE, oblivious["r"].astype(float).tolist())
+    rules = alt.Chart(exact[["series", "approximation", "loss"]]).mark_rule(
+        strokeDash=[6, 4], strokeWidth=1.4
+    )
+    dashed = rules.encode(y=y.of("loss"), color=encodings["color"])
+    lines = curves(oblivious, x, y, encodings, ("loss", "loss_low", "loss_high"))
+    lowest = float(exact["loss"].min()) if len(exact) else None
+    name = style.line_name(lowest, "dashed: exact attention", float(oblivious["r"].min()), y)
+    return alt.layer(dashed, *name, *lines, width=540)
+
+
+def _curve(metrics: Mapping[str, Any], metric: str, name: str) -> pd.DataFrame:
+    points = [point for point in metrics.get("curve", []) if point.get(metric) is not None]
+    rows = [{"series": name, "step": point["step"], "y": point[metric]} for point in points]
+    return pd.DataFrame(rows, columns=["series", "step", "y"])
+
+
+def _learning_panel(
+    frame: pd.DataFrame, title: str, y_title: str, marks: Mapping[str, style.Mark]
+) -> style.Panel:
+    present = {name: mark for name, mark in marks.items() if name in set(frame["series"])}
+    encodings = style.series("series", present)
+    y = style.value_axis(y_title, frame["y"])
+    axis = alt.Axis(grid=False, tickCount=5, format=",d")
+    scale = alt.Scale(domainMin=0, nice=False)
+    base = alt.Chart(frame, width=340, height=style.HEIGHT).encode(
+        x=alt.X("step:Q", title="optimizer steps", axis=axis, scale=scale),
+        y=y.of("y"),
+        color=encodings["color"],
+    )
+    points = base.mark_point(filled=True, size=34, opacity=1).encode(shape=encodings["shape"])
+    return alt.layer(base.mark_line(strokeWidth=1.8), points, title=title)
+
+
+def figure_3(records: Sequence[Record], training: Mapping[str, Mapping[str, Any]]) -> style.Chart:
+    """Evaluation with exact attention during training: both masked models, and the causal ones."""
+    masked_marks, masked, causal = {}, [], []
+    for short, mark in (("short", style.SHORT), ("long", style.LONG)):
+        record = model_named(records, f"masked_{short}")
+        name = f"{short}, {record['length']} tokens" if record else short
+        masked_marks[name] = mark
+        masked.append(_curve(training.get(f"masked_{short}", {}), "error", name))
+    for kernel in KERNELS:
+        metrics = training.get(f"causal_{kernel}", {})
+        causal.append(_curve(metrics, "loss", KERNEL_LABELS[kernel]))
+    panels = [
+        _learning_panel(frame, title, y_title, marks)
+        for frames, title, y_title, marks in (
+            (masked, "(a) masked language models", ERROR_TITLE, masked_marks),
+            (causal, "(b) causal language models", LOSS_TITLE, style.KERNEL_MARKS),
+        )
+        if len(frame := pd.concat(frames))
+    ]
+    if not panels:
+        return style.empty("No learning curve was recorded.")
+    return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")

@@ -1,0 +1,115 @@
+"""The survey benchmark's record: times and memory by method and length, and fitted exponents."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from value_aware_study.benchmarking.ratio import Ratio
+
+__all__ = ["DENSE", "FIT_FROM", "QUICK", "Measurements", "frame", "paired", "summary"]
+
+FIT_FROM = 2048
+"""Tokens from which on cost is fitted against length."""
+
+DENSE = ("eager", "fused")
+"""Exact attention; every other method of a record is an efficient one."""
+
+COLUMNS = (
+    *("pass", "length", "method", "label", "milliseconds", "low", "high", "passes"),
+    *("peak_mib", "left_out"),
+)
+QUICK = "milliseconds"
+Record = Mapping[str, Any]
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """ours / theirs round by round with its 95% interval; of memory, measured once, the ratio."""
+    return Ratio.of(ours, theirs) if len(ours) > 1 else Ratio.exact(ours[0] / theirs[0])
+
+
+def frame(record: Record) -> pd.DataFrame:
+    """One row per pass, length and method; quartiles of the time as `low` and `high`."""
+    rows = [
+        {**cell, **cell.get("time", {}), "label": record["methods"][cell["method"]]["label"]}
+        for cell in record["cells"]
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def summary(record: Record) -> dict[str, float]:
+    """One number a method: milliseconds of forward + backward at the longest length measured."""
+    values: dict[str, float] = {}
+    for cell in record["cells"]:
+        if cell["pass"] == "forward_backward" and "time" in cell:
+            values[cell["method"]] = cell["time"]["milliseconds"]
+    return values
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Look-ups in a record; `quantity` is "milliseconds" or "peak_mib"."""
+
+    record: Record
+
+    def label(self, method: str) -> str:
+        return self.record["methods"][method]["label"]
+
+    def efficient(self) -> list[str]:
+        """Every method but exact attention."""
+        return [name for name in self.record["methods"] if name not in DENSE]
+
+    def by_length(self, name: str, method: str, quantity: str) -> dict[int, float]:
+        """What a pass of a method took, for every length it was measured at."""
+        found = {}
+        for cell in self.record["cells"]:
+            if (cell["pass"], cell["method"]) == (name, method):
+                value = {**cell, **cell.get("time", {})}.get(quantity)
+                if value is not None:
+                    found[cell["length"]] = value
+        return found
+
+    def lengths(self, name: str) -> list[int]:
+        """The lengths of a pass, short ones first."""
+        return sorted({cell["length"] for cell in self.record["cells"] if cell["pass"] == name})
+
+    def at(self, name: str, length: int, quantity: str) -> dict[str, float]:
+        """What a pass took at a length, for every method measured there."""
+        every = {m: self.by_length(name, m, quantity) for m in self.record["methods"]}
+        return {method: values[length] for method, values in every.items() if length in values}
+
+    def rounds(self, name: str, quantity: str) -> dict[int, dict[str, list[float]]]:
+        """Length -> method -> what each round took; of memory, measured once, the one value."""
+        found: dict[int, dict[str, list[float]]] = {}
+        for cell in self.record["cells"]:
+            if cell["pass"] == name and "left_out" not in cell:
+                values = cell["time"]["rounds"] if quantity == QUICK else [cell[quantity]]
+                found.setdefault(cell["length"], {})[cell["method"]] = values
+        return dict(sorted(found.items()))
+
+    def counted(self, name: str) -> int:
+        """Rounds in which a pass was timed."""
+        timed = [values for costs in self.rounds(name, QUICK).values() for values in costs.values()]
+        return max(map(len, timed), default=0)
+
+    def exponent(self, name: str, method: str, quantity: str) -> float | None:
+        """p of cost ~ L^p over L >= 2048; None with fewer than two lengths, or nothing used."""
+        values = self.by_length(name, method, quantity)
+        long = {length: cost for length, cost in values.items() if length >= FIT_FROM and cost > 0}
+        return slope(list(long), list(long.values())) if len(long) > 1 else None
+
+    def counted_exponent(self, method: str, lengths: Sequence[int]) -> float | None:
+        """The same of the multiply-adds that the method counts for itself."""
+        counts = self.record["methods"][method]["multiply_adds"]
+        long = [n for n in lengths if n >= FIT_FROM and counts.get(str(n)) is not None]
+        return slope(long, [counts[str(n)] for n in long]) if len(long) > 1 else None
+
+
+def slope(lengths: Sequence[float], costs: Sequence[float]) -> float:
+    """The exponent p of cost ~ L^p: least squares of log cost on log length."""
+    x, y = [math.log(length) for length in lengths], [math.log(cost) for cost in costs]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)

@@ -1,0 +1,88 @@
+"""Models trained with a method beside models that only met it afterwards."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from value_aware_study.reporting import captions
+from value_aware_study.reporting.records import Record, method_label
+from value_aware_study.reporting.table import Table, number, signed_interval
+
+__all__ = ["trained_table"]
+
+MIXING = {
+    "fourier_mixing": "Fourier mixing (FNet)",
+    "linear_mixing": "linear mixing",
+    "random_mixing": "random mixing",
+}
+CAPTION = (
+    "The same model, text and steps, trained with the method in every layer and evaluated with it; "
+    "beside it the model trained with exact attention, with the same method only swapped in. "
+    "Masked tokens predicted wrongly in percent, or perplexity. One training run each: the "
+    "intervals cover the choice of evaluation text only. "
+)
+
+
+def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table:
+    """One row a trained variant; `records` are the survey's, of the exact models."""
+    rows = [_row(variant, _exact_model(variant, records)) for variant in trained]
+    data = pd.DataFrame(rows)
+    display = pd.DataFrame(
+        {
+            "model": [row["model"] for row in rows],
+            "attention": [row["label"] for row in rows],
+            "trained with it": [number(row["trained"], 2) for row in rows],
+            "swapped in": [number(row["swapped"], 2) for row in rows],
+            "change, 95%": [
+                signed_interval(row["swapped_low"], row["swapped_high"], 2) for row in rows
+            ],
+            "exact": [number(row["exact"], 2) for row in rows],
+        }
+    )
+    caption = f"{CAPTION}{captions.settings_of(trained)}"
+    return Table("trained", "Trained with a method, and only swapped in", caption, data, display)
+
+
+def _exact_model(variant: Record, records: Sequence[Record]) -> Record | None:
+    """The model trained with exact attention that the variant is a variant of."""
+    alike = (r for r in records if variant["model"].startswith(f"{r['model']}_"))
+    return next(alike, None)
+
+
+def _row(variant: Record, exact: Record | None) -> dict[str, Any]:
+    arguments = variant["arguments"]
+    name = variant["model"].removeprefix(f"{exact['model']}_") if exact else variant["attention"]
+    swapped = _swapped(exact, name, arguments) if exact else None
+    return {
+        "model": exact["model"] if exact else variant["model"],
+        "attention": name,
+        "label": _label(MIXING.get(name) or method_label(name), arguments),
+        "arguments": json.dumps(arguments, sort_keys=True),
+        "trained": variant["cells"][0]["value"],
+        "exact": exact["cells"][0]["value"] if exact else None,
+        "swapped": swapped["value"] if swapped else None,
+        "swapped_low": swapped["difference_low"] if swapped else None,
+        "swapped_high": swapped["difference_high"] if swapped else None,
+    }
+
+
+def _label(name: str, arguments: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{k} = {v}" for k, v in sorted(arguments.items()) if k not in UNSAID)
+    return f"{name} ({given})" if given else name
+
+
+# What a trained method does not share with the one swapped in.
+UNSAID = ("seed", "length", "width", "engine")
+
+
+def _swapped(exact: Record, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The first cell of the exact model with the same method and the same arguments."""
+    wanted = {k: v for k, v in arguments.items() if k not in UNSAID}
+    for cell in exact["cells"]:
+        given = {k: v for k, v in cell["parameters"].items() if k not in UNSAID}
+        if cell["approximation"] == name and given == wanted:
+            found: Mapping[str, Any] = cell
+            return found
+    return None

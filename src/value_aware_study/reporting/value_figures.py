@@ -1,0 +1,154 @@
+"""Figures that the paper does not have: output error against loss, and OVO against OVA."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import altair as alt
+import pandas as pd
+
+from value_aware_study.reporting import style
+from value_aware_study.reporting.figures import (
+    ERROR_TITLE,
+    KEYS_TITLE,
+    LOSS_TITLE,
+    causal_losses,
+    curves,
+    exact_value,
+)
+from value_aware_study.reporting.records import (
+    KERNEL_LABELS,
+    KERNELS,
+    Record,
+    series_label,
+    settings,
+)
+
+# Settings with a smaller output error are exact for every purpose of figure 4, and not drawn.
+SMALLEST_ERROR = 1e-3
+OUTPUT_ERROR_TITLE = "relative squared output error (log scale)"
+OUTPUT_ERROR_TICKS = [step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5)]
+OPTIMAL = ("optimal_v_oblivious", "optimal_v_aware")
+BASELINES = (
+    *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
+    *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys"),
+)
+LOSS, ERROR = ("loss", "loss_low", "loss_high"), ("value", "low", "high")
+INCREASE_TITLE = "loss minus exact loss (nats per token)"
+
+
+def _approximate(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = frame[frame["relative_output_error"] >= SMALLEST_ERROR]
+    frame = frame[frame["approximation"] != "exact"]
+    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
+
+
+def _points(frame: pd.DataFrame, title: str, y: alt.Y) -> alt.Chart:
+    scale = alt.Scale(type="log", nice=False, padding=12)
+    axis = alt.Axis(format="~g", values=OUTPUT_ERROR_TICKS, grid=False, labelOverlap="greedy")
+    points = alt.Chart(frame, width=350, height=style.HEIGHT, title=title).mark_point(
+        filled=True, size=62, opacity=0.8
+    )
+    field = "relative_output_error:Q"
+    return points.encode(x=alt.X(field, title=OUTPUT_ERROR_TITLE, scale=scale, axis=axis), y=y)
+
+
+def _masked_panel(records: Sequence[Record]) -> list[style.Panel]:
+    every = settings(records)
+    exact = exact_value(every, "masked_long")
+    frame = _approximate(every[every["model"] == "masked_long"])
+    if frame.empty:
+        return []
+    y = style.value_axis(ERROR_TITLE, [exact, *frame["value"]])
+    least = float(frame["relative_output_error"].min())
+    line = style.dashed_line(exact, f"exact, {exact or 0:.1f}%", least, y)
+    frame = frame[["series", "relative_output_error", "value"]]
+    points = _points(frame, "(a) long masked model", y.of("value"))
+    encodings = style.series("series", style.method_marks(frame["series"]), columns=2)
+    return [alt.layer(*line, points.encode(**encodings))]
+
+
+def _causal_panel(records: Sequence[Record]) -> list[style.Panel]:
+    losses = causal_losses(records)
+    exact = losses[losses["approximation"] == "exact"].set_index("kernel")["loss"]
+    frame = _approximate(losses)
+    frame = frame[frame["kernel"].isin(exact.index)]
+    if frame.empty:
+        return []
+    frame = frame.assign(increase=frame["loss"] - frame["kernel"].map(exact))
+    y = style.value_axis(INCREASE_TITLE, [0.0, *frame["increase"]])
+    frame = frame[["series", "kernel_label", "relative_output_error", "increase"]]
+    points = _points(frame, "(b) causal models", y.of("increase"))
+    colour = style.series("series", style.method_marks(frame["series"]), columns=1)["color"]
+    shape = style.series("kernel_label", style.KERNEL_MARKS, columns=1)["shape"]
+    line = style.dashed_line(0.0, "exact", float(frame["relative_output_error"].min()), y)
+    return [alt.layer(*line, points.encode(color=colour, shape=shape))]
+
+
+def figure_4(records: Sequence[Record]) -> style.Chart:
+    """End metric of every setting against its output error, sum ||o - o~||^2 / sum ||o||^2."""
+    panels = [*_masked_panel(records), *_causal_panel(records)]
+    if not panels:
+        return style.empty("No output error was recorded.")
+    return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A model's settings; `fields` are the columns of the metric and the ends of its interval."""
+
+    name: str
+    y_title: str
+    fields: tuple[str, str, str]
+    settings: pd.DataFrame
+
+
+def _methods(frame: pd.DataFrame) -> pd.DataFrame:
+    """Settings of exact attention, the optimal approximations and what explains their gap."""
+    frame = frame[frame["approximation"].isin(["exact", *OPTIMAL, *BASELINES])]
+    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
+
+
+def _metric_panel(
+    model: Curves, marks: Mapping[str, style.Mark], y: style.ValueAxis
+) -> style.Panel:
+    """One model's metric against r."""
+    frame = model.settings
+    counts = frame["r"].dropna().astype(float).tolist()
+    exact = frame[frame["approximation"] == "exact"][model.fields[0]].tolist()
+    x, encodings = style.count_axis("r", KEYS_TITLE, counts), style.series("series", marks)
+    layers = [
+        *style.head_line(int(frame["head_dim"].iloc[0]), counts, y),
+        *style.dashed_line(exact[0] if exact else None, "exact", min(counts), y),
+    ]
+    for methods, look in ((BASELINES, style.MUTED), (OPTIMAL, style.PLAIN)):
+        rows = frame[frame["approximation"].isin(methods)]
+        if len(rows):
+            layers += curves(rows, x, y, encodings, model.fields, look)
+    return alt.layer(*layers, title=model.name, width=350)
+
+
+def _every_model(records: Sequence[Record]) -> list[Curves]:
+    """The causal models and the long masked one, where they have a curve."""
+    losses, errors = causal_losses(records), settings(records)
+    models = [
+        Curves(KERNEL_LABELS[k], LOSS_TITLE, LOSS, _methods(losses[losses["kernel"] == k]))
+        for k in KERNELS
+    ]
+    errors = _methods(errors[errors["model"] == "masked_long"])
+    models.append(Curves("long masked model", ERROR_TITLE, ERROR, errors))
+    return [model for model in models if model.settings["r"].notna().any()]
+
+
+def figure_5(records: Sequence[Record]) -> style.Chart:
+    """End metric against r of OVO, OVA and the baselines, one panel a model; dashed: exact."""
+    models = _every_model(records)
+    if not models:
+        return style.empty("No optimal approximation was evaluated.")
+    frames = [model.settings for model in models]
+    series = {name for frame in frames for name in frame[frame["r"].notna()]["series"]}
+    panels = []
+    for model in models:
+        alike = [m.settings[list(m.fields)] for m in models if m.fields == model.fields]
+        y = style.value_axis(model.y_title, pd.concat(alike).to_numpy().ravel().tolist())
+        panels.append(_metric_panel(model, style.method_marks(series), y))
+    return alt.concat(*panels, columns=2)

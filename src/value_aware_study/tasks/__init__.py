@@ -1,0 +1,1 @@
+"""Language-modelling tasks of the paper, and what needs no attention on the same targets."""

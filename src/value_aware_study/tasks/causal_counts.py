@@ -1,0 +1,74 @@
+"""Count models beside a causal LM, scored on exactly its targets."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from value_aware_attention.measurement.cells import end_metric
+from value_aware_attention.measurement.task import UnitSums
+from value_aware_study.data.batches import CausalBatches
+from value_aware_study.tasks.causal import CausalTask
+from value_aware_study.tasks.kneser_ney import (
+    TOKENS_AT_ONCE,
+    Bigram,
+    Probabilities,
+    Tokens,
+    pair_counts,
+    unigram,
+)
+
+__all__ = ["CausalCounts"]
+
+
+@dataclass(frozen=True, eq=False)
+class CausalCounts:
+    """Unigram, bigram, and the bigram of no more tokens than the causal LM was trained on.
+
+    `training` is the file of the training stream, `batches` what the model was trained on.
+    """
+
+    training: Path | str
+    batches: CausalBatches
+
+    def __call__(self, task: CausalTask, exact: UnitSums) -> dict[str, Any]:
+        """Each one's perplexity on the task's targets, with its paired interval around exact."""
+        vocabulary_size = task.model.config.vocabulary_size
+        stream = np.load(self.training, mmap_mode="r")
+        every = pair_counts(_rows_of_stream(stream), vocabulary_size)
+        read = pair_counts(_rows_of_batches(self.batches), vocabulary_size)
+        of_token = unigram(every)
+        models: dict[str, tuple[csr_array, Callable[[Tokens, Tokens], Probabilities]]] = {
+            "unigram": (every, lambda previous, following: of_token[following]),
+            "bigram": (every, Bigram(every).probabilities),
+            "bigram_tokens_read": (read, Bigram(read).probabilities),
+        }
+        return {
+            name: {"tokens": int(counts.sum())}
+            | end_metric(_nats(task, probabilities), exact, task.metric)
+            for name, (counts, probabilities) in models.items()
+        }
+
+
+def _nats(task: CausalTask, probabilities: Callable[[Tokens, Tokens], Probabilities]) -> UnitSums:
+    """-log p of the targets of each of the task's windows."""
+    windows = [np.asarray(task.stream[first : end + 1]) for _, first, end in task.windows]
+    totals = [-np.log(probabilities(window[:-1], window[1:])).sum() for window in windows]
+    return UnitSums(np.array(totals), np.array([len(window) - 1.0 for window in windows]))
+
+
+def _rows_of_stream(stream: Tokens) -> Iterator[Tokens]:
+    """The stream as single rows, each from the last token of the one before."""
+    for start in range(0, len(stream) - 1, TOKENS_AT_ONCE):
+        yield np.asarray(stream[None, start : start + TOKENS_AT_ONCE + 1])
+
+
+def _rows_of_batches(batches: CausalBatches) -> Iterator[Tokens]:
+    """The rows that a model is trained on, several batches together."""
+    together = max(1, TOKENS_AT_ONCE // (batches.batch_size * batches.length))
+    for start in range(0, len(batches), together):
+        steps = range(start, min(start + together, len(batches)))
+        yield np.concatenate([batches[step].numpy() for step in steps])

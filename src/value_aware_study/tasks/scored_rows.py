@@ -1,0 +1,60 @@
+"""The last layer's attention for those queries alone whose output is scored."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.sampled_rows import answers_alone, rows_at
+from value_aware_attention.measurement.task import LayerCall, Layerwise
+
+__all__ = ["ScoredRows"]
+
+
+class ScoredRows:
+    """Saves a model's last layer the rows that no score depends on; no score changes.
+
+    Nothing after the attention of the last layer mixes positions. Methods that answer each query
+    alone get the rows of `asked` only, and leave 0 in the others; other methods get the whole call.
+    """
+
+    asked: Bool[Tensor, "B N"]
+    """The positions that are scored in the batch that the model reads next."""
+
+    def in_last_layer(self, method: Layerwise, layers: int) -> Layerwise:
+        """The same methods, the last of `layers` with the scored rows alone."""
+
+        def build(layer: int) -> nn.Module:
+            built = method(layer)
+            alone = layer == layers - 1 and answers_alone(built)
+            return _AskedRows(built, self) if alone else built
+
+        return build
+
+
+class _AskedRows(nn.Module):
+    def __init__(self, method: nn.Module, scored: ScoredRows) -> None:
+        super().__init__()
+        self.method, self.scored = method, scored
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B H N D"],
+        value: Float[Tensor, "B H N V"],
+        *,
+        kernel: Kernel,
+        attn_mask: Bool[Tensor, "#B #H #N #N"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "B H N V"]:
+        """The method's output at the rows asked for."""
+        call = LayerCall(query, key, value, kernel, is_causal, 0, attn_mask)
+        asked = self.scored.asked
+        # Where a sequence has fewer than the others, some of its other rows fill up.
+        first = asked.long().argsort(dim=1, descending=True, stable=True)
+        count = max(1, int(asked.sum(dim=1).max()))  # no method is called without a query
+        position = first[:, None, :count].expand(-1, query.shape[1], -1)
+        output = rows_at(call, position, dtype=query.dtype).given_to(self.method)
+        place = position[..., None].expand_as(output)
+        return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)

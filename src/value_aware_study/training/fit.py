@@ -1,0 +1,227 @@
+"""Training that can be killed: `fit` continues where the last checkpoint left off."""
+
+import logging
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from value_aware_attention.flex import missing_compiler
+from value_aware_study.training.callbacks import ResumableCheckpoint, StepProgress
+from value_aware_study.training.checkpoint_files import CheckpointFiles
+from value_aware_study.training.flops import peak_flops as peak_flops_of
+from value_aware_study.training.micro_batches import MicroBatches, check_micro_batches
+from value_aware_study.training.module import LanguageModeling
+
+__all__ = ["fit"]
+
+UNHELPFUL = (
+    r".*does not have many workers.*",
+    r".*is smaller than the logging interval.*",
+    r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
+    r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+)
+
+LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
+
+
+def fit(
+    module: LanguageModeling,
+    train_batches: Dataset[Any],
+    evaluation_batches: Dataset[Any],
+    *,
+    steps: int,
+    evaluate_every: int,
+    checkpoint_every: int,
+    checkpoint_folder: Path,
+    fingerprint: str,
+    devices: int = 1,
+    nodes: int = 1,
+    accumulate: int = 1,
+    workers: int = 0,
+    compile: bool = False,
+    checkpoint_activations: bool = False,
+    peak_flops: float | None = None,
+    **trainer: Any,
+) -> list[dict[str, float]]:
+    """Takes `steps` optimizer steps, step s on train_batches[s]; returns the learning curve.
+
+    The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
+    steps and for the last. Every one of `devices` on each of `nodes` machines takes its share of a
+    batch's rows, in `accumulate` micro-batches one after the other; the step is the same. `workers`
+    processes read batches ahead. `trainer` are arguments of Lightning's Trainer; the rest is said
+    in `_prepare`.
+
+    A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
+    with exit code 143. Raises ValueError for settings that leave nothing to do, a batch that does
+    not divide, what is not there, and a folder in which another run is going.
+    """
+    check_micro_batches(devices * nodes, accumulate)
+    _check(train_batches, steps, evaluate_every, checkpoint_every)
+    checkpoint = ResumableCheckpoint(
+        CheckpointFiles(checkpoint_folder),
+        fingerprint=f"{fingerprint}, {accumulate} micro-batches",
+        every=checkpoint_every,
+        evaluate_every=evaluate_every,
+    )
+    trainer |= {"max_steps": steps, "devices": devices, "num_nodes": nodes}
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        made = _trainer(checkpoint, accumulate, **trainer)
+        _prepare(module, made, compile, checkpoint_activations, peak_flops)
+        _run(made, module, checkpoint, train_batches, evaluation_batches, workers)
+    return module.curve
+
+
+def _trainer(checkpoint: ResumableCheckpoint, accumulate: int, **options: Any) -> Trainer:
+    """Lightning's Trainer, without what this module does itself.
+
+    Raises ValueError for an argument that it does not have, or that is not the user's to choose,
+    and for devices that are not there.
+    """
+    bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
+    logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
+    try:
+        return Trainer(
+            **options,
+            logger=logger,
+            accumulate_grad_batches=accumulate,
+            val_check_interval=checkpoint.evaluate_every * accumulate,
+            callbacks=[checkpoint, *bar],
+            plugins=_plugins(checkpoint.files),
+            default_root_dir=checkpoint.files.folder,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            use_distributed_sampler=False,
+        )
+    except (MisconfigurationException, TypeError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _prepare(
+    module: LanguageModeling,
+    trainer: Trainer,
+    compile: bool,
+    checkpoint_activations: bool,
+    peak_flops: float | None,
+) -> None:
+    """Sets what changes the costs of a step and no number.
+
+    `compile` compiles every layer with torch.compile, on first use; `checkpoint_activations`
+    computes the layers' activations again in the backward pass instead of keeping them.
+    `peak_flops`, operations a second of one device, is for the log of utilisation; None = that of
+    the GPU, if its name and the precision are known.
+    """
+    device = trainer.strategy.root_device
+    if peak_flops is None and device.type == "cuda":
+        peak_flops = peak_flops_of(torch.cuda.get_device_name(device), trainer.precision)
+    module.peak_flops = peak_flops
+    if checkpoint_activations:
+        module.checkpoint_activations()
+    if compile:
+        _compile_layers(module, device)
+
+
+def _run(
+    trainer: Trainer,
+    module: LanguageModeling,
+    checkpoint: ResumableCheckpoint,
+    train_batches: Dataset[Any],
+    evaluation_batches: Dataset[Any],
+    workers: int,
+) -> None:
+    """Trains from the newest checkpoint to the last step; removes the checkpoints at the end."""
+    accumulate, on_gpu = (
+        trainer.accumulate_grad_batches,
+        trainer.strategy.root_device.type == "cuda",
+    )
+    loader = partial(DataLoader, batch_size=None, num_workers=workers, pin_memory=on_gpu)
+    micro_batches = MicroBatches(
+        train_batches,
+        accumulate=accumulate,
+        world_size=trainer.world_size,
+        count_targets=type(module).count_targets,
+    )
+    with checkpoint.files.held() if trainer.is_global_zero else nullcontext():
+        taken, resume = checkpoint.newest()
+        left = _Items(taken * accumulate, trainer.max_steps * accumulate)
+        training, evaluation = loader(micro_batches, sampler=left), loader(evaluation_batches)
+        module.train()
+        try:
+            trainer.fit(module, training, evaluation, ckpt_path=resume, weights_only=True)
+        except SIGTERMException as stop:
+            stop.code = 128 + signal.SIGTERM  # Lightning's own is 0, as if all had been done
+            raise
+        if trainer.max_steps % checkpoint.evaluate_every:
+            trainer.validate(module, evaluation, verbose=False)
+        if trainer.is_global_zero:
+            checkpoint.files.remove()
+
+
+def _compile_layers(module: LanguageModeling, device: torch.device) -> None:
+    """Layer by layer: they share one short compilation, and no name of a weight changes.
+
+    Each shape is compiled by itself, so that an evaluation's last batch slows no training step.
+    """
+    if reason := missing_compiler(device.type):
+        raise ValueError(f"compile is true, but {reason}")
+    for layer in module.layers():
+        layer.compile(dynamic=False)
+
+
+def _plugins(files: CheckpointFiles) -> list[Any]:
+    """Lightning on Slurm would requeue a job by itself and continue it from a file of its own,
+    whose step and settings nobody compares; here a started-again run finds its last checkpoint."""
+    on_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+    return [files, SLURMEnvironment(auto_requeue=False)] if on_slurm else [files]
+
+
+class _Items(Sampler[int]):
+    """What is still to be read; the length is that of the whole run, which Lightning counts."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.stop))
+
+    def __len__(self) -> int:
+        return self.stop
+
+
+def _check(batches: Any, steps: int, evaluate_every: int, checkpoint_every: int) -> None:
+    if min(steps, evaluate_every, checkpoint_every) < 1:
+        raise ValueError(
+            f"steps {steps}, evaluate_every {evaluate_every} and checkpoint_every "
+            f"{checkpoint_every} must be at least 1"
+        )
+    if len(batches) < steps:
+        raise ValueError(f"{len(batches)} training batches are too few for {steps} steps")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Lightning's notices about hardware, and warnings that no user can act on."""
+    loggers = [logging.getLogger(name) for name in LIGHTNING]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for message in UNHELPFUL:
+            warnings.filterwarnings("ignore", message=message)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

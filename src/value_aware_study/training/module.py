@@ -1,0 +1,206 @@
+"""What both language-modelling tasks share: steps, schedules, logs and learning curves."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from value_aware_study.training.micro_batches import Batch, MicroBatch, row_count, rows_of
+from value_aware_study.training.schedules import Schedule
+
+__all__ = ["LanguageModeling"]
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+
+SHOWN = ("/loss", "/perplexity", "/error")  # in the progress bar
+
+
+class LanguageModeling(LightningModule):
+    """A model in training; subclasses say what the loss is, `optimizer` takes the steps.
+
+    `optimizer` makes one of parameter groups, with lr = 1, which `schedule` multiplies: the 2-D
+    parameters of the layers (`hidden` true), other matrices, and vectors (`hidden` false).
+
+    Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
+    train/gradient_norm (before any clipping), train/tokens_per_second and, where it is known what
+    the devices could do at best (`peak_flops`), train/model_flops_utilisation; at every evaluation
+    evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
+    value of each loss and metric. Step n draws its dropout from (seed, n, process, micro-batch)
+    alone, so that a run that was killed continues as if it had not been.
+
+    However many processes and micro-batches take a step's batch, each target weighs the same, and
+    train/loss is the mean over all of them.
+    """
+
+    peak_flops: float | None = None
+    """Operations a second of one device at best."""
+
+    decays_vectors = True
+    """Whether weight decay shrinks biases and the weights of norms too."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, schedule: Schedule, optimizer: MakeOptimizer, seed: int
+    ) -> None:
+        super().__init__()
+        self.model, self.schedule, self.seed = model, schedule, seed
+        self.make_optimizer = optimizer
+        self.curve: list[dict[str, float]] = []
+        self.latest: dict[str, float] = {}
+        self._totals: dict[str, Tensor] = {}
+        self._pending: dict[str, Tensor | float] = {}
+        self._loss: Tensor | float = 0.0
+        self._restart_clock()
+
+    @abstractmethod
+    def loss(self, batch: Batch, targets: float | None = None) -> Tensor:
+        """Nats of the batch's targets divided by `targets`; None = their number: the mean."""
+
+    @staticmethod
+    @abstractmethod
+    def count_targets(batch: Batch) -> int:
+        """How many tokens are to be predicted."""
+
+    @abstractmethod
+    def totals(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the targets, to be added up over batches."""
+
+    @abstractmethod
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """The evaluation's loss and metric, from the sums over all its batches."""
+
+    @abstractmethod
+    def tokens(self, batch: Batch) -> int:
+        """How many tokens the model reads."""
+
+    @abstractmethod
+    def layers(self) -> list[nn.Module]:
+        """The layers that the model repeats."""
+
+    @abstractmethod
+    def flops(self, batch: Batch, targets: float) -> float:
+        """Operations of a forward and backward pass, `targets` tokens being predicted."""
+
+    def checkpoint_activations(self) -> None:
+        """From now on training keeps the layers' inputs, and computes the rest again."""
+        # transformers 5.23 renamed it
+        newer = getattr(self.model, "activation_checkpointing_enable", None)
+        (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Hidden matrices, other matrices and vectors, those of them that there are."""
+        hidden = [p for layer in self.layers() for p in layer.parameters() if p.ndim == 2]
+        known = set(map(id, hidden))
+        others = [p for p in self.parameters() if p.ndim > 1 and id(p) not in known]
+        vectors = [p for p in self.parameters() if p.ndim <= 1]
+        undecayed = {} if self.decays_vectors else {"weight_decay": 0.0}
+        groups: list[dict[str, Any]] = [
+            {"params": hidden, "hidden": True},
+            {"params": others, "hidden": False},
+            {"params": vectors, "hidden": False} | undecayed,
+        ]
+        return [group for group in groups if group["params"]]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameter_groups())
+        scheduler = LambdaLR(optimizer, self.schedule)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def on_before_batch_transfer(self, batch: Batch | MicroBatch, dataloader_idx: int) -> Any:
+        """Each process of a distributed run takes its share of the rows; `validation_step` too."""
+        if not isinstance(batch, MicroBatch):
+            return batch
+        return batch._replace(rows=self._share(batch.rows))
+
+    def on_train_start(self) -> None:
+        self._restart_clock()
+
+    def on_train_batch_start(self, batch: MicroBatch, batch_idx: int) -> None:
+        entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank, batch.position)
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
+
+    def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
+        accumulate = self.trainer.accumulate_grad_batches
+        passes = accumulate * self.trainer.world_size
+        # the trainer takes the mean over micro-batches and processes: this makes it that of targets
+        loss = self.loss(batch.rows, batch.targets / passes if passes > 1 else None)
+        if self._is_due(self.trainer.global_step + 1):
+            self._loss = (self._loss if batch.position else 0.0) + loss.detach() / accumulate
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self._is_due(self.trainer.global_step + 1):
+            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            self._pending["train/loss"] = self.trainer.strategy.reduce(self._loss)
+            self._pending["train/gradient_norm"] = get_total_norm(gradients)
+            self._pending["train/learning_rate"] = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
+        accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
+        self._tokens += self.tokens(batch.rows) * processes
+        self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
+        last = batch.position + 1 == accumulate
+        if not (last and self._is_due(self.trainer.global_step)):
+            return
+        values = {name: float(value) for name, value in self._pending.items()}
+        seconds = time.perf_counter() - self._since
+        values["train/tokens_per_second"] = self._tokens / seconds
+        if self.peak_flops:
+            values["train/model_flops_utilisation"] = self._flops / seconds / self.peak_flops
+        self._log_values(values)
+        self._restart_clock()
+
+    def on_validation_epoch_start(self) -> None:
+        self._totals = {}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        share = self._share(batch)
+        idle = row_count(share) == 0  # of the rows of the last batch there may be too few for all
+        for name, value in self.totals(rows_of(batch, slice(1)) if idle else share).items():
+            self._totals[name] = self._totals.get(name, 0) + value.double() * (not idle)
+
+    def on_validation_epoch_end(self) -> None:
+        sums = {
+            name: float(self.trainer.strategy.reduce(value, reduce_op="sum"))
+            for name, value in self._totals.items()
+        }
+        metrics = self.metrics(sums)
+        self.curve.append({"step": self.trainer.global_step, **metrics})
+        self._log_values({f"evaluation/{name}": value for name, value in metrics.items()})
+
+    def on_validation_end(self) -> None:
+        self._restart_clock()  # evaluation is no training time
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["curve"] = self.curve
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.curve = checkpoint["curve"]
+
+    def _restart_clock(self) -> None:
+        self._tokens, self._flops, self._since = 0, 0.0, time.perf_counter()
+
+    def _share(self, batch: Batch) -> Batch:
+        rank, processes = self.trainer.global_rank, self.trainer.world_size
+        return batch if processes == 1 else rows_of(batch, slice(rank, None, processes))
+
+    def _is_due(self, step: int) -> bool:
+        return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+
+    def _log_values(self, values: dict[str, float]) -> None:
+        """To every logger, at the number of steps taken."""
+        for logger in self.loggers:
+            logger.log_metrics(values, step=self.trainer.global_step)
+        shown = {name: value for name, value in values.items() if name.endswith(SHOWN)}
+        self.latest.update(shown)

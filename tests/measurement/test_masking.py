@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from value_aware_attention.measurement.masking import mask_tokens
+
+SPECIALS = [0, 1, 2, 3, 4]
+VOCABULARY = 50
+
+
+def masked(tokens, seed=0, **options):
+    return mask_tokens(
+        tokens,
+        generator=torch.Generator().manual_seed(seed),
+        mask_token=4,
+        special_tokens=SPECIALS,
+        vocabulary_size=VOCABULARY,
+        **options,
+    )
+
+
+def random_tokens(rows, length, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (rows, length), generator=generator)
+
+
+@given(
+    rows=st.integers(1, 4),
+    length=st.integers(1, 40),
+    seed=st.integers(0, 2**31),
+    fraction=st.floats(0.01, 0.99),
+)
+def test_specials_stay_and_labels_hold_the_original(rows, length, seed, fraction):
+    tokens = random_tokens(rows, length, seed)
+    before = tokens.clone()
+    inputs, labels = masked(tokens, seed, fraction=fraction)
+    assert torch.equal(tokens, before)
+    special = torch.isin(tokens, torch.tensor(SPECIALS))
+    chosen = labels != -100
+    assert not (chosen & special).any()
+    assert torch.equal(labels[chosen], tokens[chosen])
+    assert torch.equal(inputs[~chosen], tokens[~chosen])
+    # a hidden token becomes the mask or an ordinary token, never another special
+    assert not torch.isin(inputs[chosen], torch.tensor([0, 1, 2, 3])).any()
+    assert inputs.dtype == labels.dtype == torch.int64
+
+
+@given(length=st.integers(1, 200), seed=st.integers(0, 2**31), fraction=st.floats(0.01, 0.99))
+def test_the_count_is_rounded_up_or_down(length, seed, fraction):
+    tokens = random_tokens(3, length, seed)
+    _, labels = masked(tokens, seed, fraction=fraction)
+    ordinary = (~torch.isin(tokens, torch.tensor(SPECIALS))).sum(-1)
+    for count, chosen in zip(ordinary.tolist(), (labels != -100).sum(-1).tolist(), strict=True):
+        # fp32 rounding of fraction x count may fall on either side of a whole number
+        assert math.floor(fraction * count - 1e-4) <= chosen <= math.ceil(fraction * count + 1e-4)
+
+
+def test_proportions():
+    tokens = torch.randint(5, VOCABULARY, (2000, 63), generator=torch.Generator().manual_seed(1))
+    inputs, labels = masked(tokens)
+    chosen = labels != -100
+    count = int(chosen.sum())
+    assert abs(count / tokens.numel() - 0.15) < 0.004  # 4 standard deviations of a Bernoulli draw
+    became_mask = (inputs == 4)[chosen].float().mean()
+    kept = (inputs == tokens)[chosen].float().mean()
+    assert abs(became_mask - 0.8) < 0.012
+    assert abs(kept - (0.1 + 0.1 / (VOCABULARY - 5))) < 0.009  # a random token may be the original
+    assert (chosen.sum(-1) - 9.45).abs().max() < 1
+
+
+def test_positions_and_replacements_are_uniform():
+    tokens = torch.full((20_000, 10), 7)
+    inputs, labels = masked(tokens, fraction=0.3)
+    chosen = labels != -100
+    frequency = chosen.float().mean(0)
+    assert (frequency - 0.3).abs().max() < 0.015
+    replaced = inputs[chosen & (inputs != 4) & (inputs != 7)]
+    counts = torch.bincount(replaced, minlength=VOCABULARY)
+    assert counts[:5].sum() == 0 and counts[7] == 0
+    others = torch.cat([counts[5:7], counts[8:]]).double()
+    expected = others.mean()
+    chi_square = float(((others - expected) ** 2 / expected).sum())
+    assert chi_square < 85  # 43 degrees of freedom: p < 1e-4
+
+
+def test_same_generator_same_masks():
+    tokens = random_tokens(4, 30)
+    assert all(map(torch.equal, masked(tokens, seed=3), masked(tokens, seed=3)))
+    assert not torch.equal(masked(tokens, seed=3)[1], masked(tokens, seed=4)[1])
+
+
+def test_a_single_sequence_and_nothing_to_mask():
+    inputs, labels = masked(torch.tensor([0, 1, 2, 4]))
+    assert inputs.tolist() == [0, 1, 2, 4] and labels.tolist() == [-100] * 4
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 1.5])
+def test_fraction_is_checked(fraction):
+    with pytest.raises(ValueError, match="fraction must lie between 0 and 1"):
+        masked(random_tokens(1, 4), fraction=fraction)
+
+
+def test_a_vocabulary_of_specials_is_refused():
+    with pytest.raises(ValueError, match="a vocabulary of 3 holds nothing but special tokens"):
+        mask_tokens(
+            torch.tensor([0, 1, 2]),
+            generator=torch.Generator(),
+            mask_token=2,
+            special_tokens=[0, 1, 2],
+            vocabulary_size=3,
+        )

@@ -1,0 +1,394 @@
+"""Curves of output error and section 3's argument, against definitions spelled out row by row."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from value_aware_attention import kernels
+from value_aware_attention.approximations import (
+    LeaveOneOutKeys,
+    NormWeightedKeys,
+    ObliviousKeysOptimalWeights,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    ValueAwareKeysAttentionWeights,
+    chunked,
+)
+from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.measurement.cells import Cell
+from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
+from value_aware_attention.measurement.keys_needed import matching_keys
+from value_aware_attention.measurement.output_error import oblivious_path, output_error, rounded
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.sampled_rows import sample_rows
+from value_aware_attention.measurement.skewness_gap import skewness_gap
+from value_aware_attention.measurement.task import LayerCall, Layerwise, UnitSums
+
+KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
+VALUE_DIM = 4
+
+
+def random_call(
+    seed: int = 0, *, length: int = 20, causal: bool = False, first_row: int = 0, spread: float = 1
+) -> LayerCall:
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (
+        torch.randn(2, 3, length, width, generator=generator) for width in (5, 5, VALUE_DIM)
+    )
+    return LayerCall(spread * query, key, value, kernels.Exponential(), causal, first_row)
+
+
+def call_of(alpha: list[float], value: torch.Tensor, kernel: object = None) -> LayerCall:
+    """One query whose exponential attention weights are `alpha`."""
+    key = torch.tensor(alpha, dtype=torch.float64).log()[None, None, :, None]
+    query = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    kernel = kernels.Exponential(scale=1.0) if kernel is None else kernel
+    return LayerCall(query, key, value.double()[None, None], kernel, False, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 3), heads=st.integers(1, 4), length=st.integers(1, 30),
+    rows=st.integers(1, 80), data=st.data(),
+)  # fmt: skip
+def test_rows_are_spread_over_positions_with_equally_many_of_every_head(
+    batch: int, heads: int, length: int, rows: int, data: st.DataObject
+) -> None:
+    first_row = data.draw(st.integers(0, length - 1))
+    number = torch.arange(batch * heads * length, dtype=torch.float32)
+    named = number.view(batch, heads, length, 1)
+    call = LayerCall(named, named, named, kernels.Exponential(), True, first_row)
+    taken = sample_rows(call, rows)
+    group = torch.arange(batch * heads).view(batch, heads, 1)
+    position = taken.query[..., 0].long() - group * length  # negative or too large: another head's
+    available, groups = length - first_row, batch * heads
+    per_head = min(math.ceil(rows / groups), available)
+    assert position.shape == (batch, heads, per_head) and taken.count == groups * per_head
+    assert position.min() >= first_row and position.max() < length
+    assert taken.visible is not None
+    assert torch.equal(taken.visible, torch.arange(length) <= position[..., None])
+    gaps = position.diff(dim=-1)
+    assert (gaps >= 1).all() and (gaps <= math.ceil(available / per_head)).all()
+    if per_head == available:
+        assert torch.equal(position[0, 0], torch.arange(first_row, length))
+    elif groups >= available / per_head:
+        assert len(position.unique()) == available  # heads together leave no position out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_attend_as_in_the_whole_call(causal: bool) -> None:
+    call = random_call(causal=causal, first_row=6)
+    whole = attention_weights(call.query, call.key, is_causal=causal).double()
+    taken = sample_rows(call, 10**6)
+    torch.testing.assert_close(taken.weights(), whole[..., 6:, :], atol=1e-6, rtol=1e-5)
+    assert taken.query.dtype == torch.float64
+    assert (taken.visible is None) == (not causal)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_oblivious_path_is_the_error_of_every_size(
+    kernel: kernels.Kernel, causal: bool
+) -> None:
+    rows = sample_rows(replace(random_call(1, causal=causal), kernel=kernel), 60)
+    with chunked(4 * 7 * 20 * VALUE_DIM):  # seven rows a chunk
+        path = oblivious_path(rows)
+    for r in range(1, 21):
+        expected = rows.given_to(OptimalValueOblivious(r).select).error
+        torch.testing.assert_close(path[..., r - 1], expected, atol=1e-13, rtol=1e-9)
+    assert path[..., -1].max() < 1e-25
+
+
+def test_the_oblivious_path_keeps_its_digits_far_from_the_origin() -> None:
+    call = random_call(2)
+    near, far = (
+        oblivious_path(sample_rows(replace(call, value=call.value.double() + shift), 30))
+        for shift in (0, 1e6)
+    )
+    torch.testing.assert_close(near, far, atol=1e-8, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[list[LayerCall], dict]:
+    calls = [random_call(seed, causal=True, first_row=8, spread=2) for seed in (3, 4)]
+    return calls, output_error(calls, rows=24, search="fast")
+
+
+def test_the_record_is_plain_json_with_the_sizes_of_every_method(
+    measured: tuple[list[LayerCall], dict],
+) -> None:
+    record = measured[1]
+    assert json.loads(json.dumps(record)) == record
+    facts = {name: record[name] for name in ("search", "rows", "keys", "head_dim", "kernel")}
+    assert facts == {
+        "search": "fast", "rows": 24, "keys": 20, "head_dim": VALUE_DIM, "kernel": "exponential",
+    }  # fmt: skip
+    sizes = {name: method["sizes"] for name, method in record["methods"].items()}
+    assert sizes.pop("optimal_v_oblivious") == list(range(1, 21))
+    assert sizes.pop("optimal_v_aware") == [1, 2, 3, 4, 5]
+    assert sizes.pop("value_aware_keys_attention_weights") == [1, 2, 3, 4, 5]
+    assert sizes.pop("maurey_bound") == [1, 2, 4, 8, 16]
+    assert len(sizes) == 4 and all(s == [1, 2, 4] for s in sizes.values())
+    for method in record["methods"].values():
+        assert [len(errors) for errors in method["layers"]] == 2 * [len(method["sizes"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("optimal_v_oblivious", OptimalValueOblivious),
+        ("oblivious_keys_optimal_weights", ObliviousKeysOptimalWeights),
+        ("value_aware_keys_attention_weights", ValueAwareKeysAttentionWeights),
+        ("norm_weighted_keys_2", lambda r: NormWeightedKeys(r, norm=2)),
+        ("norm_weighted_keys_1", lambda r: NormWeightedKeys(r, norm=1)),
+        ("leave_one_out_keys", LeaveOneOutKeys),
+    ],
+)
+def test_a_curve_is_the_mean_error_of_its_method_over_the_rows(
+    measured: tuple[list[LayerCall], dict], name: str, build: Callable
+) -> None:
+    calls, record = measured
+    method = record["methods"][name]
+    for layer, call in enumerate(calls):
+        rows = sample_rows(call, 24)
+        for r in {1, 4, 5} & set(method["sizes"]):
+            error = rows.given_to(build(r).select).error.mean().item()
+            at = method["layers"][layer][method["sizes"].index(r)]
+            assert at == pytest.approx(error, rel=1e-5)
+
+
+def test_the_value_aware_curve_is_one_path_of_the_search_asked_for(
+    measured: tuple[list[LayerCall], dict],
+) -> None:
+    calls, record = measured
+    for layer, call in enumerate(calls):
+        rows = sample_rows(call, 24)
+        path = rows.given_to(OptimalValueAware(5, "fast").path).mean(dim=(0, 1, 2))
+        errors = record["methods"]["optimal_v_aware"]["layers"][layer]
+        assert errors == pytest.approx(path.tolist(), rel=1e-5, abs=1e-25)
+        first = rows.given_to(OptimalValueAware(1).select).error.mean().item()
+        assert errors[0] == pytest.approx(first, rel=1e-5)
+        norm = (rows.weights() @ rows.value).square().sum(-1).mean().item()
+        assert record["squared_norm"][layer] == pytest.approx(norm, rel=1e-5)
+
+
+def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
+    measured: tuple[list[LayerCall], dict],
+) -> None:
+    calls, record = measured
+    found = {(row["layer"], row["r"]): row for row in record["matching_keys"]}
+    assert set(found) == {(layer, r) for layer in (None, 0, 1) for r in (1, 2, 4)}
+    assert record["units"] == 2
+    sums, alone = [], []
+    for call in calls:
+        rows = sample_rows(call, 24)
+        weight, aware = oblivious_path(rows), rows.given_to(OptimalValueAware(5, "fast").path)
+        norm = (rows.weights() @ rows.value).square().sum(-1, keepdim=True)
+        sums.append([x.sum(dim=(1, 2)).numpy() for x in (weight, aware, norm)])
+        alone.append(list(zip(weight.flatten(0, 2), aware.flatten(0, 2), strict=True)))
+    for (layer, r), row in found.items():
+        chosen = range(2) if layer is None else [layer]
+        weight, aware, norm = (sum(sums[i][part] for i in chosen) for part in range(3))
+        pooled = matching_keys(weight, aware[:, r - 1], norm[:, 0])
+        assert {name: row[name] for name in ("keys", "low", "high")} == pooled
+        counts = [
+            next((size for size in range(1, 21) if by[size - 1] <= few[r - 1]), 20)
+            for i in chosen
+            for by, few in alone[i]
+        ]
+        assert row["median"] == sorted(counts)[(len(counts) - 1) // 2]
+        assert row["lower_quartile"] <= row["median"] <= row["upper_quartile"]
+
+
+def test_no_method_beats_the_value_aware_choice(measured: tuple[list[LayerCall], dict]) -> None:
+    methods = measured[1]["methods"]
+    for layer in range(2):
+        aware = methods["optimal_v_aware"]["layers"][layer]
+        assert aware == sorted(aware, reverse=True) and aware[-1] < 1e-20 < aware[0]
+        for name in methods:
+            if name in ("optimal_v_aware", "maurey_bound"):
+                continue
+            sizes, errors = methods[name]["sizes"], methods[name]["layers"][layer]
+            for r, error in zip(sizes, errors, strict=True):
+                assert error >= aware[min(r, 5) - 1] * (1 - 1e-5) - 1e-28, (name, r)
+
+
+def test_maureys_bound_is_the_expected_error_of_keys_drawn_from_alpha() -> None:
+    """Enumerated: every pair of draws with its probability."""
+    call = replace(random_call(5, length=6), value=random_call(6, length=6).value + 100)
+    bound = output_error([call], rows=12)["methods"]["maurey_bound"]
+    rows = sample_rows(call, 12)
+    alpha, value = rows.weights(), rows.value[:, :, None]
+    output = (alpha[..., None] * value).sum(-2, keepdim=True)
+    one = (alpha * (value - output).square().sum(-1)).sum(-1)
+    means = (value[..., :, None, :] + value[..., None, :, :]) / 2
+    distance = (means - output[..., None, :]).square().sum(-1)
+    two = (alpha[..., :, None] * alpha[..., None, :] * distance).sum((-1, -2))
+    assert bound["sizes"][:2] == [1, 2]
+    expected = [one.mean().item(), two.mean().item()]
+    assert bound["layers"][0][:2] == pytest.approx(expected, rel=1e-5)
+
+
+def test_heads_wider_than_the_sequence_stop_at_all_keys() -> None:
+    record = output_error([random_call(length=3)], rows=6)
+    assert record["methods"]["optimal_v_aware"]["sizes"] == [1, 2, 3]
+    assert record["methods"]["optimal_v_aware"]["layers"][0][-1] < 1e-25
+
+
+def test_six_digits_are_kept() -> None:
+    assert rounded(1.23456789e-17) == 1.23457e-17 and rounded(1234567.8) == 1234570.0
+
+
+def cells_of(record: dict, **wanted: object) -> list[dict]:
+    return [
+        cell for cell in record["cells"] if all(cell[key] == value for key, value in wanted.items())
+    ]
+
+
+def test_every_layer_has_its_own_kernel_and_four_degrees() -> None:
+    calls = [replace(random_call(), kernel=kernel) for kernel in KERNELS]
+    record = skewness_gap(calls, rows=12)
+    assert json.loads(json.dumps(record)) == record and record["rows"] == 12
+    own = [(c["layer"], c["kernel"], c["degree"]) for c in cells_of(record, own=True)]
+    assert own == [(0, "exponential", None), (1, "polynomial", 2), (2, "elu", None)]
+    for layer in range(3):
+        degrees = cells_of(record, own=False, layer=layer)
+        assert [(c["kernel"], c["degree"]) for c in degrees] == [
+            ("polynomial", degree) for degree in (0, 2, 4, 6)
+        ]
+        largest = [c["largest_weight"] for c in degrees]
+        assert largest == sorted(largest) and largest[0] == pytest.approx(1 / 20)
+        effective = [c["effective_keys"] for c in degrees]
+        assert effective == sorted(effective, reverse=True) and effective[0] == pytest.approx(20)
+    uniform = [c["oblivious"]["4"] for c in cells_of(record, degree=0)]
+    assert len(set(uniform)) == 3  # the same inputs, and every layer its own order of the keys
+    swept, own_cell = cells_of(record, layer=1, degree=2, own=False), cells_of(record, layer=1)[0]
+    assert swept[0] | {"own": True} == own_cell
+
+
+def test_the_papers_example_of_opposite_rankings() -> None:
+    """Section 3: 3.7925 for the key of the largest weight, 2.4925 for that of the smallest."""
+    call = call_of([0.25, 0.35, 0.4], torch.diag(torch.tensor([1.0, 2.0, 3.0])))
+    (cell,) = cells_of(skewness_gap([call]), own=True)
+    norm = 0.25**2 + 0.7**2 + 1.2**2
+    assert cell["oblivious"]["1"] == pytest.approx(3.7925 / norm, rel=1e-5)
+    assert cell["aware"]["1"] == pytest.approx(2.4925 / norm, rel=1e-5)
+    assert cell["same_first_key"] == 0 and cell["rows_over_half"] == 0
+    assert cell["largest_weight"] == pytest.approx(0.4) and list(cell["aware"]) == ["1"]
+
+
+def test_with_orthogonal_values_a_weight_over_half_leaves_no_gap() -> None:
+    """Section 3: argmin ||v_i||^2 (0.5 - alpha_i) is then argmax alpha."""
+    call = call_of([0.2, 0.6, 0.2], torch.diag(torch.tensor([1.0, 9.0, 3.0])))
+    (cell,) = cells_of(skewness_gap([call]), own=True)
+    assert cell["same_first_key"] == 1 and cell["rows_over_half"] == 1
+    assert cell["aware"]["1"] == cell["oblivious"]["1"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_degree_zero_takes_the_smallest_orthogonal_value(causal: bool) -> None:
+    """Section 3: with alpha = 1 / L it is argmin ||v_i||^2, here never the first or last key."""
+    norms = torch.tensor([3.0, 2.5, 1.0, 4.0, 2.0, 5.0, 6.0, 7.0])
+    value = torch.diag(norms).expand(2, 3, 8, 8)
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 3, 8, 5, generator=generator) for _ in range(2))
+    # two visible orthogonal values are equally far from their mean: from the third row on
+    call = LayerCall(query, key, value, kernels.Exponential(), causal, 2)
+    (cell,) = cells_of(skewness_gap([call]), degree=0)
+    assert cell["smallest_norm_key"] == cell["closest_to_mean_key"] == 1
+    assert cell["same_first_key"] < 1
+
+
+def test_degree_zero_takes_the_value_closest_to_the_mean_when_they_are_not_orthogonal() -> None:
+    record = skewness_gap([random_call(seed, causal=True, first_row=4) for seed in range(3)])
+    for cell in cells_of(record, degree=0):
+        assert cell["closest_to_mean_key"] == 1 and cell["smallest_norm_key"] < 0.95
+    assert not any("smallest_norm_key" in cell for cell in cells_of(record, degree=2))
+
+
+def test_the_shares_would_show_a_wrong_key() -> None:
+    """Both are measured on the key that is kept, not on the scores alone."""
+    from value_aware_attention.measurement.skewness_gap import _smallest
+
+    score = torch.tensor([[[[1.0, 2.0, 1.0], [3.0, 2.0, 1.0]]]], dtype=torch.float64)
+    visible = torch.tensor([[[[True, True, True], [True, True, False]]]])
+    for key, expected in ((0, [True, False]), (1, [False, True]), (2, [True, False])):
+        chosen = torch.full((1, 1, 2), key)
+        if key < 2:
+            assert _smallest(score, visible, chosen)[0, 0].tolist() == expected
+        assert _smallest(score, None, chosen)[0, 0].tolist() == [key != 1, key == 2]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_order_of_the_keys_decides_only_ties(causal: bool) -> None:
+    call = random_call(7, causal=causal, first_row=2)
+    one, other = (skewness_gap([call], rows=30, seed=seed) for seed in (0, 1))
+    for first, second in zip(one["cells"], other["cells"], strict=True):
+        if first["degree"] == 0:
+            assert first["oblivious"]["4"] != second["oblivious"]["4"]
+        else:
+            # between its proved ends the search may find another set when keys move
+            found = [cell.pop("aware") for cell in (first, second)]
+            assert found[0]["1"] == pytest.approx(found[1]["1"], rel=1e-4)
+            weighed = [cell.pop("oblivious") for cell in (first, second)]
+            assert weighed[0] == pytest.approx(weighed[1], rel=1e-4)
+            for name in ("largest_weight", "effective_keys", "rows_over_half", "same_first_key"):
+                assert first[name] == pytest.approx(second[name], rel=1e-4)
+
+
+def test_the_gap_is_between_errors_relative_to_the_norm_of_the_output() -> None:
+    call = random_call(7, causal=True, first_row=2)
+    (cell,) = cells_of(skewness_gap([call], rows=30, search="fast"), own=True)
+    rows = sample_rows(call, 30)
+    norm = (rows.weights() @ rows.value).square().sum().item()
+    aware = rows.given_to(OptimalValueAware(16, "fast").path).sum(dim=(0, 1, 2))
+    for r in (1, 4, 16):
+        error = rows.given_to(OptimalValueOblivious(r).select).error.sum().item()
+        assert cell["oblivious"][str(r)] == pytest.approx(error / norm, rel=1e-5)
+        expected = aware[r - 1].item() / norm
+        assert cell["aware"][str(r)] == pytest.approx(expected, rel=1e-4, abs=1e-20)
+    first = [rows.given_to(m(1).select).indices for m in (OptimalValueAware, OptimalValueOblivious)]
+    assert cell["same_first_key"] == pytest.approx((first[0] == first[1]).double().mean().item())
+
+
+class RecordedTask:
+    """A task of two units whose layers were called with known inputs."""
+
+    metric, unit, length, head_dim = "perplexity", "window", 20, 5
+
+    def __init__(self) -> None:
+        self.calls = [random_call(seed, causal=True, first_row=4) for seed in (0, 1)]
+
+    def run(self, method: Layerwise, units: int | None = None) -> UnitSums:
+        call = self.calls[0]
+        method(0)(call.query, call.key, call.value, kernel=call.kernel, is_causal=True)
+        return UnitSums(np.array([3.0, 4.0])[:units], np.array([2.0, 2.0])[:units])
+
+    def layer_calls(self) -> list[LayerCall]:
+        return self.calls
+
+
+def test_the_record_of_a_grid_has_the_curves_and_the_gap(tmp_path: Path) -> None:
+    task = RecordedTask()
+    cell = Cell("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2))
+    cells, calls = evaluate_grid(task, [cell], RecordCache(tmp_path, {}))
+    measured = measure_layers(calls())
+    assert [record["approximation"] for record in cells] == ["exact", "optimal_v_oblivious"]
+    assert measured["output_error"] == output_error(task.calls)
+    assert measured["skewness_gap"] == skewness_gap(task.calls)
+    assert measured["output_error"]["search"] == "default"
+
+
+def test_rows_of_the_record_are_those_the_output_is_computed_from() -> None:
+    """The recorded call's own output: what errors are relative to."""
+    call = random_call(8)
+    norm = attention(call.query, call.key, call.value).double().square().sum(-1).mean().item()
+    assert output_error([call], rows=10**6)["squared_norm"] == pytest.approx([norm], rel=1e-5)

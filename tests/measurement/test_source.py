@@ -1,0 +1,66 @@
+"""The hash of what a number depends on: the import closure, by the text of the imports."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.benchmark import source_of
+from value_aware_attention.approximations import LSH, Exact, OptimalValueAware
+from value_aware_attention.measurement.source import import_closure, source_hash
+from value_aware_study.benchmarking import Subject
+
+
+def closure_of(method: type) -> set[str]:
+    names = import_closure(method.__module__)
+    return {name.removeprefix("value_aware_attention.") for name in names}
+
+
+def test_a_closure_has_what_a_method_runs_and_no_other_method() -> None:
+    exact = closure_of(Exact)
+    assert {"approximations.exact", "attention", "error", "kernels"} <= exact
+    assert "approximations.lsh" not in exact and "approximations" not in exact
+    assert "flex" in closure_of(LSH) | exact
+    assert "approximations.closest_combination.compiled" in closure_of(OptimalValueAware)
+
+
+def test_what_is_timed_depends_on_the_method_and_on_what_times_it() -> None:
+    one, other = Subject("exact", Exact), Subject("lsh", LSH)
+    assert source_of([one]) != source_of([other])
+    assert source_of([one]) != source_hash(Exact.__module__)
+
+
+def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "__init__": "from measured_here.method import method\n",
+        "main": "from measured_here import method\n",
+        "method": "def method():\n    from measured_here.inner import deep\n",
+        "inner": "deep = 1\n",
+        "other": "",
+    }
+    package = tmp_path / "measured_here"
+    package.mkdir()
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def found() -> str:
+        source_hash.cache_clear()
+        return source_hash("measured_here.main", packages=("measured_here",))
+
+    before = found()
+    (package / "other.py").write_text("changed = True\n")
+    assert found() == before
+    (package / "inner.py").write_text("deep = 2\n")
+    after = found()
+    assert after != before
+    (package / "solver.cpp").write_text("// compiled beside it")
+    assert found() != after
+    assert "measured_here" not in sys.modules  # nothing was imported
+
+
+def test_a_module_without_source_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the module is 'nothing_here'; it must have a file"):
+        import_closure("nothing_here")

@@ -1,0 +1,393 @@
+"""End metrics against brute force: every target once, frozen masks, cells and skewness."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from value_aware_attention import kernels, source
+from value_aware_attention.approximations import (
+    LSH,
+    Exact,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    OrthogonalRandomFeatures,
+    SampledKeys,
+    SlidingWindow,
+    chunked,
+    lsh,
+    optimal_value_aware,
+)
+from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.call import Call
+from value_aware_attention.measurement.cells import (
+    Cell,
+    evaluate_cell,
+    expand_axes,
+    output_errors,
+    source_hash,
+)
+from value_aware_attention.measurement.grid import cell_key
+from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.sampled_rows import ExactRows
+from value_aware_attention.measurement.skewness import skewness, skewness_of
+from value_aware_attention.measurement.task import LayerCall, evenly_spaced
+from value_aware_attention.models import CausalLanguageModel, build_roberta
+from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.tasks.causal import CausalTask, context_windows
+from value_aware_study.tasks.masked import MaskedTask
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@settings(max_examples=50, deadline=None)
+@given(targets=st.integers(1, 200), length=st.integers(1, 40), data=st.data())
+def test_windows_score_every_target_once_with_the_context_asked_for(
+    targets: int, length: int, data: st.DataObject
+) -> None:
+    context = data.draw(st.integers(0, length - 1))
+    scored = []
+    for start, first, end in context_windows(targets, length, context):
+        assert end - start <= length and first - start == min(first, context)
+        scored += range(first, end)
+    assert scored == list(range(targets))
+
+
+@pytest.fixture
+def causal(tmp_path: Path) -> CausalTask:
+    return causal_task(tmp_path, 90, 20, 12)
+
+
+def causal_task(
+    folder: Path, size: int, length: int, context: int, device: str = "cpu"
+) -> CausalTask:
+    torch.manual_seed(0)
+    model = CausalLanguageModel(
+        vocabulary_size=50, layers=2, width=16, heads=2, feedforward=32,
+        kernel=kernels.Elu(), dropout=0.0,
+    )  # fmt: skip
+    np.save(folder / "tokens.npy", np.random.default_rng(0).integers(50, size=size))
+    return CausalTask(
+        model=model, tokens=folder / "tokens.npy", length=length, context=context, units=None,
+        batch_size=3, recorded_units=2, device=device,
+    )  # fmt: skip
+
+
+def test_perplexity_equals_a_brute_force_scorer(causal: CausalTask) -> None:
+    """Each target alone, from exactly the inputs its window may read."""
+    tokens = torch.from_numpy(np.array(causal.stream))
+    total = 0.0
+    with torch.no_grad():
+        for target in range(len(tokens) - 1):
+            first = target // 8 * 8
+            inputs = tokens[max(0, first - 12) : target + 1]
+            logits = causal.model(inputs[None]).logits[0, -1]
+            total -= float(logits.log_softmax(-1)[tokens[target + 1]])
+    sums = causal.run(lambda layer: Exact())
+    assert sums.counts.sum() == len(tokens) - 1
+    assert sums.totals.sum() == pytest.approx(total, rel=1e-5)
+
+
+def one_loss(model: CausalLanguageModel, tokens: torch.Tensor, target: int, first: int) -> float:
+    """-log p of the token after position `target`, given the inputs from `first` on."""
+    logits = model(tokens[None, max(0, first) : target + 1]).logits[0, -1]
+    return -float(logits.log_softmax(-1)[tokens[target + 1]])
+
+
+@settings(max_examples=20, deadline=None)
+@given(size=st.integers(3, 40), length=st.integers(1, 12), data=st.data())
+def test_every_target_is_scored_once_from_what_its_window_may_read(
+    size: int, length: int, data: st.DataObject
+) -> None:
+    """Each loss alone and each window's sum, for any length of stream, window and context."""
+    length = min(length, size - 1)
+    context = data.draw(st.integers(0, length - 1))
+    with TemporaryDirectory() as folder, torch.inference_mode():
+        task = causal_task(Path(folder), size, length, context)
+        tokens = torch.from_numpy(np.array(task.stream))
+        sums = task.run(lambda layer: Exact())
+        each = [task.target_losses([window])[0].tolist() for window in task.windows]
+        scored = length - context
+        expected = [
+            one_loss(task.model, tokens, target, target // scored * scored - context)
+            for target in range(size - 1)
+        ]
+    np.testing.assert_allclose(list(chain(*each)), expected, rtol=1e-4)
+    assert sums.counts.tolist() == list(map(len, each))
+    np.testing.assert_allclose(sums.totals, list(map(sum, each)), rtol=1e-4)
+
+
+def test_a_context_as_long_as_the_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="context is 8"):
+        list(context_windows(10, 8, 8))
+
+
+def test_layer_calls_reproduce_the_layers(causal: CausalTask) -> None:
+    calls = causal.layer_calls()
+    assert len(calls) == 2 and calls[0].query.shape == (2, 2, 20, 8)
+    assert calls[0].is_causal and calls[0].first_row == 12
+
+
+def masked_task(
+    tmp_path: Path, units: int | None, device: str = "cpu", piece: int | None = None
+) -> MaskedTask:
+    torch.manual_seed(0)
+    model = build_roberta(
+        vocabulary_size=60, layers=2, width=16, heads=2, feedforward=32, length=12, block=12,
+        dropout=0.0,
+    )  # fmt: skip
+    rows = np.random.default_rng(0).integers(5, 60, size=(9, 12))
+    np.save(tmp_path / "rows.npy", rows)
+    sequences = MaskedSequences(
+        [tmp_path / "rows.npy"], length=12, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
+        vocabulary_size=60, fraction=0.3,
+    )  # fmt: skip
+    return MaskedTask(
+        model=model, sequences=sequences, seed=1, units=units, batch_size=4, recorded_units=2,
+        device=device, piece=piece,
+    )  # fmt: skip
+
+
+def test_masked_error_equals_the_full_output_layer(tmp_path: Path) -> None:
+    task = masked_task(tmp_path, None)
+    sums = task.run(lambda layer: Exact())
+    with torch.no_grad():
+        predicted = task.model(task.inputs).logits.argmax(-1)
+    asked = task.labels >= 0
+    wrong = ((predicted != task.labels) & asked).sum(1).numpy()
+    np.testing.assert_array_equal(sums.totals, wrong)
+    np.testing.assert_array_equal(sums.counts, asked.sum(1).numpy())
+
+
+def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path: Path) -> None:
+    every, some = masked_task(tmp_path, None), masked_task(tmp_path, 3)
+    for row, index in enumerate(evenly_spaced(9, 3)):
+        assert torch.equal(every.inputs[index], some.inputs[row])
+        assert torch.equal(every.labels[index], some.labels[row])
+
+
+def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path: Path) -> None:
+    whole, cut = masked_task(tmp_path, None), masked_task(tmp_path, None, piece=4)
+    assert torch.equal(cut.inputs.view(9, 12), whole.inputs)
+    assert torch.equal(cut.labels.view(9, 12), whole.labels)
+    sums = cut.run(None)
+    assert cut.length == 4 and sums.counts.tolist() == whole.run(None).counts.tolist()
+    wrong = []
+    for inputs, labels in zip(whole.inputs, whole.labels, strict=True):
+        with torch.no_grad():
+            pieces = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
+        wrong.append(int(((torch.cat(pieces) != labels) & (labels >= 0)).sum()))
+    assert sums.totals.tolist() == wrong
+    with pytest.raises(ValueError, match="piece is 5; it must divide the sequences' 12 tokens"):
+        masked_task(tmp_path, None, piece=5)
+
+
+def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
+    task = masked_task(tmp_path, None)
+    from value_aware_study.tasks.masked import _check_fit
+
+    with pytest.raises(ValueError, match="vocabulary of 60, the tokens of 61"):
+        _check_fit(task.model, 61, 12)
+    with pytest.raises(ValueError, match="13 tokens; the model has 12 positions"):
+        _check_fit(task.model, 60, 13)
+
+
+def test_a_cell_is_measured_against_exact_on_the_same_units(causal: CausalTask) -> None:
+    exact = causal.run(lambda layer: Exact())
+    calls = causal.layer_calls()
+    cell = Cell("optimal_v_oblivious", {"r": 1}, lambda layer: OptimalValueOblivious(1))
+    record = evaluate_cell(cell, causal, [ExactRows.of(call) for call in calls], exact)
+    sums = causal.run(cell.build)
+    nats = (sums.totals - exact.totals).sum() / sums.counts.sum()
+    assert record["value"] == pytest.approx(math.exp(exact.mean() + nats))
+    assert record["count"] == 89 and len(record["unit_totals"]) == len(exact.totals)
+    assert record["queries"] == 2 * 2 * 8
+
+
+BUILD = {
+    "oblivious": lambda: OptimalValueOblivious(2),
+    "aware": lambda: OptimalValueAware(2),
+    "window": lambda: SlidingWindow(3),
+    "drawn": lambda: SampledKeys(3, 0),
+    "features": lambda: OrthogonalRandomFeatures(16, 0),
+}
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
+    causal: CausalTask, name: str
+) -> None:
+    """Of every scored query, head and layer: not a mean of ratios, whatever rows a method gets."""
+    calls = causal.layer_calls()
+    if name == "features":  # it approximates another kernel
+        calls = [replace(call, kernel=kernels.Exponential()) for call in calls]
+    found = output_errors(
+        Cell(name, {}, lambda layer: BUILD[name]()), [ExactRows.of(call) for call in calls]
+    )
+    errors, norms = [], []
+    with torch.no_grad():
+        for call in calls:
+            options = {"kernel": call.kernel, "is_causal": True}
+            exact = attention(call.query, call.key, call.value, **options)
+            output = BUILD[name]()(call.query, call.key, call.value, **options)
+            errors.append((exact - output)[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
+            norms.append(exact[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
+    errors, norms = np.array(errors), np.array(norms)
+    np.testing.assert_allclose(found["unit_squared_errors"], errors, rtol=1e-3)
+    np.testing.assert_allclose(found["unit_squared_norms"], norms, rtol=1e-4)
+    _, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
+    assert found["relative_output_error"] == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
+    assert found["relative_output_error_low"] == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
+    assert found["relative_output_error_high"] == pytest.approx(high, rel=1e-2)
+    layers = errors.sum(axis=1) / norms.sum(axis=1)
+    assert found["relative_output_error_by_layer"] == pytest.approx(layers, rel=1e-3)
+
+
+def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: CausalTask) -> None:
+    layers = [ExactRows.of(call) for call in causal.layer_calls()]
+    found = output_errors(Cell("broken", {}, lambda layer: NotANumber()), layers)
+    assert found["relative_output_error"] is None
+    assert found["relative_output_error_by_layer"] == [None, None]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+class NotANumber(torch.nn.Module):
+    def forward(self, query: torch.Tensor, key: object, value: object, **options: object):
+        return torch.full_like(query, torch.nan)
+
+
+def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: CausalTask) -> None:
+    layers = [ExactRows.of(call) for call in causal.layer_calls()]
+    found = output_errors(Cell("aware", {}, lambda layer: OptimalValueAware(2)), layers)
+    assert found["largest_support"] == 2 and 0 < found["largest_error"] < 1
+    assert "largest_support" not in output_errors(
+        Cell("window", {}, lambda layer: SlidingWindow(2)), layers
+    )
+
+
+def test_one_recorded_unit_has_an_output_error_without_an_interval(causal: CausalTask) -> None:
+    causal.recorded_units = 1
+    layers = [ExactRows.of(call) for call in causal.layer_calls()]
+    found = output_errors(Cell("one", {}, lambda layer: OptimalValueOblivious(1)), layers)
+    assert found["relative_output_error"] > 0 and found["relative_output_error_high"] is None
+
+
+def test_recorded_windows_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
+    task = causal_task(tmp_path, 90, 20, 12)
+    task.recorded_units = 3
+    full = [window for window in task.windows if window[2] - window[0] == 20]
+    starts = [window[0] for window in task.recorded_windows()]
+    assert starts == [full[i][0] for i in evenly_spaced(len(full), 3)]
+    assert starts[-1] > full[len(full) // 2][0]
+    assert len(task.layer_calls()[0].query) == 3
+    assert task.first_tokens(4) == task.stream[starts[0] : starts[0] + 4].tolist()
+
+
+def test_recorded_sequences_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
+    some, every = masked_task(tmp_path, None), masked_task(tmp_path, None)
+    every.recorded_units = 9
+    for few, all_nine in zip(some.layer_calls(), every.layer_calls(), strict=True):
+        torch.testing.assert_close(few.query, all_nine.query[[0, 4]])
+
+
+def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path) -> None:
+    task = masked_task(tmp_path, None)
+    task.labels[:4] = -100  # the first batch
+    asked: list[int] = []
+
+    class Counted(OptimalValueOblivious):
+        def choose(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+            asked.append(call.query.shape[-2])
+            return super().choose(call)
+
+    found = task.run(lambda layer: Counted(2))
+    assert found.totals[:4].tolist() == found.counts[:4].tolist() == [0.0] * 4
+    assert found.counts[4:].min() > 0 and min(asked) == 1
+
+
+@pytest.mark.parametrize("build", [OptimalValueOblivious, OptimalValueAware])
+@pytest.mark.parametrize("model", ["causal", "masked"])
+def test_the_last_layer_answers_only_for_scored_positions_and_no_score_changes(
+    tmp_path: Path, model: str, build: type
+) -> None:
+    task = causal_task(tmp_path, 90, 20, 12) if model == "causal" else masked_task(tmp_path, None)
+    rows = [0, 0]
+
+    class Counted(build):
+        def choose(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+            rows[self.layer] += call.query.shape[-2]
+            return super().choose(call)
+
+    def method(layer: int) -> torch.nn.Module:
+        made = Counted(2)
+        made.layer = layer
+        return made
+
+    found = task.run(method)
+    assert rows[1] < 0.75 * rows[0]
+    # A method that says it cannot answer a query alone gets the whole call.
+    whole = task.run(lambda layer: type("Whole", (build,), {"queries_alone": False})(2))
+    np.testing.assert_allclose(found.totals, whole.totals, rtol=1e-4)
+    np.testing.assert_array_equal(found.counts, whole.counts)
+
+
+def test_axes_expand_to_budgets_that_fit() -> None:
+    cells = list(expand_axes({"r": [1, 4, 300, "all"], "seed": [0, 1]}, 64))
+    assert cells == [{"r": r, "seed": s} for r in (1, 4, 64) for s in (0, 1)]
+    assert list(expand_axes({}, 64)) == [{}]
+
+
+def test_the_source_hash_knows_what_a_method_runs() -> None:
+    assert source_hash(LSH(4, 1, 0)) == source_hash(LSH(8, 2, 1))
+    assert source_hash(LSH(4, 1, 0)) != source_hash(OptimalValueAware(1))
+
+
+def test_the_source_hash_is_the_same_after_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = source_hash(LSH(4, 1, 0))
+    left = f"__import_{optimal_value_aware.__name__.replace('.', '_dot_')}"  # as torch.compile does
+    monkeypatch.setitem(vars(lsh), left, optimal_value_aware)
+    source.source_hash.cache_clear()
+    assert source_hash(LSH(4, 1, 0)) == before
+
+
+def test_a_cached_cell_is_computed_again_when_its_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell("exact", {}, lambda layer: Exact())
+    cache = RecordCache(tmp_path, {"checkpoint": "a"})
+    key = cell_key(cell)
+    assert cache.get(key, lambda: {"n": 1}) == cache.get(key, lambda: {"n": 2}) == {"n": 1}
+    assert RecordCache(tmp_path, {"checkpoint": "b"}).get(key, lambda: {"n": 3}) == {"n": 3}
+    monkeypatch.setattr("value_aware_attention.measurement.grid.source_hash", lambda method: "new")
+    assert cache.get(cell_key(cell), lambda: {"n": 4}) == {"n": 4}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_skewness_does_not_depend_on_the_blocks_it_is_taken_in(causal: bool) -> None:
+    tensors = torch.randn(3, 2, 2, 11, 4, generator=torch.Generator().manual_seed(0))
+    call = LayerCall(*tensors, kernels.Elu(), causal, 4)
+    weights = attention_weights(*tensors[:2], kernel=kernels.Elu(), is_causal=causal)
+    for numbers in (2**24, 3 * 4 * 11, 1):  # all rows, three at a time, one
+        with chunked(numbers):
+            assert skewness(call) == pytest.approx(skewness_of(weights[:, :, 4:]), rel=1e-5)
+
+
+def test_skewness_of_known_distributions() -> None:
+    key = torch.eye(4)[None, None]
+    uniform = LayerCall(torch.zeros(1, 1, 3, 4), key, key, kernels.Exponential(), False, 0)
+    assert skewness(uniform) == pytest.approx(
+        {"largest_weight": 0.25, "rows_over_half": 0, "effective_keys": 4, "keys_for_90_percent": 4}
+    )
+    peaked = LayerCall(100 * key[:, :, :3], key, key, kernels.Exponential(), False, 1)
+    assert skewness(peaked) == pytest.approx(
+        {"largest_weight": 1, "rows_over_half": 1, "effective_keys": 1, "keys_for_90_percent": 1}
+    )

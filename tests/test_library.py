@@ -1,0 +1,35 @@
+"""What a user imports needs no more than the library's own dependencies."""
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIBRARY, STUDY = (ROOT / "src" / name for name in ("value_aware_attention", "value_aware_study"))
+
+
+def imported(file: Path) -> set[str]:
+    """The top packages of all imports of a file, those within functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_library_imports_its_dependencies_and_nothing_else() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {name.partition(">")[0] for name in project["dependencies"]}
+    found = {name for file in LIBRARY.rglob("*.py") for name in imported(file)}
+    assert found - set(sys.stdlib_module_names) - {"value_aware_attention"} <= required
+
+
+@pytest.mark.parametrize("folder", [LIBRARY, STUDY], ids=lambda folder: folder.name)
+def test_no_package_imports_one_that_uses_it(folder: Path) -> None:
+    users = {"value_aware_study", "pipelines", "benchmarks"} - {folder.name}
+    assert not users & {name for file in folder.rglob("*.py") for name in imported(file)}
