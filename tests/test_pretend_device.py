@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS
-from tests.tasks.test_tasks import causal_task, masked_task
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
+from tests.tasks.test_tasks import causal_task, masked_task
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
 from value_aware_attention import attention, error, flex
 from value_aware_attention.approximations import (

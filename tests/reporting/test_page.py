@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from value_aware_attention import reporting
+from value_aware_study import reporting
 from value_aware_study.reporting import figures, write_report
 
 TABLES = (

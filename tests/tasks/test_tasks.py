@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from value_aware_attention import kernels, source
+from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -28,6 +28,7 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.call import Call
+from value_aware_attention.measurement import source
 from value_aware_attention.measurement.cells import (
     Cell,
     evaluate_cell,
