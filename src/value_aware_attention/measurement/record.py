@@ -1,0 +1,364 @@
+"""The record of a measurement: the only form in which numbers are kept, shown and compared.
+
+Frozen dataclasses that are written as JSON and read back without loss. A number that is not known
+(the interval of a single unit) is None; no number is NaN or infinite.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+from value_aware_attention.measurement import strict_json
+
+__all__ = [
+    "VERSION",
+    "Attention",
+    "Baseline",
+    "Cell",
+    "CellError",
+    "Curve",
+    "EndMetric",
+    "ErrorAtSize",
+    "GapCell",
+    "KeysNeeded",
+    "MatchingKeys",
+    "OutputError",
+    "Panel",
+    "Picture",
+    "Record",
+    "RunOn",
+    "Skewness",
+    "SkewnessGap",
+    "Text",
+]
+
+VERSION = 1
+"""Of the schema: raised whenever a record of before cannot be read as one of now."""
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndMetric:
+    """A model's end metric with its paired 95% interval around exact attention's.
+
+    `value` is the mean per target as the metric is reported: exp(nats) for "perplexity", 100 times
+    the share of wrong ones for "error", itself for "cosine". value = exact + difference.
+    """
+
+    count: int
+    """Targets"""
+    value: float
+    low: float | None
+    high: float | None
+    difference: float
+    difference_low: float | None
+    difference_high: float | None
+    unit_totals: Numbers
+    """The summed loss (nats, or wrong predictions) of each unit of text"""
+    unit_counts: Numbers
+    """The targets of each"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellError:
+    """How far a method's output is from exact attention's: sum ||o - o~||^2 / sum ||o||^2.
+
+    Sums over queries and heads of all layers, with the 95% interval over units (Student's t), and
+    of each layer alone.
+    """
+
+    relative: float | None
+    low: float | None
+    high: float | None
+    by_layer: tuple[float | None, ...]
+    unit_squared_errors: tuple[tuple[float | None, ...], ...]
+    """||o - o~||^2 by layer and recorded unit"""
+    unit_squared_norms: tuple[tuple[float | None, ...], ...]
+    """||o||^2 by layer and recorded unit"""
+    queries: int
+    """In a layer"""
+    largest_support: int | None = None
+    """Of a method that solves for its weights: the most keys that a query keeps"""
+    largest_error: float | None = None
+    """Of the same: max ||o - o~|| / max ||v||"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(EndMetric):
+    """One approximation with one setting of its parameters, in all layers of the model."""
+
+    approximation: str
+    parameters: Mapping[str, Any]
+    error: CellError | None = None
+    budget: float | None = None
+    """The keys a query that it was to cost; `cost` is what it does (`error.budget`)"""
+    cost: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(EndMetric):
+    """What else scores on the model's targets: counts of tokens, or the same model on longer text.
+
+    `tokens` were counted; `length` is that of the text.
+    """
+
+    tokens: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Mean ||o - o~||^2 of a method against the number of keys kept, by layer and size."""
+
+    sizes: tuple[int, ...]
+    layers: tuple[Numbers, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchingKeys:
+    """The fewest keys by weight with at most the error of `r` value-aware ones.
+
+    Errors pooled over the queries of a layer (None: of all layers), with the 95% interval over
+    units; and over single queries, each matched alone, the quartiles.
+    """
+
+    layer: int | None
+    r: int
+    keys: int
+    low: int | None
+    high: int | None
+    lower_quartile: int
+    median: int
+    upper_quartile: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysNeeded:
+    """The fewest keys of a method with at most a relative output error of `share`.
+
+    `head` None pools the heads, `layer` None the layers too; `low` and `high` are the counts at
+    the ends of the error's 95% interval.
+    """
+
+    layer: int | None
+    head: int | None
+    method: str
+    share: float
+    keys: int
+    low: int | None
+    high: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorAtSize:
+    """The relative output error of a method with `r` keys, and its 95% interval over units."""
+
+    layer: int | None
+    head: int | None
+    method: str
+    r: int
+    error: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputError:
+    """Output errors against the number of keys, on sampled queries of every head and unit."""
+
+    search: str
+    """Of the value-aware optimum"""
+    rows: int
+    """Queries in a layer, over units and heads"""
+    units: int
+    unit: str
+    keys: int
+    heads: int
+    head_dim: int
+    causal: bool
+    squared_norm: Numbers
+    """Mean ||o||^2 by layer"""
+    methods: Mapping[str, Curve]
+    matching_keys: tuple[MatchingKeys, ...]
+    keys_needed: tuple[KeysNeeded, ...]
+    errors: tuple[ErrorAtSize, ...]
+
+    @property
+    def layers(self) -> int:
+        return len(self.squared_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skewness:
+    """How skewed a layer's attention weights alpha are: means over its queries (section 3)."""
+
+    layer: int
+    largest_weight: float
+    rows_over_half: float
+    """Share of queries with a weight above 0.5, where values are expected to matter least"""
+    effective_keys: float
+    """exp(entropy of alpha)"""
+    keys_for_90_percent: float
+    """The fewest keys that hold 90% of the mass"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapCell:
+    """A layer weighed by one kernel: its skewness, and what choosing by the output gains."""
+
+    layer: int
+    kernel: str
+    degree: int | None
+    own: bool
+    """False: put in the place of the model's kernel (post hoc)"""
+    largest_weight: float
+    effective_keys: float
+    rows_over_half: float
+    oblivious: Mapping[str, float]
+    """Relative output error of attention's top keys, by their number"""
+    aware: Mapping[str, float]
+    same_first_key: float
+    """Share of queries where both choices keep the same key at r = 1"""
+    smallest_norm_key: float | None = None
+    closest_to_mean_key: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkewnessGap:
+    """Section 3's argument, measured on `rows` queries of every layer."""
+
+    rows: int
+    cells: tuple[GapCell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """What was measured in the layers, weighed by one kernel; post hoc: not the model's own."""
+
+    kernel: str
+    post_hoc: bool
+    output_error: OutputError
+    skewness: tuple[Skewness, ...]
+    skewness_gap: SkewnessGap | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """The weights, queries by keys, that one method gives in the place of attention's."""
+
+    approximation: str
+    parameters: Mapping[str, Any]
+    cost: float | None
+    weights: tuple[Numbers, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """The weights of every method on a text's first tokens, in the first layer and head."""
+
+    tokens: tuple[str, ...]
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOn:
+    """Hardware and versions, without anything that names a machine or a time."""
+
+    hardware: str
+    threads: int
+    versions: Mapping[str, str]
+    engine: str = ""
+    """Of the solver: "compiled" or "torch\""""
+    processor: Mapping[str, str | None] = field(default_factory=dict)
+    processes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The text that a model read: how much, and where it is from."""
+
+    description: str
+    targets: int
+    units: int
+    recorded_units: int | None = None
+    """On which output errors were measured"""
+    available_units: int | None = None
+    tokens: int | None = None
+    """Of the whole text; `share_read` of them are in the units"""
+    share_read: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One model measured on one text. `cells` begin with exact attention."""
+
+    version: ClassVar[int] = VERSION
+    model: str
+    task: str
+    """"causal", "masked" or "encoder\""""
+    kernel: str | None
+    metric: str
+    """"perplexity", "error" (percent) or "cosine\""""
+    unit: str
+    """What intervals are over: "window" or "sequence\""""
+    length: int
+    head_dim: int
+    cells: tuple[Cell, ...]
+    text: Text
+    run_on: RunOn
+    attention: tuple[Attention, ...] = ()
+    """First the kernel that the cells have"""
+    scale: str = ""
+    architecture: str = ""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of what it was made from: checkpoint, data"""
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    picture: Picture | None = None
+    trained_with: str = ""
+    """The method in the place of attention from training on; its `arguments`"""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """As text, in the order of the keys. Raises ValueError for NaN and infinity."""
+        content = {"version": VERSION, **asdict(self)}
+        return strict_json.to_json(content, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "the record") -> Self:
+        """Reads what `to_json` wrote; `name` is what an error calls it.
+
+        Raises ValueError where it is of another schema version, or no record at all.
+        """
+        content = strict_json.from_json(text)
+        if not isinstance(content, dict) or (version := content.pop("version", None)) != VERSION:
+            has = f"version {version}" if isinstance(content, dict) else "no record"
+            raise ValueError(
+                f"{name} has {has}; this program reads records of version {VERSION}: make it again "
+                f"(dvc repro, or the app that wrote it)"
+            )
+        read: Self = _read(cls, content, name)
+        return read
+
+
+def _read(kind: Any, content: Any, name: str) -> Any:
+    """JSON's content as an object of a dataclass, a tuple, a mapping, or itself."""
+    if is_dataclass(kind):
+        known, hints = {f.name for f in fields(kind)}, get_type_hints(kind)
+        if not isinstance(content, dict) or (unknown := sorted(set(content) - known)):
+            got = f"unknown {', '.join(unknown)}" if isinstance(content, dict) else repr(content)
+            raise ValueError(f"{name} has {got}; a {kind.__name__} has {', '.join(sorted(known))}")
+        parts = {key: _read(hints[key], part, f"{name}.{key}") for key, part in content.items()}
+        try:
+            return kind(**parts)  # type: ignore[operator]
+        except TypeError as error:
+            raise ValueError(f"{name}: {error}") from None
+    origin, given = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if content is None else _read(given[0], content, name)
+    if origin is tuple:
+        return tuple(_read(given[0], part, f"{name}.{i}") for i, part in enumerate(content))
+    if isinstance(content, dict) and len(given) == 2:
+        return {key: _read(given[1], part, f"{name}.{key}") for key, part in content.items()}
+    return content
