@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
+from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
 
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from value_aware_attention import approximations
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.measurement.cells import Cell
-from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.models import build_roberta
 from value_aware_study.benchmarking.process import resident_peak

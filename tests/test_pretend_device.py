@@ -16,6 +16,8 @@ import torch
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from value_aware_attention.measurement.grid import evaluate_grid
+from value_aware_attention.probe.run import weights_hash
 
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
@@ -41,15 +43,12 @@ from value_aware_attention.approximations.closest_combination import SEARCHES, c
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement.cells import Cell
-from value_aware_attention.measurement.grid import evaluate_grid
-from value_aware_attention.measurement.output_error import output_error
+from value_aware_attention.measurement.layer_errors import layer_error, output_error
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.skewness import skewness
 from value_aware_attention.measurement.skewness_gap import skewness_gap
-from value_aware_attention.measurement.task import Task
+from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
-from value_aware_attention.probe.layer_errors import layer_error
-from value_aware_attention.probe.run import weights_hash
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
 from value_aware_study.benchmarking.process import peak_memory
 from value_aware_study.tasks.attention_picture import effective_weights, first_head

@@ -13,12 +13,12 @@ from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
 from transformers import DebertaV2Config, DebertaV2Model
 
 from value_aware_attention import approximations, kernels, probe
+from value_aware_attention.measurement.windows import MaskedWindows
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.probe import report
 from value_aware_attention.probe import run as probe_run
-from value_aware_attention.probe.language_models import MaskedWindows
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.

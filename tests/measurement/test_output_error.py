@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
@@ -24,13 +25,12 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.measurement.cells import Cell
-from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
 from value_aware_attention.measurement.keys_needed import matching_keys
-from value_aware_attention.measurement.output_error import oblivious_path, output_error, rounded
+from value_aware_attention.measurement.layer_errors import oblivious_path, output_error, rounded
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.sampled_rows import sample_rows
 from value_aware_attention.measurement.skewness_gap import skewness_gap
-from value_aware_attention.measurement.task import LayerCall, Layerwise, UnitSums
+from value_aware_attention.measurement.tasks import LayerCall, Layerwise, UnitSums
 
 KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
 VALUE_DIM = 4

@@ -7,8 +7,9 @@ from transformers import BartConfig, BartModel
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
-from value_aware_attention.measurement.task import Task
-from value_aware_attention.probe.language_models import (
+from value_aware_attention.measurement.tasks import Task
+from value_aware_attention.measurement.text_windows import text_windows
+from value_aware_attention.measurement.windows import (
     CausalWindows,
     EncoderWindows,
     MaskedWindows,
@@ -16,7 +17,6 @@ from value_aware_attention.probe.language_models import (
     positions,
     task_class,
 )
-from value_aware_attention.probe.text_windows import text_windows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = {

@@ -8,14 +8,14 @@ from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.attention import attention
 from value_aware_attention.measurement.keys_needed import keys_needed, matching_keys
-from value_aware_attention.measurement.sampled_rows import sample_rows
-from value_aware_attention.measurement.task import LayerCall
-from value_aware_attention.probe.layer_errors import (
+from value_aware_attention.measurement.layer_errors import (
     AWARE,
     OBLIVIOUS,
     LayerErrors,
     layer_error,
 )
+from value_aware_attention.measurement.sampled_rows import sample_rows
+from value_aware_attention.measurement.tasks import LayerCall
 
 HEADS, KEYS, DIM = 3, 10, 4
 

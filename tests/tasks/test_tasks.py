@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from value_aware_attention.measurement.grid import cell_key
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
@@ -36,12 +37,11 @@ from value_aware_attention.measurement.cells import (
     output_errors,
     source_hash,
 )
-from value_aware_attention.measurement.grid import cell_key
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.sampled_rows import ExactRows
 from value_aware_attention.measurement.skewness import skewness, skewness_of
-from value_aware_attention.measurement.task import LayerCall, evenly_spaced
+from value_aware_attention.measurement.tasks import LayerCall, evenly_spaced
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.tasks.causal import CausalTask, context_windows

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from value_aware_attention.probe.layer_errors import AWARE, OBLIVIOUS, SHARES
+from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS, SHARES
 from value_aware_attention.probe.lines import match
 from value_aware_study.reporting import captions, figures
 from value_aware_study.reporting.document import page, sections

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.probe.layer_errors import SHARES
+from value_aware_attention.measurement.layer_errors import SHARES
 from value_aware_study.reporting import captions, style
 from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.figures import KEYS_TITLE, curves
