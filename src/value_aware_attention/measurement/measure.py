@@ -51,6 +51,7 @@ __all__ = [
     "default_sizes",
     "measure",
     "measure_own",
+    "setting_key",
     "weights_hash",
 ]
 
@@ -258,7 +259,9 @@ class _Measurement:
             sums = self.task.run(setting.build, part)
             return {"totals": sums.totals.tolist(), "counts": sums.counts.tolist()}
 
-        key = self._key(setting) | {"measured": "end metric"}
+        key = setting_key(setting, len(attention_layers(self.task.model))) | {
+            "measured": "end metric"
+        }
         found = self._by_part(key, compute, work=_work_of(setting.build(0)))
         return UnitSums.joined(
             [UnitSums(np.array(part["totals"]), np.array(part["counts"])) for part in found]
@@ -266,15 +269,16 @@ class _Measurement:
 
     def _error(self, setting: Setting) -> CellError:
         digests = [self.task.digest(part) for part in range(self.task.parts)]
-        key = self._key(setting) | {"measured": "output error", "parts": digests}
+        key = setting_key(setting, len(attention_layers(self.task.model))) | {
+            "measured": "output error",
+            "parts": digests,
+        }
         found = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
         return read(CellError, found)
 
-    def _key(self, setting: Setting) -> dict[str, Any]:
-        """What a cell depends on, its task apart: the methods of all layers, and their source."""
-        built = [setting.build(i) for i in range(len(attention_layers(self.task.model)))]
-        sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
-        return {"methods": [repr(method) for method in built], "source": sources}
+    def _key(self, setting: Setting, measured: str) -> dict[str, Any]:
+        layers = len(attention_layers(self.task.model))
+        return {"measured": measured, **setting_key(setting, layers)}
 
     def _by_part(
         self, key: Mapping[str, Any], compute: Callable[[int], dict[str, Any]], work: float
@@ -310,6 +314,13 @@ class _Measurement:
             bar_format="{l_bar}{bar}| {elapsed}, {remaining} left {postfix}",
         ) as self.bar:  # fmt: skip
             yield
+
+
+def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
+    """What a cell depends on, its task apart: the methods of all layers, and their source."""
+    built = [setting.build(layer) for layer in range(layers)]
+    sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
+    return {"methods": [repr(method) for method in built], "source": sources}
 
 
 def _mean(numbers: Iterator[float]) -> float:
