@@ -17,7 +17,6 @@ import torch
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from value_aware_attention.probe.run import weights_hash
 
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
@@ -44,6 +43,7 @@ from value_aware_attention.attention import attention_weights
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import LayerOptions, measure
 from value_aware_attention.measurement.layer_errors import layer_errors
+from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.skewness import skewness
 from value_aware_attention.measurement.skewness_gap import skewness_gap
 from value_aware_attention.measurement.tasks import Task

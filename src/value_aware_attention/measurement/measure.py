@@ -42,6 +42,7 @@ from value_aware_attention.measurement.sampled_rows import ExactRows
 from value_aware_attention.measurement.skewness import skewness
 from value_aware_attention.measurement.skewness_gap import skewness_gap
 from value_aware_attention.measurement.source import source_hash
+from value_aware_attention.measurement.strict_json import to_json
 from value_aware_attention.measurement.tasks import LayerCall, Task, UnitSums, exactly
 
 __all__ = [
@@ -251,6 +252,7 @@ class _Measurement:
                     error=self._error(setting) if errors else None,
                     **end_metric(sums, baseline, self.task.metric),
                 )
+                to_json(asdict(cell))  # refuses NaN and infinity, with the cell's name
             self.show(cell)
             yield cell
 
