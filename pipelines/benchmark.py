@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, plain, write_json
+from pipelines.tracking import tracked
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.source import source_hash
@@ -43,8 +44,11 @@ def main(cfg: DictConfig) -> None:
         "methods": {s.name: describe(cfg, s, plan, setting) for s in subjects},
         "cells": cells,
     }
-    write_json(cfg.record, record)
-    write_json(cfg.metrics, summary(record))
+    with tracked(cfg, "benchmark", setting.device) as run:
+        write_json(cfg.record, record)
+        write_json(cfg.metrics, summary(record))
+        if run:
+            run.summary.update(summary(record))
 
 
 def build_setting(layer: DictConfig) -> Setting:

@@ -11,7 +11,6 @@ A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polyno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from pipelines.app import app, check_counts, plain, write_json, write_text
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
-from pipelines.tracking import tracked
+from pipelines.tracking import log_record, row, summary, tracked
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import (
     is_first,
@@ -104,17 +103,19 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     if attention := TrainedAttention.of(task.model.config):
         return own_attention(cfg, measure_own(task, **options), attention)
     options["cache"] = cfg.cache
+    hashes = hashes_of(cfg)
     if cfg.approximation is not None:
         chosen = setting(cfg.choice, plain(cfg.approximation))
-        record = measure(task, [chosen], layers=None, **options)
+        with tracked_by_first(cfg, "evaluate", hashes) as run:
+            record = measure(task, [chosen], layers=None, **options)
+            log_record(run, record)
         return row(record, record.cells[-1])
-    hashes = hashes_of(cfg)
     with tracked_by_first(cfg, "evaluate", hashes) as run:
         record = measure(task, grid(cfg, task.length), **options)
         beside = count_models(cfg, task, record.cells[0]) | longer_text(cfg, task)
         record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
         write(cfg, cfg.records, "evaluate", record)
-        log_table(run, record)
+        log_record(run, record)
     return {}
 
 
@@ -167,8 +168,7 @@ def tracked_by_first(
     cfg: DictConfig, stage: str, hashes: dict[str, str]
 ) -> AbstractContextManager[Any]:
     """The stage's W&B run in the first process, None in the others."""
-    facts = {f"{name}_sha256": value for name, value in hashes.items()}
-    return tracked(cfg, stage, cfg.name, **facts) if is_first() else nullcontext()
+    return tracked(cfg, stage, cfg.name, **hashes) if is_first() else nullcontext()
 
 
 def write(cfg: DictConfig, folder: str, stage: str, record: Record) -> None:
@@ -234,36 +234,6 @@ def setting(name: str, option: dict[str, Any]) -> Setting:
 
     parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
     return Setting(name, parameters, build)
-
-
-def row(record: Record, cell: Cell) -> dict[str, Any]:
-    """A cell as a line of the table that a multirun prints."""
-    metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
-    error = {"relative_output_error": cell.error.relative} if cell.error else {}
-    named = {"model": record.model, "approximation": cell.approximation}
-    return named | dict(cell.parameters) | metric | error
-
-
-def summary(record: Record) -> dict[str, float]:
-    """One number a cell, for `dvc metrics show` and `dvc metrics diff`."""
-    return {
-        "_".join([cell.approximation, *map(str, cell.parameters.values())]): cell.value
-        for cell in record.cells
-    }
-
-
-def log_table(run: Any, record: Record) -> None:
-    """The grid as a wandb.Table with a scatter of end metric against output error."""
-    if run is None:
-        return
-    import wandb
-
-    rows = [row(record, cell) for cell in record.cells]
-    columns: list[Any] = list(dict.fromkeys(key for line in rows for key in line))
-    data = [[line.get(column) for column in columns] for line in rows]
-    table = wandb.Table(columns=columns, data=data)
-    scatter = partial(wandb.plot.scatter, table, "relative_output_error", "value")
-    run.log({"grid": table, "metric_against_output_error": scatter(title=record.model)})
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, plain
 from pipelines.evaluate import setting
-from pipelines.tracking import tracked
+from pipelines.tracking import log_record, tracked
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement import Record
 from value_aware_attention.probe import probe
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.reporting.probe import write_probe
@@ -60,7 +59,7 @@ def probed(
 ) -> dict[str, Any]:
     """Measures a loaded model, and writes what was found into the folder."""
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
-    with tracked(cfg, "probe", name) as tracker:
+    with tracked(cfg, "probe", name) as run:
         report = probe(
             model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
             search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
@@ -69,7 +68,7 @@ def probed(
         )  # fmt: skip
         text = replace(report.record.text, description=description)
         write_probe(replace(report.record, text=text), folder)
-        log_curves(tracker, report.record)
+        log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}
 
@@ -103,15 +102,6 @@ def methods(cfg: DictConfig) -> Mapping[str, Any]:
         return setting(name, {**plain(cfg.methods[name]), "r": r}).build(layer)
 
     return {name: partial(build, name) for name in cfg.methods}
-
-
-def log_curves(tracker: Any, record: Record) -> None:
-    """The end metric of every method against the number of keys."""
-    if tracker is None:
-        return
-    for r in sorted({cell.parameters["r"] for cell in record.cells[1:]}):
-        cells = (cell for cell in record.cells[1:] if cell.parameters["r"] == r)
-        tracker.log({cell.approximation: cell.value for cell in cells} | {"r": r})
 
 
 def main() -> None:

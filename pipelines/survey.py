@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pipelines.app import app, plain
 from pipelines.evaluate import evaluating, hashes_of, setting, tracked_by_first, write
 from value_aware_attention.approximations import Exact
-from value_aware_attention.measurement import Setting, Task, measure
+from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.layer_errors import rounded
 from value_aware_attention.measurement.record import Panel, Picture
 from value_aware_attention.measurement.tasks import LayerCall
@@ -74,7 +74,7 @@ def survey(cfg: DictConfig, device: str) -> None:
             f"no method of the survey comes within {cfg.within:g} of survey.budgets {cfg.budgets}; "
             f"a budget is a number of keys, at most {call.key.shape[-2]}"
         )
-    with tracked_by_first(cfg, "survey", hashes):
+    with tracked_by_first(cfg, "survey", hashes) as run:
         record = measure(
             task, [cell for cell, *_ in plan], layers=None, cache=cfg.cache, name=cfg.name,
             description=cfg.data,
@@ -92,6 +92,22 @@ def survey(cfg: DictConfig, device: str) -> None:
             picture=picture(cfg, contenders, task, call),
         )
         write(cfg, cfg.records, "survey", record)
+        log_budgets(run, record)
+
+
+def log_budgets(run: Any, record: Record) -> None:
+    """Every method's metric and output error against the budget, which is the step."""
+    for budget in sorted({cell.budget for cell in record.cells if cell.budget}) if run else ():
+        cells = [cell for cell in record.cells if cell.budget == budget]
+        found = {f"{record.metric}/{cell.approximation}": cell.value for cell in cells}
+        found |= {
+            f"relative output error/{cell.approximation}": cell.error.relative
+            for cell in cells
+            if cell.error and cell.error.relative is not None
+        }
+        run.log(found, step=int(budget))
+    if run:
+        run.summary["exact"] = record.cells[0].value
 
 
 def cells(
