@@ -54,7 +54,9 @@ Run = Callable[[str], None]
 def run_app(command: str, folder: Path) -> None:
     """Runs an app in this process, at smoke scale, as the command line would."""
     name, *given = command.split()
-    fixed = [f"paths.root={folder}", "logger=none", "trainer.accelerator=cpu"]
+    fixed = [f"paths.root={folder}", "trainer.accelerator=cpu"]
+    if not any(o.startswith("logger=") for o in given):
+        fixed.append("logger=none")
     overrides = sorted([*fixed, *given], key=lambda argument: not argument.startswith("-"))
     if not any(o.startswith("scale=") for o in overrides):
         overrides.append("scale=smoke")
