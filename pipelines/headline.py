@@ -8,8 +8,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipelines.app import app
-from pipelines.report import read_folder
 from value_aware_study.reporting.page import headline
+from value_aware_study.reporting.results import read_folder
 
 
 @app("report")

@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipelines.app import app
-from pipelines.report import read_folder
+from value_aware_study.reporting.results import read_folder
 from value_aware_study.reporting.survey_page import write_survey
 
 
@@ -17,7 +17,7 @@ from value_aware_study.reporting.survey_page import write_survey
 def main(cfg: DictConfig) -> None:
     """Writes <results>/*.csv, *.md, *.png and index.html."""
     benchmark = json.loads(Path(cfg.benchmark).read_text())
-    write_survey(benchmark, read_folder(cfg.records), read_folder(cfg.trained), Path(cfg.results))
+    write_survey(benchmark, read_folder(cfg.records, cfg.trained), Path(cfg.results))
     print(f"The report: {Path(cfg.results) / 'index.html'}")
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -346,7 +345,7 @@ def test_no_record_names_the_machine(made: Path) -> None:
             "train_causal scale=gpu trainer.accelerator=gpu",
             ("operations of training", "days", "trainer.accelerator=auto"),
         ),
-        ("publish paths.records=/no/such/folder", ("/no/such/folder", "no records")),
+        ("headline report.records=/no/such/folder", ("/no/such/folder", "no records")),
         ("train_causal attention=lsh", ("LSH", "is_causal")),
         ("train_causal attention=fourier_mixing", ("FourierMixing", "causal")),
         ("train_causal kernel=elu attention=orf", ("OrthogonalRandomFeatures", "Elu")),
@@ -426,32 +425,6 @@ def test_plan_prints_the_papers_sizes(made: Path, capsys: pytest.CaptureFixture[
     for number in ("156,000,256", "31,520", "2,476,000", "2,500,000", "4,096", "operations"):
         assert number in printed
     assert "79 hours of training in all" in printed and "an estimate, not measured" in printed
-
-
-def test_published_records_stand_beside_those_of_another_scale(made: Path, tmp_path: Path) -> None:
-    published = tmp_path / "results/gpu"
-    published.mkdir(parents=True)
-    (published / "of_a_run_before.json").write_text("{}")
-    run_app(f"publish paths.published={published}", made)
-    assert {path.stem for path in published.iterdir()} == {
-        "causal_exponential",
-        "causal_elu",
-        "masked_long",
-    }
-    small = json.loads((published / "causal_elu.json").read_text())
-    assert small["training"]["tokens"] == 6 * 4 * 96
-    assert [c["value"] for c in small["cells"]] == [
-        c["value"] for c in record(made, "causal_elu")["cells"]
-    ]
-    for path in published.iterdir():
-        path.write_text(path.read_text().replace('"scale": "smoke"', '"scale": "gpu"'))
-    run_app(f"report paths.published={published} paths.results={tmp_path}/report", made)
-    alone, beside = (
-        (folder / "table_2.md").read_text() for folder in (made / "results", tmp_path / "report")
-    )
-    assert "gpu run" not in alone and beside.count("| gpu run |") == 3
-    for ours in re.findall(r"\| elu \| ours \|(.*)", beside):
-        assert f"| elu | gpu run |{ours}\n" in beside
 
 
 def test_the_headline_names_the_report(made: Path, run: Run, capsys) -> None:

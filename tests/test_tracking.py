@@ -3,6 +3,7 @@
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ class Run:
     def __init__(self) -> None:
         self.history: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
 
     def log(self, values: dict[str, Any], step: int) -> None:
         assert step > max(self.history, default=0)  # W&B drops what goes back
@@ -48,8 +50,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
     def start(**given: Any) -> Run:
         run = Run()
         run.name, run.tags = given["name"], given["tags"]
-        run.config = OmegaConf.create()
-        run.config.update = lambda values, **options: run.__setattr__("facts", values)
+        run.config = SimpleNamespace(update=lambda values, **options: run.facts.update(values))
         run.settings = wandb.Settings(mode="offline")
         made.append(run)
         return run

@@ -5,15 +5,20 @@ import random
 from itertools import product
 
 import pytest
+from synthetic import (
+    attention,
+    curve,
+    ends,
+    error,
+    gap_cell,
+    match,
+    output_error,
+    record,
+)
 
-RUN_ON = {
-    "hardware": "no hardware, synthetic",
-    "versions": {"torch": "0.0"},
-    "data": "synthetic test records",
-    "evaluation_units": 90,
-    "recorded_units": 8,
-    "targets": 5000,
-}
+from value_aware_attention.measurement.record import Cell
+from value_aware_study.reporting.results import Results
+
 R_GRID = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256)
 METHODS = (
     ("oblivious_keys_optimal_weights", {}, 0.7),
@@ -26,54 +31,14 @@ SMALL_R = (1, 2, 4, 8, 16, 32)
 KERNEL_RATES = {"exponential": 0.55, "polynomial": 0.3, "elu": 0.38}
 
 
-def _cell(approximation, parameters, exact, value, spread, output_error, count=5000):
-    """One cell in the plan's format; `spread` is the half-width of its made-up interval."""
-    low, high = value - spread, value + spread
-    return {
-        "approximation": approximation,
-        "parameters": parameters,
-        "count": count,
-        "value": value,
-        "low": low,
-        "high": high,
-        "difference": value - exact,
-        "difference_low": low - exact,
-        "difference_high": high - exact,
-        "unit_totals": [1.0, 2.0],
-        "unit_counts": [2500, 2500],
-        "relative_output_error": output_error * 1.25,
-        "relative_output_error_low": output_error,
-        "relative_output_error_high": output_error * 1.5,
-        "relative_output_error_by_layer": [output_error, output_error * 1.5],
-        "unit_squared_errors": [[output_error] * 8, [output_error * 1.5] * 8],
-        "unit_squared_norms": [[1.0] * 8, [1.0] * 8],
-        "queries": 4096,
-    }
-
-
-def _record(model, task, kernel, length, cells):
-    return {
-        "model": model,
-        "task": task,
-        "kernel": kernel,
-        "length": length,
-        "head_dim": 64,
-        "metric": "perplexity" if task == "causal" else "error",
-        "scale": "synthetic",
-        "unit": "window" if task == "causal" else "sequence",
-        "run_on": RUN_ON,
-        "cells": cells,
-        "skewness": [
-            {
-                "layer": layer,
-                "largest_weight": 0.4 - 0.1 * layer,
-                "rows_over_half": 0.25 - 0.1 * layer,
-                "effective_keys": 12.5 + layer,
-                "keys_for_90_percent": 30.0 + layer,
-            }
-            for layer in range(2)
-        ],
-    }
+def _cell(approximation, parameters, exact, value, spread, relative):
+    """One cell; `spread` is the half-width of its made-up interval."""
+    return Cell(
+        approximation=approximation,
+        parameters=parameters,
+        error=error(relative * 1.25, relative, relative * 1.5, (relative, relative * 1.5)),
+        **ends(value, exact, value - spread, value + spread),
+    )
 
 
 def _causal(kernel, rate):
@@ -93,10 +58,10 @@ def _causal(kernel, rate):
         perplexity = exact * math.exp(3 * rest)
         cells.append(_cell(name, parameters, exact, perplexity, 0.03 * rest * perplexity, rest))
     flatness = {"exponential": 0.2, "polynomial": 0.5, "elu": 0.9}[kernel]
-    record = _record(f"causal_{kernel}", "causal", kernel, 256, cells)
-    record["output_error"] = _output_error(kernel, rate, 256, 4)
-    record["skewness_gap"] = _skewness_gap(kernel, flatness, 256, 4)
-    return record
+    measured = _output_error(rate, 256, 4, unit="window")
+    gaps = _skewness_gap(kernel, flatness, 256, 4)
+    given = {"attention": (attention(kernel, measured, gaps),)}
+    return record(f"causal_{kernel}", "causal", kernel, 256, cells, **given)
 
 
 def _baselines():
@@ -106,63 +71,54 @@ def _baselines():
         yield "sampled_keys", {"r": r, "seed": seed}, 1.4 + 0.1 * seed
 
 
-def _output_error(kernel, rate, keys, layers):
+def _output_error(rate, keys, layers, **more):
     """Squared errors by size: powers of r times the norm of a layer."""
     norms = [1.0 + layer for layer in range(layers)]
 
-    def curve(sizes, level, power, last):
+    def of(sizes, level, power, last):
         def layer_curve(norm):
             return [norm * level * max(r**-power - last**-power, 0.0) for r in sizes]
 
-        return {
-            "sizes": list(sizes),
-            "layers": [layer_curve(n * 1.2**i) for i, n in enumerate(norms)],
-        }
+        return curve(sizes, [layer_curve(n * 1.2**i) for i, n in enumerate(norms)])
 
     few, powers = [*SMALL_R, 64, 65], [2**i for i in range(keys.bit_length()) if 2**i <= keys]
     methods = {
-        "optimal_v_oblivious": curve(range(1, keys + 1), 2.0, rate, keys),
-        "optimal_v_aware": curve(range(1, 66), 0.8, 1.5, 65),
-        "maurey_bound": curve(powers, 3.0, 1.0, 1e9),
-        "norm_weighted_keys_2": curve(few, 4.0, rate, 1e9),
-        "norm_weighted_keys_1": curve(few, 4.2, rate, 1e9),
-        **{name: curve(few, 2.0 * factor, rate, 1e9) for name, p, factor in METHODS if not p},
+        "optimal_v_oblivious": of(range(1, keys + 1), 2.0, rate, keys),
+        "optimal_v_aware": of(range(1, 66), 0.8, 1.5, 65),
+        "maurey_bound": of(powers, 3.0, 1.0, 1e9),
+        "norm_weighted_keys_2": of(few, 4.0, rate, 1e9),
+        "norm_weighted_keys_1": of(few, 4.2, rate, 1e9),
+        **{name: of(few, 2.0 * factor, rate, 1e9) for name, p, factor in METHODS if not p},
     }
-    head = {"search": "default", "rows": 256, "keys": keys, "head_dim": 64, "kernel": kernel}
-    matching = [
-        {"layer": layer, "r": r, **_matching(keys, r, layer)}
-        for layer in (None, *range(layers))
-        for r in SMALL_R
-    ]
-    head |= {"units": 8, "matching_keys": matching}
-    return {**head, "squared_norm": norms, "methods": methods}
+    matching = [_matching(keys, r, layer) for layer in (None, *range(layers)) for r in SMALL_R]
+    return output_error(keys, norms, methods, matching, **more)
 
 
 def _matching(keys, r, layer):
     """More keys by weight than value-aware ones, an interval around them, and quartiles below."""
     needed = min(keys, int(3 * r**1.2) + (layer or 0))
-    ends = {"low": needed - 1, "high": min(keys, needed + 2)}
-    quartiles = {"lower_quartile": r, "median": r + needed // 4, "upper_quartile": needed}
-    return {"keys": needed, **ends, **quartiles}
+    return match(layer, r, needed, high=min(keys, needed + 2), median=r + needed // 4)
 
 
 def _skewness_gap(kernel, flatness, keys, layers):
     """The flatter the weights, the wider the gap between the two approximations."""
     degrees = [(degree, 1.0 / (1 + degree / 2)) for degree in (0, 2, 4, 6)]
     own = (2 if kernel == "polynomial" else None, flatness)
-    cells = []
     for layer, (i, (degree, flat)) in product(range(layers), enumerate([own, *degrees])):
         flat = flat * (1 - 0.08 * layer)
-        gap = {"1": 1 + 3 * flat, "4": 2 + 30 * flat**2, "16": 50 * flat}
-        cell = {"layer": layer, "kernel": kernel if i == 0 else "polynomial", "degree": degree}
-        cell |= {"own": i == 0, "largest_weight": 0.5 - 0.4 * flat}
-        cell |= {"effective_keys": keys * flat, "rows_over_half": 0.5 * (1 - flat)}
-        cell |= {"aware": {r: 0.1 for r in gap}, "oblivious": {r: 0.1 * g for r, g in gap.items()}}
-        cell["same_first_key"] = 1 - flat
-        if degree == 0:
-            cell |= {"smallest_norm_key": 0.1, "closest_to_mean_key": 1.0}
-        cells.append(cell)
-    return {"rows": 256, "cells": cells}
+        uniform = {"smallest_norm_key": 0.1, "closest_to_mean_key": 1.0} if degree == 0 else {}
+        yield gap_cell(
+            layer,
+            degree,
+            keys * flat,
+            {"1": 1 + 3 * flat, "4": 2 + 30 * flat**2, "16": 50 * flat},
+            own=i == 0,
+            kernel=kernel if i == 0 else "polynomial",
+            largest_weight=0.5 - 0.4 * flat,
+            rows_over_half=0.5 * (1 - flat),
+            same_first_key=1 - flat,
+            **uniform,
+        )
 
 
 def _optimal_and_window():
@@ -192,20 +148,25 @@ def _masked_long(noise):
     for name, parameters, factor in _baselines():
         more = 40 * factor * parameters["r"] ** -0.4
         cells.append(_cell(name, parameters, exact, exact + more, 0.05 * more, more / 60))
-    record = _record("masked_long", "masked", "exponential", 512, cells)
-    record["output_error"] = _output_error("exponential", 0.5, 512, 2)
-    record["skewness_gap"] = _skewness_gap("exponential", 0.3, 512, 2)
-    return record
+    measured = _output_error(0.5, 512, 2, unit="sequence")
+    gaps = _skewness_gap("exponential", 0.3, 512, 2)
+    given = {"attention": (attention("exponential", measured, gaps),)}
+    return record("masked_long", "masked", "exponential", 512, cells, **given)
 
 
 @pytest.fixture(scope="session")
 def records():
     """Synthetic records of all five models."""
-    short = _record(
-        "masked_short", "masked", "exponential", 64, [_cell("exact", {}, 49.0, 49.0, 0.0, 0.0)]
-    )
+    exact = _cell("exact", {}, 49.0, 49.0, 0.0, 0.0)
+    short = record("masked_short", "masked", "exponential", 64, [exact])
     causal = [_causal(kernel, rate) for kernel, rate in KERNEL_RATES.items()]
     return [*causal, short, _masked_long(random.Random(0))]
+
+
+@pytest.fixture(scope="session")
+def results(records):
+    """The same, tidied."""
+    return Results.of(records)
 
 
 def _metrics(model, metric, first, last, hyperparameters):

@@ -1,18 +1,27 @@
 """SYNTHETIC records of methods at equal budgets: invented, measured on nothing."""
 
+from synthetic import ends, error, record
 
-def cell(approximation, parameters, budget, error, value):
-    low, high = value * 0.98, value * 1.02
-    measured = {"value": value, "low": low, "high": high, "difference": value - 100.0}
-    measured |= {"difference_low": low - 100.0, "difference_high": high - 100.0, "count": 50}
-    place = {} if budget is None else {"budget": budget, "cost": budget * 1.02}
-    layers = {"relative_output_error": 2 * error, "relative_output_error_low": 1.5 * error}
-    layers |= {"relative_output_error_high": 3 * error}
-    layers |= {"relative_output_error_by_layer": [error, 3 * error]}
-    return {"approximation": approximation, "parameters": parameters} | measured | layers | place
+from value_aware_attention.measurement.record import Cell, Panel, Picture, Text
+from value_aware_study.reporting.results import Results
+
+TEXT = Text(description="synthetic", targets=50, units=40, recorded_units=8)
 
 
-def survey_record(task="causal"):
+def cell(approximation, parameters, budget, layer_error, value):
+    return Cell(
+        approximation=approximation,
+        parameters=parameters,
+        error=error(
+            2 * layer_error, 1.5 * layer_error, 3 * layer_error, (layer_error, 3 * layer_error)
+        ),
+        budget=budget,
+        cost=None if budget is None else budget * 1.02,
+        **ends(value, 100.0, value * 0.98, value * 1.02),
+    )
+
+
+def survey_record(task="causal", **more):
     """SYNTHETIC: invented numbers of one model at two budgets."""
     cells = [cell("exact", {}, None, 0.0, 100.0)]
     for budget in (16, 64):
@@ -27,16 +36,16 @@ def survey_record(task="causal"):
                 for s in (0, 2)
             ),
         ]
-    run_on = {"hardware": "none", "versions": {"torch": "0"}, "data": "synthetic", "targets": 50}
-    run_on |= {"evaluation_units": 40, "recorded_units": 8}
-    weights = [[1.0, 0.0], [0.5, -0.25]]
-    panels = [
-        {"approximation": "exact", "parameters": {}, "cost": None, "weights": weights},
-        {"approximation": "nystrom", "parameters": {}, "cost": 2.5, "weights": weights},
-    ]
-    return {
-        **{"model": f"{task}_elu", "task": task, "kernel": "elu", "length": 256, "head_dim": 64},
-        "metric": "perplexity" if task == "causal" else "error",
-        **{"scale": "synthetic", "unit": "window", "run_on": run_on, "cells": cells},
-        "picture": {"tokens": ["def", "f"], "kernel": "elu", "panels": panels},
-    }
+    weights = ((1.0, 0.0), (0.5, -0.25))
+    panels = (
+        Panel(approximation="exact", parameters={}, cost=None, weights=weights),
+        Panel(approximation="nystrom", parameters={}, cost=2.5, weights=weights),
+    )
+    picture = Picture(tokens=("def", "f"), panels=panels)
+    given = {"text": TEXT, "unit": "window", "picture": picture}
+    return record(f"{task}_elu", task, "elu", 256, cells, **given | more)
+
+
+def survey_results(task="causal", **more):
+    """The same, tidied."""
+    return Results.of([survey_record(task, **more)])

@@ -2,12 +2,16 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from synthetic import attention, ends, error, gap_cell, output_error, record, skewness
 
+from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.reporting.claim import Answer, Finding
 from value_aware_study.reporting.claims import CLAIMS, about, answers, claims_csv
+from value_aware_study.reporting.results import Results
 
 UNITS = 30
 HOLDS, IN_PART, NOT_HERE, OPEN = "holds", "in part", "not at this scale", "undecided"
@@ -17,32 +21,39 @@ BY_WEIGHT, BY_OUTPUT = "optimal_v_oblivious", "optimal_v_aware"
 
 def cell(approximation, mean, noise=0.0, **parameters):
     """100 targets a unit; `noise` moves every other unit's mean loss up and the rest down."""
+    return Cell(
+        approximation=approximation,
+        parameters=parameters,
+        error=with_largest(1e-6),
+        **ends(mean, mean, mean, mean) | units(mean, noise),
+    )
+
+
+def units(mean, noise=0.0, counts=100.0):
     means = mean + noise * np.resize([1.0, -1.0], UNITS)
-    return {
-        "approximation": approximation,
-        "parameters": parameters,
-        "unit_totals": (100 * means).tolist(),
-        "unit_counts": [100.0] * UNITS,
-        "largest_error": 1e-6,
-    }
+    return {"unit_totals": tuple(100 * means), "unit_counts": (counts,) * UNITS}
 
 
-def record(model, task, cells, kernel="exponential", **more):
-    metric = "perplexity" if task == "causal" else "error"
-    head = {"model": model, "task": task, "kernel": kernel, "length": 512, "head_dim": 64}
-    return head | {"metric": metric, "scale": "synthetic", "unit": "unit", "cells": cells} | more
+def with_largest(largest):
+    return error(0.0, 0.0, 0.0, (0.0,), largest_error=largest)
 
 
 def causal(kernel, *cells, exact=3.0, **more):
-    return record(f"causal_{kernel}", "causal", [cell("exact", exact), *cells], kernel, **more)
+    cells = [cell("exact", exact), *cells]
+    return record(f"causal_{kernel}", "causal", kernel, 512, cells, **more)
 
 
 def masked(name, *cells, exact=0.5, **more):
-    return record(f"masked_{name}", "masked", [cell("exact", exact), *cells], **more)
+    cells = [cell("exact", exact), *cells]
+    return record(f"masked_{name}", "masked", "exponential", 512, cells, **more)
+
+
+def found_in(records):
+    return answers(Results.of(records))
 
 
 def verdict(records, words):
-    (answer,) = (answer for answer in answers(records) if words in answer.claim)
+    (answer,) = (answer for answer in found_in(records) if words in answer.claim)
     return answer.verdict
 
 
@@ -95,16 +106,26 @@ def test_the_masked_models_are_held_to_the_first_claim_too():
 
 @pytest.mark.parametrize(("error", "expected"), [(1e-6, HOLDS), (1e-3, NOT_HERE)])
 def test_head_size_and_one_is_exact_to_rounding_only(error, expected):
-    exact = cell(BY_OUTPUT, 3.0, r=65) | {"largest_error": error}
-    fewer = cell(BY_OUTPUT, 3.0, r=64) | {"largest_error": 1.0}
+    exact = replace(cell(BY_OUTPUT, 3.0, r=65), error=with_largest(error))
+    fewer = replace(cell(BY_OUTPUT, 3.0, r=64), error=with_largest(1.0))
     assert verdict([causal("elu", exact, fewer)], "Head size") == expected
+
+
+def of_layers(gap_cells=None, keys=100):
+    """What was measured in the layers: the effective keys, and the skewness gap."""
+    skew = (replace(skewness(1)[0], effective_keys=keys),)
+    return (attention("elu", output_error(512, [1.0], {}, []), gap_cells, skew=skew),)
 
 
 def kernels_losing(*lost, noise=0.0):
     """Exponential, polynomial, elu; noise on the last, all from different exact losses."""
     return [
-        causal(kernel, *(cell(BY_WEIGHT, exact + more, moved, r=r) for r in (1, 65)), exact=exact)
-        | {"skewness": [{"effective_keys": keys}]}
+        causal(
+            kernel,
+            *(cell(BY_WEIGHT, exact + more, moved, r=r) for r in (1, 65)),
+            exact=exact,
+            attention=of_layers(keys=keys),
+        )
         for kernel, exact, more, moved, keys in zip(
             KERNELS, (3.0, 4.0, 5.0), lost, (0.0, 0.0, noise), (50, 200, 100), strict=True
         )
@@ -128,19 +149,13 @@ def test_the_order_of_kernels_is_of_what_is_lost_not_of_the_loss(lost, noise, ex
 
 
 def test_kernels_are_compared_within_a_training_and_every_training_has_to_agree():
-    once, again = kernels_losing(0.1, 0.9, 0.5), kernels_losing(0.9, 0.1, 0.5)
-    for record in again:
-        record["model"] += "_second"
+    once, other = kernels_losing(0.1, 0.9, 0.5), kernels_losing(0.9, 0.1, 0.5)
+    again = [replace(record, model=f"{record.model}_second") for record in other]
     assert verdict(once, "polynomial loses most") == HOLDS
     assert verdict([*once, *again], "polynomial loses most") == IN_PART
-    assert "trained once" in about(once) and "trained 2 times" in about([*once, *again])
-    assert len(answers([*once, *again])[3].findings) == 8
-
-
-def gap(layer, degree, keys, wider):
-    errors = {"oblivious": {"4": 0.1 * wider}, "aware": {"4": 0.1}}
-    cell = {"layer": layer, "kernel": "polynomial", "degree": degree, "own": False}
-    return cell | {"effective_keys": keys, "same_first_key": 0.5, **errors}
+    assert "trained once" in about(Results.of(once))
+    assert "trained 2 times" in about(Results.of([*once, *again]))
+    assert len(found_in([*once, *again])[3].findings) == 8
 
 
 @pytest.mark.parametrize(
@@ -149,13 +164,14 @@ def gap(layer, degree, keys, wider):
 )
 def test_flatness_is_correlated_with_the_gap_layer_by_layer(signs, expected):
     cells = [
-        gap(layer, degree, 100 - 10 * degree, 5 - sign * degree / 2 + 0.1 * layer)
+        gap_cell(layer, degree, 100 - 10 * degree, {"4": 5 - sign * degree / 2 + 0.1 * layer})
         for layer, sign in enumerate(signs)
         for degree in (0, 2, 4, 6)
     ]
     # one kernel of each layer is out of order, more or less of them
-    cells[0], cells[4] = {**cells[0], "effective_keys": 75}, {**cells[4], "effective_keys": 65}
-    given = causal("elu") | {"skewness_gap": {"cells": cells}}
+    cells[0] = replace(cells[0], effective_keys=75)
+    cells[4] = replace(cells[4], effective_keys=65)
+    given = causal("elu", attention=of_layers(cells))
     assert verdict([given], "Flatter attention") == expected
 
 
@@ -190,35 +206,37 @@ def test_orf_and_lsh_against_65_keys_are_means_over_seeds(orf, few, many, expect
     ("long", "noise", "expected"), [(0.4, 0.1, HOLDS), (0.49, 0.1, OPEN), (0.6, 0.1, NOT_HERE)]
 )
 def test_long_and_short_are_compared_on_the_same_masked_tokens(long, noise, expected):
-    read = cell("exact", 0.5, noise)
-    text = {name: read[name] for name in ("unit_totals", "unit_counts")}
-    short = masked("short", exact=0.9) | {"longer_text": {"length": 512, **text}}
+    def on_text(counts):
+        text = Baseline(**ends(0.5, 0.5, 0.5, 0.5) | units(0.5, noise, counts), length=512)
+        return masked("short", exact=0.9, baselines={"longer_text": text})
+
+    short, other = on_text(100.0), on_text(99.0)
     assert verdict([masked("long", exact=long), short], "long sequences") == expected
-    other = {**text, "unit_counts": [99.0] * UNITS}
-    short["longer_text"] = other
-    assert verdict([masked("long", exact=long), short], "long sequences") == "not measured"
+    assert verdict([masked("long", exact=long), other], "long sequences") == "not measured"
     assert verdict([masked("long", exact=long), masked("short")], "long seq") == "not measured"
 
 
 def test_without_records_nothing_is_measured_and_every_claim_is_listed():
-    found = answers([causal("elu")])
+    found = found_in([causal("elu")])
     assert len(found) == len(CLAIMS) == 9
     assert {answer.verdict for answer in found} == {"not measured"}
     assert all(answer.published for answer in found)
 
 
 def test_a_single_unit_decides_nothing():
-    records = [causal("elu", cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, r=1))]
-    for given in records[0]["cells"]:
-        given |= {"unit_totals": given["unit_totals"][:1], "unit_counts": [100.0]}
-    assert verdict(records, "One value") == OPEN
+    two = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, r=1)]
+    alone = [
+        replace(given, unit_totals=given.unit_totals[:1], unit_counts=(100.0,)) for given in two
+    ]
+    assert verdict([causal("elu", *alone)], "One value") == OPEN
 
 
 def test_numbers_are_ratios_of_perplexities_and_points_of_error():
     both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
     errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
-    found = answers([causal("elu", *both), masked("long", *errors)])
-    (line,) = found[0].lines()
+    found = found_in([causal("elu", *both), masked("long", *errors)])
+    published, line = found[0].lines()
+    assert published.startswith("Published: perplexity 280.3 against 1,031.1 (exponential)")
     assert line.startswith("OVA 1 against OVO 1: elu × 0.607 (")
     assert ", masked long −5.00 points (" in line
     rows = list(csv.DictReader(io.StringIO(claims_csv(found))))

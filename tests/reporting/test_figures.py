@@ -1,6 +1,6 @@
-import copy
-
+import pandas as pd
 import pytest
+from synthetic import with_cells
 
 from value_aware_study.cards import cards
 from value_aware_study.reporting import style
@@ -11,7 +11,8 @@ from value_aware_study.reporting.figures import (
     figure_3,
     save,
 )
-from value_aware_study.reporting.records import method_label, model_named
+from value_aware_study.reporting.labels import method_label
+from value_aware_study.reporting.results import Results
 from value_aware_study.reporting.value_figures import (
     BASELINES,
     OPTIMAL,
@@ -47,8 +48,8 @@ def colours(chart):
     return found
 
 
-def test_figure_1_draws_every_setting_once_and_the_exact_line(records):
-    drawn = rows(figure_1(records))
+def test_figure_1_draws_every_setting_once_and_the_exact_line(results):
+    drawn = rows(figure_1(results))
     sparse = {(r["series"], r["r"]) for r in drawn if r.get("r") is not None}
     assert len(sparse) == 3 * 11 + 3 * 5
     dense = {(r["series"], r["features"]) for r in drawn if r.get("features") is not None}
@@ -57,9 +58,9 @@ def test_figure_1_draws_every_setting_once_and_the_exact_line(records):
     assert {r["keys"] for r in drawn if "keys" in r} == {65}
 
 
-def test_figure_2_draws_nats_up_to_all_keys_and_one_exact_line_a_kernel(records):
-    drawn = rows(figure_2(records))
-    losses = causal_losses(records)
+def test_figure_2_draws_nats_up_to_all_keys_and_one_exact_line_a_kernel(results):
+    drawn = rows(figure_2(results))
+    losses = causal_losses(results)
     exact = {r["series"]: r["loss"] for r in drawn if r.get("approximation") == "exact"}
     assert sorted(exact) == sorted(KERNELS)
     last = {r["series"]: r["loss"] for r in drawn if r.get("r") == 256}
@@ -69,43 +70,42 @@ def test_figure_2_draws_nats_up_to_all_keys_and_one_exact_line_a_kernel(records)
 
 
 def test_figure_3_draws_the_curves_as_recorded(records, training):
-    drawn = rows(figure_3(records, training))
+    drawn = rows(figure_3(Results.of(records, training)))
     curve = [(r["step"], r["y"]) for r in drawn if r["series"] == "long, 512 tokens"]
     assert curve == [(p["step"], p["error"]) for p in training["masked_long"]["curve"]]
     assert len({r["series"] for r in drawn}) == 5
 
 
-def test_figure_4_leaves_out_what_is_exact(records):
-    errors = [r["relative_output_error"] for r in rows(figure_4(records)) if "series" in r]
+def test_figure_4_leaves_out_what_is_exact(results):
+    errors = [r["relative_output_error"] for r in rows(figure_4(results)) if "series" in r]
     assert errors and min(errors) >= SMALLEST_ERROR
 
 
-def test_figure_5_has_a_panel_for_each_kernel_and_the_long_masked_model(records):
-    panels = figure_5(records).to_dict()["concat"]
+def test_figure_5_has_a_panel_for_each_kernel_and_the_long_masked_model(results):
+    panels = figure_5(results).to_dict()["concat"]
     assert [panel["title"] for panel in panels] == [*KERNELS, "long masked model"]
-    kernels = [record for record in records if record["task"] == "causal"]
-    assert len(figure_5(kernels).to_dict()["concat"]) == 3
+    assert len(figure_5(Results.of(results.causal)).to_dict()["concat"]) == 3
 
 
-def test_figure_5_draws_every_method_with_its_interval(records):
-    drawn = [row for row in rows(figure_5(records)) if row.get("value") is not None]
-    cells = model_named(records, "masked_long")["cells"]
+def test_figure_5_draws_every_method_with_its_interval(results):
+    drawn = [row for row in rows(figure_5(results)) if row.get("value") is not None]
+    cells = results.models("masked_long")[0].cells
     names = {"norm_weighted_keys": ["α|v|, 1-norm (VATP)", "α|v|, 2-norm (Kobayashi)"]}
     for method in (*OPTIMAL, *BASELINES):
         labels = names.get(method, [method_label(method)])
-        expected = [cell for cell in cells if cell["approximation"] == method]
+        expected = [cell for cell in cells if cell.approximation == method]
         found = [row for row in drawn if row["series"] in labels]
-        counts = {(cell["parameters"]["r"], cell["parameters"].get("norm")) for cell in expected}
+        counts = {(cell.parameters["r"], cell.parameters.get("norm")) for cell in expected}
         assert len(found) == len(counts) > 0, method
         assert all(row["low"] < row["high"] or row["value"] == 45.0 for row in found)
     wanted = {"r": 4, "norm": 1}
-    (cell,) = (c for c in cells if c["parameters"] == wanted)
+    (cell,) = (c for c in cells if c.parameters == wanted)
     (row,) = (r for r in drawn if r["series"] == names["norm_weighted_keys"][0] and r["r"] == 4)
-    assert (row["value"], row["low"], row["high"]) == (cell["value"], cell["low"], cell["high"])
+    assert (row["value"], row["low"], row["high"]) == (cell.value, cell.low, cell.high)
 
 
 def test_figure_5_draws_baselines_quieter_than_the_optimal_methods(records):
-    chart = figure_5(records[:1]).to_dict()
+    chart = figure_5(Results.of(records[:1])).to_dict()
     widths = {
         row["series"]: layer["mark"]["strokeWidth"]
         for layer in chart["concat"][0]["layer"]
@@ -116,8 +116,8 @@ def test_figure_5_draws_baselines_quieter_than_the_optimal_methods(records):
     assert len(quiet) == 6 and max(quiet.values()) < min(widths["OVO"], widths["OVA"])
 
 
-def test_a_method_has_the_same_colour_in_every_figure(records):
-    first, fourth, fifth = (colours(draw(records)) for draw in (figure_1, figure_4, figure_5))
+def test_a_method_has_the_same_colour_in_every_figure(results):
+    first, fourth, fifth = (colours(draw(results)) for draw in (figure_1, figure_4, figure_5))
     assert len(set(first.values())) == len(first) == 8
     assert {name: fourth[name] for name in first} == first
     assert {name: fourth[name] for name in fifth} == fifth
@@ -127,7 +127,12 @@ def test_a_method_has_the_same_colour_in_every_figure(records):
 @pytest.mark.parametrize("name", [n for n, c in cards().items() if c.axes or c.survey is not None])
 def test_every_method_that_is_measured_has_a_label_and_a_mark_of_its_own(name):
     curves = {card.name: list(card.marks() or [card.label]) for card in cards().values()}
-    marks = style.method_marks(curve for drawn in curves.values() for curve in drawn)
+    drawn = [
+        {"approximation": name, "series": curve, "rounds": 1}
+        for name in curves
+        for curve in curves[name]
+    ]
+    marks = style.method_marks(pd.DataFrame(drawn))
     assert all(curve.split(", ")[0] == method_label(name) for curve in curves[name])
     for curve in curves[name]:
         assert marks[curve].colour != style.OTHER
@@ -135,21 +140,20 @@ def test_every_method_that_is_measured_has_a_label_and_a_mark_of_its_own(name):
 
 
 def test_lsh_shades_deepen_with_rounds():
-    marks = style.method_marks(["LSH, 16 rounds", "LSH, 4 rounds", "LSH, 1 round"])
+    drawn = {"approximation": "lsh", "rounds": [16, 4, 1]}
+    drawn["series"] = ["LSH, 16 rounds", "LSH, 4 rounds", "LSH, 1 round"]
+    marks = style.method_marks(pd.DataFrame(drawn))
     assert list(marks) == ["LSH, 1 round", "LSH, 4 rounds", "LSH, 16 rounds"]
     red = [int(mark.colour[1:3], 16) for mark in marks.values()]
     assert red == sorted(red, reverse=True)
 
 
 def test_two_settings_are_not_joined_by_a_line(records):
-    few = copy.deepcopy(records)
-    for record in few:
-        record["cells"] = [
-            cell
-            for cell in record["cells"]
-            if cell["approximation"] != "optimal_v_aware" or cell["parameters"]["r"] in (1, 65)
-        ]
-    few = [record for record in few if record["task"] == "causal"]
+    def kept(cell):
+        few = cell.approximation != "optimal_v_aware" or cell.parameters["r"] in (1, 65)
+        return cell if few else None
+
+    few = Results.of(with_cells(record, kept) for record in records if record.task == "causal")
     drawn = rows(figure_5(few))
     points = {r["series"]: r["points"] for r in drawn if r.get("series") in ("OVO", "OVA")}
     assert points == {"OVO": 10, "OVA": 2}
@@ -157,20 +161,21 @@ def test_two_settings_are_not_joined_by_a_line(records):
     assert set(filters) == {"datum.points >= 3"}
 
 
-def test_a_shape_and_a_colour_of_a_curve_share_one_legend(records):
-    for part in parts(figure_1(records).to_dict()):
+def test_a_shape_and_a_colour_of_a_curve_share_one_legend(results):
+    for part in parts(figure_1(results).to_dict()):
         if isinstance(part.get("shape"), dict):
             assert part["shape"]["scale"]["domain"] == part["color"]["scale"]["domain"]
 
 
 @pytest.mark.parametrize("draw", [figure_1, figure_2, figure_4, figure_5])
 def test_no_records_draw_a_sentence(draw, tmp_path):
-    save(draw([]), tmp_path / "figure.png")
+    save(draw(Results.of([])), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_axis_has_a_title_with_a_unit(records, training):
-    for chart in (figure_1(records), figure_2(records), figure_3(records, training)):
+    results = Results.of(records, training)
+    for chart in (figure_1(results), figure_2(results), figure_3(results)):
         titles = [
             part[axis].get("title")
             for part in parts(chart.to_dict())

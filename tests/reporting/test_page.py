@@ -1,11 +1,12 @@
 import ast
-import copy
 import random
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from synthetic import TEXT, UNKNOWN, with_cells
 
 from value_aware_study import reporting
 from value_aware_study.reporting import figures, write_report
@@ -44,10 +45,8 @@ def test_the_same_input_gives_the_same_bytes(report, records, training, tokens, 
 
 
 def test_a_report_without_most_models_has_the_same_files(records, tmp_path):
-    lonely = copy.deepcopy(records[:1])
-    for cell in lonely[0]["cells"]:
-        cell |= dict.fromkeys(("low", "high", "difference_low", "difference_high"))
-    write_report(lonely, {}, {}, tmp_path)
+    lonely = with_cells(records[0], lambda cell: replace(cell, **UNKNOWN))
+    write_report([lonely], {}, {}, tmp_path)
     assert set(contents(tmp_path)) == FILES
 
 
@@ -93,7 +92,7 @@ def test_the_page_is_whole_and_self_contained(report):
     page = Page()
     page.feed(text)
     assert not page.open
-    own = set(page.links) - {"pretrained/index.html"}
+    own = set(page.links) - {"probe/all-MiniLM-L6-v2/index.html"}
     assert len(own) == len(set(page.links)) - 1 and all((report / link).is_file() for link in own)
     assert len(page.images) == 8 and all(image["alt"] for image in page.images)
     assert not re.search(r"https?://|<script", text)
@@ -102,9 +101,8 @@ def test_the_page_is_whole_and_self_contained(report):
 
 def test_the_page_escapes_what_it_is_given(records, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda chart, path: path.write_bytes(b""))
-    sly = copy.deepcopy(records[:1])
-    sly[0]["run_on"]["data"] = "<i>a & b</i>"
-    write_report(sly, {}, {}, tmp_path)
+    sly = replace(records[0], text=replace(TEXT, description="<i>a & b</i>"))
+    write_report([sly], {}, {}, tmp_path)
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "<i>" not in text and "&lt;i&gt;a &amp; b&lt;/i&gt;" in text
 

@@ -151,7 +151,7 @@ def test_a_verdict_on_a_cpu_says_so_and_what_it_does_not_tell(tmp_path: Path) ->
     given = record(AGREES)
     for device in ("cpu", "cuda"):
         given["layer"]["device"] = device
-        write_survey(given, [], [], tmp_path / device)
+        write_survey(given, [], tmp_path / device)
     on_cpu = (tmp_path / "cpu/claims.md").read_text()
     assert "on this CPU." in on_cpu and "RTX 3090" in on_cpu and "6 forward + backward" in on_cpu
     on_gpu = (tmp_path / "cuda/claims.md").read_text()
@@ -194,7 +194,7 @@ def test_exponents_are_the_powers_of_the_laws() -> None:
 def test_the_report_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
     given = record(AGREES, left_out="nystrom")
     for folder in ("first", "second"):
-        write_survey(given, [survey_record()], [], tmp_path / folder)
+        write_survey(given, [survey_record()], tmp_path / folder)
     names = {path.name for path in (tmp_path / "first").iterdir()}
     tables = ("forward", "forward_backward", "memory", "exponents", "methods", "cells")
     assert {f"{table}.{kind}" for table in tables for kind in ("csv", "md")} < names
@@ -211,6 +211,6 @@ def test_the_report_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
 def test_a_record_of_nothing_long_has_a_report(tmp_path: Path) -> None:
     given = record(AGREES)
     given["cells"] = [cell for cell in given["cells"] if cell["length"] < 256]
-    write_survey(given, [], [], tmp_path)
+    write_survey(given, [], tmp_path)
     assert "Nothing was measured" not in (tmp_path / "index.html").read_text()
     assert (tmp_path / "growth.png").exists()

@@ -1,8 +1,8 @@
 """What every caption says: scale, data, hardware, and on how much the numbers were measured."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from value_aware_study.reporting.records import Record
+from value_aware_attention.measurement.record import Record
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "
@@ -52,7 +52,7 @@ NO_RECORDS = "No model of this kind was evaluated."
 
 def keys(records: Iterable[Record], paper: int) -> str:
     """A reminder that the same r is another share of the keys in a shorter sequence."""
-    lengths = sorted({int(record["length"]) for record in records})
+    lengths = sorted({record.length for record in records})
     ours = " and ".join(map(str, lengths)) or "no"
     return f"r counts keys and is no share of them: ours have {ours} keys, the paper's {paper}."
 
@@ -64,37 +64,29 @@ def plural(count: int, unit: str) -> str:
 
 def measured_on(record: Record) -> str:
     """How much text exact attention was evaluated on: "5,000 masked tokens in 90 sequences"."""
-    run_on = record.get("run_on", {})
-    kind = "masked token" if record["task"] == "masked" else "target"
-    parts = []
-    if run_on.get("targets") is not None:
-        parts.append(plural(run_on["targets"], kind))
-    if run_on.get("evaluation_units") is not None:
-        parts.append(plural(run_on["evaluation_units"], record["unit"]))
-    return " in ".join(parts) or "an unrecorded amount of text"
+    kind = "masked token" if record.task == "masked" else "target"
+    return f"{plural(record.text.targets, kind)} in {plural(record.text.units, record.unit)}"
 
 
 def recorded_on(records: Iterable[Record]) -> str:
     """On how many units output errors and skewness were measured: not all of the evaluation's."""
     models: dict[str, list[str]] = {}
     for record in records:
-        if (units := record.get("run_on", {}).get("recorded_units")) is not None:
-            models.setdefault(plural(units, record["unit"]), []).append(record["model"])
+        if (units := record.text.recorded_units) is not None:
+            models.setdefault(plural(units, record.unit), []).append(record.model)
     if not models:
         return "On how many windows or sequences was not recorded."
     parts = (f"{units} ({', '.join(names)})" for units, names in models.items())
     return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
 
 
-def versions(record: Record) -> str:
-    installed = record.get("run_on", {}).get("versions", {})
+def versions(installed: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
 
 
 def _setting(record: Record) -> str:
-    run_on = record.get("run_on", {})
-    data, hardware = (run_on.get(name, "not recorded") for name in ("data", "hardware"))
-    return f"{record['scale']} scale; data: {data}; hardware: {hardware}"
+    data, hardware = record.text.description, record.run_on.hardware
+    return f"{record.scale} scale; data: {data}; hardware: {hardware}"
 
 
 def settings_of(records: Iterable[Record]) -> str:
@@ -103,8 +95,8 @@ def settings_of(records: Iterable[Record]) -> str:
 
 
 def _model(record: Record) -> str:
-    size = f"{record['length']} tokens, heads of {record['head_dim']} dimensions"
-    return f"{record['model']}: {size}, {measured_on(record)}"
+    size = f"{record.length} tokens, heads of {record.head_dim} dimensions"
+    return f"{record.model}: {size}, {measured_on(record)}"
 
 
 def ours(records: Iterable[Record]) -> str:

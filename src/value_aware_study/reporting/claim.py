@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 
 MARKS = {True: "✓", False: "✗", None: "?"}
@@ -55,35 +54,26 @@ class Answer:
         return " ".join(filter(None, (self.verdict.capitalize(), self.where))) + "."
 
     def lines(self) -> list[str]:
-        """The findings as text."""
-        found: list[str] = []
+        """What was published, and the findings, as text."""
+        found = [f"Published: {self.published}"] if self.published else []
         for what, group in groupby(self.findings, key=lambda finding: finding.what):
             marked = [f"{finding.sentence} {MARKS[finding.holds]}" for finding in group]
             found += [f"{what}: {', '.join(marked)}"] if what else marked
         return found
 
 
-def claims_markdown(title: str, about: str, answers: Sequence[Answer]) -> str:
-    """Every claim with its verdict and findings, as Markdown."""
-    lines = [f"# {title}", "", about, ""]
-    for answer in answers:
-        published = [f"Published: {answer.published}"] if answer.published else []
-        lines += [f"**{answer.claim}** {answer.verdict_said()}"]
-        lines += [*(f"- {line}" for line in [*published, *answer.lines()]), ""]
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class Claims:
+    """Every claim of a paper with its answer, and how to read them."""
 
+    title: str
+    about: str
+    answers: Sequence[Answer]
 
-def claims_section(title: str, about: str, answers: Sequence[Answer]) -> str:
-    """The same as a section of a page."""
-    items = "\n".join(_item(answer) for answer in answers)
-    caption = f"<p class='caption'>{escape(about)}</p>\n" if about else ""
-    return f"<section id='claims'><h2>{escape(title)}</h2>{caption}<ul>\n{items}\n</ul></section>"
-
-
-def _item(answer: Answer) -> str:
-    published = [f"Published: {answer.published}"] if answer.published else []
-    findings = "<br>".join(escape(line) for line in [*published, *answer.lines()])
-    return (
-        f"<li><p><b>{escape(answer.claim)}</b> {escape(answer.verdict_said())}</p>"
-        f"<p class='caption'>{findings}</p></li>"
-    )
+    def markdown(self, before: str = "") -> str:
+        """As text of its own, which says `before` what it is about."""
+        lines = [f"# {self.title}", "", " ".join(filter(None, (before, self.about))), ""]
+        for answer in self.answers:
+            lines += [f"**{answer.claim}** {answer.verdict_said()}"]
+            lines += [*(f"- {line}" for line in answer.lines()), ""]
+        return "\n".join(lines)

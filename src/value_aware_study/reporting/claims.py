@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.record import Record
 from value_aware_study.reporting import captions
-from value_aware_study.reporting.claim import VERDICTS, Answer, Finding
+from value_aware_study.reporting.claim import VERDICTS, Answer, Claims, Finding
 from value_aware_study.reporting.comparison import (
     EXACT,
     Model,
@@ -23,22 +24,18 @@ from value_aware_study.reporting.comparison import (
     is_above,
     oblivious,
 )
-from value_aware_study.reporting.measurements import of_records
+from value_aware_study.reporting.measurements import of_models
 from value_aware_study.reporting.published import (
     SHORT_EXACT,
     TABLE_1,
     TABLE_2,
     TABLE_2_COLUMNS,
 )
-from value_aware_study.reporting.records import (
-    KERNELS,
-    Record,
-    model_named,
-)
+from value_aware_study.reporting.results import KERNELS, Results
 from value_aware_study.reporting.skewness_figure import gap_rows
 from value_aware_study.reporting.table import number, signed, times
 
-__all__ = ["CLAIMS", "TITLE", "about", "answers", "claims_csv"]
+__all__ = ["CLAIMS", "about", "answered", "answers", "claims_csv"]
 
 TITLE = "The paper's claims, measured here"
 SIZES = (1, 65)
@@ -58,16 +55,16 @@ FEW_LSH, MANY_LSH = (
 class Run:
     """The evaluated models of one run."""
 
-    records: Sequence[Record]
+    results: Results
 
     def trainings(self) -> list[list[Model]]:
         """The causal models of the kernels, once for every time that all of them were trained."""
         runs: dict[str, list[Model]] = {}
         for kernel in KERNELS:
             name = f"causal_{kernel}"
-            for record in self.records:
-                if record["task"] == "causal" and record["model"].startswith(name):
-                    again = record["model"].removeprefix(name).replace("_", " ")
+            for record in self.results.causal:
+                if record.model.startswith(name):
+                    again = record.model.removeprefix(name).replace("_", " ")
                     runs.setdefault(again, []).append(Model(f"{kernel}{again}", record))
         return list(runs.values())
 
@@ -75,8 +72,8 @@ class Run:
         return [model for training in self.trainings() for model in training]
 
     def masked(self, *lengths: str) -> list[Model]:
-        found = ((name, model_named(self.records, f"masked_{name}")) for name in lengths)
-        return [Model(f"masked {name}", record) for name, record in found if record]
+        models = ((name, self.results.models(f"masked_{name}")) for name in lengths)
+        return [Model(f"masked {name}", record) for name, found in models for record in found]
 
 
 def aware_beats_oblivious(run: Run) -> list[Finding]:
@@ -90,10 +87,10 @@ def one_more_than_head_size(run: Run) -> list[Finding]:
     what = "largest |o − õ| of head size + 1 value-aware keys, over the longest value"
     findings = []
     for model in (*run.causal(), *run.masked("long", "short")):
-        r = model.record["head_dim"] + 1
-        for cell in model.record["cells"]:
-            error = cell.get("largest_error")
-            if error is not None and Setting(cell["approximation"], cell["parameters"]) == aware(r):
+        r = model.record.head_dim + 1
+        for cell in model.record.cells:
+            error = cell.error.largest_error if cell.error else None
+            if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
                 findings.append(Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what))
     return findings
 
@@ -107,7 +104,7 @@ def order_of_kernels(run: Run) -> list[Finding]:
     """Polynomial above elu above exponential, in what OVO adds to the loss."""
     findings = []
     for training in run.trainings():
-        models = {model.record["kernel"]: model for model in training}
+        models = {model.record.kernel: model for model in training}
         order = [models[name] for name in ("polynomial", "elu", "exponential") if name in models]
         findings += _in_order(order, "")
     return findings
@@ -117,7 +114,7 @@ def flatter_kernels_lose_more(run: Run) -> list[Finding]:
     """The kernel whose trained model has flatter attention above the next one, in the same."""
     findings = []
     for training in run.trainings():
-        models = [model for model in training if model.record.get("skewness")]
+        models = [model for model in training if model.record.attention]
         models.sort(key=lambda model: -model.effective_keys)
         keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in models)
         findings += _in_order(models, f", the flatter first (effective keys: {keys})")
@@ -126,7 +123,7 @@ def flatter_kernels_lose_more(run: Run) -> list[Finding]:
 
 def flatter_is_wider(run: Run) -> list[Finding]:
     """In each layer, the rank correlation over kernels of effective keys and OVO over OVA error."""
-    frame = gap_rows(of_records(run.records))
+    frame = gap_rows(of_models(run.results))
     layers = (layer for _, layer in frame.groupby(["model", "layer"]))
     ranks = [layer["share"].rank().corr(layer["gap"].rank()) for layer in layers]
     known = np.array([rank for rank in ranks if math.isfinite(rank)])
@@ -162,10 +159,10 @@ def longer_is_better(run: Run) -> list[Finding]:
     what = "long model against the short one, same masked tokens"
     findings = []
     for long, short in zip(run.masked("long"), run.masked("short"), strict=False):
-        if text := short.record.get("longer_text"):
-            sums = Sums(np.array(text["unit_totals"]), np.array(text["unit_counts"]))
+        if text := short.record.baselines.get("longer_text"):
+            exact = long.sums(EXACT)
             findings += difference(
-                what, "exact attention", "error", long.sums(EXACT), sums, above=False
+                what, "exact attention", "error", exact, Sums.of([text]), above=False
             )
     return findings
 
@@ -209,11 +206,11 @@ def _in_order(models: Sequence[Model], how: str) -> list[Finding]:
 def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
     """The one with the most keys and rounds up to the paper's that does not see all keys."""
     most = paper.parameters
-    given = (cell["parameters"] for cell in record["cells"] if cell["approximation"] == "lsh")
+    given = (cell.parameters for cell in record.cells if cell.approximation == "lsh")
     fitting = [
         (its["r"], its["rounds"])
         for its in given
-        if its["r"] <= most["r"] and its["rounds"] <= most["rounds"] and its["r"] < record["length"]
+        if its["r"] <= most["r"] and its["rounds"] <= most["rounds"] and its["r"] < record.length
     ]
     if not fitting:
         return None
@@ -307,9 +304,13 @@ CLAIMS = (
 )
 
 
-def answers(records: Sequence[Record]) -> list[Answer]:
+def answered(results: Results) -> Claims:
+    return Claims(TITLE, about(results), answers(results))
+
+
+def answers(results: Results) -> list[Answer]:
     """Every claim with its findings; with none where a model or a setting was not evaluated."""
-    run = Run(records)
+    run = Run(results)
     return [
         Answer(
             claim.text, [finding for find in claim.finds for finding in find(run)], claim.published
@@ -318,13 +319,13 @@ def answers(records: Sequence[Record]) -> list[Answer]:
     ]
 
 
-def about(records: Sequence[Record]) -> str:
+def about(results: Results) -> str:
     """How to read the verdicts."""
     return (
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
         "95% intervals over windows or sequences of the same evaluation text (for correlations: "
         "over layers); they do not cover the draws of random methods, which are means over seeds. "
-        f"{_trained(len(Run(records).trainings()))} {captions.ours(records)}"
+        f"{_trained(len(Run(results).trainings()))} {captions.ours(results.records)}"
     )
 
 

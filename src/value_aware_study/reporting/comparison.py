@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from value_aware_attention.measurement.intervals import paired_difference
+from value_aware_attention.measurement.record import EndMetric, Record
 from value_aware_study.reporting.claim import Finding
-from value_aware_study.reporting.records import Record, setting_label
+from value_aware_study.reporting.labels import setting_label
 from value_aware_study.reporting.table import number, signed
 
 
@@ -49,6 +50,12 @@ class Sums:
     totals: NDArray[np.float64]
     counts: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, measured: Sequence[EndMetric]) -> "Sums":
+        """The mean of what was measured on the same targets."""
+        totals = np.mean([one.unit_totals for one in measured], axis=0)
+        return cls(totals, np.array(measured[0].unit_counts))
+
 
 @dataclass(frozen=True)
 class Model:
@@ -61,14 +68,11 @@ class Model:
         """Of one setting, the mean over the seeds of a random method; None where not measured."""
         cells = [
             cell
-            for cell in self.record["cells"]
-            if cell["approximation"] == setting.approximation
-            and setting.parameters.items() <= cell["parameters"].items()
+            for cell in self.record.cells
+            if cell.approximation == setting.approximation
+            and setting.parameters.items() <= cell.parameters.items()
         ]
-        if not cells:
-            return None
-        totals = np.mean([cell["unit_totals"] for cell in cells], axis=0)
-        return Sums(totals, np.array(cells[0]["unit_counts"], dtype=np.float64))
+        return Sums.of(cells) if cells else None
 
     def added(self, setting: Setting) -> Sums | None:
         """The loss above exact attention's."""
@@ -77,7 +81,7 @@ class Model:
 
     @property
     def effective_keys(self) -> float:
-        return fmean(layer["effective_keys"] for layer in self.record["skewness"])
+        return fmean(layer.effective_keys for layer in self.record.attention[0].skewness)
 
 
 def compared(
@@ -91,7 +95,7 @@ def compared(
         for finding in difference(
             what,
             model.label,
-            model.record["metric"],
+            model.record.metric,
             model.sums(first),
             model.sums(second),
             above=above,

@@ -7,25 +7,20 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.record import Record
 from value_aware_study.cards import cards
 from value_aware_study.reporting import captions, style
 from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.figures import ERROR_TITLE, LOSS_TITLE
-from value_aware_study.reporting.output_error_figures import FLOOR, POWERS
-from value_aware_study.reporting.records import (
-    KERNEL_LABELS,
-    Record,
-    in_order,
-    series_label,
-    settings,
-)
+from value_aware_study.reporting.labels import model_label
+from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
+from value_aware_study.reporting.output_error_figures import FLOOR, error_axis
+from value_aware_study.reporting.results import OUTPUT_ERRORS, Results
 from value_aware_study.reporting.table import DASH, Table, interval, number, times
 
 __all__ = ["distance_figures", "distance_table", "findings"]
 
-OVO, OVA = "optimal_v_oblivious", "optimal_v_aware"
 BUDGET_TITLE = "multiply-adds a query, in keys attended to (log scale)"
-OUTPUT_TITLE = "relative squared output error (log scale)"
 WIDTH, HEIGHT = 380, 330
 BUDGETS = (
     "Every method has the parameter that brings its multiply-adds a query closest to the budget; "
@@ -34,22 +29,11 @@ BUDGETS = (
     f"the exact weights, is not counted. {captions.DRAWS} One seed a layer."
 )
 SEEDS = ("seeds_low", "seeds_high")
-MEASURED = ("relative_output_error", "relative_output_error_low", "relative_output_error_high")
 
 
-def label(record: Record) -> str:
-    """The name of a model in titles."""
-    if record["task"] == "causal":
-        return f"causal, {KERNEL_LABELS.get(record['kernel'], record['kernel'])}"
-    return f"masked, {record['length']} tokens"
-
-
-def budget_settings(records: Sequence[Record]) -> pd.DataFrame:
+def budget_settings(results: Results) -> pd.DataFrame:
     """One row a model, method and budget, seeds averaged: `cost`, `budget`, loss or error."""
-    moved = [
-        {**record, "cells": [_with_cost(cell) for cell in record["cells"]]} for record in records
-    ]
-    frame = settings(moved)
+    frame = results.settings
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, "budget", "cost"])])
     frame = frame[frame["cost"].notna()].copy()
     for source in ("value", "low", "high", *SEEDS):
@@ -57,51 +41,39 @@ def budget_settings(records: Sequence[Record]) -> pd.DataFrame:
         values = frame[source].astype(float)
         logged = values.where(perplexity).map(math.log, na_action="ignore")
         frame[source] = logged.where(perplexity, values)
-    frame["series"] = [series_label(row) for row in frame.to_dict("records")]
     return frame
 
 
-def _with_cost(cell: Record) -> dict[str, Any]:
-    budget = {name: cell.get(name) for name in ("budget", "cost")}
-    return {**cell, "parameters": {**cell["parameters"], **budget}}
-
-
-def distance_figures(records: Sequence[Record]) -> list[Figure]:
+def distance_figures(results: Results) -> list[Figure]:
     """One figure a model: output error and end metric against the budget, with their intervals."""
-    frame = budget_settings(records)
+    frame = budget_settings(results)
+    by_model = {record.model: frame[frame["model"] == record.model] for record in results.records}
     return [
         Figure(
-            f"distance_{record['model']}",
-            f"Distance to the optimum: {label(record)}",
+            f"distance_{record.model}",
+            f"Distance to the optimum: {model_label(record)}",
             f"{BUDGETS} {captions.BEST_FOUND} {captions.OUTPUT_ERROR} "
             f"{captions.recorded_on([record])} The end metric: {captions.INTERVAL} "
-            f"{findings(record)} {captions.ours([record])}",
-            _chart(frame[frame["model"] == record["model"]], record),
+            f"{findings(by_model[record.model])} {captions.ours([record])}",
+            _chart(by_model[record.model], record),
         )
-        for record in in_order(records)
+        for record in results.records
     ]
 
 
 def _chart(frame: pd.DataFrame, record: Record) -> style.Chart:
     if frame.empty:
         return style.empty("No method was evaluated.")
-    title = LOSS_TITLE if record["task"] == "causal" else ERROR_TITLE
+    title = LOSS_TITLE if record.task == "causal" else ERROR_TITLE
     y = style.value_axis(title, [*frame["low"], *frame["high"]])
-    exact = record["cells"][0]["value"]
-    exact = math.log(exact) if record["task"] == "causal" else exact
+    exact = record.cells[0].value
+    exact = math.log(exact) if record.task == "causal" else exact
     cost = frame["cost"].astype(float)
     line = style.dashed_line(exact, "exact attention", float(cost.min()), y)
     metric = _panel(frame, ("value", "low", "high"), y.of, "(b) end metric")
-    errors = frame.assign(**{name: frame[name].clip(lower=FLOOR) for name in MEASURED})
-    error = _panel(errors, MEASURED, _error_axis, "(a) output error")
+    errors = frame.assign(**{name: frame[name].clip(lower=FLOOR) for name in OUTPUT_ERRORS})
+    error = _panel(errors, OUTPUT_ERRORS, error_axis, "(a) output error")
     return alt.hconcat(error, alt.layer(*line, metric))
-
-
-def _error_axis(field: str) -> alt.Y:
-    scale = alt.Scale(type="log", nice=False, padding=10)
-    powers = [10.0**power for power in range(round(math.log10(FLOOR)), 4)]
-    axis = alt.Axis(values=powers, labelExpr=POWERS)
-    return alt.Y(f"{field}:Q", title=OUTPUT_TITLE, scale=scale, axis=axis)
 
 
 def _panel(
@@ -124,7 +96,7 @@ def _x(frame: pd.DataFrame) -> alt.X:
 
 
 def _encodings(frame: pd.DataFrame) -> dict[str, Any]:
-    return style.series("series", style.method_marks(frame["series"]), columns=4)
+    return style.series("series", style.method_marks(frame), columns=4)
 
 
 def _ranked(frame: pd.DataFrame) -> pd.DataFrame:
@@ -134,22 +106,21 @@ def _ranked(frame: pd.DataFrame) -> pd.DataFrame:
     return practical.sort_values("relative_output_error", kind="stable")
 
 
-def findings(record: Record) -> str:
-    """What the figure shows, in sentences made from its numbers."""
-    frame = budget_settings([record])
+def findings(frame: pd.DataFrame) -> str:
+    """What the figure of a model shows, in sentences made from its numbers."""
     sentences = []
     for budget, group in frame.groupby("budget"):
         errors = group.set_index("approximation")["relative_output_error"]
         ranked = _ranked(group)
-        if ranked.empty or not {OVO, OVA} <= set(errors.index):
+        if ranked.empty or not {OBLIVIOUS, AWARE} <= set(errors.index):
             continue
         best = ranked.iloc[0]
-        measured = _with_ends(*(best[name] for name in MEASURED))
-        compared = f"{measured}, {_over(best, errors, OVA)} OVA's"
+        measured = _with_ends(*(best[name] for name in OUTPUT_ERRORS))
+        compared = f"{measured}, {_over(best, errors, AWARE)} OVA's"
         sentences.append(
             f"At {int(budget)} keys the closest practical method is {best['series']}: output error "
-            f"{compared} ({errors[OVA]:.2g}) and {_over(best, errors, OVO)} OVO's "
-            f"({errors[OVO]:.2g})."
+            f"{compared} ({errors[AWARE]:.2g}) and {_over(best, errors, OBLIVIOUS)} OVO's "
+            f"({errors[OBLIVIOUS]:.2g})."
         )
     return " ".join(sentences)
 
@@ -160,11 +131,11 @@ def _over(row: pd.Series, errors: pd.Series, other: str) -> str:
     return f"{times(row['relative_output_error'] / errors[other])}"
 
 
-def distance_table(records: Sequence[Record]) -> Table:
+def distance_table(results: Results) -> Table:
     """Every method at every budget: cost, output error, end metric and its interval."""
-    frame = budget_settings(records)
-    labels = {record["model"]: label(record) for record in records}
-    columns = ["model", "approximation", "series", "budget", "cost", *MEASURED]
+    frame, records = budget_settings(results), results.records
+    labels = {record.model: model_label(record) for record in records}
+    columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
     data = frame[[*columns, "value", "low", "high", "seeds", *SEEDS]].reset_index(drop=True)
     shown = [
         _row(labels[model], row)
@@ -172,7 +143,7 @@ def distance_table(records: Sequence[Record]) -> Table:
         for row in group.sort_values("relative_output_error", kind="stable").to_dict("records")
     ]
     caption = (
-        f"{BUDGETS} {captions.OUTPUT_ERROR} {captions.recorded_on(in_order(records))} Loss in nats "
+        f"{BUDGETS} {captions.OUTPUT_ERROR} {captions.recorded_on(records)} Loss in nats "
         "a token (causal) or masked tokens predicted wrongly in percent. "
         f"{captions.BEST_FOUND} {captions.INTERVAL} {captions.settings_of(records)}"
     )
@@ -186,7 +157,7 @@ def _row(model: str, row: Mapping[str, Any]) -> dict[str, str]:
         "budget, keys": number(row["budget"], 0),
         "method": row["series"],
         "cost, keys": number(row["cost"]),
-        "output error": _with_ends(*(row[name] for name in MEASURED)),
+        "output error": _with_ends(*(row[name] for name in OUTPUT_ERRORS)),
         "loss or error": number(row["value"], 2),
         "interval": interval(row["low"], row["high"], 2),
         "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2) if several else DASH,

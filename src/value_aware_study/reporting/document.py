@@ -1,14 +1,20 @@
-"""The report as one HTML document with its own style, images by relative path."""
+"""A page of results: tables, figures, claims and text, written with their files to one folder."""
 
-from collections.abc import Iterable, Sequence
-from html import escape
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
+from jinja2 import Environment
 
-from value_aware_study.reporting.captions import measured_on, versions
+from value_aware_study.reporting import figures
+from value_aware_study.reporting.claim import Claims
 from value_aware_study.reporting.figure import Figure
-from value_aware_study.reporting.records import Record, find, settings
-from value_aware_study.reporting.table import Table, number
+from value_aware_study.reporting.table import Table
+
+__all__ = ["Part", "Text", "write_page"]
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -34,142 +40,106 @@ pre { padding: .8rem 1rem; overflow-x: auto;
 # A cell longer than this is text that may wrap.
 LONG_TEXT = 36
 
-INTRODUCTION = """
-If attention may look at only r keys, how much of the loss comes from choosing them by attention
-weight instead of by the attention output? Language models are trained with exact attention, then
-evaluated with the attention of every layer replaced by an approximation: optimal value-oblivious
-(OVO, the r largest weights, renormalised), optimal value-aware (OVA, the convex combination of at
-most r values closest to the exact output), methods between the two, a sliding window, LSH and
-orthogonal random features (ORF). OVA is proved optimal at r = 1 and from r = head size + 1 on;
-between, it is best found, an upper bound on the optimal error. Numbers called the paper's are those
-printed in Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to larger models
-trained on other text.
-"""
+# Everything that is filled in is escaped here, but for the `html` of a text, which is our own.
+PAGE = Environment(autoescape=True).from_string("""
+{%- macro html_table(frame) -%}
+<div class="scroll"><table>
+<thead><tr>{% for name in frame.columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in frame.to_numpy().tolist() -%}
+<tr>{% for cell in row %}<td{% if cell | string | length > long_text %} class="words"{% endif %}>
+{{- cell }}</td>{% endfor %}</tr>
+{% endfor -%}
+</tbody></table></div>
+{%- endmacro -%}
 
-REPRODUCE = """
-Every number and picture on this page is written by the report stage of the pipeline, from the
-records of the evaluation. To run all of it, from the text to this page:
-"""
+{%- macro Table(part) -%}
+<section id='{{ part.name }}'><h2>{{ part.title }}</h2>
+{{ html_table(part.display) }}
+<p class='caption'>{{ part.caption }} (<a href='{{ part.name }}.csv'>CSV</a>, {# -#}
+<a href='{{ part.name }}.md'>Markdown</a>)</p></section>
+{%- endmacro -%}
 
-# The order of the page; what is not named here follows.
-FIRST = (
-    *("table_1", "figure_1", "table_2", "figure_2", "figure_5", "figure_6", "figure_7"),
-    *("keys_needed", "figure_8", "skewness", "figure_4"),
-)
+{%- macro Figure(part) -%}
+<section id='{{ part.name }}'><h2>{{ part.title }}</h2>
+<figure><img src='{{ part.name }}.png' alt='{{ part.title }}'>
+<figcaption>{{ part.caption }}</figcaption></figure></section>
+{%- endmacro -%}
 
-PRETRAINED = """
-Figures 6 to 8 for the attention of a pretrained model, on real text, are on
-<a href='pretrained/index.html'>a page of their own</a>; they are written by
-<code>python -m pipelines.pretrained</code>, outside the pipeline.
-"""
+{%- macro Claims(part) -%}
+<section id='claims'><h2>{{ part.title }}</h2>
+<p class='caption'>{{ part.about }}</p>
+<ul>
+{% for answer in part.answers -%}
+<li><p><b>{{ answer.claim }}</b> {{ answer.verdict_said() }}</p><p class='caption'>
+{%- for line in answer.lines() %}{{ line }}{% if not loop.last %}<br>{% endif %}{% endfor -%}
+</p></li>
+{% endfor -%}
+</ul></section>
+{%- endmacro -%}
 
-FACTS = {
-    "model": "model",
-    "kernel": "kernel",
-    "length": "sequence length",
-    "exact": "exact attention",
-    "measured": "measured on",
-    "data": "data",
-    "hardware": "hardware",
-    "versions": "versions",
-    "scale": "scale",
-}
+{%- macro Text(part) -%}
+{% if part.title %}<section><h2>{{ part.title }}</h2>{% endif -%}
+{% if part.strong %}<p><strong>{{ part.strong }}</strong></p>
+{% endif -%}
+{% for paragraph in part.paragraphs %}<p>{{ paragraph }}</p>
+{% endfor -%}
+{% if part.frame is not none %}{{ html_table(part.frame) }}{% endif -%}
+{{ part.html | safe }}{% if part.title %}</section>{% endif %}
+{%- endmacro -%}
+
+{%- set kinds = {"Table": Table, "Figure": Figure, "Claims": Claims, "Text": Text} -%}
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>{{ style | safe }}</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+{% for part in parts -%}
+{{ kinds[part.__class__.__name__](part) }}
+{% endfor -%}
+</body>
+</html>
+""")
 
 
-def html_document(
-    records: Sequence[Record],
-    tables: Sequence[Table],
-    figures: Sequence[Figure],
-    other: Sequence[Record] = (),
-    *,
-    first: str = "",
-) -> str:
-    """The report as one HTML document; `other` are the records of another run.
+@dataclass(frozen=True)
+class Text:
+    """Words between the exhibits: paragraphs, a small table, and HTML of our own."""
 
-    `first` is a section that comes before everything else.
+    title: str = ""
+    paragraphs: Sequence[str] = ()
+    strong: str = ""
+    frame: pd.DataFrame | None = None
+    html: str = ""
+
+
+Part = Table | Figure | Claims | Text
+
+
+def write_page(
+    folder: Path | str, title: str, parts: Sequence[Part], files: Mapping[str, str]
+) -> None:
+    """Writes tables (.csv, .md), figures (.png), other text files, and index.html with all parts.
+
+    They appear in `folder` only once all of them are written. The same parts give the same bytes.
     """
-    known = sections(tables, figures)
-    early = [name for name in FIRST if name in known]
-    run = pd.concat([_facts(records), _facts(other)])
-    order = [*early, *(name for name in known if name not in early)]
-    body = [
-        f"<p>{escape(INTRODUCTION.strip())}</p>",
-        first,
-        f"<section><h2>What was run</h2>{_html(run)}</section>",
-        *(known[name] for name in order),
-        f"<section><h2>A pretrained model</h2><p>{PRETRAINED}</p></section>",
-        "<section><h2>Every cell</h2><p><a href='grid.csv'>grid.csv</a> has one line for each "
-        "model, approximation, parameters and seed.</p></section>",
-        f"<section><h2>Reproduce</h2><p>{escape(REPRODUCE.strip())}</p>"
-        "<pre>make repro</pre></section>",
-    ]
-    return page("Value-aware approximate attention: results", body)
-
-
-def sections(tables: Sequence[Table], figures: Sequence[Figure]) -> dict[str, str]:
-    """The HTML of every table and figure by its name."""
-    return {table.name: _table_section(table) for table in tables} | {
-        figure.name: _figure_section(figure) for figure in figures
-    }
-
-
-def page(title: str, body: Iterable[str]) -> str:
-    """A whole HTML document with the report's style."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n" + "\n".join(body) + "\n</body>\n</html>\n"
-    )
-
-
-def _facts(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a model: what it is, its metric with exact attention, and what it was run on."""
-    records = list(records)
-    frame = settings(records)
-    rows = []
-    for record in records:
-        exact = find(frame, record["model"], "exact", {})
-        unit = " %" if record["metric"] == "error" else ""
-        run_on = record.get("run_on", {})
-        value = number(exact["value"] if exact else None)
-        row = {name: str(record.get(name, "")) for name in FACTS}
-        row |= {"exact": f"{record['metric']} {value}{unit}", "measured": measured_on(record)}
-        row |= {name: str(run_on.get(name, "not recorded")) for name in ("data", "hardware")}
-        row["versions"] = versions(record)
-        rows.append(row)
-    return pd.DataFrame(rows, columns=list(FACTS)).rename(columns=FACTS)
-
-
-def _cell(text: str) -> str:
-    words = ' class="words"' if len(text) > LONG_TEXT else ""
-    return f"<td{words}>{escape(text)}</td>"
-
-
-def _html(frame: pd.DataFrame) -> str:
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in frame.columns)
-    lines = (
-        "<tr>" + "".join(_cell(str(cell)) for cell in row) + "</tr>"
-        for row in frame.to_numpy().tolist()
-    )
-    rows = "\n".join(lines)
-    return (
-        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
-    )
-
-
-def _table_section(table: Table) -> str:
-    links = f"<a href='{table.name}.csv'>CSV</a>, <a href='{table.name}.md'>Markdown</a>"
-    return (
-        f"<section id='{table.name}'><h2>{escape(table.title)}</h2>\n{_html(table.display)}\n"
-        f"<p class='caption'>{escape(table.caption)} ({links})</p></section>"
-    )
-
-
-def _figure_section(figure: Figure) -> str:
-    return (
-        f"<section id='{figure.name}'><h2>{escape(figure.title)}</h2>\n<figure>"
-        f"<img src='{figure.name}.png' alt='{escape(figure.title, quote=True)}'>\n"
-        f"<figcaption>{escape(figure.caption)}</figcaption></figure></section>"
-    )
+    folder, texts = Path(folder), dict(files)
+    for table in parts:
+        if isinstance(table, Table):
+            texts |= {f"{table.name}.csv": table.csv(), f"{table.name}.md": table.markdown()}
+    texts["index.html"] = PAGE.render(title=title, parts=parts, style=STYLE, long_text=LONG_TEXT)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".page-") as temporary:
+        made = Path(temporary)
+        for name, text in texts.items():
+            (made / name).write_text(text, encoding="utf-8")
+        for figure in parts:
+            if isinstance(figure, Figure):
+                figures.save(figure.chart, made / f"{figure.name}.png")
+        for path in sorted(made.iterdir()):
+            os.replace(path, folder / path.name)

@@ -1,7 +1,7 @@
 """Figures 1 to 3 of the paper, drawn from our records and learning curves."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,8 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.reporting import style
-from value_aware_study.reporting.other_run import label
-from value_aware_study.reporting.records import (
-    KERNEL_LABELS,
-    KERNELS,
-    Record,
-    find,
-    model_named,
-    series_label,
-    settings,
-)
+from value_aware_study.reporting.labels import KERNEL_LABELS
+from value_aware_study.reporting.results import KERNELS, Results
 
 ERROR_TITLE = "masked tokens predicted wrongly (%)"
 LOSS_TITLE = "evaluation loss (nats per token)"
@@ -31,11 +23,6 @@ FEATURES_TITLE = "random features (log scale)"
 def save(chart: Any, path: Path) -> None:
     """Write a chart as PNG at twice its size; the same chart always gives the same bytes."""
     style.styled(chart).save(str(path), format="png", scale_factor=2)
-
-
-def exact_value(frame: pd.DataFrame, model: str) -> float | None:
-    exact = find(frame, model, "exact", {})
-    return float(exact["value"]) if exact else None
 
 
 def curves(
@@ -64,19 +51,14 @@ def curves(
     return [bars, lines, points.encode(y=y.of(value), shape=encodings["shape"])]
 
 
-def _masked_long(records: Sequence[Record]) -> pd.DataFrame:
-    frame = settings(records)
-    frame = frame[(frame["model"] == "masked_long") & frame["value"].notna()]
-    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
-
-
-def figure_1(records: Sequence[Record]) -> style.Chart:
+def figure_1(results: Results) -> style.Chart:
     """Masked-LM error of the long model against r (sparse methods) and features (ORF)."""
-    frame = _masked_long(records)
-    model, exact = model_named(records, "masked_long"), exact_value(frame, "masked_long")
+    frame = results.settings[results.settings["model"] == "masked_long"]
+    exact = results.find("masked_long", "exact").get("value")
     approximate = frame[frame["approximation"].isin(FIGURE_1)]
-    if model is None or approximate.empty:
+    if approximate.empty:
         return style.empty("No approximation of the long masked model was evaluated.")
+    head_dim = int(approximate["head_dim"].iloc[0])
     y = style.value_axis(ERROR_TITLE, [exact, *approximate["low"], *approximate["high"]])
     line = f"exact, {exact or 0:.1f}%"
     panels = []
@@ -87,37 +69,26 @@ def figure_1(records: Sequence[Record]) -> style.Chart:
         rows = approximate[approximate[field].notna()]
         if len(rows):
             counts = rows[field].astype(float).tolist()
-            marks = style.head_line(model["head_dim"], counts, y) if field == "r" else []
+            marks = style.head_line(head_dim, counts, y) if field == "r" else []
             marks += style.dashed_line(exact, line, min(counts), y)
-            encodings = style.series("series", style.method_marks(rows["series"]))
+            encodings = style.series("series", style.method_marks(rows))
             marks += curves(rows, style.count_axis(field, title, counts), y, encodings)
             panels.append(alt.layer(*marks, title=name, width=width))
     return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
 
 
-def causal_losses(records: Sequence[Record]) -> pd.DataFrame:
-    """Settings of the causal models in nats: loss, loss_low, loss_high, and the kernel's label."""
-    frame = settings(records)
+def causal_losses(results: Results) -> pd.DataFrame:
+    """Settings of the causal models in nats: loss, loss_low, loss_high."""
+    frame = results.settings
     frame = frame[(frame["task"] == "causal") & frame["kernel"].isin(KERNELS)].copy()
     for source, name in (("value", "loss"), ("low", "loss_low"), ("high", "loss_high")):
         frame[name] = [math.log(value) for value in frame[source].astype(float)]
-    return frame.assign(kernel_label=frame["kernel"].map(KERNEL_LABELS))
+    return frame
 
 
-def figure_2(records: Sequence[Record], other: Sequence[Record] = ()) -> style.Chart:
-    """Loss of OVO-r against r up to all keys for each kernel; dashed: exact attention.
-
-    `other` are the records of another run; where there are any, it has a panel of its own.
-    """
-    if not any(record["task"] == "causal" for record in other):
-        return _oblivious_panel(records)
-    ours = _oblivious_panel(records).properties(title="(a) ours")
-    theirs = _oblivious_panel(other).properties(title=f"(b) {label(other)}")
-    return alt.hconcat(ours, theirs).resolve_scale(color="independent", shape="independent")
-
-
-def _oblivious_panel(records: Sequence[Record]) -> style.Chart:
-    frame = causal_losses(records)
+def figure_2(results: Results) -> style.Chart:
+    """Loss of OVO-r against r up to all keys for each kernel; dashed: exact attention."""
+    frame = causal_losses(results)
     frame = frame.assign(series=frame["kernel_label"])
     exact = frame[frame["approximation"] == "exact"]
     oblivious = frame[frame["approximation"] == "optimal_v_oblivious"]
@@ -162,16 +133,16 @@ def _learning_panel(
     return alt.layer(base.mark_line(strokeWidth=1.8), points, title=title)
 
 
-def figure_3(records: Sequence[Record], training: Mapping[str, Mapping[str, Any]]) -> style.Chart:
+def figure_3(results: Results) -> style.Chart:
     """Evaluation with exact attention during training: both masked models, and the causal ones."""
     masked_marks, masked, causal = {}, [], []
     for short, mark in (("short", style.SHORT), ("long", style.LONG)):
-        record = model_named(records, f"masked_{short}")
-        name = f"{short}, {record['length']} tokens" if record else short
+        found = results.models(f"masked_{short}")
+        name = f"{short}, {found[0].length} tokens" if found else short
         masked_marks[name] = mark
-        masked.append(_curve(training.get(f"masked_{short}", {}), "error", name))
+        masked.append(_curve(results.training.get(f"masked_{short}", {}), "error", name))
     for kernel in KERNELS:
-        metrics = training.get(f"causal_{kernel}", {})
+        metrics = results.training.get(f"causal_{kernel}", {})
         causal.append(_curve(metrics, "loss", KERNEL_LABELS[kernel]))
     panels = [
         _learning_panel(frame, title, y_title, marks)

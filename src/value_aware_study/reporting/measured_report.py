@@ -7,19 +7,11 @@ import pandas as pd
 
 from value_aware_study.reporting import captions
 from value_aware_study.reporting.figure import Figure
-from value_aware_study.reporting.measurements import (
-    AWARE,
-    Measured,
-    OutputError,
-    Rows,
-    error_rows,
-    keys_needed,
-    sizes_to_compare,
-    with_output_error,
-)
+from value_aware_study.reporting.measurements import AWARE, Measured, Rows, error_rows
 from value_aware_study.reporting.output_error_figures import (
     FLOOR,
-    keys_needed_figure,
+    intervals,
+    matching_keys_figure,
     output_error_figure,
 )
 from value_aware_study.reporting.skewness_figure import gap_findings, skewness_figure
@@ -27,34 +19,39 @@ from value_aware_study.reporting.table import Table, interval, setting_value, wh
 
 SMALLEST = setting_value(FLOOR)
 
+BASELINES = (
+    f"{captions.BASELINES} Dashed: the expected error of the mean of r values drawn from α, Var/r "
+    "(Maurey), which the optimum is never above. "
+)
 CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
 
 
 def _queries(measured: Iterable[Measured]) -> str:
     """What they were measured on: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
     groups: dict[str, list[str]] = {}
-    for item, errors in with_output_error(list(measured)):
-        layers = len(errors["squared_norm"])
-        units = captions.plural(errors["units"], item.unit)
-        queries = f"{errors['rows']:,} queries of {units} in each of {layers} layers"
-        on = f"{queries}, {errors['keys']:,} keys"
-        of = f"{on}, heads of {errors['head_dim']} dimensions, OVA's search: {errors['search']}"
+    for item in measured:
+        errors = item.output_error
+        units = captions.plural(errors.units, errors.unit)
+        queries = f"{errors.rows:,} queries of {units} in each of {errors.layers} layers"
+        on = f"{queries}, {errors.keys:,} keys"
+        of = f"{on}, heads of {errors.head_dim} dimensions, OVA's search: {errors.search}"
         groups.setdefault(of, []).append(item.label)
     sentences = [f"{'; '.join(labels)}: {of}." for of, labels in groups.items()]
     return " ".join(sentences) or "No output error was measured."
 
 
 def _output_error_caption(measured: Sequence[Measured]) -> str:
+    known = any(intervals(item.output_error) for item in measured)
+    others = BASELINES if any("maurey_bound" in m.output_error.methods for m in measured) else ""
     return (
-        f"{captions.OUTPUT_ERROR} Here without intervals, on the exact model's own queries, keys "
-        "and values. Thick: all layers pooled; thin: OVO and OVA in each layer. "
-        f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.BASELINES} Dashed: the expected error "
-        "of the mean of r values drawn from α, Var/r (Maurey), which the optimum is never above. "
-        f"Errors under {SMALLEST}, zero included, are drawn at {SMALLEST}. {_queries(measured)}"
+        f"{captions.OUTPUT_ERROR} Here {'as bars' if known else 'without intervals'}, on the exact "
+        "model's own queries, keys and values. Thick: all layers pooled; thin: OVO and OVA in each "
+        f"layer. {captions.OPTIMAL} {captions.BEST_FOUND} {others}Errors under {SMALLEST}, zero "
+        f"included, are drawn at {SMALLEST}. {_queries(measured)}"
     )
 
 
-def _needed_caption(measured: Sequence[Measured]) -> str:
+def _matching_caption(measured: Sequence[Measured]) -> str:
     return (
         f"{captions.MATCH} Bars: that interval. Dashed: as many keys. {captions.BEST_FOUND} "
         f"{CONSERVATIVE} {_queries(measured)}"
@@ -62,7 +59,7 @@ def _needed_caption(measured: Sequence[Measured]) -> str:
 
 
 def _skewness_caption(measured: Sequence[Measured]) -> str:
-    rows = sorted({gap["rows"] for item in measured if (gap := item.skewness_gap)})
+    rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
     on = f"{' or '.join(f'{count:,}' for count in rows) or 'No'} queries a layer."
     return (
         "Section 3 argues that the flatter the attention weights, the more the values decide which "
@@ -78,55 +75,53 @@ def _skewness_caption(measured: Sequence[Measured]) -> str:
 def measured_figures(
     measured: Sequence[Measured], names: Mapping[str, tuple[str, str]], setting: str
 ) -> list[Figure]:
-    """Output error, keys needed and skewness against the gap.
+    """Output error, matching keys and skewness against the gap: those that `names` has.
 
     `names` gives each figure's file name and what its title begins with; `setting` ends captions.
     """
-    drawn = (
-        (
-            "output_error",
+    drawn = {
+        "output_error": (
             "Output error against the keys kept",
-            _output_error_caption(measured),
-            output_error_figure(measured),
+            _output_error_caption,
+            output_error_figure,
         ),
-        (
-            "keys_needed",
+        "matching_keys": (
             "How many keys chosen by weight match r value-aware keys",
-            _needed_caption(measured),
-            keys_needed_figure(measured),
+            _matching_caption,
+            matching_keys_figure,
         ),
-        (
-            "skewness_gap",
+        "skewness_gap": (
             "Skewness of the attention and what choosing by the output gains",
-            _skewness_caption(measured),
-            skewness_figure(measured),
+            _skewness_caption,
+            skewness_figure,
         ),
-    )
+    }
     return [
-        Figure(names[name][0], names[name][1] + title, f"{caption} {setting}", chart)
-        for name, title, caption, chart in drawn
+        Figure(file, begins + title, f"{caption(measured)} {setting}", draw(measured))
+        for name, (file, begins) in names.items()
+        for title, caption, draw in [drawn[name]]
     ]
 
 
 _COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
 
 
-def _needed_rows(item: Measured, errors: OutputError) -> Rows:
+def _matching_rows(item: Measured) -> Rows:
     """One row for every size pooled, then for every size in each layer."""
-    rows = []
-    for layer in (None, *range(len(errors["squared_norm"]))):
-        aware = {row["r"]: row["error"] for row in error_rows(errors, AWARE, layer)}
-        for r in sizes_to_compare(errors):
-            if (found := keys_needed(errors, r, layer)) is None:
-                continue
-            row: dict[str, Any] = {"model": item.label, "layer": "all" if layer is None else layer}
-            row |= {"r": r, "keys_needed": found["keys"], "keys": errors["keys"]}
-            row |= {"share": found["keys"] / errors["keys"], "value_aware_error": aware[r]}
-            rows.append(row | {name: found[name] for name in _COUNTS})
+    errors, rows = item.output_error, []
+    for match in errors.matching_keys:
+        error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}
+        row: dict[str, Any] = {
+            "model": item.label,
+            "layer": "all" if match.layer is None else match.layer,
+        }
+        row |= {"r": match.r, "keys_needed": match.keys, "keys": errors.keys}
+        row |= {"share": match.keys / errors.keys, "value_aware_error": error[match.r]}
+        rows.append(row | {name: getattr(match, name) for name in _COUNTS})
     return rows
 
 
-def _needed_text(row: Mapping[str, Any]) -> dict[str, str]:
+def _matching_text(row: Mapping[str, Any]) -> dict[str, str]:
     return {
         "model": row["model"],
         "r, value-aware keys": str(row["r"]),
@@ -138,17 +133,16 @@ def _needed_text(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def keys_needed_table(measured: Sequence[Measured], setting: str) -> Table:
+def matching_table(name: str, measured: Sequence[Measured], setting: str) -> Table:
     """Keys chosen by weight that match r value-aware keys; the CSV has every layer."""
-    items = with_output_error(measured)
-    rows = [row for item, errors in items for row in _needed_rows(item, errors)]
+    rows = [row for item in measured for row in _matching_rows(item)]
     columns = ("model", "layer", "r", "keys_needed", *_COUNTS, "keys", "share", "value_aware_error")
     data = pd.DataFrame(rows, columns=list(columns))
     data = data.astype(dict.fromkeys(("keys_needed", *_COUNTS), "Int64"))
-    display = pd.DataFrame([_needed_text(row) for row in rows if row["layer"] == "all"])
+    display = pd.DataFrame([_matching_text(row) for row in rows if row["layer"] == "all"])
     caption = (
         f"{captions.MATCH} {captions.MATCH_OF_QUERIES} The CSV has each layer. "
         f"{captions.BEST_FOUND} {CONSERVATIVE} {_queries(measured)} {setting}"
     )
     title = "Keys chosen by attention weight that match r value-aware keys"
-    return Table("keys_needed", title, caption, data, display)
+    return Table(name, title, caption, data, display)

@@ -7,20 +7,17 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.record import OutputError
 from value_aware_study.reporting import style
 from value_aware_study.reporting.figures import KEYS_TITLE
+from value_aware_study.reporting.labels import method_label, series_label
 from value_aware_study.reporting.measurements import (
     AWARE,
     OBLIVIOUS,
     Measured,
-    OutputError,
     Rows,
     error_rows,
-    keys_needed,
-    sizes_to_compare,
-    with_output_error,
 )
-from value_aware_study.reporting.records import method_label, series_label
 
 NOT_MEASURED = "The output error of every size was not measured."
 
@@ -36,6 +33,10 @@ POWERS = "format(datum.value, datum.value < 0.005 ? '.0e' : '~g')"
 LABEL_GAP = 1.24
 COLUMNS = 3
 WIDTH, HEIGHT = 245, 250
+ALONE = 540
+"""Of a panel that has no other beside it."""
+LARGEST_POWER = 3
+"""Of ten, on an axis of errors whose highest is not given."""
 
 
 def curve_labels() -> dict[str, str]:
@@ -59,72 +60,92 @@ def _thinned(rows: Rows) -> Rows:
 
 def _curves(output_error: OutputError) -> Iterator[dict[str, Any]]:
     """One row a point: pooled curves of all methods, and each layer's of the optimal ones."""
-    layers = len(output_error["squared_norm"])
     for method, series in curve_labels().items():
-        if method not in output_error["methods"]:
+        if method not in output_error.methods:
             continue
-        for layer in (None, *(range(layers) if method in OPTIMAL else ())):
+        for layer in (None, *(range(output_error.layers) if method in OPTIMAL else ())):
             for row in _thinned(error_rows(output_error, method, layer)):
                 drawn = max(row["error"], FLOOR)
                 of_layer = "pooled" if layer is None else str(layer)
                 yield {"series": series, "layer": of_layer, "r": row["r"], "error": drawn}
 
 
-def _marks() -> dict[str, style.Mark]:
-    labels = curve_labels().values()
-    known = {**style.method_marks(labels), BOUND: style.Mark("#3D3D3D", "stroke")}
-    return {series: known[series] for series in labels}
+def intervals(output_error: OutputError) -> Rows:
+    """The ends of the pooled error of every method and size whose interval is known."""
+    labels = curve_labels()
+    return [
+        {"series": labels[at.method], "layer": "pooled", "r": at.r}
+        | {"error": max(at.low, FLOOR), "high": max(at.high, FLOOR)}
+        for at in output_error.errors
+        if at.layer is None and at.head is None and at.low is not None and at.high is not None
+    ]
 
 
-def _error_axis(highest: float, title: str | None) -> alt.Y:
-    powers = range(round(math.log10(FLOOR)), math.ceil(math.log10(highest)) + 1)
-    scale = alt.Scale(type="log", domain=[FLOOR / 1.5, highest * 1.3], nice=False)
-    axis = alt.Axis(values=[10.0**power for power in powers], labelExpr=POWERS)
-    return alt.Y("error:Q", title=title, scale=scale, axis=axis)
+def _encodings(drawn: pd.DataFrame) -> dict[str, Any]:
+    labels = [label for label in curve_labels().values() if label in set(drawn["series"])]
+    known = style.method_marks(pd.DataFrame({"series": labels, "approximation": ""}))
+    known[BOUND] = style.Mark("#3D3D3D", "stroke")
+    return style.series("series", {series: known[series] for series in labels}, columns=3)
 
 
-def _error_panel(item: Measured, output_error: OutputError, y: alt.Y) -> style.Panel:
-    frame = pd.DataFrame(_curves(output_error))
-    encodings = style.series("series", _marks(), columns=3)
+def error_axis(field: str, title: str | None = ERRORS_TITLE, highest: float | None = None) -> alt.Y:
+    """A logarithmic axis of relative errors, from the floor to the highest where it is given."""
+    last = LARGEST_POWER if highest is None else math.ceil(math.log10(highest))
+    ends = {"padding": 10} if highest is None else {"domain": [FLOOR / 1.5, highest * 1.3]}
+    powers = [10.0**power for power in range(round(math.log10(FLOOR)), last + 1)]
+    scale = alt.Scale(type="log", nice=False, **ends)
+    return alt.Y(
+        f"{field}:Q", title=title, scale=scale, axis=alt.Axis(values=powers, labelExpr=POWERS)
+    )
+
+
+def _error_panel(
+    item: Measured, frame: pd.DataFrame, encodings: Mapping[str, Any], y: alt.Y, width: int
+) -> style.Panel:
     optimal = frame["series"].isin([curve_labels()[method] for method in OPTIMAL])
     pooled, bound = frame["layer"] == "pooled", frame["series"] == BOUND
-    x = style.count_axis("r", KEYS_TITLE, [1, item.keys])
+    x = style.count_axis("r", KEYS_TITLE, [1, item.output_error.keys])
 
     def lines(rows: pd.DataFrame, **mark: Any) -> alt.Chart:
-        base = alt.Chart(rows, width=WIDTH, height=HEIGHT).mark_line(**mark)
+        base = alt.Chart(rows, width=width, height=HEIGHT).mark_line(**mark)
         return base.encode(x=x, y=y, color=encodings["color"], detail="layer:N")
 
     points = alt.Chart(frame[pooled & ~optimal & ~bound]).mark_point(filled=True, size=26)
-    return alt.layer(
+    layers = [
         lines(frame[~pooled], strokeWidth=0.8, opacity=0.4),
         lines(frame[pooled & bound], strokeWidth=1.4, strokeDash=[5, 4]),
         lines(frame[pooled & ~optimal & ~bound], strokeWidth=1.1),
         points.encode(x=x, y=y, color=encodings["color"], shape=encodings["shape"]),
         lines(frame[pooled & optimal], strokeWidth=2.4),
-        title=item.label,
-    )
+    ]
+    if known := intervals(item.output_error):
+        bars = alt.Chart(pd.DataFrame(known)).mark_rule(strokeWidth=1.4)
+        layers.append(bars.encode(x=x, y=y, y2="high:Q", color=encodings["color"]))
+    return alt.layer(*layers, title=item.label)
 
 
 def output_error_figure(measured: Sequence[Measured]) -> style.Chart:
     """Relative output error against r, pooled over layers (thick) and per layer (thin)."""
-    items = with_output_error(measured)
-    if not items:
+    if not measured:
         return style.empty(NOT_MEASURED)
-    highest = max(row["error"] for _, errors in items for row in _curves(errors))
-    panels = [
-        _error_panel(item, errors, _error_axis(highest, None if place % COLUMNS else ERRORS_TITLE))
-        for place, (item, errors) in enumerate(items)
-    ]
+    frames = [pd.DataFrame(_curves(item.output_error)) for item in measured]
+    drawn = pd.concat(frames)
+    encodings, highest = _encodings(drawn), drawn["error"].max()
+    width = WIDTH if len(measured) > 1 else ALONE
+    panels = []
+    for place, (item, frame) in enumerate(zip(measured, frames, strict=True)):
+        y = error_axis("error", None if place % COLUMNS else ERRORS_TITLE, highest)
+        panels.append(_error_panel(item, frame, encodings, y, width))
     return alt.concat(*panels, columns=COLUMNS)
 
 
-def _needed_rows(items: Sequence[tuple[Measured, OutputError]]) -> Rows:
+def _matching_rows(measured: Sequence[Measured]) -> Rows:
     rows = [
-        {"series": item.label, "r": r, "needed": found["keys"], "text": f"{found['keys']:,}"}
-        | {"low": found["low"], "high": found["high"]}
-        for item, errors in items
-        for r in sizes_to_compare(errors)
-        if (found := keys_needed(errors, r)) is not None
+        {"series": item.label, "r": match.r, "needed": match.keys, "text": f"{match.keys:,}"}
+        | {"low": match.low, "high": match.high}
+        for item in measured
+        for match in item.output_error.matching_keys
+        if match.layer is None
     ]
     return _with_label_places(rows)
 
@@ -140,7 +161,7 @@ def _with_label_places(rows: Rows) -> Rows:
     return placed
 
 
-def _needed_layers(frame: pd.DataFrame, marks: Mapping[str, style.Mark]) -> list[alt.Chart]:
+def _matching_layers(frame: pd.DataFrame, marks: Mapping[str, style.Mark]) -> list[alt.Chart]:
     title = "r, value-aware keys per query (log scale)"
     encodings = style.series("series", marks, columns=3)
     highest = float(frame[["needed", "high"]].max().max())
@@ -170,12 +191,11 @@ def _diagonal(last: int) -> alt.Chart:
     return line.encode(x="r:Q", y="needed:Q")
 
 
-def keys_needed_figure(measured: Sequence[Measured]) -> style.Chart:
+def matching_keys_figure(measured: Sequence[Measured]) -> style.Chart:
     """Keys chosen by weight with at most the error of r value-aware keys; dashed: as many."""
-    items = with_output_error(measured)
-    frame = pd.DataFrame(_needed_rows(items))
+    frame = pd.DataFrame(_matching_rows(measured))
     if frame.empty:
         return style.empty(NOT_MEASURED)
-    marks = {item.label: item.mark for item, _ in items}
-    layers = [_diagonal(int(frame["r"].max())), *_needed_layers(frame, marks)]
+    marks = {item.label: item.mark for item in measured}
+    layers = [_diagonal(int(frame["r"].max())), *_matching_layers(frame, marks)]
     return alt.layer(*layers, width=620, height=400)

@@ -1,4 +1,4 @@
-"""Figures of a probe: end metric, output error, and the keys that layers and heads need."""
+"""Figures of a probe: end metric, and the keys that layers and heads need."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,16 +7,13 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement.layer_errors import SHARES
+from value_aware_attention.measurement.record import KeysNeeded, Record
 from value_aware_study.reporting import captions, style
 from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.figures import KEYS_TITLE, curves
-from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS, error_rows
-from value_aware_study.reporting.output_error_figures import ERRORS_TITLE, FLOOR, POWERS
-from value_aware_study.reporting.records import method_label
-from value_aware_study.reporting.table import setting_value
-
-Record = Mapping[str, Any]
+from value_aware_study.reporting.labels import method_label
+from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
+from value_aware_study.reporting.output_error_figures import FLOOR
 
 METRIC_TITLES = {
     "error": "hidden tokens predicted wrongly (%)",
@@ -33,22 +30,13 @@ INTERVALS = "Intervals: 95%, over windows."
 def probe_figures(record: Record, setting: str) -> list[Figure]:
     """All of them, with captions that end with `setting`."""
     size = heat_size(record)
-    causal = f" {CAUSAL}" if record["causal"] else ""
+    causal = f" {CAUSAL}" if record.attention[0].output_error.causal else ""
     drawn = (
         (
             "end_metric",
             "End metric against the keys kept",
             f"Every layer's attention replaced. {captions.OPTIMAL} {INTERVALS}",
             end_metric_figure(record),
-        ),
-        (
-            "output_error",
-            "Output error against the keys kept",
-            "Sum of |o − õ|² over the sum of |o|², in all layers on the exact model's queries, "
-            f"keys and values. Thick: all layers pooled; thin: each layer. {captions.OPTIMAL} "
-            f"{captions.BEST_FOUND} {INTERVALS} Errors under {setting_value(FLOOR)} are drawn at "
-            f"it.{causal}",
-            output_error_figure(record),
         ),
         (
             "keys_needed",
@@ -81,111 +69,72 @@ CAUSAL = (
 
 def heat_size(record: Record) -> int:
     """The size of the heat map: 4, or the measured one nearest to it."""
-    return min(record["sizes"], key=lambda size: (abs(size - HEAT_SIZE), size))
+    return min(sizes_of(record), key=lambda size: (abs(size - HEAT_SIZE), size))
+
+
+def sizes_of(record: Record) -> list[int]:
+    """The numbers of keys that the end metric was measured with."""
+    return sorted({cell.parameters["r"] for cell in record.cells[1:]})
+
+
+def layers_of(record: Record) -> list[KeysNeeded]:
+    """The keys that each layer needs, and all of them, heads pooled."""
+    return [row for row in record.attention[0].output_error.keys_needed if row.head is None]
+
+
+def shares_of(record: Record) -> list[float]:
+    """The relative output errors that keys were counted for."""
+    return sorted({row.share for row in layers_of(record)})
 
 
 def end_metric_figure(record: Record) -> style.Chart:
     """Value of every method at every size with intervals; dashed: exact attention."""
-    exact, *cells = record["cells"]
+    exact, *cells = record.cells
     rows = [
-        {"series": method_label(c["approximation"]), "features": None}
-        | {name: c[name] for name in ("value", "low", "high")}
-        | {"r": c["parameters"]["r"]}
-        for c in cells
+        {"series": method_label(cell.approximation), "approximation": cell.approximation}
+        | {"value": cell.value, "low": cell.low, "high": cell.high}
+        | {"r": cell.parameters["r"], "features": None}
+        for cell in cells
     ]
     frame = pd.DataFrame(rows)
     frame[["low", "high"]] = frame[["low", "high"]].astype(float)
-    values = [exact["value"], *frame["low"], *frame["high"], *frame["value"]]
+    values = [exact.value, *frame["low"], *frame["high"], *frame["value"]]
     # room for the name of the line at d + 1 above the line of exact attention
-    values.append(exact["value"] + 0.08 * (exact["value"] - frame["value"].min()))
-    y = style.value_axis(METRIC_TITLES[record["metric"]], values)
-    sizes = [float(size) for size in record["sizes"]]
-    encodings = style.series("series", style.method_marks(frame["series"]), columns=4)
-    marks = style.head_line(record["head_dim"], sizes, y)
-    marks += style.dashed_line(exact["value"], "exact", min(sizes), y)
+    values.append(exact.value + 0.08 * (exact.value - frame["value"].min()))
+    y = style.value_axis(METRIC_TITLES[record.metric], values)
+    sizes = [float(size) for size in sizes_of(record)]
+    encodings = style.series("series", style.method_marks(frame), columns=4)
+    marks = style.head_line(record.head_dim, sizes, y)
+    marks += style.dashed_line(exact.value, "exact", min(sizes), y)
     marks += curves(frame, style.count_axis("r", KEYS_TITLE, sizes), y, encodings)
     return alt.layer(*marks, width=540)
 
 
 def _optimal_encodings() -> dict[str, Any]:
-    labels = [method_label(method) for method in OPTIMAL]
-    return style.series("series", style.method_marks(labels))
-
-
-def _curve_rows(record: Record) -> pd.DataFrame:
-    """Pooled curves and each layer's, at about evenly spaced sizes on the logarithmic axis."""
-    rows = []
-    for method in OPTIMAL:
-        for layer in (None, *range(record["layers"])):
-            for row in error_rows(record["output_error"], method, layer):
-                drawn = max(row["error"], FLOOR)
-                place = "pooled" if layer is None else str(layer)
-                rows.append({"series": method_label(method), "layer": place, "r": row["r"]})
-                rows[-1]["error"] = drawn
-    largest = record["output_error"]["keys"]
-    steps = {round(2 ** (step / 8)) for step in range(8 * largest.bit_length())}
-    frame = pd.DataFrame(rows)
-    return frame[frame["r"].isin(steps | {largest, record["head_dim"] + 1})]
-
-
-def _interval_rows(record: Record) -> pd.DataFrame:
-    rows = [
-        {"series": method_label(method), "r": size}
-        | {"error": max(low, FLOOR), "high": max(high, FLOOR)}
-        for method in OPTIMAL
-        for size, low, high in zip(
-            record["sizes"], record["pooled"][method]["low"], record["pooled"][method]["high"],
-            strict=True,
-        )
-        if low is not None
-    ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["series", "r", "error", "high"])
-
-
-def output_error_figure(record: Record) -> style.Chart:
-    """Relative output error against r: pooled (thick, with intervals) and in each layer (thin)."""
-    frame, encodings = _curve_rows(record), _optimal_encodings()
-    y = _error_axis(frame["error"].max())
-    x = style.count_axis("r", KEYS_TITLE, [1, record["output_error"]["keys"]])
-    pooled = frame["layer"] == "pooled"
-
-    def lines(rows: pd.DataFrame, **mark: Any) -> alt.Chart:
-        base = alt.Chart(rows, width=540, height=style.HEIGHT).mark_line(**mark)
-        return base.encode(x=x, y=y, color=encodings["color"], detail="layer:N")
-
-    bars = alt.Chart(_interval_rows(record)).mark_rule(strokeWidth=1.4)
-    return alt.layer(
-        lines(frame[~pooled], strokeWidth=0.8, opacity=0.4),
-        lines(frame[pooled], strokeWidth=2.4),
-        bars.encode(x=x, y=y, y2="high:Q", color=encodings["color"]),
-    )
-
-
-def _error_axis(highest: float) -> alt.Y:
-    powers = range(round(math.log10(FLOOR)), math.ceil(math.log10(highest)) + 1)
-    scale = alt.Scale(type="log", domain=[FLOOR / 1.5, highest * 1.5], nice=False)
-    axis = alt.Axis(values=[10.0**power for power in powers], labelExpr=POWERS)
-    return alt.Y("error:Q", title=ERRORS_TITLE, scale=scale, axis=axis)
+    optimal = {"series": map(method_label, OPTIMAL), "approximation": OPTIMAL}
+    return style.series("series", style.method_marks(pd.DataFrame(optimal)))
 
 
 def keys_needed_figure(record: Record) -> style.Chart:
     """Keys needed in each layer, by weight and value-aware, one panel for each error."""
-    rows = [row for row in record["keys_needed"] if row["head"] is None]
-    layers = ["all", *(str(layer) for layer in range(record["layers"]))]
-    frame = pd.DataFrame(rows).assign(
-        series=[method_label(row["method"]) for row in rows],
-        place=["all" if row["layer"] is None else str(row["layer"]) for row in rows],
+    errors, rows = record.attention[0].output_error, layers_of(record)
+    layers = ["all", *(str(layer) for layer in range(errors.layers))]
+    frame = pd.DataFrame(map(vars, rows)).assign(
+        series=[method_label(row.method) for row in rows],
+        place=["all" if row.layer is None else str(row.layer) for row in rows],
     )
-    scale = [1.0, float(record["output_error"]["keys"])]
-    panels = [_needed_panel(frame[frame["share"] == s], s, layers, scale) for s in SHARES]
+    scale = [1.0, float(errors.keys)]
+    panels = [
+        _needed_panel(of_share, f"{share:.0%} error", layers, scale, None if place else "layer")
+        for place, (share, of_share) in enumerate(frame.groupby("share"))
+    ]
     return alt.hconcat(*panels)
 
 
 def _needed_panel(
-    frame: pd.DataFrame, share: float, layers: Sequence[str], ends: Sequence[float]
+    frame: pd.DataFrame, name: str, layers: Sequence[str], ends: Sequence[float], title: str | None
 ) -> style.Panel:
     encodings = _optimal_encodings()
-    title = "layer" if share == SHARES[0] else None
     y = alt.Y("place:N", title=title, sort=list(layers), axis=alt.Axis(grid=True))
     domain = alt.Scale(type="log", base=2, domain=[0.8, ends[1] * 1.3], nice=False)
     axis = alt.Axis(values=style.powers_of_two(ends)[::2], format="d", grid=False)
@@ -196,17 +145,15 @@ def _needed_panel(
     known = alt.Chart(used[used["low"].notna()]).mark_rule(strokeWidth=1.4, opacity=0.7)
     low = alt.X("low:Q", title="keys needed (log scale)", scale=domain, axis=axis)
     bars = known.encode(x=low, x2="high:Q", y=y, color=encodings["color"])
-    return alt.layer(bars, points, title=f"{share:.0%} error")
+    return alt.layer(bars, points, title=name)
 
 
 def heat_map(record: Record) -> style.Chart:
     """Relative output error of every layer and head at one size, by weight and value-aware."""
-    at = record["sizes"].index(heat_size(record))
     rows = [
-        _cell(method, layer, head, max(errors[at], FLOOR), f"{errors[at]:.2g}")
-        for method in OPTIMAL
-        for layer, heads in enumerate(record["by_head"][method]["error"])
-        for head, errors in enumerate(heads)
+        _cell(at.method, at.layer, at.head, max(at.error, FLOOR), f"{at.error:.2g}")
+        for at in record.attention[0].output_error.errors
+        if at.r == heat_size(record) and at.head is not None
     ]
     return _heat_maps(rows, "relative output error", ".0e")
 
@@ -214,14 +161,14 @@ def heat_map(record: Record) -> style.Chart:
 def keys_by_head(record: Record) -> style.Chart:
     """Keys that every head needs for 5% error, by weight and value-aware."""
     rows = [
-        _cell(row["method"], row["layer"], row["head"], row["keys"], f"{row['keys']:,}")
-        for row in record["keys_needed"]
-        if row["head"] is not None and row["share"] == HEAT_SHARE
+        _cell(row.method, row.layer, row.head, row.keys, f"{row.keys:,}")
+        for row in record.attention[0].output_error.keys_needed
+        if row.head is not None and row.share == HEAT_SHARE
     ]
     return _heat_maps(rows, "keys needed", ",d")
 
 
-def _cell(method: str, layer: int, head: int, value: float, text: str) -> dict[str, Any]:
+def _cell(method: str, layer: int | None, head: int, value: float, text: str) -> dict[str, Any]:
     place = {"series": method_label(method), "layer": layer, "head": head}
     return place | {"value": value, "text": text}
 

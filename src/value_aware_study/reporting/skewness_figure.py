@@ -7,6 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.record import GapCell
 from value_aware_study.reporting import style
 from value_aware_study.reporting.measurements import Measured
 from value_aware_study.reporting.output_error_figures import COLUMNS, FLOOR, HEIGHT, WIDTH
@@ -31,20 +32,28 @@ GAP_TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
 Axes = tuple[alt.X, alt.Y]
 
 
-def _ratio(cell: dict[str, Any]) -> float:
-    return max(cell["oblivious"][SIZE], FLOOR) / max(cell["aware"][SIZE], FLOOR)
+def _ratio(cell: GapCell) -> float:
+    return max(cell.oblivious[SIZE], FLOOR) / max(cell.aware[SIZE], FLOOR)
+
+
+def _cells(measured: Iterable[Measured]) -> list[tuple[Measured, GapCell]]:
+    return [
+        (item, cell)
+        for item in measured
+        if (gap := item.attention.skewness_gap)
+        for cell in gap.cells
+    ]
 
 
 def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
     """One row a layer and kernel: effective keys as percent of all keys, and OVO over OVA error."""
     rows = [
-        {"model": item.label, "layer": cell["layer"], "degree": cell["degree"], "own": cell["own"]}
-        | {"series": OWN if cell["own"] else f"degree {cell['degree']}"}
-        | {"share": 100 * cell["effective_keys"] / item.keys, "gap": _ratio(cell)}
-        | {"same": cell["same_first_key"]}
-        for item in measured
-        for cell in (item.skewness_gap or {}).get("cells", [])
-        if SIZE in cell["oblivious"]
+        {"model": item.label, "layer": cell.layer, "degree": cell.degree, "own": cell.own}
+        | {"series": OWN if cell.own else f"degree {cell.degree}"}
+        | {"share": 100 * cell.effective_keys / item.output_error.keys, "gap": _ratio(cell)}
+        | {"same": cell.same_first_key}
+        for item, cell in _cells(measured)
+        if SIZE in cell.oblivious
     ]
     columns = ["model", "layer", "degree", "own", "series", "share", "gap", "same"]
     return pd.DataFrame(rows, columns=columns)
@@ -112,12 +121,12 @@ def _correlation(frame: pd.DataFrame) -> str:
 
 
 def _uniform_shares(measured: Iterable[Measured]) -> str:
-    cells = [c for m in measured for c in (m.skewness_gap or {}).get("cells", [])]
-    cells = [c for c in cells if "closest_to_mean_key" in c]
-    if not cells:
+    cells = [cell for _, cell in _cells(measured)]
+    to_mean = [cell.closest_to_mean_key for cell in cells if cell.closest_to_mean_key is not None]
+    norms = [cell.smallest_norm_key for cell in cells if cell.smallest_norm_key is not None]
+    if not to_mean or not norms:
         return ""
-    nearest = fmean(cell["closest_to_mean_key"] for cell in cells)
-    smallest = fmean(cell["smallest_norm_key"] for cell in cells)
+    nearest, smallest = fmean(to_mean), fmean(norms)
     return (
         f" At degree 0 the value-aware key is the value closest to the mean of the values for "
         f"{100 * nearest:.0f}% of the queries, and the shortest value, as for orthogonal values, "

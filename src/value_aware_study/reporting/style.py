@@ -9,6 +9,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.cards import Card, cards
+from value_aware_study.reporting.labels import KERNEL_LABELS
 
 
 class Mark(NamedTuple):
@@ -45,32 +46,36 @@ Panel = alt.LayerChart | alt.FacetChart
 Chart = alt.Chart | Panel | alt.HConcatChart | alt.ConcatChart
 
 
-def method_marks(labels: Iterable[str]) -> dict[str, Mark]:
-    """Colour and shape of each curve, in legend order; a method looks the same in every figure."""
-    present = set(labels)
+def kernel_mark(kernel: str) -> Mark:
+    return KERNEL_MARKS.get(KERNEL_LABELS.get(kernel, kernel), Mark(OTHER, "circle"))
+
+
+def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
+    """Colour and shape of each curve (`series`) of some settings, in legend order.
+
+    A method looks the same in every figure.
+    """
+    present = set(settings["series"])
     marks: dict[str, Mark] = {}
     shaded: dict[str, Mark] = {}
     for card in cards().values():
-        marks |= {name: _mark(own) for name, own in card.marks().items() if name in present}
-        shaded |= _shades(card, present)
+        for name, own in card.marks().items():
+            marks |= {name: Mark(own["colour"], own["shape"])} if name in present else {}
+        shaded |= _shades(card, settings)
     marks |= shaded
     return marks | {name: Mark(OTHER, "circle") for name in sorted(present - set(marks))}
 
 
-def _mark(given: Mapping[str, str]) -> Mark:
-    return Mark(given["colour"], given["shape"])
-
-
-def _shades(card: Card, present: set[str]) -> dict[str, Mark]:
-    """Shades of one hue for a method's curves, by the number in their names ("LSH, 4 rounds")."""
-    shades = card.mark.get("shades", ())
-    names = [name for name in present if shades and name.split(",")[0] == card.label]
-    names.sort(key=lambda name: int("".join(filter(str.isdigit, name)) or 0))
-    last, marks = len(shades) - 1, {}
-    for place, name in enumerate(names):
-        shade = shades[round(place * last / (len(names) - 1)) if len(names) > 1 else last - 1]
-        marks[name] = Mark(shade, card.mark["shape"])
-    return marks
+def _shades(card: Card, settings: pd.DataFrame) -> dict[str, Mark]:
+    """Shades of one hue for a method's curves, by the argument that tells them apart."""
+    of_card = settings[settings["approximation"] == card.name]
+    if "shades" not in card.mark or of_card.empty:
+        return {}
+    names = of_card.sort_values(list(card.curves))["series"].unique()
+    shades, count = card.mark["shades"], len(names)
+    last = len(shades) - 1
+    places = [round(i * last / (count - 1)) for i in range(count)] if count > 1 else [last - 1]
+    return {n: Mark(shades[at], card.mark["shape"]) for n, at in zip(names, places, strict=True)}
 
 
 def series(field: str, marks: Mapping[str, Mark], columns: int = 3) -> dict[str, Any]:

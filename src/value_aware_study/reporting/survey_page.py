@@ -1,26 +1,19 @@
 """The survey benchmark's report: answers to the claims, tables, figures and a page."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from value_aware_study.reporting import figures
-from value_aware_study.reporting.claim import (
-    VERDICTS,
-    Answer,
-    claims_markdown,
-    claims_section,
-)
+from value_aware_attention.measurement.record import Record
+from value_aware_study.reporting.captions import versions
+from value_aware_study.reporting.claim import VERDICTS, Claims
 from value_aware_study.reporting.distance import distance_figures, distance_table
-from value_aware_study.reporting.document import page, sections
+from value_aware_study.reporting.document import Part, Text, write_page
 from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.pattern_figure import pattern_figures
-from value_aware_study.reporting.records import Record
+from value_aware_study.reporting.results import Results
 from value_aware_study.reporting.survey_claims import answers
 from value_aware_study.reporting.survey_figures import exponents, time_and_memory
 from value_aware_study.reporting.survey_records import FIT_FROM, QUICK, Measurements, frame
@@ -31,8 +24,6 @@ __all__ = ["write_survey"]
 
 CLAIMS = "The survey's claims, measured here"
 LONG_FROM = 512
-FIRST = ("distance_", "patterns_", "trained", "figure_", "growth")
-LAST = ("methods", "distance", "cells")
 TRAINING = "forward_backward"
 PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
 TITLES = {
@@ -43,51 +34,45 @@ TITLES = {
 
 
 def write_survey(
-    record: Mapping[str, Any],
-    models: Sequence[Record],
-    trained: Sequence[Record],
-    folder: Path,
+    benchmark: Mapping[str, Any], records: Sequence[Record], folder: Path | str
 ) -> None:
     """Write claims, tables (.csv, .md), figures (.png) and index.html.
 
-    `record` is the benchmark's, `models` those of every method at equal budgets, `trained` those of
-    models trained with a method. The same input gives the same bytes.
+    `records` are those of every method at equal budgets, and of models trained with a method.
     """
-    measured, folder = Measurements(record), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    kind = "GPU" if record["layer"]["device"].startswith("cuda") else "CPU"
-    found = answers(measured, f"on this {kind}")
-    tables = [distance_table(models), trained_table(trained, models), *_tables(measured)]
-    drawn = [*distance_figures(models), *pattern_figures(models), *_figures(measured)]
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as temporary:
-        made = Path(temporary)
-        for table in tables:
-            (made / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
-            (made / f"{table.name}.md").write_text(table.markdown(), encoding="utf-8")
-        for figure in drawn:
-            figures.save(figure.chart, made / f"{figure.name}.png")
-        claims = claims_markdown(
-            CLAIMS, f"{setting(record)} {HOW} {VERDICTS} {_read(record)}", found
-        )
-        (made / "claims.md").write_text(claims, encoding="utf-8")
-        html = page(
-            "Every method of the survey, measured side by side", _body(record, found, tables, drawn)
-        )
-        (made / "index.html").write_text(html, encoding="utf-8")
-        for path in sorted(made.iterdir()):
-            os.replace(path, folder / path.name)
+    measured = Measurements(benchmark)
+    trained = [record for record in records if record.trained_with]
+    results = Results.of(record for record in records if not record.trained_with)
+    about = f"{setting(measured)} {HOW}"
+    claims = Claims(CLAIMS, f"{VERDICTS} {_read(measured)}", answers(measured, measured.where))
+    parts: list[Part] = [
+        Text(paragraphs=[about]),
+        claims,
+        trained_table(trained, results.records),
+        *distance_figures(results),
+        *pattern_figures(results.records),
+        *_figures(measured),
+        *(_costs(measured, name, name, QUICK) for name in ("forward", TRAINING)),
+        _costs(measured, "memory", TRAINING, "peak_mib"),
+        _exponent_table(measured),
+        _methods_table(measured),
+        distance_table(results),
+        _cells_table(measured),
+        Text("Reproduce", html="<pre>make survey</pre>"),
+    ]
+    title = "Every method of the survey, measured side by side"
+    write_page(folder, title, parts, {"claims.md": claims.markdown(about)})
 
 
-def setting(record: Mapping[str, Any]) -> str:
+def setting(measured: Measurements) -> str:
     """The layer and the machine in one sentence."""
-    layer, run_on = record["layer"], record["run_on"]
-    versions = ", ".join(f"{name} {value}" for name, value in sorted(run_on["versions"].items()))
-    counted = Measurements(record).counted
-    rounds = ", ".join(f"{counted(name)} {title}" for name, title in PASSES.items())
+    layer, run_on = measured.record["layer"], measured.record["run_on"]
+    rounds = ", ".join(f"{measured.counted(name)} {title}" for name, title in PASSES.items())
     return (
         f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, feed-forward "
         f"{layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on {layer['device']}; "
-        f"{run_on['hardware']}, {layer['threads']} threads; {versions}. Rounds: {rounds}."
+        f"{run_on['hardware']}, {layer['threads']} threads; {versions(run_on['versions'])}. "
+        f"Rounds: {rounds}."
     )
 
 
@@ -106,37 +91,16 @@ HOW = (
 )
 
 
-def _body(
-    record: Mapping[str, Any],
-    found: Sequence[Answer],
-    tables: Sequence[Table],
-    drawn: Sequence[Figure],
-) -> list[str]:
-    return [
-        f"<p>{escape(setting(record))} {escape(HOW)}</p>",
-        claims_section(CLAIMS, f"{VERDICTS} {_read(record)}", found),
-        *_ordered(sections(tables, drawn)),
-        "<section><h2>Reproduce</h2><pre>make survey</pre></section>",
-    ]
-
-
-def _ordered(parts: Mapping[str, str]) -> list[str]:
-    """What the reader came for first, long tables last."""
-    first = [name for name in parts if name.startswith(FIRST)]
-    middle = [name for name in parts if name not in (*first, *LAST)]
-    return [parts[name] for name in (*first, *middle, *(name for name in LAST if name in parts))]
-
-
-def _read(record: Mapping[str, Any]) -> str:
+def _read(measured: Measurements) -> str:
     """How the claims are to be read."""
-    return RATIOS if record["layer"]["device"].startswith("cuda") else f"{LIMIT} {RATIOS}"
+    return RATIOS if measured.on_gpu else f"{LIMIT} {RATIOS}"
 
 
 def _figures(measured: Measurements) -> list[Figure]:
     lengths = measured.lengths("forward_backward")
     short = [length for length in lengths if length < LONG_FROM]
     long = [length for length in lengths if length >= LONG_FROM]
-    about = setting(measured.record)
+    about = setting(measured)
     dense = "Forward + backward; sorted by time at the longest. Dashed: dense attention."
     return [
         Figure(
@@ -175,21 +139,11 @@ def _fit_caption(measured: Measurements) -> str:
     )
 
 
-def _tables(measured: Measurements) -> list[Table]:
-    times = [_costs(measured, name, name, QUICK) for name in ("forward", TRAINING)]
-    memory = _costs(measured, "memory", TRAINING, "peak_mib")
+def _cells_table(measured: Measurements) -> Table:
     every = frame(measured.record)
-    cells = Table(
-        "cells",
-        "Every measurement",
-        f"Medians and quartiles in ms, peak memory in MiB. {HOW} {setting(measured.record)}",
-        every,
-        every.groupby(["pass", "length"], sort=False)
-        .size()
-        .reset_index(name="methods")
-        .astype(str),
-    )
-    return [*times, memory, _exponent_table(measured), _methods_table(measured), cells]
+    counts = every.groupby(["pass", "length"], sort=False).size().reset_index(name="methods")
+    caption = f"Medians and quartiles in ms, peak memory in MiB. {HOW} {setting(measured)}"
+    return Table("cells", "Every measurement", caption, every, counts.astype(str))
 
 
 def _costs(measured: Measurements, table: str, name: str, quantity: str) -> Table:
@@ -203,7 +157,7 @@ def _costs(measured: Measurements, table: str, name: str, quantity: str) -> Tabl
         costs = [rows[m].get(length) for m in order]
         data[str(length)] = costs
         display[f"{length:,}"] = [number(cost) for cost in costs]
-    caption = f"{HOW} {_left_out(measured, name)}{setting(measured.record)}"
+    caption = f"{HOW} {_left_out(measured, name)}{setting(measured)}"
     return Table(table, TITLES[table], caption, data, display)
 
 
@@ -241,7 +195,7 @@ def _exponent_table(measured: Measurements) -> Table:
     for column in fitted:
         display[column] = [number(value, 2) for value in data[column]]
     display["fitted on"] = data["fitted on"]
-    caption = f"p of cost ~ L^p. {_fit_caption(measured)} {setting(measured.record)}"
+    caption = f"p of cost ~ L^p. {_fit_caption(measured)} {setting(measured)}"
     return Table("exponents", "Cost against length", caption, data, display)
 
 

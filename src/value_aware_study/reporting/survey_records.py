@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import linear_regression
 from typing import Any
 
 import pandas as pd
@@ -22,7 +23,8 @@ COLUMNS = (
     *("peak_mib", "left_out"),
 )
 QUICK = "milliseconds"
-Record = Mapping[str, Any]
+Benchmark = Mapping[str, Any]
+"""What the benchmark writes: `cells`, `methods`, `layer` and `run_on`."""
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
@@ -30,7 +32,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio.of(ours, theirs) if len(ours) > 1 else Ratio.exact(ours[0] / theirs[0])
 
 
-def frame(record: Record) -> pd.DataFrame:
+def frame(record: Benchmark) -> pd.DataFrame:
     """One row per pass, length and method; quartiles of the time as `low` and `high`."""
     rows = [
         {**cell, **cell.get("time", {}), "label": record["methods"][cell["method"]]["label"]}
@@ -39,7 +41,7 @@ def frame(record: Record) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def summary(record: Record) -> dict[str, float]:
+def summary(record: Benchmark) -> dict[str, float]:
     """One number a method: milliseconds of forward + backward at the longest length measured."""
     values: dict[str, float] = {}
     for cell in record["cells"]:
@@ -52,7 +54,16 @@ def summary(record: Record) -> dict[str, float]:
 class Measurements:
     """Look-ups in a record; `quantity` is "milliseconds" or "peak_mib"."""
 
-    record: Record
+    record: Benchmark
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.record["layer"]["device"].startswith("cuda")
+
+    @property
+    def where(self) -> str:
+        """What verdicts are limited to."""
+        return f"on this {'GPU' if self.on_gpu else 'CPU'}"
 
     def label(self, method: str) -> str:
         return self.record["methods"][method]["label"]
@@ -109,7 +120,4 @@ class Measurements:
 
 def slope(lengths: Sequence[float], costs: Sequence[float]) -> float:
     """The exponent p of cost ~ L^p: least squares of log cost on log length."""
-    x, y = [math.log(length) for length in lengths], [math.log(cost) for cost in costs]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in x)
+    return linear_regression(list(map(math.log, lengths)), list(map(math.log, costs))).slope

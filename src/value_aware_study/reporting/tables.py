@@ -5,25 +5,15 @@ from typing import Any
 
 import pandas as pd
 
-from value_aware_study.reporting import captions, other_run
+from value_aware_study.reporting import captions
+from value_aware_study.reporting.labels import KERNEL_LABELS, setting_label
 from value_aware_study.reporting.published import (
     SHORT_EXACT,
     TABLE_1,
     TABLE_2,
     TABLE_2_COLUMNS,
 )
-from value_aware_study.reporting.records import (
-    KERNEL_LABELS,
-    KERNELS,
-    Record,
-    causal_model,
-    cells,
-    find,
-    in_order,
-    model_named,
-    setting_label,
-    settings,
-)
+from value_aware_study.reporting.results import KERNELS, Results
 from value_aware_study.reporting.table import (
     DASH,
     Table,
@@ -42,11 +32,19 @@ _TABLE_1_MEASURES = (
 )
 
 
-def _table_1_row(label: str, paper: float | None, ours: Mapping[str, Any] | None) -> dict[str, Any]:
-    row = {"method": label, "paper": paper} | dict.fromkeys(_TABLE_1_MEASURES)
-    return row if ours is None else row | {name: ours[name] for name in _TABLE_1_MEASURES}
+Row = dict[str, Any]
 
 
+def _table_1_row(
+    label: str, paper: float | None, ours: Mapping[str, Any], approximation: str = ""
+) -> Row:
+    """`approximation` is "exact" where the row's own interval would be that of exact attention."""
+    row = {"method": label, "approximation": approximation, "paper": paper}
+    return row | {name: ours.get(name) for name in _TABLE_1_MEASURES}
+
+
+RANDOM = ("lsh", "orf")
+"""Of which all our settings are shown, and two digits of the paper's numbers"""
 ALONE = "itself alone (window 1)"
 BOTH_NEIGHBOURS = "both neighbours, counts"
 COUNTS_TABLE_1 = {
@@ -73,72 +71,49 @@ BESIDE_TABLE_2 = (
 )
 
 
-def _without_attention(records: Sequence[Record]) -> list[dict[str, Any]]:
+def _without_attention(results: Results) -> list[Row]:
     """Rows of Table 1: the short model on the same text, itself alone, and count models."""
-    short, long = (model_named(records, f"masked_{name}") for name in ("short", "long"))
-    empty = dict.fromkeys(_TABLE_1_MEASURES)
-    on_long = (short or {}).get("longer_text")
-    counts = (long or {}).get("count_models", {})
-    alone = find(settings(records), "masked_long", "sliding_window", {"r": 1})
+    short, long = _baselines(results, "masked_short"), _baselines(results, "masked_long")
+    on_long = short.get("longer_text", {})
+    alone = results.find("masked_long", "sliding_window", r=1)
     return [
-        _table_1_row("short model, exact, same text", None, on_long and empty | on_long),
-        _table_1_row(ALONE, None, alone),
-        *(
-            _table_1_row(label, None, empty | counts.get(name, {}))
-            for name, label in COUNTS_TABLE_1.items()
-        ),
+        _table_1_row("short model, exact, same text", None, on_long, "exact"),
+        _table_1_row(ALONE, None, alone, "sliding_window"),
+        *(_table_1_row(label, None, long.get(name, {})) for name, label in COUNTS_TABLE_1.items()),
     ]
 
 
-def _approximate_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+def _baselines(results: Results, *models: str) -> dict[str, Mapping[str, Any]]:
+    """What else scores on a model's targets, by name."""
+    return {name: vars(one) for m in results.models(*models) for name, one in m.baselines.items()}
+
+
+def _approximate_rows(results: Results) -> list[Row]:
     """The paper's cells in the paper's order, then our other LSH and ORF cells."""
-    frame = settings(records)
-    rows, shown = [], set()
+    rows = []
     for cell in TABLE_1:
-        ours = find(frame, "masked_long", cell.approximation, cell.parameters)
+        ours = results.find("masked_long", cell.approximation, **cell.parameters)
         label = setting_label({"approximation": cell.approximation, **cell.parameters})
-        rows.append(_table_1_row(label, cell.error, ours))
-        shown.add(label)
-    long = frame[(frame["model"] == "masked_long") & frame["approximation"].isin(["orf", "lsh"])]
+        rows.append(_table_1_row(label, cell.error, ours, cell.approximation))
+    shown, frame = {row["method"] for row in rows}, results.settings
+    long = frame[(frame["model"] == "masked_long") & frame["approximation"].isin(RANDOM)]
     for ours in long.sort_values(["approximation", "rounds", "r", "features"]).to_dict("records"):
-        label = setting_label(ours)
-        if label not in shown:
-            rows.append(_table_1_row(label, None, ours))
+        if (label := setting_label(ours)) not in shown:
+            rows.append(_table_1_row(label, None, ours, ours["approximation"]))
     return rows
 
 
-def _beside(rows: list[dict[str, Any]], other: Sequence[Record]) -> list[dict[str, Any]]:
-    """The rows of Table 1 with what another run measured: `other_value`, `other_low`, ..."""
-    frame = settings(other)
-    long = frame[frame["model"] == "masked_long"].to_dict("records")
-    theirs = {setting_label(row): row for row in long}
-    theirs |= {row["method"]: row for row in _without_attention(other)}
-    theirs["short model, exact"] = find(frame, "masked_short", "exact", {}) or {}
-    names = ("value", "low", "high", "count")
-    return [
-        row | {f"other_{name}": theirs.get(row["method"], {}).get(name) for name in names}
-        for row in rows
-    ]
-
-
-def _other_text(row: Mapping[str, Any], label: str) -> dict[str, str]:
-    approximate = not row["method"].startswith(("exact", "short"))
-    pair = (row["other_low"], row["other_high"]) if approximate else (None, None)
-    return {f"{label}, error %": number(row["other_value"]), f"{label}, 95%": interval(*pair)}
-
-
-def _error_text(row: Mapping[str, Any], other: Sequence[Record]) -> dict[str, str]:
-    approximate = not row["method"].startswith(("exact", "short"))
+def _error_text(row: Mapping[str, Any]) -> dict[str, str]:
+    approximate = row["approximation"] != "exact"
     pair = (row["low"], row["high"]) if approximate else (None, None)
     change = (row["difference_low"], row["difference_high"]) if approximate else (None, None)
     several = row["seeds"] is not None and row["seeds"] > 1
     seeds = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
     return {
         "method": row["method"],
-        "paper, error %": number(row["paper"], 2 if row["method"][:3] in ("ORF", "LSH") else 1),
+        "paper, error %": number(row["paper"], 2 if row["approximation"] in RANDOM else 1),
         "ours, error %": number(row["value"]),
         "95% interval": interval(*pair),
-        **(_other_text(row, other_run.label(other)) if other else {}),
         "change from exact, points": signed(row["difference"]) if approximate else DASH,
         "95% interval of the change": signed_interval(*change),
         "range over seeds (number)": seeds if several else DASH,
@@ -146,55 +121,48 @@ def _error_text(row: Mapping[str, Any], other: Sequence[Record]) -> dict[str, st
     }
 
 
-def table_1(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
-    """Masked-LM error of the long model under each approximation (Table 1 of the paper).
-
-    `other` are the records of another run; where there are any, its error has columns too.
-    """
-    rows = _approximate_rows(records)
-    short = find(settings(records), "masked_short", "exact", {})
-    rows.append(_table_1_row("short model, exact", SHORT_EXACT, short))
-    rows += _without_attention(records)
-    theirs = [record for record in other if record["task"] == "masked"]
-    rows = _beside(rows, theirs) if theirs else rows
-    models = [model_named(records, name) for name in ("masked_long", "masked_short")]
+def table_1(results: Results) -> Table:
+    """Masked-LM error of the long model under each approximation (Table 1 of the paper)."""
+    rows = _approximate_rows(results)
+    short = results.find("masked_short", "exact")
+    rows.append(_table_1_row("short model, exact", SHORT_EXACT, short, "exact"))
+    rows += _without_attention(results)
     caption = " ".join(
         [
             "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a",
             "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and",
             "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1.",
-            captions.keys((model for model in models[:1] if model), 4096),
+            captions.keys(results.models("masked_long"), 4096),
             "LSH with as many keys as the sequence sees all of them.",
             BESIDE_TABLE_1,
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
             captions.SEEDS,
-            captions.ours(model for model in models if model),
-            *filter(None, [other_run.described(theirs)]),
+            captions.ours(results.models("masked_long", "masked_short")),
         ]
     )
-    display = pd.DataFrame([_error_text(row, theirs) for row in rows])
+    display = pd.DataFrame([_error_text(row) for row in rows])
     title = "Table 1. Masked-LM error under approximate attention"
-    return Table("table_1", title, caption, pd.DataFrame(rows), display)
+    data = pd.DataFrame(rows).drop(columns="approximation")
+    return Table("table_1", title, caption, data, display)
 
 
 def _table_2_columns(
-    records: Sequence[Record], kernel: str
+    results: Results, kernel: str
 ) -> list[tuple[str, float | None, Mapping[str, Any]]]:
     """Name, the paper's perplexity and ours of every column for a kernel: {} where we have none."""
-    model, frame = causal_model(records, kernel), settings(records)
-    columns = []
+    model, columns = results.of_kernel(kernel), []
     settings_of = [*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)]
     for (name, approximation, r), paper in zip(settings_of, [*TABLE_2[kernel], None], strict=True):
         parameters = {} if r is None else {"r": r}
-        ours = find(frame, model["model"], approximation, parameters) if model else None
-        columns.append((name, paper, ours or {}))
-    counts = (model or {}).get("count_models", {})
+        ours = results.find(model.model, approximation, **parameters) if model else {}
+        columns.append((name, paper, ours))
+    counts = _baselines(results, model.model) if model else {}
     return columns + [(label, None, counts.get(name, {})) for name, label in COUNTS_TABLE_2.items()]
 
 
-def _table_2_rows(records: Sequence[Record], kernel: str) -> list[dict[str, Any]]:
-    columns = _table_2_columns(records, kernel)
+def _table_2_rows(results: Results, kernel: str) -> list[Row]:
+    columns = _table_2_columns(results, kernel)
     exact, rows = columns[0][2].get("value"), []
     for column, paper, ours in columns:
         value, low, high = (ours.get(name) for name in ("value", "low", "high"))
@@ -206,43 +174,27 @@ def _table_2_rows(records: Sequence[Record], kernel: str) -> list[dict[str, Any]
     return rows
 
 
-def _table_2_lines(
-    kernel: str, rows: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], label: str
-) -> list[dict[str, str]]:
-    def line(label: str, cells_of_line: Sequence[str]) -> dict[str, str]:
-        names = (str(row["column"]) for row in rows)
-        head = {"kernel": KERNEL_LABELS[kernel], "perplexity": label}
-        return head | dict(zip(names, cells_of_line, strict=True))
-
-    def measured(label: str, prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[dict]:
-        intervals = [interval(row["low"], row["high"]) for row in rows[1:]]
-        return [
-            line(label, [number(row["value"]) for row in rows]),
-            line(f"{prefix}95% interval", [DASH, *intervals]),
-            line(f"{prefix}relative to exact", [times(row["ratio"]) for row in rows]),
-            line(f"{prefix}targets", [whole(row["count"]) for row in rows]),
-        ]
-
+def _table_2_lines(kernel: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    lines = {
+        "ours": [number(row["value"]) for row in rows],
+        "95% interval": [DASH, *(interval(row["low"], row["high"]) for row in rows[1:])],
+        "relative to exact": [times(row["ratio"]) for row in rows],
+        "targets": [whole(row["count"]) for row in rows],
+        "paper": [number(row["paper"]) for row in rows],
+        "paper, relative to exact": [times(row["paper_ratio"]) for row in rows],
+    }
+    names = [str(row["column"]) for row in rows]
+    head = {"kernel": KERNEL_LABELS[kernel]}
     return [
-        *measured("ours", "", rows),
-        *(measured(label, f"{label}, ", other) if other else []),
-        line("paper", [number(row["paper"]) for row in rows]),
-        line("paper, relative to exact", [times(row["paper_ratio"]) for row in rows]),
+        head | {"perplexity": label} | dict(zip(names, line, strict=True))
+        for label, line in lines.items()
     ]
 
 
-_OTHER = ("value", "low", "high", "ratio", "ratio_low", "ratio_high", "count")
-
-
-def table_2(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
-    """Perplexity of one causal model a kernel under approximate attention (Table 2).
-
-    `other` are the records of another run; where there are any, its perplexities have lines too.
-    """
-    by_kernel = {kernel: _table_2_rows(records, kernel) for kernel in KERNELS}
-    other = [record for record in other if record["task"] == "causal"]
-    theirs = {kernel: _table_2_rows(other, kernel) if other else [] for kernel in KERNELS}
-    models = [model for kernel in KERNELS if (model := causal_model(records, kernel))]
+def table_2(results: Results) -> Table:
+    """Perplexity of one causal model a kernel under approximate attention (Table 2)."""
+    by_kernel = {kernel: _table_2_rows(results, kernel) for kernel in KERNELS}
+    models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
     caption = " ".join(
         [
             "One model trained with each kernel, then evaluated with its attention replaced.",
@@ -252,19 +204,10 @@ def table_2(records: Sequence[Record], other: Sequence[Record] = ()) -> Table:
             captions.NOT_THE_SAME_EXPERIMENT,
             captions.INTERVAL,
             captions.ours(models),
-            *filter(None, [other_run.described(other)]),
         ]
     )
-    label = other_run.label(other)
-    lines = [
-        line
-        for kernel in KERNELS
-        for line in _table_2_lines(kernel, by_kernel[kernel], theirs[kernel], label)
-    ]
+    lines = [line for kernel, rows in by_kernel.items() for line in _table_2_lines(kernel, rows)]
     data = pd.DataFrame([row for rows in by_kernel.values() for row in rows])
-    measured = pd.DataFrame([row for rows in theirs.values() for row in rows], columns=_OTHER)
-    if other:
-        data = data.join(measured.add_prefix("other_"))
     title = "Table 2. Perplexity under approximate attention, for each kernel"
     return Table("table_2", title, caption, data, pd.DataFrame(lines))
 
@@ -277,13 +220,14 @@ _SKEWNESS = {
 }
 
 
-def skewness_table(records: Sequence[Record]) -> Table:
+def skewness_table(results: Results) -> Table:
     """How concentrated the attention weights of each model and layer are (section 3)."""
     head = ["model", "kernel", "layer"]
     rows = [
-        {"model": record["model"], "kernel": record["kernel"], **layer}
-        for record in in_order(records)
-        for layer in record.get("skewness", [])
+        {"model": record.model, "kernel": record.kernel, **vars(layer)}
+        for record in results.records
+        for attention in record.attention[:1]
+        for layer in attention.skewness
     ]
     data = pd.DataFrame(rows, columns=[*head, *_SKEWNESS])
     display = data[head].astype(str)
@@ -293,13 +237,13 @@ def skewness_table(records: Sequence[Record]) -> Table:
     caption = (
         "A flat row (small largest weight, many effective keys) is one where the values decide "
         "which keys matter (section 3). Means over the recorded queries of all heads; effective "
-        f"keys: exp of the entropy; layers count from 0. {captions.recorded_on(in_order(records))} "
-        f"{captions.settings_of(in_order(records))}"
+        f"keys: exp of the entropy; layers count from 0. {captions.recorded_on(results.records)} "
+        f"{captions.settings_of(results.records)}"
     )
     title = "Skewness of the attention weights"
     return Table("skewness", title, caption, data, display)
 
 
-def grid_csv(records: Sequence[Record]) -> str:
+def grid_csv(results: Results) -> str:
     """Every cell of every model, each seed on its own line, as CSV."""
-    return cells(records).to_csv(index=False, lineterminator="\n", float_format="%.8g")
+    return results.cells.to_csv(index=False, lineterminator="\n", float_format="%.8g")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+from value_aware_attention.measurement.record import Cell, Record
 from value_aware_study.reporting import captions
-from value_aware_study.reporting.records import Record, method_label
+from value_aware_study.reporting.labels import method_label
 from value_aware_study.reporting.table import Table, number, signed_interval
 
 __all__ = ["trained_table"]
@@ -47,24 +48,23 @@ def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table
 
 def _exact_model(variant: Record, records: Sequence[Record]) -> Record | None:
     """The model trained with exact attention that the variant is a variant of."""
-    alike = (r for r in records if variant["model"].startswith(f"{r['model']}_"))
-    return next(alike, None)
+    return next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
 
 
 def _row(variant: Record, exact: Record | None) -> dict[str, Any]:
-    arguments = variant["arguments"]
-    name = variant["model"].removeprefix(f"{exact['model']}_") if exact else variant["attention"]
+    arguments = variant.arguments
+    name = variant.model.removeprefix(f"{exact.model}_") if exact else variant.trained_with
     swapped = _swapped(exact, name, arguments) if exact else None
     return {
-        "model": exact["model"] if exact else variant["model"],
+        "model": exact.model if exact else variant.model,
         "attention": name,
         "label": _label(MIXING.get(name) or method_label(name), arguments),
         "arguments": json.dumps(arguments, sort_keys=True),
-        "trained": variant["cells"][0]["value"],
-        "exact": exact["cells"][0]["value"] if exact else None,
-        "swapped": swapped["value"] if swapped else None,
-        "swapped_low": swapped["difference_low"] if swapped else None,
-        "swapped_high": swapped["difference_high"] if swapped else None,
+        "trained": variant.cells[0].value,
+        "exact": exact.cells[0].value if exact else None,
+        "swapped": swapped.value if swapped else None,
+        "swapped_low": swapped.difference_low if swapped else None,
+        "swapped_high": swapped.difference_high if swapped else None,
     }
 
 
@@ -77,12 +77,11 @@ def _label(name: str, arguments: Mapping[str, Any]) -> str:
 UNSAID = ("seed", "length", "width", "engine")
 
 
-def _swapped(exact: Record, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _swapped(exact: Record, name: str, arguments: Mapping[str, Any]) -> Cell | None:
     """The first cell of the exact model with the same method and the same arguments."""
-    wanted = {k: v for k, v in arguments.items() if k not in UNSAID}
-    for cell in exact["cells"]:
-        given = {k: v for k, v in cell["parameters"].items() if k not in UNSAID}
-        if cell["approximation"] == name and given == wanted:
-            found: Mapping[str, Any] = cell
-            return found
-    return None
+
+    def said(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in given.items() if key not in UNSAID}
+
+    alike = (cell for cell in exact.cells if cell.approximation == name)
+    return next((cell for cell in alike if said(cell.parameters) == said(arguments)), None)

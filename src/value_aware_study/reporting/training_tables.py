@@ -11,7 +11,7 @@ from value_aware_study.reporting.published import (
     TABLE_4_LONG,
     TABLE_4_SHORT,
 )
-from value_aware_study.reporting.records import KERNELS
+from value_aware_study.reporting.results import KERNELS
 from value_aware_study.reporting.table import (
     DASH,
     Table,

@@ -1,6 +1,6 @@
 """Figures that the paper does not have: output error against loss, and OVO against OVA."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import altair as alt
@@ -13,15 +13,9 @@ from value_aware_study.reporting.figures import (
     LOSS_TITLE,
     causal_losses,
     curves,
-    exact_value,
 )
-from value_aware_study.reporting.records import (
-    KERNEL_LABELS,
-    KERNELS,
-    Record,
-    series_label,
-    settings,
-)
+from value_aware_study.reporting.labels import KERNEL_LABELS
+from value_aware_study.reporting.results import KERNELS, Results
 
 # Settings with a smaller output error are exact for every purpose of figure 4, and not drawn.
 SMALLEST_ERROR = 1e-3
@@ -38,8 +32,7 @@ INCREASE_TITLE = "loss minus exact loss (nats per token)"
 
 def _approximate(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame[frame["relative_output_error"] >= SMALLEST_ERROR]
-    frame = frame[frame["approximation"] != "exact"]
-    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
+    return frame[frame["approximation"] != "exact"]
 
 
 def _points(frame: pd.DataFrame, title: str, y: alt.Y) -> alt.Chart:
@@ -52,23 +45,23 @@ def _points(frame: pd.DataFrame, title: str, y: alt.Y) -> alt.Chart:
     return points.encode(x=alt.X(field, title=OUTPUT_ERROR_TITLE, scale=scale, axis=axis), y=y)
 
 
-def _masked_panel(records: Sequence[Record]) -> list[style.Panel]:
-    every = settings(records)
-    exact = exact_value(every, "masked_long")
+def _masked_panel(results: Results) -> list[style.Panel]:
+    every = results.settings
+    exact = results.find("masked_long", "exact").get("value")
     frame = _approximate(every[every["model"] == "masked_long"])
     if frame.empty:
         return []
     y = style.value_axis(ERROR_TITLE, [exact, *frame["value"]])
     least = float(frame["relative_output_error"].min())
     line = style.dashed_line(exact, f"exact, {exact or 0:.1f}%", least, y)
+    encodings = style.series("series", style.method_marks(frame), columns=2)
     frame = frame[["series", "relative_output_error", "value"]]
     points = _points(frame, "(a) long masked model", y.of("value"))
-    encodings = style.series("series", style.method_marks(frame["series"]), columns=2)
     return [alt.layer(*line, points.encode(**encodings))]
 
 
-def _causal_panel(records: Sequence[Record]) -> list[style.Panel]:
-    losses = causal_losses(records)
+def _causal_panel(results: Results) -> list[style.Panel]:
+    losses = causal_losses(results)
     exact = losses[losses["approximation"] == "exact"].set_index("kernel")["loss"]
     frame = _approximate(losses)
     frame = frame[frame["kernel"].isin(exact.index)]
@@ -76,17 +69,17 @@ def _causal_panel(records: Sequence[Record]) -> list[style.Panel]:
         return []
     frame = frame.assign(increase=frame["loss"] - frame["kernel"].map(exact))
     y = style.value_axis(INCREASE_TITLE, [0.0, *frame["increase"]])
+    colour = style.series("series", style.method_marks(frame), columns=1)["color"]
     frame = frame[["series", "kernel_label", "relative_output_error", "increase"]]
     points = _points(frame, "(b) causal models", y.of("increase"))
-    colour = style.series("series", style.method_marks(frame["series"]), columns=1)["color"]
     shape = style.series("kernel_label", style.KERNEL_MARKS, columns=1)["shape"]
     line = style.dashed_line(0.0, "exact", float(frame["relative_output_error"].min()), y)
     return [alt.layer(*line, points.encode(color=colour, shape=shape))]
 
 
-def figure_4(records: Sequence[Record]) -> style.Chart:
+def figure_4(results: Results) -> style.Chart:
     """End metric of every setting against its output error, sum ||o - o~||^2 / sum ||o||^2."""
-    panels = [*_masked_panel(records), *_causal_panel(records)]
+    panels = [*_masked_panel(results), *_causal_panel(results)]
     if not panels:
         return style.empty("No output error was recorded.")
     return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
@@ -104,8 +97,7 @@ class Curves:
 
 def _methods(frame: pd.DataFrame) -> pd.DataFrame:
     """Settings of exact attention, the optimal approximations and what explains their gap."""
-    frame = frame[frame["approximation"].isin(["exact", *OPTIMAL, *BASELINES])]
-    return frame.assign(series=[series_label(row) for row in frame.to_dict("records")])
+    return frame[frame["approximation"].isin(["exact", *OPTIMAL, *BASELINES])]
 
 
 def _metric_panel(
@@ -127,9 +119,9 @@ def _metric_panel(
     return alt.layer(*layers, title=model.name, width=350)
 
 
-def _every_model(records: Sequence[Record]) -> list[Curves]:
+def _every_model(results: Results) -> list[Curves]:
     """The causal models and the long masked one, where they have a curve."""
-    losses, errors = causal_losses(records), settings(records)
+    losses, errors = causal_losses(results), results.settings
     models = [
         Curves(KERNEL_LABELS[k], LOSS_TITLE, LOSS, _methods(losses[losses["kernel"] == k]))
         for k in KERNELS
@@ -139,16 +131,16 @@ def _every_model(records: Sequence[Record]) -> list[Curves]:
     return [model for model in models if model.settings["r"].notna().any()]
 
 
-def figure_5(records: Sequence[Record]) -> style.Chart:
+def figure_5(results: Results) -> style.Chart:
     """End metric against r of OVO, OVA and the baselines, one panel a model; dashed: exact."""
-    models = _every_model(records)
+    models = _every_model(results)
     if not models:
         return style.empty("No optimal approximation was evaluated.")
-    frames = [model.settings for model in models]
-    series = {name for frame in frames for name in frame[frame["r"].notna()]["series"]}
+    every = pd.concat([model.settings for model in models])
+    marks = style.method_marks(every[every["r"].notna()])
     panels = []
     for model in models:
         alike = [m.settings[list(m.fields)] for m in models if m.fields == model.fields]
         y = style.value_axis(model.y_title, pd.concat(alike).to_numpy().ravel().tolist())
-        panels.append(_metric_panel(model, style.method_marks(series), y))
+        panels.append(_metric_panel(model, marks, y))
     return alt.concat(*panels, columns=2)

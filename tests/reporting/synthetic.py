@@ -1,0 +1,201 @@
+"""SYNTHETIC records: invented by the formulas of the tests, measured on nothing."""
+
+from dataclasses import replace
+
+from value_aware_attention.measurement.record import (
+    Attention,
+    Cell,
+    CellError,
+    Curve,
+    ErrorAtSize,
+    GapCell,
+    KeysNeeded,
+    MatchingKeys,
+    OutputError,
+    Record,
+    RunOn,
+    Skewness,
+    SkewnessGap,
+    Text,
+)
+
+OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
+RUN_ON = RunOn(hardware="no hardware, synthetic", threads=1, versions={"torch": "0.0"})
+TEXT = Text(description="synthetic test records", targets=5000, units=90, recorded_units=8)
+UNKNOWN = {"low": None, "high": None, "difference_low": None, "difference_high": None}
+
+
+def ends(value, exact, low, high):
+    """The end metric's part of a cell, of two units."""
+    return {
+        "count": 5000,
+        "value": value,
+        "low": low,
+        "high": high,
+        "difference": value - exact,
+        "difference_low": low - exact,
+        "difference_high": high - exact,
+        "unit_totals": (1.0, 2.0),
+        "unit_counts": (2500.0, 2500.0),
+    }
+
+
+def error(relative, low, high, layers, **more):
+    """The output error's part of a cell, of eight recorded units."""
+    squared = tuple((layer,) * 8 for layer in layers)
+    return CellError(
+        relative=relative,
+        low=low,
+        high=high,
+        by_layer=tuple(layers),
+        unit_squared_errors=squared,
+        unit_squared_norms=((1.0,) * 8,) * len(layers),
+        queries=4096,
+        **more,
+    )
+
+
+def record(model, task, kernel, length, cells, **more):
+    given = {
+        "model": model,
+        "task": task,
+        "kernel": kernel,
+        "length": length,
+        "head_dim": 64,
+        "metric": "perplexity" if task == "causal" else "error",
+        "scale": "synthetic",
+        "unit": "window" if task == "causal" else "sequence",
+        "text": TEXT,
+        "run_on": RUN_ON,
+        "cells": tuple(cells),
+    }
+    return Record(**given | more)
+
+
+def with_cells(record, change):
+    """The record with every cell changed; a cell of which nothing is left is gone."""
+    changed = (change(cell) for cell in record.cells)
+    return replace(record, cells=tuple(cell for cell in changed if cell is not None))
+
+
+def without_attention(records):
+    return [replace(record, attention=()) for record in records]
+
+
+def with_attention(record, **changes):
+    """The record with parts of what was measured with its own kernel exchanged."""
+    first, *others = record.attention
+    return replace(record, attention=(replace(first, **changes), *others))
+
+
+def curve(sizes, layers):
+    return Curve(sizes=tuple(sizes), layers=tuple(map(tuple, layers)))
+
+
+def match(layer, r, keys, **more):
+    """An interval around the count, and quartiles below it."""
+    counts = {"low": keys - 1, "high": keys + 2, "lower_quartile": r, "upper_quartile": keys}
+    return MatchingKeys(**{"layer": layer, "r": r, "keys": keys, "median": r + 1} | counts | more)
+
+
+def output_error(keys, norms, methods, matching, **more):
+    given = {"search": "default", "rows": 256, "units": 8, "unit": "window", "keys": keys}
+    given |= {"heads": 2, "head_dim": 64, "causal": True, "squared_norm": tuple(norms)}
+    given |= {"methods": methods, "matching_keys": tuple(matching)}
+    return OutputError(**given | {"keys_needed": (), "errors": ()} | more)
+
+
+def skewness(layers=2):
+    return tuple(
+        Skewness(
+            layer=layer,
+            largest_weight=0.4 - 0.1 * layer,
+            rows_over_half=0.25 - 0.1 * layer,
+            effective_keys=12.5 + layer,
+            keys_for_90_percent=30.0 + layer,
+        )
+        for layer in range(layers)
+    )
+
+
+def gap_cell(layer, degree, effective_keys, wider, own=False, **more):
+    """OVO's error is `wider` times OVA's, by size."""
+    given = {"layer": layer, "kernel": "polynomial", "degree": degree, "own": own}
+    given |= {"effective_keys": effective_keys, "largest_weight": 0.3, "rows_over_half": 0.2}
+    given |= {"aware": dict.fromkeys(wider, 0.1), "same_first_key": 0.5}
+    given |= {"oblivious": {r: 0.1 * times for r, times in wider.items()}}
+    return GapCell(**given | more)
+
+
+def attention(kernel, measured, gap_cells=None, post_hoc=False, skew=None):
+    gap = gap_cells and SkewnessGap(rows=256, cells=tuple(gap_cells))
+    return Attention(
+        kernel=kernel,
+        post_hoc=post_hoc,
+        output_error=measured,
+        skewness=skewness() if skew is None else skew,
+        skewness_gap=gap,
+    )
+
+
+def probed(kernels=("exponential",), layers=2, heads=4, sizes=(1, 2, 4, 8, 9), known=True):
+    """SYNTHETIC: a model probed with its own kernel and with others post hoc, on three windows."""
+    cells = [Cell(approximation="exact", parameters={}, **ends(30.0, 30.0, 30.0, 30.0))]
+    for r in sizes:
+        for at, name in enumerate((OBLIVIOUS, AWARE, "sliding_window")):
+            value = 30.0 + (at + 1) / r
+            cell = Cell(
+                approximation=name,
+                parameters={"r": r},
+                **ends(value, 30.0, value - 0.1, value + 0.1) | ({} if known else UNKNOWN),
+            )
+            cells.append(cell)
+    return Record(
+        model="tiny",
+        task="causal",
+        kernel=kernels[0],
+        metric="perplexity",
+        unit="window",
+        length=16,
+        head_dim=8,
+        cells=tuple(cells),
+        text=Text(
+            description="words", targets=48, units=3, available_units=6, tokens=96, share_read=0.5
+        ),
+        run_on=RUN_ON,
+        architecture="TinyForCausalLM",
+        attention=tuple(
+            _probed_attention(kernel, kernel != kernels[0], layers, heads, sizes, known)
+            for kernel in kernels
+        ),
+    )
+
+
+def _probed_attention(kernel, post_hoc, layers, heads, sizes, known):
+    places = [(None, None), *((layer, None) for layer in range(layers))]
+    places += [(layer, head) for layer in range(layers) for head in range(heads)]
+    errors, needed = [], []
+    for level, method in enumerate((AWARE, OBLIVIOUS), start=1):
+        for place, (layer, head) in enumerate(places):
+            at = {"layer": layer, "head": head, "method": method}
+            for r in sizes:
+                value = level * (1 + place / 10) / r
+                interval = (value / 2, value * 2) if known else (None, None)
+                errors.append(
+                    ErrorAtSize(**at, r=r, error=value, low=interval[0], high=interval[1])
+                )
+            for share, keys in ((0.01, 9), (0.05, 5), (0.1, 3)):
+                count = keys + level + place % 2
+                interval = (count - 1, count + 1) if known else (None, None)
+                one = KeysNeeded(**at, share=share, keys=count, low=interval[0], high=interval[1])
+                needed.append(one)
+    curves = {
+        OBLIVIOUS: curve(range(1, 17), [[2.0 / r for r in range(1, 17)]] * layers),
+        AWARE: curve(range(1, 10), [[1.0 / r for r in range(1, 10)]] * layers),
+    }
+    matching = [match(layer, r, 2 * r) for layer in (None, *range(layers)) for r in sizes[:-1]]
+    measured = output_error(
+        16, [1.0] * layers, curves, matching, rows=32 * heads * 3, units=3, heads=heads, head_dim=8,
+        keys_needed=tuple(needed), errors=tuple(errors),
+    )  # fmt: skip
+    return attention(kernel, measured, post_hoc=post_hoc, skew=())
