@@ -4,14 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 
-<<<<<<< HEAD
-from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS, SHARES
-from value_aware_attention.probe.lines import match
-from value_aware_study.reporting import captions, figures
-from value_aware_study.reporting.document import page, sections
-from value_aware_study.reporting.probe_figures import CAUSAL, INTERVALS, probe_figures
-from value_aware_study.reporting.records import method_label
-=======
 from value_aware_attention.measurement.record import Cell, KeysNeeded, OutputError, Record
 from value_aware_attention.probe.lines import headline
 from value_aware_study.reporting import captions
@@ -27,7 +19,6 @@ from value_aware_study.reporting.probe_figures import (
     shares_of,
     sizes_of,
 )
->>>>>>> 5d68ee5caca7402d47dc44c3dfb2499c32f542a0
 from value_aware_study.reporting.table import Table, interval, number
 
 __all__ = ["write_probe"]
