@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from pipelines.app import app, check_counts, plain, write_json, write_text
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
-from pipelines.tracking import log_record, row, summary, tracked
+from pipelines.tracking import SHORT, log_record, row, summary, tracked
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import (
     is_first,
@@ -114,7 +114,8 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         record = measure(task, grid(cfg, task.length), **options)
         beside = count_models(cfg, task, record.cells[0]) | longer_text(cfg, task)
         record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
-        write(cfg, cfg.records, "evaluate", record)
+        write(cfg, cfg.records, record)
+        write_summary(cfg, record)
         log_record(run, record)
     return {}
 
@@ -171,11 +172,28 @@ def tracked_by_first(
     return tracked(cfg, stage, cfg.name, **hashes) if is_first() else nullcontext()
 
 
-def write(cfg: DictConfig, folder: str, stage: str, record: Record) -> None:
-    """The record and its metrics, by the first process."""
+def write(cfg: DictConfig, folder: str, record: Record) -> None:
+    """The record, by the first process."""
     if is_first():
         write_text(Path(folder) / f"{cfg.name}.json", record.to_json())
-        write_json(Path(cfg.metrics) / stage / f"{cfg.name}.json", summary(record))
+
+
+def write_summary(cfg: DictConfig, record: Record) -> None:
+    """What `dvc metrics show` compares, and the curves that `dvc plots show` draws."""
+    if is_first():
+        write_json(Path(cfg.metrics) / f"{cfg.name}.json", summary(record))
+        write_text(Path(cfg.plots) / f"{cfg.name}.csv", curves(record))
+
+
+def curves(record: Record) -> str:
+    """The end metric of the two optimal choices against r, as CSV."""
+    cells = [cell for cell in record.cells if cell.approximation in SHORT]
+    values = {(cell.parameters["r"], SHORT[cell.approximation]): cell.value for cell in cells}
+    sizes = sorted({r for r, _ in values})
+    columns = list(SHORT.values())
+    lines = (",".join(str(values.get((r, name), "")) for name in columns) for r in sizes)
+    rows = (f"{r},{line}" for r, line in zip(sizes, lines, strict=True))
+    return "\n".join([f"r,{','.join(columns)}", *rows]) + "\n"
 
 
 def own_attention(cfg: DictConfig, record: Record, attention: TrainedAttention) -> dict[str, Any]:
@@ -193,7 +211,8 @@ def own_attention(cfg: DictConfig, record: Record, attention: TrainedAttention) 
         trained_with=attention.name,
         arguments=dict(attention.arguments),
     )
-    write(cfg, cfg.trained, "evaluate", record)
+    write(cfg, cfg.trained, record)
+    write_json(Path(cfg.metrics) / f"{cfg.name}.json", summary(record))
     return row(record, record.cells[0])
 
 

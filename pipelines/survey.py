@@ -91,7 +91,7 @@ def survey(cfg: DictConfig, device: str) -> None:
             hashes=hashes,
             picture=picture(cfg, contenders, task, call),
         )
-        write(cfg, cfg.records, "survey", record)
+        write(cfg, cfg.records, record)
         log_budgets(run, record)
 
 
