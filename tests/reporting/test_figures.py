@@ -5,7 +5,6 @@ from synthetic import with_cells
 from value_aware_study.cards import cards
 from value_aware_study.reporting import style
 from value_aware_study.reporting.figures import (
-    causal_losses,
     figure_1,
     figure_2,
     figure_3,
@@ -60,13 +59,13 @@ def test_figure_1_draws_every_setting_once_and_the_exact_line(results):
 
 def test_figure_2_draws_nats_up_to_all_keys_and_one_exact_line_a_kernel(results):
     drawn = rows(figure_2(results))
-    losses = causal_losses(results)
-    exact = {r["series"]: r["loss"] for r in drawn if r.get("approximation") == "exact"}
+    losses = results.nats[results.nats["task"] == "causal"]
+    exact = {r["series"]: r["value"] for r in drawn if r.get("approximation") == "exact"}
     assert sorted(exact) == sorted(KERNELS)
-    last = {r["series"]: r["loss"] for r in drawn if r.get("r") == 256}
+    last = {r["series"]: r["value"] for r in drawn if r.get("r") == 256}
     assert last == pytest.approx(exact)
     oblivious = losses[losses["approximation"] == "optimal_v_oblivious"]
-    assert oblivious["loss"].max() == pytest.approx(max(r.get("loss", 0) for r in drawn))
+    assert oblivious["value"].max() == pytest.approx(max(r.get("value", 0) for r in drawn))
 
 
 def test_figure_3_draws_the_curves_as_recorded(records, training):
@@ -88,8 +87,9 @@ def test_figure_5_has_a_panel_for_each_kernel_and_the_long_masked_model(results)
 
 
 def test_figure_5_draws_every_method_with_its_interval(results):
-    drawn = [row for row in rows(figure_5(results)) if row.get("value") is not None]
-    cells = results.models("masked_long")[0].cells
+    [masked] = results.models("masked_long")
+    cells, drawn = masked.cells, rows(figure_5(Results.of([masked])))
+    drawn = [row for row in drawn if row.get("value") is not None]
     names = {"norm_weighted_keys": ["α|v|, 1-norm (VATP)", "α|v|, 2-norm (Kobayashi)"]}
     for method in (*OPTIMAL, *BASELINES):
         labels = names.get(method, [method_label(method)])

@@ -11,7 +11,7 @@ from value_aware_attention.measurement.record import Record
 from value_aware_study.cards import cards
 from value_aware_study.reporting import captions, style
 from value_aware_study.reporting.figure import Figure
-from value_aware_study.reporting.figures import ERROR_TITLE, LOSS_TITLE
+from value_aware_study.reporting.figures import METRIC_TITLES
 from value_aware_study.reporting.labels import model_label
 from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
 from value_aware_study.reporting.output_error_figures import FLOOR, error_axis
@@ -33,15 +33,9 @@ SEEDS = ("seeds_low", "seeds_high")
 
 def budget_settings(results: Results) -> pd.DataFrame:
     """One row a model, method and budget, seeds averaged: `cost`, `budget`, loss or error."""
-    frame = results.settings
+    frame = results.nats
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, "budget", "cost"])])
-    frame = frame[frame["cost"].notna()].copy()
-    for source in ("value", "low", "high", *SEEDS):
-        perplexity = frame["metric"] == "perplexity"
-        values = frame[source].astype(float)
-        logged = values.where(perplexity).map(math.log, na_action="ignore")
-        frame[source] = logged.where(perplexity, values)
-    return frame
+    return frame[frame["cost"].notna()]
 
 
 def distance_figures(results: Results) -> list[Figure]:
@@ -64,8 +58,7 @@ def distance_figures(results: Results) -> list[Figure]:
 def _chart(frame: pd.DataFrame, record: Record) -> style.Chart:
     if frame.empty:
         return style.empty("No method was evaluated.")
-    title = LOSS_TITLE if record.task == "causal" else ERROR_TITLE
-    y = style.value_axis(title, [*frame["low"], *frame["high"]])
+    y = style.value_axis(METRIC_TITLES[record.task], [*frame["low"], *frame["high"]])
     exact = record.cells[0].value
     exact = math.log(exact) if record.task == "causal" else exact
     cost = frame["cost"].astype(float)
@@ -81,37 +74,25 @@ def _panel(
 ) -> style.Panel:
     """A value with the ends of its interval against the cost; no bar where they are not known."""
     value, low, high = fields
-    encodings = _encodings(frame)
+    encodings = style.series("series", style.method_marks(frame), columns=4)
+    x = style.count_axis("cost", BUDGET_TITLE, frame["cost"].astype(float).tolist())
     plain = frame[["series", "cost", *fields]].astype({"cost": float})
     base = alt.Chart(plain, width=WIDTH, height=HEIGHT, title=title)
     bars = base.transform_filter(f"isValid(datum.{low})").mark_rule(strokeWidth=1.2, opacity=0.6)
-    bars = bars.encode(x=_x(frame), y=y(low), y2=f"{high}:Q", color=encodings["color"])
-    base = base.encode(x=_x(frame), y=y(value), **encodings)
+    bars = bars.encode(x=x, y=y(low), y2=f"{high}:Q", color=encodings["color"])
+    base = base.encode(x=x, y=y(value), **encodings)
     lines = base.mark_line(strokeWidth=1.6).encode(shape=alt.Undefined)
     return alt.layer(bars, lines, base.mark_point(filled=True, size=60))
-
-
-def _x(frame: pd.DataFrame) -> alt.X:
-    return style.count_axis("cost", BUDGET_TITLE, frame["cost"].astype(float).tolist())
-
-
-def _encodings(frame: pd.DataFrame) -> dict[str, Any]:
-    return style.series("series", style.method_marks(frame), columns=4)
-
-
-def _ranked(frame: pd.DataFrame) -> pd.DataFrame:
-    """The methods that do not look at the exact weights, from the smallest output error on."""
-    oracles = [name for name, card in cards().items() if card.oracle]
-    practical = frame[~frame["approximation"].isin(oracles)]
-    return practical.sort_values("relative_output_error", kind="stable")
 
 
 def findings(frame: pd.DataFrame) -> str:
     """What the figure of a model shows, in sentences made from its numbers."""
     sentences = []
+    oracles = [name for name, card in cards().items() if card.oracle]
     for budget, group in frame.groupby("budget"):
         errors = group.set_index("approximation")["relative_output_error"]
-        ranked = _ranked(group)
+        practical = group[~group["approximation"].isin(oracles)]
+        ranked = practical.sort_values("relative_output_error", kind="stable")
         if ranked.empty or not {OBLIVIOUS, AWARE} <= set(errors.index):
             continue
         best = ranked.iloc[0]

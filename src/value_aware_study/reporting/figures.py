@@ -1,6 +1,5 @@
 """Figures 1 to 3 of the paper, drawn from our records and learning curves."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ from value_aware_study.reporting import style
 from value_aware_study.reporting.labels import KERNEL_LABELS
 from value_aware_study.reporting.results import KERNELS, Results
 
-ERROR_TITLE = "masked tokens predicted wrongly (%)"
-LOSS_TITLE = "evaluation loss (nats per token)"
+METRIC_TITLES = {
+    "masked": "masked tokens predicted wrongly (%)",
+    "causal": "evaluation loss (nats per token)",
+}
 KEYS_TITLE = "r, keys per query (log scale)"
 # The curves of the paper's Figure 1.
 FIGURE_1 = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window", "lsh", "orf")
@@ -30,25 +31,23 @@ def curves(
     x: alt.X,
     y: style.ValueAxis,
     encodings: Mapping[str, Any],
-    fields: tuple[str, str, str] = ("value", "low", "high"),
     look: style.Look = style.PLAIN,
 ) -> list[alt.Chart]:
     """Error bars, lines and points of every series of a frame, as layers.
 
-    `fields` names the value and the ends of its interval; rows without an interval get no bar. A
-    series of fewer than three points is not joined: what lies between them was not measured.
+    Rows without an interval get no bar. A series of fewer than three points is not joined: what
+    lies between them was not measured.
     """
-    value, low, high = fields
-    frame = frame[["series", "r", "features", *fields]]
+    frame = frame[["series", "r", "features", "value", "low", "high"]]
     frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
     base = alt.Chart(frame, height=style.HEIGHT).encode(x=x, color=encodings["color"])
     bars = base.mark_rule(strokeWidth=0.8 * look.line, opacity=0.7 * look.opacity).encode(
-        y=y.of(low), y2=f"{high}:Q"
+        y=y.of("low"), y2="high:Q"
     )
-    lines = base.mark_line(strokeWidth=look.line, opacity=look.opacity).encode(y=y.of(value))
+    lines = base.mark_line(strokeWidth=look.line, opacity=look.opacity).encode(y=y.of("value"))
     lines = lines.transform_filter("datum.points >= 3")
     points = base.mark_point(filled=True, size=look.point, opacity=look.opacity)
-    return [bars, lines, points.encode(y=y.of(value), shape=encodings["shape"])]
+    return [bars, lines, points.encode(y=y.of("value"), shape=encodings["shape"])]
 
 
 def figure_1(results: Results) -> style.Chart:
@@ -59,7 +58,9 @@ def figure_1(results: Results) -> style.Chart:
     if approximate.empty:
         return style.empty("No approximation of the long masked model was evaluated.")
     head_dim = int(approximate["head_dim"].iloc[0])
-    y = style.value_axis(ERROR_TITLE, [exact, *approximate["low"], *approximate["high"]])
+    y = style.value_axis(
+        METRIC_TITLES["masked"], [exact, *approximate["low"], *approximate["high"]]
+    )
     line = f"exact, {exact or 0:.1f}%"
     panels = []
     for field, title, name, width in (
@@ -77,19 +78,10 @@ def figure_1(results: Results) -> style.Chart:
     return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
 
 
-def causal_losses(results: Results) -> pd.DataFrame:
-    """Settings of the causal models in nats: loss, loss_low, loss_high."""
-    frame = results.settings
-    frame = frame[(frame["task"] == "causal") & frame["kernel"].isin(KERNELS)].copy()
-    for source, name in (("value", "loss"), ("low", "loss_low"), ("high", "loss_high")):
-        frame[name] = [math.log(value) for value in frame[source].astype(float)]
-    return frame
-
-
 def figure_2(results: Results) -> style.Chart:
     """Loss of OVO-r against r up to all keys for each kernel; dashed: exact attention."""
-    frame = causal_losses(results)
-    frame = frame.assign(series=frame["kernel_label"])
+    frame = results.nats[results.nats["task"] == "causal"]
+    frame = frame[frame["kernel"].isin(KERNELS)].assign(series=frame["kernel_label"])
     exact = frame[frame["approximation"] == "exact"]
     oblivious = frame[frame["approximation"] == "optimal_v_oblivious"]
     if oblivious.empty:
@@ -97,15 +89,15 @@ def figure_2(results: Results) -> style.Chart:
     present = {*exact["kernel_label"], *oblivious["kernel_label"]}
     marks = {name: mark for name, mark in style.KERNEL_MARKS.items() if name in present}
     encodings = style.series("series", marks)
-    losses = [*exact["loss"], *oblivious["loss_low"], *oblivious["loss_high"]]
-    y = style.value_axis(LOSS_TITLE, losses)
+    losses = [*exact["value"], *oblivious["low"], *oblivious["high"]]
+    y = style.value_axis(METRIC_TITLES["causal"], losses)
     x = style.count_axis("r", KEYS_TITLE, oblivious["r"].astype(float).tolist())
-    rules = alt.Chart(exact[["series", "approximation", "loss"]]).mark_rule(
+    rules = alt.Chart(exact[["series", "approximation", "value"]]).mark_rule(
         strokeDash=[6, 4], strokeWidth=1.4
     )
-    dashed = rules.encode(y=y.of("loss"), color=encodings["color"])
-    lines = curves(oblivious, x, y, encodings, ("loss", "loss_low", "loss_high"))
-    lowest = float(exact["loss"].min()) if len(exact) else None
+    dashed = rules.encode(y=y.of("value"), color=encodings["color"])
+    lines = curves(oblivious, x, y, encodings)
+    lowest = float(exact["value"].min()) if len(exact) else None
     name = style.line_name(lowest, "dashed: exact attention", float(oblivious["r"].min()), y)
     return alt.layer(dashed, *name, *lines, width=540)
 
@@ -147,8 +139,8 @@ def figure_3(results: Results) -> style.Chart:
     panels = [
         _learning_panel(frame, title, y_title, marks)
         for frames, title, y_title, marks in (
-            (masked, "(a) masked language models", ERROR_TITLE, masked_marks),
-            (causal, "(b) causal language models", LOSS_TITLE, style.KERNEL_MARKS),
+            (masked, "(a) masked language models", METRIC_TITLES["masked"], masked_marks),
+            (causal, "(b) causal language models", METRIC_TITLES["causal"], style.KERNEL_MARKS),
         )
         if len(frame := pd.concat(frames))
     ]

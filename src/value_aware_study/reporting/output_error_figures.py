@@ -10,7 +10,7 @@ import pandas as pd
 from value_aware_attention.measurement.record import OutputError
 from value_aware_study.reporting import style
 from value_aware_study.reporting.figures import KEYS_TITLE
-from value_aware_study.reporting.labels import method_label, series_label
+from value_aware_study.reporting.labels import series_label
 from value_aware_study.reporting.measurements import (
     AWARE,
     OBLIVIOUS,
@@ -25,6 +25,16 @@ NOT_MEASURED = "The output error of every size was not measured."
 FLOOR = 1e-6
 BOUND = "sampled from α, expected (Maurey's bound)"
 OPTIMAL = (OBLIVIOUS, AWARE)
+CURVES: Mapping[str, Mapping[str, Any]] = {
+    OBLIVIOUS: {},
+    AWARE: {},
+    "oblivious_keys_optimal_weights": {},
+    "value_aware_keys_attention_weights": {},
+    "norm_weighted_keys_2": {"approximation": "norm_weighted_keys", "norm": 2},
+    "norm_weighted_keys_1": {"approximation": "norm_weighted_keys", "norm": 1},
+    "leave_one_out_keys": {},
+}
+"""Method as the record has it -> what else tells its curve."""
 ERRORS_TITLE = "relative squared output error (log scale)"
 POINTS_PER_DOUBLING = 8
 # Powers of ten as numbers down to 0.01, with an exponent below.
@@ -41,12 +51,7 @@ LARGEST_POWER = 3
 
 def curve_labels() -> dict[str, str]:
     """The measured methods, and the name of each one's curve."""
-    optimal = (OBLIVIOUS, AWARE, "oblivious_keys_optimal_weights")
-    labels = {name: method_label(name) for name in (*optimal, "value_aware_keys_attention_weights")}
-    for norm in (2, 1):
-        setting = {"approximation": "norm_weighted_keys", "norm": norm}
-        labels[f"norm_weighted_keys_{norm}"] = series_label(setting)
-    labels["leave_one_out_keys"] = method_label("leave_one_out_keys")
+    labels = {name: series_label({"approximation": name, **more}) for name, more in CURVES.items()}
     return labels | {"maurey_bound": BOUND}
 
 

@@ -113,6 +113,17 @@ class Results:
         frame["kernel_label"] = frame["kernel"].map(KERNEL_LABELS)
         return frame.drop(columns=RANDOM_SEED)
 
+    @cached_property
+    def nats(self) -> pd.DataFrame:
+        """`settings` with perplexities as their logarithms, nats a token, errors as they are."""
+        frame = self.settings.copy()
+        causal = frame["metric"] == "perplexity"
+        for name in ("value", "low", "high", "seeds_low", "seeds_high"):
+            values = frame[name].astype(float)
+            logged = values.where(causal).map(math.log, na_action="ignore")
+            frame[name] = logged.where(causal, values)
+        return frame
+
     @property
     def causal(self) -> list[Record]:
         return [record for record in self.records if record.task == "causal"]

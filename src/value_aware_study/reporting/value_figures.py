@@ -1,17 +1,14 @@
 """Figures that the paper does not have: output error against loss, and OVO against OVA."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import altair as alt
 import pandas as pd
 
 from value_aware_study.reporting import style
 from value_aware_study.reporting.figures import (
-    ERROR_TITLE,
     KEYS_TITLE,
-    LOSS_TITLE,
-    causal_losses,
+    METRIC_TITLES,
     curves,
 )
 from value_aware_study.reporting.labels import KERNEL_LABELS
@@ -26,7 +23,7 @@ BASELINES = (
     *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
     *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys"),
 )
-LOSS, ERROR = ("loss", "loss_low", "loss_high"), ("value", "low", "high")
+METRIC = ["value", "low", "high"]
 INCREASE_TITLE = "loss minus exact loss (nats per token)"
 
 
@@ -51,7 +48,7 @@ def _masked_panel(results: Results) -> list[style.Panel]:
     frame = _approximate(every[every["model"] == "masked_long"])
     if frame.empty:
         return []
-    y = style.value_axis(ERROR_TITLE, [exact, *frame["value"]])
+    y = style.value_axis(METRIC_TITLES["masked"], [exact, *frame["value"]])
     least = float(frame["relative_output_error"].min())
     line = style.dashed_line(exact, f"exact, {exact or 0:.1f}%", least, y)
     encodings = style.series("series", style.method_marks(frame), columns=2)
@@ -61,13 +58,13 @@ def _masked_panel(results: Results) -> list[style.Panel]:
 
 
 def _causal_panel(results: Results) -> list[style.Panel]:
-    losses = causal_losses(results)
-    exact = losses[losses["approximation"] == "exact"].set_index("kernel")["loss"]
+    losses = results.nats[results.nats["task"] == "causal"]
+    exact = losses[losses["approximation"] == "exact"].set_index("kernel")["value"]
     frame = _approximate(losses)
-    frame = frame[frame["kernel"].isin(exact.index)]
+    frame = frame[frame["kernel"].isin(KERNELS) & frame["kernel"].isin(exact.index)]
     if frame.empty:
         return []
-    frame = frame.assign(increase=frame["loss"] - frame["kernel"].map(exact))
+    frame = frame.assign(increase=frame["value"] - frame["kernel"].map(exact))
     y = style.value_axis(INCREASE_TITLE, [0.0, *frame["increase"]])
     colour = style.series("series", style.method_marks(frame), columns=1)["color"]
     frame = frame[["series", "kernel_label", "relative_output_error", "increase"]]
@@ -85,28 +82,12 @@ def figure_4(results: Results) -> style.Chart:
     return alt.hconcat(*panels).resolve_scale(color="independent", shape="independent")
 
 
-@dataclass(frozen=True)
-class Curves:
-    """A model's settings; `fields` are the columns of the metric and the ends of its interval."""
-
-    name: str
-    y_title: str
-    fields: tuple[str, str, str]
-    settings: pd.DataFrame
-
-
-def _methods(frame: pd.DataFrame) -> pd.DataFrame:
-    """Settings of exact attention, the optimal approximations and what explains their gap."""
-    return frame[frame["approximation"].isin(["exact", *OPTIMAL, *BASELINES])]
-
-
 def _metric_panel(
-    model: Curves, marks: Mapping[str, style.Mark], y: style.ValueAxis
+    name: str, frame: pd.DataFrame, marks: Mapping[str, style.Mark], y: style.ValueAxis
 ) -> style.Panel:
     """One model's metric against r."""
-    frame = model.settings
     counts = frame["r"].dropna().astype(float).tolist()
-    exact = frame[frame["approximation"] == "exact"][model.fields[0]].tolist()
+    exact = frame[frame["approximation"] == "exact"]["value"].tolist()
     x, encodings = style.count_axis("r", KEYS_TITLE, counts), style.series("series", marks)
     layers = [
         *style.head_line(int(frame["head_dim"].iloc[0]), counts, y),
@@ -115,32 +96,36 @@ def _metric_panel(
     for methods, look in ((BASELINES, style.MUTED), (OPTIMAL, style.PLAIN)):
         rows = frame[frame["approximation"].isin(methods)]
         if len(rows):
-            layers += curves(rows, x, y, encodings, model.fields, look)
-    return alt.layer(*layers, title=model.name, width=350)
+            layers += curves(rows, x, y, encodings, look)
+    return alt.layer(*layers, title=name, width=350)
 
 
-def _every_model(results: Results) -> list[Curves]:
-    """The causal models and the long masked one, where they have a curve."""
-    losses, errors = causal_losses(results), results.settings
-    models = [
-        Curves(KERNEL_LABELS[k], LOSS_TITLE, LOSS, _methods(losses[losses["kernel"] == k]))
-        for k in KERNELS
-    ]
-    errors = _methods(errors[errors["model"] == "masked_long"])
-    models.append(Curves("long masked model", ERROR_TITLE, ERROR, errors))
-    return [model for model in models if model.settings["r"].notna().any()]
+def _models(results: Results) -> dict[str, pd.DataFrame]:
+    """Settings of the causal models and of the long masked one, where they have a curve.
+
+    Of exact attention, the optimal approximations and what explains their gap.
+    """
+    frame = results.nats
+    frame = frame[frame["approximation"].isin(["exact", *OPTIMAL, *BASELINES])]
+    causal = frame[frame["task"] == "causal"]
+    models = {KERNEL_LABELS[kernel]: causal[causal["kernel"] == kernel] for kernel in KERNELS}
+    models["long masked model"] = frame[frame["model"] == "masked_long"]
+    return {name: model for name, model in models.items() if model["r"].notna().any()}
 
 
 def figure_5(results: Results) -> style.Chart:
     """End metric against r of OVO, OVA and the baselines, one panel a model; dashed: exact."""
-    models = _every_model(results)
+    models = _models(results)
     if not models:
         return style.empty("No optimal approximation was evaluated.")
-    every = pd.concat([model.settings for model in models])
+    every = pd.concat(models.values())
     marks = style.method_marks(every[every["r"].notna()])
-    panels = []
-    for model in models:
-        alike = [m.settings[list(m.fields)] for m in models if m.fields == model.fields]
-        y = style.value_axis(model.y_title, pd.concat(alike).to_numpy().ravel().tolist())
-        panels.append(_metric_panel(model, marks, y))
+    axes = {
+        task: style.value_axis(METRIC_TITLES[task], of_task[METRIC].to_numpy().ravel().tolist())
+        for task, of_task in every.groupby("task")
+    }
+    panels = (
+        _metric_panel(name, model, marks, axes[model["task"].iloc[0]])
+        for name, model in models.items()
+    )
     return alt.concat(*panels, columns=2)
