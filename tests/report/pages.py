@@ -17,7 +17,7 @@ def numbers() -> pd.DataFrame:
         {
             "name": ["sliding window", "sliding window", "LSH", "LSH"],
             "series": ["by output", "by weight"] * 2,
-            "value": [1.25, 20.5, 3.75, 100.125],
+            "value": [1.25, 20.5, 3.75, 100.1264],
             "low": [1.0, 19.0, 3.5, 99.0],
             "high": [1.5, 22.0, 4.0, 101.25],
         }

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.approximations import SparseApproximation
-from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.attention import attention_weights
 from value_aware_attention.measurement.task import LayerCall
 from value_aware_study.report.explorer import WHOLE, Head, Kept, Model, Query
 
@@ -59,18 +59,26 @@ def _explored_layer(
     options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
     options["attn_mask"] = call.attn_mask
     exact = attention_weights(call.query, call.key, **options)
-    output = attention(call.query, call.key, call.value, **options)
     kept = []
     for size in sizes:
         for method in methods.values():
             chosen = method(size).select(call.query, call.key, call.value, **options)
-            error = chosen.error / output.square().sum(dim=-1)
-            kept.append((chosen.dense(call.key.shape[-2]), error))
+            weights = chosen.dense(call.key.shape[-2])
+            kept.append((weights, _relative_error(weights, exact, call.value)))
     return [
         Head(layer, head, tuple(_query(head, row, exact, kept, len(methods)) for row in rows))
         for head in range(exact.shape[0])
         for rows in [range(exact.shape[1])]
     ]
+
+
+def _relative_error(
+    weights: Float[Tensor, "H N M"], exact: Float[Tensor, "H N M"], value: Float[Tensor, "H M V"]
+) -> Float[Tensor, "H N"]:
+    """||o - o~||^2 / ||o||^2 in fp64, from the difference of the weights: no digits cancel."""
+    difference = (exact.double() - weights) @ value.double()
+    output = exact.double() @ value.double()
+    return difference.square().sum(dim=-1) / output.square().sum(dim=-1)
 
 
 def _query(
