@@ -12,7 +12,7 @@ from tests.report.pages import SLY, numbers, small_page
 from value_aware_study.report import write_page
 
 api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM, reason="no browser: apt-get install chromium"),
@@ -79,7 +79,7 @@ def colours(tab: Any) -> list[str]:
 
 def test_light_and_dark(opened: Any) -> None:
     light = colours(opened)
-    opened.click("#theme")
+    opened.click("#page-theme")
     dark = colours(opened)
     assert all(one != other for one, other in zip(light, dark, strict=True))
     opened.reload()
@@ -113,7 +113,7 @@ def test_a_table_is_copied(opened: Any, form: str) -> None:
 
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG")])
 def test_a_figure_is_saved_in_light_colours(opened: Any, form: str, begins: bytes) -> None:
-    opened.click("#theme")
+    opened.click("#page-theme")
     article = opened.locator("article[data-exhibit=hero]")
     article.locator(".menu summary").click()
     with opened.expect_download() as saved:

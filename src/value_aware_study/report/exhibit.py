@@ -1,7 +1,7 @@
 """What the report is made of: a page of sections of exhibits, each with its numbers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -16,6 +16,7 @@ __all__ = ["Cell", "Exhibit", "Page", "Section", "Table"]
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # A number at the start of a text: "× 1.25", "−0.3 (−0.5 to −0.1)", "1,031.1".
 NUMBER = re.compile(r"(?:× )?([+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
+UNKNOWN = ("", "–")
 # What pdfLaTeX cannot read without further packages.
 MATHEMATICAL = str.maketrans(
     {"−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "α": r"$\alpha$"}
@@ -75,13 +76,17 @@ class Table:
         return [list(row) for row in zip(*columns, strict=True)]
 
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers, and so are aligned to the right; never the first."""
-        columns = zip(*self.rows(), strict=True)
-        found = [any(cell.value is not None for cell in column) for column in columns]
-        return [False, *found[1:]] if found else [False] * self.display.shape[1]
+        """Which columns hold numbers alone, and so are aligned to the right; never the first."""
+        columns = [_numeric(column) for column in zip(*self.rows(), strict=True)]
+        return [False, *columns[1:]] if columns else [False] * self.display.shape[1]
 
     def _text(self) -> pd.DataFrame:
         return self.display.astype(str).rename(columns=str).reset_index(drop=True)
+
+
+def _numeric(column: Iterable[Cell]) -> bool:
+    known = [cell for cell in column if cell.text not in UNKNOWN]
+    return bool(known) and all(cell.value is not None for cell in known)
 
 
 def _values(numbers: pd.Series) -> list[float | None]:

@@ -72,7 +72,7 @@ class Mark(NamedTuple):
 
 
 THEME: dict[str, Any] = {
-    "font": "system-ui, Liberation Sans, DejaVu Sans, sans-serif",
+    "font": "system-ui, Liberation Sans, sans-serif",
     "background": "transparent",
     "padding": 4,
     "view": {"stroke": None},
@@ -103,8 +103,6 @@ THEME: dict[str, Any] = {
     "rule": {"color": "var(--muted)"},
 }
 
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
 OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
 
@@ -115,10 +113,8 @@ def direction(title: str, better: Literal["lower", "higher"]) -> str:
 
 
 def log_axis(title: str) -> alt.X:
-    """A logarithmic axis of values, labelled with powers of ten, all in one form."""
-    powers = ["10" + str(power).translate(SUPERSCRIPT) for power in range(-18, 19)]
-    labels = f"{json.dumps(powers, ensure_ascii=False)}[round(log(datum.value) / LN10) + 18]"
-    axis = alt.Axis(labelExpr=labels, tickCount=6)
+    """A logarithmic axis of values, labelled with powers of ten in one form: 1e-4, 1e0, 1e2."""
+    axis = alt.Axis(labelExpr="'1e' + round(log(datum.value) / LN10)", tickCount=6)
     return alt.X("value:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
 
 

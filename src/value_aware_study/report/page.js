@@ -1,9 +1,10 @@
 // The page: figures drawn when they come into sight, tables sorted and copied, light and dark.
 
-const read = (name) => JSON.parse(document.getElementById(`${name}-data`).textContent);
-const { theme, colours } = read("look");
+const parse = (id) => JSON.parse(document.getElementById(id).textContent);
+const read = (exhibit) => parse(`${exhibit}-data`);
+const { theme, colours } = parse("page-look");
 const root = document.documentElement;
-const said = document.getElementById("said");
+const said = document.getElementById("page-said");
 
 function say(text) {
   said.textContent = text;
@@ -131,7 +132,7 @@ document.addEventListener("click", async ({ target }) => {
 // ---- Light and dark, and where the reader is.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-document.getElementById("theme").addEventListener("click", () => {
+document.getElementById("page-theme").addEventListener("click", () => {
   const shown = root.dataset.theme || (dark.matches ? "dark" : "light");
   root.dataset.theme = shown === "dark" ? "light" : "dark";
   try { localStorage.setItem("theme", root.dataset.theme); } catch {}
