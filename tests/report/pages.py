@@ -15,7 +15,7 @@ def numbers() -> pd.DataFrame:
     """Two series with intervals; the sixth digit shows whether a number was rounded on its way."""
     return pd.DataFrame(
         {
-            "name": ["sliding window", "sliding window", "LSH", "LSH"],
+            "name": ["var(--x)", "var(--x)", "LSH", "LSH"],
             "series": ["by output", "by weight"] * 2,
             "value": [1.25, 20.5, 3.75, 100.1264],
             "low": [1.0, 19.0, 3.5, 99.0],

@@ -42,7 +42,7 @@ def test_an_axis_says_what_is_better() -> None:
 def test_dots_are_sorted_and_published_values_are_hollow() -> None:
     layers = look.dots(numbers().iloc[::-1], MARKS, alt.X("value:Q"), numbers().head(1))
     rules, points, outlined = (layer.to_dict() for layer in layers)
-    assert points["encoding"]["y"]["sort"] == ["sliding window", "LSH"]
+    assert points["encoding"]["y"]["sort"] == ["var(--x)", "LSH"]
     assert rules["encoding"]["x"]["field"] == "low" and rules["encoding"]["x2"]["field"] == "high"
     assert points["mark"]["filled"] and not outlined["mark"]["filled"]
     shown = [entry["field"] for entry in points["encoding"]["tooltip"]]

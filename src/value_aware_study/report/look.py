@@ -197,5 +197,5 @@ def png(charts: Sequence[Panel]) -> bytes:
         panels = alt.hconcat(*(chart.properties(width=width) for chart in charts))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
     given = json.dumps(specification(panels) | {"config": theme})
-    light = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]][0], given)
+    light = re.sub(rf"var\(--({'|'.join(COLOURS)})\)", lambda found: COLOURS[found[1]][0], given)
     return vl_convert.vegalite_to_png(light, scale=2)

@@ -66,7 +66,7 @@ window.addEventListener("load", () => idle(drawRest));
 
 // A figure is saved in light colours on white, whatever the page shows.
 const inLight = (value) =>
-  JSON.parse(JSON.stringify(value).replace(/var\(--(\w+)\)/g, (_, name) => colours[name][0]));
+  JSON.parse(JSON.stringify(value).replace(/var\(--(\w+)\)/g, (found, name) => colours[name]?.[0] ?? found));
 
 async function save(article, format) {
   const name = article.dataset.exhibit;

@@ -16,6 +16,8 @@ __all__ = ["SizedMethod", "explored_model"]
 
 SizedMethod = Callable[[int], SparseApproximation]
 """Number of keys a query may keep -> the method."""
+Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
+"""A method's weights on every key, and the relative output error they leave."""
 
 
 @torch.inference_mode()
@@ -59,16 +61,17 @@ def _explored_layer(
     options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
     options["attn_mask"] = call.attn_mask
     exact = attention_weights(call.query, call.key, **options)
-    kept = []
-    for size in sizes:
-        for method in methods.values():
-            chosen = method(size).select(call.query, call.key, call.value, **options)
-            weights = chosen.dense(call.key.shape[-2])
-            kept.append((weights, _relative_error(weights, exact, call.value)))
+
+    def chosen(method: SparseApproximation) -> Chosen:
+        selected = method.select(call.query, call.key, call.value, **options)
+        weights = selected.dense(call.key.shape[-2])
+        return weights, _relative_error(weights, exact, call.value)
+
+    by_size = [[chosen(method(size)) for method in methods.values()] for size in sizes]
+    heads, queries, _ = exact.shape
     return [
-        Head(layer, head, tuple(_query(head, row, exact, kept, len(methods)) for row in rows))
-        for head in range(exact.shape[0])
-        for rows in [range(exact.shape[1])]
+        Head(layer, head, tuple(_query((head, row), exact, by_size) for row in range(queries)))
+        for head in range(heads)
     ]
 
 
@@ -82,17 +85,15 @@ def _relative_error(
 
 
 def _query(
-    head: int,
-    row: int,
-    exact: Float[Tensor, "H N M"],
-    kept: Sequence[tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]],
-    methods: int,
+    at: tuple[int, int], exact: Float[Tensor, "H N M"], by_size: Sequence[Sequence[Chosen]]
 ) -> Query:
-    found = [_kept(weights[head, row], error[head, row]) for weights, error in kept]
-    by_size = (tuple(found[first : first + methods]) for first in range(0, len(found), methods))
-    seen = exact[head, row].nonzero()[:, 0]
+    kept = (
+        tuple(_kept(weights[at], error[at]) for weights, error in by_method)
+        for by_method in by_size
+    )
+    seen = exact[at].nonzero()[:, 0]
     last = int(seen[-1]) + 1 if len(seen) else 0
-    return Query(_rounded(exact[head, row, :last]), tuple(by_size))
+    return Query(_rounded(exact[at][:last]), tuple(kept))
 
 
 def _kept(weights: Float[Tensor, " M"], error: Float[Tensor, ""]) -> Kept:
