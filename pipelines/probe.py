@@ -63,7 +63,8 @@ def probed(
         report = probe(
             model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
             search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
-            kernels=[instantiate(one) for one in cfg.kernels], between=cfg.between, skewness_gap=cfg.skewness_gap,
+            kernels=[instantiate(one) for one in cfg.kernels], between=cfg.between,
+            skewness_gap=cfg.skewness_gap,
             seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
         )  # fmt: skip
         text = replace(report.record.text, description=description)
