@@ -22,12 +22,19 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, check_counts, plain, write_json, write_text
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
 from pipelines.tracking import SHORT, log_record, row, summary, tracked
+from value_aware_attention.approximations import (
+    LeaveOneOutKeys,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SlidingWindow,
+)
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import (
     is_first,
@@ -41,8 +48,18 @@ from value_aware_attention.measurement.measure import measure_own
 from value_aware_attention.measurement.record import Baseline, Cell, read
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
+from value_aware_attention.measurement.strict_json import to_json
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_study.tasks.explorer import explored_model
+
+EXPLORED = {
+    "chosen by weight (OVO)": OptimalValueOblivious,
+    "chosen for the output (OVA)": OptimalValueAware,
+    "leave one out": LeaveOneOutKeys,
+    "sliding window": SlidingWindow,
+}
+"""The methods of the token explorer"""
 
 
 @app("evaluate")
@@ -116,6 +133,7 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
         write(cfg, cfg.records, record)
         write_summary(cfg, record)
+        write_text(Path(cfg.explored.file), exploration(cfg, task))
         log_record(run, record)
     return {}
 
@@ -194,6 +212,23 @@ def curves(record: Record) -> str:
     lines = (",".join(str(values.get((r, name), "")) for name in columns) for r in sizes)
     rows = (f"{r},{line}" for r, line in zip(sizes, lines, strict=True))
     return "\n".join([f"r,{','.join(columns)}", *rows]) + "\n"
+
+
+def exploration(cfg: DictConfig, task: Task) -> str:
+    """What every head keeps of a text's first tokens, for the token explorer.
+
+    Of the recorded texts the one that reads most like words.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
+    calls = task.layer_calls()
+    texts = [
+        [tokenizer.decode([token]) for token in task.first_tokens(cfg.explored.tokens, unit)]
+        for unit in range(len(calls[0].query))
+    ]
+    unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))
+    shown = [call.unit(unit) for call in calls]
+    model = explored_model(cfg.name, shown, texts[unit], EXPLORED, cfg.explored.sizes)
+    return to_json(asdict(model))
 
 
 def own_attention(cfg: DictConfig, record: Record, attention: TrainedAttention) -> dict[str, Any]:

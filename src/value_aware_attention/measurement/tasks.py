@@ -75,6 +75,15 @@ class LayerCall:
         mask = torch.cat(masks) if masks else None
         return replace(calls[0], query=query, key=key, value=value, attn_mask=mask)
 
+    def unit(self, number: int) -> Self:
+        """The call on one unit of the batch alone."""
+        at = slice(number, number + 1)
+        mask = self.attn_mask
+        if mask is not None and len(mask) > 1:
+            mask = mask[at]
+        query, key, value = self.query[at], self.key[at], self.value[at]
+        return replace(self, query=query, key=key, value=value, attn_mask=mask)
+
 
 @runtime_checkable
 class Task(Protocol):
@@ -108,8 +117,8 @@ class Task(Protocol):
         """Each layer's call in the exact model, on the units that layers are measured on."""
         ...
 
-    def first_tokens(self, count: int) -> list[int]:
-        """The first tokens of the first unit that `layer_calls` records."""
+    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
+        """The first tokens of one of the units that `layer_calls` records on the first part."""
         ...
 
     def digest(self, part: int) -> str:

@@ -92,8 +92,8 @@ class WindowTask(ABC):
             self.read(self.inputs(part))
         return [call for layer in sorted(recorders) for call in recorders[layer].calls]
 
-    def first_tokens(self, count: int) -> list[int]:
-        return self.windows.tokens[0, :count].tolist()
+    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
+        return self.windows.tokens[unit, :count].tolist()
 
     @cached_property
     def head_dim(self) -> int:

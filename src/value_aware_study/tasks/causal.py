@@ -132,8 +132,8 @@ class CausalTask:
         losses = cross_entropy(logits, rows[:, context + 1 :].flatten(), reduction="none")
         return losses.view(len(windows), -1)
 
-    def first_tokens(self, count: int) -> list[int]:
-        start = self.recorded_windows()[0][0]
+    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
+        start = self.recorded_windows()[unit][0]
         return [int(token) for token in self.stream[start : start + count]]
 
     def recorded_windows(self) -> list[tuple[int, int, int]]:

@@ -101,8 +101,9 @@ class MaskedTask:
         wrong[masked] = (predicted != labels[masked]).double()
         return wrong.sum(dim=1).cpu()
 
-    def first_tokens(self, count: int) -> list[int]:
-        return self.inputs[0, :count].tolist()
+    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
+        recorded = evenly_spaced(len(self.inputs), self.recorded_units)
+        return self.inputs[recorded[unit], :count].tolist()
 
     @cached_property
     def kernel(self) -> Kernel:
