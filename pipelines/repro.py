@@ -1,6 +1,6 @@
 """Runs the stages of dvc.yaml, a line for each, and ends with the verdict and the page.
 
-    python -m pipelines.repro [TARGET ...]
+    python -m pipelines.repro report|survey
 
 What `dvc repro` does, said shorter: which of the stages ran and how long each took. Progress bars
 are drawn on a terminal only.
@@ -10,15 +10,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from dvc.repo import Repo
-from dvc.stage import Stage
 
 from pipelines import verdict
 from pipelines.app import ending_with_one_line, write_json
 
+TARGETS = {
+    "report": ("report",),
+    "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
+}
 SECONDS = Path("outputs/seconds.json")
 """Of the last run of each stage; `make publish` keeps them for the plan of others."""
 RUNNING, SKIPPED = "Running stage '", "Stage '"
@@ -26,33 +29,40 @@ RUNNING, SKIPPED = "Running stage '", "Stage '"
 
 def main() -> None:
     with ending_with_one_line():
-        run(sys.argv[1:] or ["report"])
+        given = sys.argv[1:] or ["report"]
+        if len(given) != 1 or given[0] not in TARGETS:
+            raise ValueError(f"what to run is {' '.join(given)}; it must be {' or '.join(TARGETS)}")
+        run(given[0])
 
 
-def run(targets: list[str]) -> None:
-    """Every stage that has changed up to the targets, then the verdict."""
-    stages = [stage.addressing for target in targets for stage in upstream(target)]
+def run(name: str) -> None:
+    """Every stage that has changed up to the targets, the page, then the verdict."""
+    stages = upstream(TARGETS[name])
     known = verdict.published_seconds()
-    expected = sum(known.get(name, 0.0) for name in stages)
+    expected = sum(known.get(stage, 0.0) for stage in stages)
     about = f", about {expected / 60:.0f} minutes from nothing" if expected else ""
     print(f"{len(stages)} stages{about}; those that are up to date are passed over", flush=True)
     began = time.monotonic()
-    seconds = reproduce(targets, stages)
+    seconds = reproduce(TARGETS[name], stages)
+    if name != "report":  # the page reads what the survey leaves, where there is a survey
+        seconds |= reproduce(("--force", "--single-item", "report"), ["report"])
     done = (time.monotonic() - began) / 60
     print(f"{len(seconds)} stages run in {done:.1f} minutes", flush=True)
     verdict.main()
 
 
-def upstream(target: str) -> Iterator[Stage]:
-    """The stages that a target needs, itself last."""
+def upstream(targets: Sequence[str]) -> list[str]:
+    """The names of the stages that targets need, and their own."""
     repo = Repo()
-    found: dict[str, Stage] = {}
-    for stage in repo.stage.collect(target, with_deps=True):
-        found[stage.addressing] = stage
-    yield from found.values()
+    found = (
+        stage.addressing
+        for target in targets
+        for stage in repo.stage.collect(target, with_deps=True)
+    )
+    return list(dict.fromkeys(found))
 
 
-def reproduce(targets: list[str], stages: list[str]) -> dict[str, float]:
+def reproduce(targets: Sequence[str], stages: Sequence[str]) -> dict[str, float]:
     """Runs DVC, and prints a line for each stage as it ends; how many seconds each took.
 
     Raises ValueError where a stage failed; what it said is shown.
