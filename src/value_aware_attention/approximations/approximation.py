@@ -144,6 +144,10 @@ class SparseApproximation(Approximation):
             output = weighted_sum(indices, weights, call.centred.value)
             error = squared_output_error(output, call.centred.output())
             small = error <= FEW_DIGITS * call.centred.largest_squared_norm()
+            # Every key that a pattern keeps may be masked: o~ = 0, wherever values are centred.
+            if (nothing := weights.sum(dim=-1) == 0).any():
+                error = call.output().square().sum(dim=-1).where(nothing, error)
+                small = small & ~nothing
             chosen = SparseWeights(indices, weights, error)
             return self.recomputed(call, chosen, small)
 
