@@ -139,6 +139,13 @@ class Call:
         return torch.cat(parts, dim=-2)
 
     @cached_property
+    def seen(self) -> "Call":
+        """The same call with 0 in the place of values that no query sees."""
+        if self.visible is None:
+            return self
+        return replace(self, value=self.value.where(self.visible.any(dim=-2)[..., None], 0.0))
+
+    @cached_property
     def centred(self) -> "Call":
         """The same call with values measured from the mean of those that the first row sees.
 

@@ -146,7 +146,7 @@ class SparseApproximation(Approximation):
             small = error <= FEW_DIGITS * call.centred.largest_squared_norm()
             # Every key that a pattern keeps may be masked: o~ = 0, wherever values are centred.
             if (nothing := weights.sum(dim=-1) == 0).any():
-                error = call.output().square().sum(dim=-1).where(nothing, error)
+                error = call.seen.output().square().sum(dim=-1).where(nothing, error)
                 small = small & ~nothing
             chosen = SparseWeights(indices, weights, error)
             return self.recomputed(call, chosen, small)
