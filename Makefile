@@ -13,17 +13,25 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro survey test test-slow lint setup setup-dev headline clean
+.PHONY: help repro survey publish experiments plots test test-slow lint setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-repro: setup  ## set up, run the pipeline up to the report, print the headline table
-	@$(RUN) dvc repro report
-	@$(RUN) python -m pipelines.headline
+repro: setup  ## set up, run the pipeline up to the page, say how it came out
+	@$(RUN) python -m pipelines.repro report
 
-survey: setup  ## every method of the survey: time, memory, distance to the optimum
-	@$(RUN) dvc repro survey_report
+survey: setup  ## every method of the survey: time, memory, distance to the optimum; on the same page
+	@$(RUN) python -m pipelines.repro survey
+
+publish: setup  ## results/<scale> becomes what the last run made; later runs are compared with it
+	@$(RUN) python -m pipelines.publish
+
+experiments: setup  ## the losses of this run and of the experiments of dvc exp run
+	@$(RUN) dvc exp show --no-pager --drop '.*' --keep 'exact|OV[OA]_4|keys_matching_4' --hide-workspace
+
+plots: setup  ## the plots of dvc.yaml as a page that opens without a network
+	@$(RUN) python -m pipelines.plots
 
 test: setup-dev  ## set up and run the tests, but for the slow ones
 	@$(RUN) $(PYTEST) -m "not slow"
@@ -55,4 +63,4 @@ $(VENV)/.installed-dev: requirements-dev.txt requirements-cluster.txt $(VENV)/.i
 	@touch $@
 
 clean:  ## remove the environment, outputs and caches, keep results
-	rm -rf $(VENV) outputs logs .cache
+	rm -rf $(VENV) outputs report logs .cache

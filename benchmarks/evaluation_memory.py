@@ -28,9 +28,7 @@ from tqdm import tqdm
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from value_aware_attention import approximations
 from value_aware_attention.call import chunked, max_elements_within
-from value_aware_attention.measurement.cells import Cell
-from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement import Setting, measure
 from value_aware_attention.models import build_roberta
 from value_aware_study.benchmarking.process import resident_peak
 from value_aware_study.data.batches import MaskedSequences
@@ -152,13 +150,9 @@ def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: 
         model=model, sequences=read, seed=0, units=None, batch_size=1, recorded_units=2,
         device="cpu",
     )  # fmt: skip
-    cell = Cell(name, {}, lambda layer: build(name))
+    setting_of = Setting(name, {}, lambda layer: build(name))
 
-    def evaluation() -> None:
-        _, calls = evaluate_grid(task, [cell], RecordCache(scratch, {}))
-        measure_layers(calls())
-
-    return evaluation
+    return lambda: measure(task, [setting_of], cache=scratch)
 
 
 def page(record: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from value_aware_attention.approximations import OptimalValueAware, reference_so
 from value_aware_attention.approximations.closest_combination import SEARCHES, batched
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.task import LayerCall
+from value_aware_attention.measurement.tasks import LayerCall
 
 FEW_KEYS, FEW_QUERIES = 18, 32
 WIDE_BEAM = 64

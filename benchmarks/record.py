@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.rounds import EQUAL
-from pipelines.provenance import run_on
+from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.strict_json import to_json
 
@@ -52,7 +53,7 @@ def header(name: str) -> dict[str, Any]:
         "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "source": source_of(name),
-        "run_on": run_on(),
+        "run_on": asdict(run_on()),
     }
 
 

@@ -135,16 +135,21 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Sorted, indented JSON; the file appears whole or not at all.
+    """Writes sorted, indented JSON as `write_text` does.
 
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
-    target = Path(path)
     try:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
-        raise ValueError(f"{target} was not written: {error}") from None
+        raise ValueError(f"{path} was not written: {error}") from None
+    write_text(path, text + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a file that appears whole or not at all."""
+    target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(text + "\n")
+    partial.write_text(text)
     partial.replace(target)

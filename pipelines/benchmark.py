@@ -5,6 +5,7 @@ Longer sequences:      python -m pipelines.benchmark 'benchmark.lengths=[128,102
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, plain, write_json
-from pipelines.provenance import run_on
+from pipelines.tracking import tracked
 from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.source import source_hash
 from value_aware_study.benchmarking import Plan, Setting, Subject, measure
 from value_aware_study.reporting.survey_records import summary
@@ -30,7 +32,7 @@ def main(cfg: DictConfig) -> None:
         "attention": cfg.attention_lengths,
     }
     plan = Plan(plain(DictConfig(lengths)), seconds=cfg.seconds, slowest=cfg.slowest)
-    where = run_on() | {"threads": setting.threads}
+    where = asdict(run_on()) | {"threads": setting.threads}
     source = source_of(subjects)
     cache = RecordCache(cfg.cache, {"run_on": where, "source": source})
     cells = measure(subjects, plan, setting, cache)
@@ -42,8 +44,11 @@ def main(cfg: DictConfig) -> None:
         "methods": {s.name: describe(cfg, s, plan, setting) for s in subjects},
         "cells": cells,
     }
-    write_json(cfg.record, record)
-    write_json(cfg.metrics, summary(record))
+    with tracked(cfg, "benchmark", setting.device) as run:
+        write_json(cfg.record, record)
+        write_json(cfg.metrics, summary(record))
+        if run:
+            run.summary.update(summary(record))
 
 
 def build_setting(layer: DictConfig) -> Setting:

@@ -8,9 +8,10 @@ A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polyno
                            approximation=optimal_v_oblivious approximation.r=1,4,16,65
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,19 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app, check_counts, plain, write_json
+from pipelines.app import app, check_counts, plain, write_json, write_text
 from pipelines.checkpoint import check_checkpoint
-from pipelines.provenance import file_hash, run_on
-from pipelines.tracking import tracked
-from value_aware_attention.approximations.closest_combination import engine
+from pipelines.provenance import file_hash
+from pipelines.tracking import SHORT, log_record, row, summary, tracked
+from value_aware_attention.approximations import (
+    LeaveOneOutKeys,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SlidingWindow,
+)
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import (
     is_first,
@@ -35,17 +42,24 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
-from value_aware_attention.measurement.cells import (
-    Cell,
-    end_metric,
-    evaluate_own,
-    expand_axes,
-    source_hash,
-)
-from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
+from value_aware_attention.measurement import Record, Setting, Task, measure
+from value_aware_attention.measurement.cells import end_metric
+from value_aware_attention.measurement.measure import measure_own
+from value_aware_attention.measurement.record import Baseline, Cell, read
 from value_aware_attention.measurement.record_cache import RecordCache
-from value_aware_attention.measurement.task import Task, UnitSums
+from value_aware_attention.measurement.source import source_hash
+from value_aware_attention.measurement.strict_json import to_json
+from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_study.tasks.explorer import explored_model
+
+EXPLORED = {
+    "chosen by weight (OVO)": OptimalValueOblivious,
+    "chosen for the output (OVA)": OptimalValueAware,
+    "leave one out": LeaveOneOutKeys,
+    "sliding window": SlidingWindow,
+}
+"""The methods of the token explorer"""
 
 
 @app("evaluate")
@@ -101,42 +115,54 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     """The model's grid, its one cell, or what it scores with the attention it was trained with."""
-    hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
     task = instantiate(cfg.task, device=device)
+    options = {"name": cfg.name, "description": cfg.data}
     if attention := TrainedAttention.of(task.model.config):
-        return own_attention(cfg, task, attention, hashes)
-    cache = cells_kept(cfg, hashes)
+        return own_attention(cfg, measure_own(task, **options), attention)
+    options["cache"] = cfg.cache
+    hashes = hashes_of(cfg)
     if cfg.approximation is not None:
-        cell = build_cell(cfg, cfg.choice, plain(cfg.approximation))
-        records, _ = evaluate_grid(task, [cell], cache)
-        return row(cfg, records[-1])
+        chosen = setting(cfg.choice, plain(cfg.approximation))
+        with tracked_by_first(cfg, "evaluate", hashes) as run:
+            record = measure(task, [chosen], layers=None, **options)
+            log_record(run, record)
+        return row(record, record.cells[-1])
     with tracked_by_first(cfg, "evaluate", hashes) as run:
-        cells, calls = evaluate_grid(task, grid(cfg, task.length), cache)
-        record = header(cfg, task, cells[0]) | hashes | {"cells": cells} | measure_layers(calls())
-        record |= {"count_models": count_models(cfg, task, cells[0], cache)}
-        record |= longer_text(cfg, task)
-        write(cfg, cfg.records, "evaluate", record)
-        log_table(run, cfg, record)
+        record = measure(task, grid(cfg, task.length), **options)
+        beside = count_models(cfg, task, record.cells[0]) | longer_text(cfg, task)
+        record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
+        write(cfg, cfg.records, record)
+        write_summary(cfg, record)
+        write_text(Path(cfg.explored.file), exploration(cfg, task))
+        log_record(run, record)
     return {}
 
 
-def cells_kept(cfg: DictConfig, hashes: dict[str, str]) -> RecordCache:
-    """The cells computed before: of this model, data and task, by the same engine."""
-    searched = {"engine": engine(own_device())}
-    return RecordCache(cfg.cache, hashes | searched | {"task": plain(cfg.task)})
+def hashes_of(cfg: DictConfig) -> dict[str, str]:
+    """sha256 of the checkpoint and of the tokens."""
+    return {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
 
 
-def count_models(
-    cfg: DictConfig, task: Task, exact: dict[str, Any], cache: RecordCache
-) -> dict[str, Any]:
+def count_models(cfg: DictConfig, task: Task, exact: Cell) -> dict[str, Baseline]:
     """What counts of the training tokens score on the same targets."""
     counted = instantiate(cfg.count_models)
-    key = {"count_models": plain(cfg.count_models), "training": file_hash([cfg.training])}
-    sums = UnitSums(np.array(exact["unit_totals"]), np.array(exact["unit_counts"]))
-    return cache.get(key | {"source": source_hash(counted)}, lambda: counted(task, sums))
+    sums = UnitSums(np.array(exact.unit_totals), np.array(exact.unit_counts))
+    key = {
+        "count_models": plain(cfg.count_models),
+        "training": file_hash([cfg.training]),
+        "source": source_hash(type(counted).__module__),
+        "text": task.digest(0),
+        "exact": exact.unit_totals,
+    }
+
+    def compute() -> dict[str, Any]:
+        return {name: asdict(model) for name, model in counted(task, sums).items()}
+
+    found = RecordCache(cfg.cache, {}).get(key, compute)
+    return {name: read(Baseline, model) for name, model in found.items()}
 
 
-def longer_text(cfg: DictConfig, task: Any) -> dict[str, Any]:
+def longer_text(cfg: DictConfig, task: Any) -> dict[str, Baseline]:
     """The masked LM on the longer one's text in pieces of its own length, the same tokens masked.
 
     Nothing for the longest model, where a piece does not start as its own sequences do, and where
@@ -154,39 +180,75 @@ def longer_text(cfg: DictConfig, task: Any) -> dict[str, Any]:
     if (longer.inputs[:, 0] != task.inputs[0, 0]).any():
         return {}
     sums = longer.run(None)
-    return {"longer_text": {"length": length, **end_metric(sums, sums, task.metric)}}
+    return {"longer_text": Baseline(length=length, **end_metric(sums, sums, task.metric))}
 
 
 def tracked_by_first(
     cfg: DictConfig, stage: str, hashes: dict[str, str]
 ) -> AbstractContextManager[Any]:
     """The stage's W&B run in the first process, None in the others."""
-    facts = {f"{name}_sha256": value for name, value in hashes.items()}
-    return tracked(cfg, stage, cfg.name, **facts) if is_first() else nullcontext()
+    return tracked(cfg, stage, cfg.name, **hashes) if is_first() else nullcontext()
 
 
-def write(cfg: DictConfig, folder: str, stage: str, record: dict[str, Any]) -> None:
-    """The record and its metrics, by the first process."""
+def write(cfg: DictConfig, folder: str, record: Record) -> None:
+    """The record, by the first process."""
     if is_first():
-        write_json(Path(folder) / f"{cfg.name}.json", record)
-        write_json(Path(cfg.metrics) / stage / f"{cfg.name}.json", summary(record))
+        write_text(Path(folder) / f"{cfg.name}.json", record.to_json())
 
 
-def own_attention(
-    cfg: DictConfig, task: Task, attention: TrainedAttention, hashes: dict[str, str]
-) -> dict[str, Any]:
+def write_summary(cfg: DictConfig, record: Record) -> None:
+    """What `dvc metrics show` compares, and the curves that `dvc plots show` draws."""
+    if is_first():
+        write_json(Path(cfg.metrics) / f"{cfg.name}.json", summary(record))
+        write_text(Path(cfg.plots) / f"{cfg.name}.csv", curves(record))
+
+
+def curves(record: Record) -> str:
+    """The end metric of the two optimal choices against r, as CSV."""
+    cells = [cell for cell in record.cells if cell.approximation in SHORT]
+    values = {(cell.parameters["r"], SHORT[cell.approximation]): cell.value for cell in cells}
+    sizes = sorted({r for r, _ in values})
+    columns = list(SHORT.values())
+    lines = (",".join(str(values.get((r, name), "")) for name in columns) for r in sizes)
+    rows = (f"{r},{line}" for r, line in zip(sizes, lines, strict=True))
+    return "\n".join([f"r,{','.join(columns)}", *rows]) + "\n"
+
+
+def exploration(cfg: DictConfig, task: Task) -> str:
+    """What every head keeps of a text's first tokens, for the token explorer.
+
+    Of the recorded texts the one that reads most like words.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
+    calls = task.layer_calls()
+    texts = [
+        [tokenizer.decode([token]) for token in task.first_tokens(cfg.explored.tokens, unit)]
+        for unit in range(len(calls[0].query))
+    ]
+    unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))
+    shown = [call.unit(unit) for call in calls]
+    model = explored_model(cfg.name, shown, texts[unit], EXPLORED, cfg.explored.sizes)
+    return to_json(asdict(model))
+
+
+def own_attention(cfg: DictConfig, record: Record, attention: TrainedAttention) -> dict[str, Any]:
     """Writes <trained>/<model>.json: a model with the attention it was trained with, no grid."""
     if cfg.approximation is not None:
         raise ValueError(
             f"{cfg.name} was trained with {attention}; {cfg.choice} can approximate the attention "
             f"of models trained with exact attention only"
         )
-    cell = evaluate_own(task)
-    record = header(cfg, task, cell) | hashes | {"cells": [cell]}
-    record["kernel"] = None if attention.is_mixing else kernel_name(cfg.kernel, attention)
-    record |= {"attention": attention.name, "arguments": dict(attention.arguments)}
-    write(cfg, cfg.trained, "evaluate", record)
-    return {"model": cfg.name, **{key: cell[key] for key in ("value", "low", "high", "count")}}
+    record = replace(
+        record,
+        kernel=None if attention.is_mixing else kernel_name(cfg.kernel, attention),
+        scale=cfg.scale,
+        hashes=hashes_of(cfg),
+        trained_with=attention.name,
+        arguments=dict(attention.arguments),
+    )
+    write(cfg, cfg.trained, record)
+    write_json(Path(cfg.metrics) / f"{cfg.name}.json", summary(record))
+    return row(record, record.cells[0])
 
 
 def kernel_name(asked: str, attention: TrainedAttention) -> str:
@@ -195,17 +257,29 @@ def kernel_name(asked: str, attention: TrainedAttention) -> str:
     return names[0] if names and asked not in names else asked
 
 
-def grid(cfg: DictConfig, length: int) -> list[Cell]:
+def grid(cfg: DictConfig, length: int) -> list[Setting]:
     """Every approximation with every combination of its axes."""
     return [
-        build_cell(cfg, name, {**plain(cfg.methods[name]), **setting})
+        setting(name, {**plain(cfg.methods[name]), **parameters})
         for name, axes in cfg.axes.items()
-        for setting in expand_axes(plain(axes), length)
+        for parameters in expand_axes(plain(axes), length)
     ]
 
 
-def build_cell(cfg: DictConfig, name: str, option: dict[str, Any]) -> Cell:
-    """The cell of one configured method; layers of a random method get different seeds."""
+def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict[str, Any]]:
+    """Every combination of the axes' values; "all" is `length` and larger budgets are left out."""
+    values = [
+        dict.fromkeys(length if value == "all" else value for value in axis)
+        for axis in axes.values()
+    ]
+    for combination in product(*values):
+        cell = dict(zip(axes, combination, strict=True))
+        if cell.get("r", 0) <= length:
+            yield cell
+
+
+def setting(name: str, option: dict[str, Any]) -> Setting:
+    """One configured method; layers of a random one get different seeds."""
     method = {key: value for key, value in option.items() if key != "card"}
 
     def build(layer: int) -> Any:
@@ -213,65 +287,7 @@ def build_cell(cfg: DictConfig, name: str, option: dict[str, Any]) -> Cell:
         return instantiate(method | seeded)
 
     parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
-    return Cell(name, parameters, build)
-
-
-def header(cfg: DictConfig, task: Task, exact: dict[str, Any]) -> dict[str, Any]:
-    """What the numbers of a record are about and were made on."""
-    norms = exact.get("unit_squared_norms")
-    return {
-        "model": cfg.name,
-        "task": "causal" if task.metric == "perplexity" else "masked",
-        "kernel": cfg.kernel,
-        "length": task.length,
-        "head_dim": task.head_dim,
-        "metric": task.metric,
-        "unit": task.unit,
-        "scale": cfg.scale,
-        "run_on": run_on()
-        | {"engine": engine(own_device())}
-        | ({"processes": processes()} if processes() > 1 else {})
-        | {
-            "data": cfg.data,
-            "targets": exact["count"],
-            "evaluation_units": len(exact["unit_counts"]),
-        }
-        | ({"recorded_units": len(norms[0])} if norms else {}),
-    }
-
-
-def row(cfg: DictConfig, record: dict[str, Any]) -> dict[str, Any]:
-    """A cell as a line of the table that a multirun prints."""
-    metric = {key: record[key] for key in ("value", "low", "high", "count")}
-    return {
-        "model": cfg.name,
-        "approximation": record["approximation"],
-        **record["parameters"],
-        **metric,
-        "relative_output_error": record["relative_output_error"],
-    }
-
-
-def summary(record: dict[str, Any]) -> dict[str, float]:
-    """One number a cell, for `dvc metrics show` and `dvc metrics diff`."""
-    return {
-        "_".join([cell["approximation"], *map(str, cell["parameters"].values())]): cell["value"]
-        for cell in record["cells"]
-    }
-
-
-def log_table(run: Any, cfg: DictConfig, record: dict[str, Any]) -> None:
-    """The grid as a wandb.Table with a scatter of end metric against output error."""
-    if run is None:
-        return
-    import wandb
-
-    rows = [row(cfg, cell) for cell in record["cells"]]
-    columns: list[Any] = list(dict.fromkeys(key for line in rows for key in line))
-    data = [[line.get(column) for column in columns] for line in rows]
-    table = wandb.Table(columns=columns, data=data)
-    scatter = partial(wandb.plot.scatter, table, "relative_output_error", "value")
-    run.log({"grid": table, "metric_against_output_error": scatter(title=cfg.name)})
+    return Setting(name, parameters, build)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ Writes outputs/probe/<name>/, which no stage of dvc.yaml reads.
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,16 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, plain
-from pipelines.evaluate import build_cell
-from pipelines.provenance import run_on
-from pipelines.tracking import tracked
-from value_aware_attention.approximations.closest_combination import engine
+from pipelines.evaluate import setting
+from pipelines.tracking import log_record, tracked
 from value_aware_attention.hugging_face import own_kernel
+from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.probe import probe
-from value_aware_attention.probe.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.reporting.probe import write_probe
 
@@ -44,19 +43,33 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     texts = [document.text for document in TextFiles(cfg.text)]
     tokenizer = load_tokenizer(cfg.tokenizer or cfg.model)
     model = load_model(cfg.model, dtype=precision(cfg.dtype))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(torch.device(device))  # type: ignore[arg-type]
     name = cfg.name or Path(cfg.model).resolve().name
-    with tracked(cfg, "probe", name) as tracker:
+    return probed(cfg, model, tokenizer, texts, name=name, folder=Path(cfg.results) / name)
+
+
+def probed(
+    cfg: DictConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    name: str,
+    folder: Path,
+    description: str = "",
+) -> dict[str, Any]:
+    """Measures a loaded model, and writes what was found into the folder."""
+    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+    with tracked(cfg, "probe", name) as run:
         report = probe(
             model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
             search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
+            kernels=[instantiate(one) for one in cfg.kernels], between=cfg.between,
+            skewness_gap=cfg.skewness_gap,
             seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
         )  # fmt: skip
-        folder = Path(cfg.results) / name
-        made_on = run_on() | {"engine": engine(device)}
-        write_probe(report.record | {"run_on": made_on}, folder)
-        log_curves(tracker, report.record)
+        text = replace(report.record.text, description=description)
+        write_probe(replace(report.record, text=text), folder)
+        log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}
 
@@ -87,18 +100,9 @@ def methods(cfg: DictConfig) -> Mapping[str, Any]:
     """Every configured approximation as a function of the number of keys and the layer."""
 
     def build(name: str, r: int, layer: int) -> nn.Module:
-        return build_cell(cfg, name, {**plain(cfg.methods[name]), "r": r}).build(layer)
+        return setting(name, {**plain(cfg.methods[name]), "r": r}).build(layer)
 
     return {name: partial(build, name) for name in cfg.methods}
-
-
-def log_curves(tracker: Any, record: Mapping[str, Any]) -> None:
-    """The end metric of every method against the number of keys."""
-    if tracker is None:
-        return
-    for r in record["sizes"]:
-        cells = (cell for cell in record["cells"][1:] if cell["parameters"]["r"] == r)
-        tracker.log({cell["approximation"]: cell["value"] for cell in cells} | {"r": r})
 
 
 def main() -> None:

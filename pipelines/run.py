@@ -4,8 +4,7 @@
     python -m pipelines.run scale=gpu corpus=local corpus.path=FILE causal.steps=500 logger=none
 
 Takes the stages of dvc.yaml up to the report, in its order, with the given overrides, and writes
-outputs/<scale>/, its report in outputs/<scale>/results; then keeps the records of a scale meant
-for a GPU in results/gpu. A run that was ended is started again with the same command: stages that
+outputs/<scale>/, its page in outputs/<scale>/report; `python -m pipelines.publish` keeps it. A run that was ended is started again with the same command: stages that
 are done are left out, training continues from its checkpoint, computed cells are found again. A
 stage is done again where its fingerprint (its values and its code) is another, or a stage that it
 reads from was.
@@ -56,12 +55,12 @@ def main() -> None:
 
 
 def run(given: list[str]) -> None:
-    """Every stage that is not done, then the records into results/gpu."""
+    """Every stage that is not done."""
     overrides = [*scale_of_params(given), *given]
     cfg = composed("plan", overrides)
     check_gpu(cfg, f"scale={cfg.scale}", lambda: plan.operations(plan.rows(cfg.plan, overrides)))
     outputs = f"{cfg.paths.root}/outputs/{cfg.scale}"
-    overrides += [f"paths.outputs={outputs}", f"paths.results={outputs}/results"]
+    overrides += [f"paths.outputs={outputs}", f"paths.report={outputs}/report"]
     done_again: list[Stage] = []
     for stage in stages(cfg):
         marker = Path(outputs) / ".done" / f"{stage.name}.json"
@@ -74,8 +73,6 @@ def run(given: list[str]) -> None:
         start(stage.name, [*stage.words, *overrides])
         write_json(marker, found)
         done_again.append(stage)
-    if cfg.trainer.accelerator == "gpu":
-        start("publish", ["pipelines.publish", *overrides])
 
 
 def stages(cfg: DictConfig) -> Iterator[Stage]:

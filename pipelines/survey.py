@@ -6,7 +6,7 @@ python -m pipelines.survey kernel=elu 'survey.budgets=[32]'
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,20 +16,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.app import app, plain
-from pipelines.evaluate import (
-    build_cell,
-    cells_kept,
-    evaluating,
-    header,
-    tracked_by_first,
-    write,
-)
-from pipelines.provenance import file_hash
+from pipelines.evaluate import evaluating, hashes_of, setting, tracked_by_first, write
 from value_aware_attention.approximations import Exact
-from value_aware_attention.measurement.cells import Cell
-from value_aware_attention.measurement.grid import evaluate_grid
-from value_aware_attention.measurement.output_error import rounded
-from value_aware_attention.measurement.task import LayerCall, Task
+from value_aware_attention.measurement import Record, Setting, Task, measure
+from value_aware_attention.measurement.layer_errors import rounded
+from value_aware_attention.measurement.record import Panel, Picture
+from value_aware_attention.measurement.tasks import LayerCall
 from value_aware_study.tasks.attention_picture import effective_weights, first_head
 from value_aware_study.tasks.budgets import Affordable, closest_to_budget
 
@@ -68,7 +60,7 @@ def main(cfg: DictConfig) -> None:
 
 def survey(cfg: DictConfig, device: str) -> None:
     """Every method near every budget, and the picture."""
-    hashes = {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
+    hashes = hashes_of(cfg)
     task = instantiate(cfg.task, device=device)
     call = task.layer_calls()[0]
     budgets = [budget for budget in cfg.budgets if budget <= call.key.shape[-2]]
@@ -82,19 +74,46 @@ def survey(cfg: DictConfig, device: str) -> None:
             f"no method of the survey comes within {cfg.within:g} of survey.budgets {cfg.budgets}; "
             f"a budget is a number of keys, at most {call.key.shape[-2]}"
         )
-    with tracked_by_first(cfg, "survey", hashes):
-        found, _ = evaluate_grid(task, [cell for cell, _ in plan], cells_kept(cfg, hashes))
-        exact, *measured = found
-        with_budget = [record | plan[i][1] for i, record in enumerate(measured)]
-        record = header(cfg, task, exact) | hashes | {"cells": [exact, *with_budget]}
-        record["picture"] = picture(cfg, contenders, task, call)
-        write(cfg, cfg.records, "survey", record)
+    with tracked_by_first(cfg, "survey", hashes) as run:
+        record = measure(
+            task, [cell for cell, *_ in plan], layers=None, cache=cfg.cache, name=cfg.name,
+            description=cfg.data,
+        )  # fmt: skip
+        exact, *measured = record.cells
+        costed = (
+            replace(cell, budget=budget, cost=cost)
+            for cell, (_, budget, cost) in zip(measured, plan, strict=True)
+        )
+        record = replace(
+            record,
+            cells=(exact, *costed),
+            scale=cfg.scale,
+            hashes=hashes,
+            picture=picture(cfg, contenders, task, call),
+        )
+        write(cfg, cfg.records, record)
+        log_budgets(run, record)
+
+
+def log_budgets(run: Any, record: Record) -> None:
+    """Every method's metric and output error against the budget, which is the step."""
+    for budget in sorted({cell.budget for cell in record.cells if cell.budget}) if run else ():
+        cells = [cell for cell in record.cells if cell.budget == budget]
+        found = {f"{record.metric}/{cell.approximation}": cell.value for cell in cells}
+        found |= {
+            f"relative output error/{cell.approximation}": cell.error.relative
+            for cell in cells
+            if cell.error and cell.error.relative is not None
+        }
+        run.log(found, step=int(budget))
+    if run:
+        run.summary["exact"] = record.cells[0].value
 
 
 def cells(
     cfg: DictConfig, contender: Contender, call: LayerCall, budgets: list[int]
-) -> Iterator[tuple[Cell, dict[str, float]]]:
-    """A method near every budget, once for each seed if it is random, with what it costs."""
+) -> Iterator[tuple[Setting, float, float]]:
+    """A method near every budget, once for each seed if it is random; the budget and its cost."""
     for budget in budgets:
         found = contender.near(budget, call, cfg.within)
         if found is None:
@@ -102,8 +121,7 @@ def cells(
         given = contender.method | contender.given(found.parameter)
         for seed in cfg.seeds if "seed" in given else [None]:
             seeded = given if seed is None else given | {"seed": seed}
-            cell = build_cell(cfg, contender.name, seeded)
-            yield cell, {"budget": budget, "cost": rounded(found.cost)}
+            yield setting(contender.name, seeded), budget, rounded(found.cost)
 
 
 def usable(method: nn.Module, call: LayerCall) -> bool:
@@ -113,30 +131,32 @@ def usable(method: nn.Module, call: LayerCall) -> bool:
     return fits and (getattr(method, "supports_causal", True) or not call.is_causal)
 
 
-def picture(
-    cfg: DictConfig, contenders: list[Contender], task: Task, call: LayerCall
-) -> dict[str, Any]:
+def picture(cfg: DictConfig, contenders: list[Contender], task: Task, call: LayerCall) -> Picture:
     """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
-    exact: dict[str, Any] = {"approximation": "exact", "parameters": {}, "cost": None}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
-    text = [tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens)]
-    panels = [exact | {"weights": matrix(effective_weights(Exact(), shown))}]
+    text = (tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens))
+    exact = matrix(effective_weights(Exact(), shown))
+    panels = [Panel(approximation="exact", parameters={}, cost=None, weights=exact)]
     for contender in contenders:
         found = contender.near(cfg.picture.budget, shown, within=math.inf)
         if found is None:
             continue
         weights = effective_weights(contender.build(found.parameter), shown)
         panels.append(
-            {"approximation": contender.name, "parameters": contender.given(found.parameter)}
-            | {"cost": rounded(found.cost), "weights": matrix(weights)}
+            Panel(
+                approximation=contender.name,
+                parameters=contender.given(found.parameter),
+                cost=rounded(found.cost),
+                weights=matrix(weights),
+            )
         )
-    return {"tokens": text, "kernel": cfg.kernel, "panels": panels}
+    return Picture(tokens=tuple(text), panels=tuple(panels))
 
 
-def matrix(weights: torch.Tensor) -> list[list[float]]:
+def matrix(weights: torch.Tensor) -> tuple[tuple[float, ...], ...]:
     """As plain numbers, three digits after the point."""
-    return [[round(number, 3) for number in row] for row in weights.tolist()]
+    return tuple(tuple(round(number, 3) for number in row) for row in weights.tolist())
 
 
 if __name__ == "__main__":

@@ -14,20 +14,31 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import plain, write_json
+from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
+from value_aware_attention.measurement.record import Cell
+from value_aware_attention.probe.lines import match
+
+SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
 @contextmanager
-def tracked(cfg: DictConfig, stage: str, name: str, **facts: Any) -> Iterator[Any]:
-    """A W&B run named after the stage's output, with the config and `facts` (hashes) attached.
+def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[Any]:
+    """Opens a W&B run named <stage>/<name>, with the config and sha256 hashes of what it read.
 
-    Yields None where the logger is `none`. The run is finished whatever happens, and as failed
-    after an exception.
+    Yields None where the logger is `none`, and in every process but the first. The run is finished
+    whatever happens, and as failed after an exception. Online, what was read is linked as artifacts
+    of those hashes, so that the runs that made it are found.
     """
-    run = instantiate(cfg.run, job_type=stage, name=name)
+    tags = [str(tag) for tag in (stage, cfg.get("scale"), cfg.get("kernel")) if tag]
+    run = instantiate(cfg.run, job_type=stage, name=f"{stage}/{name}", tags=tags)
     if run is None:
         yield None
         return
+    facts = {f"{key}_sha256": value for key, value in hashes.items()}
     run.config.update(plain(cfg) | facts, allow_val_change=True)
+    for key, value in hashes.items():
+        link(run, "use_artifact", key, value)
     try:
         yield run
     except BaseException:
@@ -36,15 +47,79 @@ def tracked(cfg: DictConfig, stage: str, name: str, **facts: Any) -> Iterator[An
     run.finish()
 
 
-def wandb_run(*, project: str, group: str, mode: Any, dir: str, job_type: str, name: str) -> Any:
+def link(run: Any, how: str, kind: str, sha256: str) -> None:
+    """Names what a run read (`use_artifact`) or made (`log_artifact`) by its content.
+
+    W&B keeps no lineage of runs that are offline; their configs have the hashes.
+    """
+    if run.settings.mode != "online":
+        return
+    import wandb
+
+    artifact = wandb.Artifact(kind, type=kind, metadata={"sha256": sha256})
+    with artifact.new_file("sha256.txt") as file:
+        file.write(sha256)
+    getattr(run, how)(artifact)
+
+
+def log_record(run: Any, record: Record) -> None:
+    """Logs the curves of every method against the number of keys, the grid, and the summary.
+
+    The step of a row is its r, which every reader of W&B draws by.
+    """
+    if run is None:
+        return
+    import pandas as pd
+    import wandb
+
+    rows = pd.DataFrame([row(record, cell) for cell in record.cells])
+    by_keys: dict[int, dict[str, float]] = {}
+    for cell in record.cells:
+        if set(cell.parameters) == {"r"}:
+            found = by_keys.setdefault(cell.parameters["r"], {})
+            found[f"{record.metric}/{cell.approximation}"] = cell.value
+            if cell.error and cell.error.relative is not None:
+                found[f"relative output error/{cell.approximation}"] = cell.error.relative
+    for prefix in (record.metric, "relative output error"):
+        run.define_metric(f"{prefix}/*", summary="none")  # the last r is not the finding
+    for r in sorted(by_keys):
+        run.log(by_keys[r], step=r)
+    if len(record.cells) == 2:  # one cell of a sweep, and exact attention
+        run.summary.update({key: rows[key].iloc[1] for key in ("value", "relative_output_error")})
+    run.summary.update(summary(record) | {"grid": wandb.Table(dataframe=rows.astype(object))})
+
+
+def row(record: Record, cell: Cell) -> dict[str, Any]:
+    """A cell as a line of a table."""
+    metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
+    error = {"relative_output_error": cell.error.relative} if cell.error else {}
+    named = {"model": record.model, "approximation": cell.approximation}
+    return named | dict(cell.parameters) | metric | error
+
+
+def summary(record: Record) -> dict[str, float]:
+    """The few numbers of a model that runs are compared by.
+
+    Its metric with exact attention, and with 1, 4 and d + 1 keys chosen by weight (OVO) and for the
+    output (OVA); how many keys by weight match 4 value-aware ones.
+    """
+    found = {"exact": record.cells[0].value}
+    for cell in record.cells:
+        r = cell.parameters.get("r")
+        if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
+            found[f"{SHORT[cell.approximation]}_{r}"] = cell.value
+    if record.attention and (matched := match(record.attention[0].output_error, 4)):
+        found["keys_matching_4"] = matched.keys
+    return found
+
+
+def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> Any:
     """Starts a run; with mode "offline" no account and no network are needed."""
     import wandb
 
     Path(dir).mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_SILENT", "true")
-    return wandb.init(
-        project=project, group=group, mode=mode, dir=dir, job_type=job_type, name=name
-    )
+    return wandb.init(project=project, group=group, mode=mode, dir=dir, **named)
 
 
 def no_run(**settings: Any) -> None:

@@ -67,7 +67,7 @@ def train(
     first_batch = batches[0]
     step_flops = module.flops(first_batch, module.count_targets(first_batch))
     check_gpu(cfg, cfg.name, lambda: cfg.fit.steps * step_flops)
-    run_or_none = tracked(cfg, "train", cfg.name, data_sha256=data) if first else nullcontext()
+    run_or_none = tracked(cfg, "train", cfg.name, data=data) if first else nullcontext()
     with memory_shortage_named(cfg), run_or_none as run:
         curve = fit(
             module,

@@ -18,8 +18,10 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 
 from pipelines.app import app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
+from value_aware_attention.measurement import Record
 from value_aware_attention.models import CausalLanguageModel, load_masked
 from value_aware_study.reporting.claims import answers
+from value_aware_study.reporting.results import Results
 from value_aware_study.tasks.causal import CausalTask
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +55,9 @@ Run = Callable[[str], None]
 def run_app(command: str, folder: Path) -> None:
     """Runs an app in this process, at smoke scale, as the command line would."""
     name, *given = command.split()
-    fixed = [f"paths.root={folder}", "logger=none", "trainer.accelerator=cpu"]
+    fixed = [f"paths.root={folder}", "trainer.accelerator=cpu"]
+    if not any(o.startswith("logger=") for o in given):
+        fixed.append("logger=none")
     overrides = sorted([*fixed, *given], key=lambda argument: not argument.startswith("-"))
     if not any(o.startswith("scale=") for o in overrides):
         overrides.append("scale=smoke")
@@ -77,8 +81,12 @@ def run(made: Path) -> Run:
     return lambda command: run_app(command, made)
 
 
-def record(folder: Path, model: str) -> dict:
-    return json.loads((folder / "outputs/records" / f"{model}.json").read_text())
+def read(file: Path) -> Record:
+    return Record.from_json(file.read_text(), str(file))
+
+
+def record(folder: Path, model: str) -> Record:
+    return read(folder / "outputs/records" / f"{model}.json")
 
 
 def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
@@ -91,33 +99,33 @@ def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None
 
 @pytest.mark.parametrize("model", ["causal_exponential", "causal_elu", "masked_long"])
 def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, model: str) -> None:
-    cells = record(made, model)["cells"]
-    length = record(made, model)["length"]
+    cells = record(made, model).cells
+    length = record(made, model).length
     exact = cells[0]
-    assert exact["approximation"] == "exact" and exact["difference"] == 0
-    full = [c for c in cells if c["parameters"].get("r") == length and len(c["parameters"]) == 1]
+    assert exact.approximation == "exact" and exact.difference == 0
+    full = [c for c in cells if c.parameters.get("r") == length and len(c.parameters) == 1]
     assert len(full) >= 2
     for cell in full:
-        assert cell["value"] == pytest.approx(exact["value"], rel=1e-3)
-        assert max(cell["relative_output_error_by_layer"]) < 1e-9
-        assert cell["relative_output_error"] <= cell["relative_output_error_high"] < 1e-9
+        assert cell.value == pytest.approx(exact.value, rel=1e-3)
+        assert max(cell.error.by_layer) < 1e-9
+        assert cell.error.relative <= cell.error.high < 1e-9
     for cell in cells:
-        assert cell["count"] == sum(cell["unit_counts"]) > 0
-        assert cell["low"] <= cell["value"] <= cell["high"]
+        assert cell.count == sum(cell.unit_counts) > 0
+        assert cell.low <= cell.value <= cell.high
 
 
 @pytest.mark.parametrize("model", ["causal_exponential", "causal_elu", "masked_long"])
 def test_solved_cells_record_their_support_and_error(made: Path, model: str) -> None:
-    cells = record(made, model)["cells"]
-    solved = [c for c in cells if "largest_support" in c]
+    cells = record(made, model).cells
+    solved = [c for c in cells if c.error.largest_support is not None]
     names = {"optimal_v_aware", "oblivious_keys_optimal_weights"}
-    assert {cell["approximation"] for cell in solved} == names
+    assert {cell.approximation for cell in solved} == names
     for cell in solved:
-        assert 0 < cell["largest_support"] <= cell["parameters"]["r"]
-    aware = {c["parameters"]["r"]: c for c in solved if c["approximation"] == "optimal_v_aware"}
+        assert 0 < cell.error.largest_support <= cell.parameters["r"]
+    aware = {c.parameters["r"]: c for c in solved if c.approximation == "optimal_v_aware"}
     assert {1, 4, 65} == set(aware)
-    assert aware[65]["largest_error"] < 5e-6
-    assert aware[65]["difference"] == pytest.approx(0, abs=1e-2 * cells[0]["value"])
+    assert aware[65].error.largest_error < 5e-6
+    assert aware[65].difference == pytest.approx(0, abs=1e-2 * cells[0].value)
 
 
 def test_every_cell_reads_every_unit_and_the_baselines_are_where_keys_are_many(made: Path) -> None:
@@ -129,41 +137,43 @@ def test_every_cell_reads_every_unit_and_the_baselines_are_where_keys_are_many(m
         "sampled_keys",
     }
     for model in ("causal_exponential", "causal_elu", "masked_long"):
-        cells = record(made, model)["cells"]
-        assert baselines <= {cell["approximation"] for cell in cells}
-        assert len({tuple(cell["unit_counts"]) for cell in cells}) == 1
-        norms = [c for c in cells if c["approximation"] == "norm_weighted_keys"]
-        assert {cell["parameters"]["norm"] for cell in norms} == {1, 2}
+        cells = record(made, model).cells
+        assert baselines <= {cell.approximation for cell in cells}
+        assert len({tuple(cell.unit_counts) for cell in cells}) == 1
+        norms = [c for c in cells if c.approximation == "norm_weighted_keys"]
+        assert {cell.parameters["norm"] for cell in norms} == {1, 2}
 
 
 def test_count_models_are_scored_on_the_targets_of_the_grid(made: Path) -> None:
     for model in ("causal_exponential", "causal_elu", "masked_long"):
         given = record(made, model)
-        assert len(given["count_models"]) == 3
-        for counted in given["count_models"].values():
-            assert counted["unit_counts"] == given["cells"][0]["unit_counts"]
-    read = record(made, "causal_elu")["count_models"]["bigram_tokens_read"]
-    assert read["tokens"] == 6 * 4 * 96
+        assert len(given.baselines) == 3
+        for counted in given.baselines.values():
+            assert counted.unit_counts == given.cells[0].unit_counts
+    read = record(made, "causal_elu").baselines["bigram_tokens_read"]
+    assert read.tokens == 6 * 4 * 96
 
 
 def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "outputs", tmp_path / "outputs")
     run_app("evaluate model=masked length=short", tmp_path)
     long, short = record(made, "masked_long"), record(tmp_path, "masked_short")
-    assert short["longer_text"]["length"] == long["length"] and "longer_text" not in long
-    assert short["longer_text"]["unit_counts"] == long["cells"][0]["unit_counts"]
-    (answer,) = (found for found in answers([long, short]) if "long sequences" in found.claim)
+    longer = short.baselines["longer_text"]
+    assert longer.length == long.length and "longer_text" not in long.baselines
+    assert longer.unit_counts == long.cells[0].unit_counts
+    found = answers(Results.of([long, short]))
+    (answer,) = (found for found in found if "long sequences" in found.claim)
     assert len(answer.findings) == 1
 
 
 def test_random_methods_have_three_seeds(made: Path) -> None:
-    cells = record(made, "masked_long")["cells"]
+    cells = record(made, "masked_long").cells
     for name in ("lsh", "orf", "sampled_keys"):
         settings: dict[str, set[int]] = {}
         for cell in cells:
-            if cell["approximation"] == name:
-                rest = {k: v for k, v in cell["parameters"].items() if k != "seed"}
-                settings.setdefault(str(rest), set()).add(cell["parameters"]["seed"])
+            if cell.approximation == name:
+                rest = {k: v for k, v in cell.parameters.items() if k != "seed"}
+                settings.setdefault(str(rest), set()).add(cell.parameters["seed"])
         assert settings and all(len(seeds) >= 3 for seeds in settings.values())
 
 
@@ -194,11 +204,11 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
         "masked_long_lsh": ("LSH", "exponential", {"r": 64, "rounds": 4, "seed": 0}),
     }
     for model, (name, kernel, arguments) in models.items():
-        own = json.loads((made / "outputs/trained" / f"{model}.json").read_text())
-        (cell,) = own["cells"]
-        assert (own["model"], own["attention"], own["kernel"]) == (model, name, kernel)
-        assert own["arguments"] == arguments
-        assert cell["approximation"] == "exact" and cell["difference"] == 0
+        own = read(made / f"outputs/trained/{model}.json")
+        (cell,) = own.cells
+        assert (own.model, own.trained_with, own.kernel) == (model, name, kernel)
+        assert own.arguments == arguments
+        assert cell.approximation == "exact" and cell.difference == 0
         (file,) = made.glob(f"outputs/metrics/train_*/{model}.json")
         training = json.loads(file.read_text())
         assert training["hyperparameters"]["attention"].startswith(f"{name}(")
@@ -217,7 +227,7 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
     model = CausalLanguageModel.from_pretrained(made / "outputs/models/causal_elu_sliding_window")
     assert [layer.attention.approximation.r for layer in model.layers] == [4, 4]
-    own = json.loads((made / "outputs/trained/causal_elu_sliding_window.json").read_text())
+    own = read(made / "outputs/trained/causal_elu_sliding_window.json")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/tokens/causal/evaluation.npy"
     task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
@@ -225,7 +235,7 @@ def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
         math.exp(task.run(lambda layer, method=method: method).mean())
         for method in (SlidingWindow(4), Exact())
     )
-    assert own["cells"][0]["value"] == pytest.approx(windowed, rel=1e-5)
+    assert own.cells[0].value == pytest.approx(windowed, rel=1e-5)
     assert abs(windowed - exact) > 1e-3 * exact
 
 
@@ -432,23 +442,22 @@ def test_the_headline_names_the_report(made: Path, run: Run, capsys) -> None:
 
 def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None:
     causal, masked = (
-        json.loads((made / f"outputs/survey/{name}.json").read_text())
-        for name in ("causal_elu", "masked_long")
+        read(made / f"outputs/survey/{name}.json") for name in ("causal_elu", "masked_long")
     )
     for record in (causal, masked):
-        exact, *cells = record["cells"]
-        assert exact["approximation"] == "exact" and "cost" not in exact
-        assert cells and all(abs(c["cost"] - c["budget"]) <= 0.1 * c["budget"] for c in cells)
-        side = len(record["picture"]["tokens"])
-        for panel in record["picture"]["panels"]:
-            assert [len(row) for row in panel["weights"]] == [side] * side
-        assert record["picture"]["panels"][0]["approximation"] == "exact"
-    methods = [{c["approximation"] for c in record["cells"]} for record in (causal, masked)]
+        exact, *cells = record.cells
+        assert exact.approximation == "exact" and exact.cost is None
+        assert cells and all(abs(c.cost - c.budget) <= 0.1 * c.budget for c in cells)
+        side = len(record.picture.tokens)
+        for panel in record.picture.panels:
+            assert [len(row) for row in panel.weights] == [side] * side
+        assert record.picture.panels[0].approximation == "exact"
+    methods = [{c.approximation for c in record.cells} for record in (causal, masked)]
     assert {"optimal_v_aware", "sliding_window", "random_keys"} <= methods[0] & methods[1]
     # The elu kernel and a causal mask: no features of the exponential, nothing that would leak.
     assert not methods[0] & {"orf", "random_fourier_features", "lsh", "nystrom", "linformer"}
     assert methods[1] >= {"orf", "linformer"} and "linear_attention" not in methods[1]
-    seeds = [c["parameters"]["seed"] for c in masked["cells"] if c["approximation"] == "orf"]
+    seeds = [c.parameters["seed"] for c in masked.cells if c.approximation == "orf"]
     assert len(seeds) == len(set(seeds)) == 3
 
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from pipelines.app import composed, plain
-from pipelines.evaluate import build_cell, grid
+from pipelines.evaluate import grid, setting
 from pipelines.methods import register_methods
 from pipelines.train import trained_attention
 from value_aware_attention.approximations import Approximation
@@ -24,7 +24,8 @@ from value_aware_study.reporting.published import TABLE_1
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
-APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("base", "paths"))
+SHARED = ("base", "paths", "probing")
+APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)
 ASKED = {"probe": ["probe.model=x", "probe.text=x"]}  # what a user must give
 
 
@@ -65,7 +66,7 @@ def test_every_kernel_builds(name: str) -> None:
 @pytest.mark.parametrize("name", options("approximation"))
 def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(name: str) -> None:
     cfg, card = composed("evaluate", [f"approximation={name}"]), cards()[name]
-    method = build_cell(cfg.evaluate, name, plain(cfg.approximation)).build(0)
+    method = setting(name, plain(cfg.approximation)).build(0)
     assert isinstance(method, Approximation) and isinstance(method, nn.Module)
     evaluated, surveyed = cfg.evaluate, composed("survey", []).survey
     assert (name in evaluated.methods) is (name in evaluated.axes) is bool(card.axes)

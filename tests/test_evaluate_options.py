@@ -1,16 +1,17 @@
 """Every option of conf/approximation as one cell, with the settings that it is shipped with."""
 
-import json
 from pathlib import Path
 
 import pytest
 from hydra.utils import get_class
 
+from pipelines import evaluate
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import write_masked
 from tests.training.processes import write_tokens
 from value_aware_attention.kernels import Elu, Exponential
+from value_aware_attention.measurement.record import Cell
 from value_aware_study.cards import cards
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -30,16 +31,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def parameters(cache: Path, name: str) -> list[dict]:
-    """Of the cells kept of one option."""
-    kept = (json.loads(path.read_text()) for path in (cache / "cells").glob("*.json"))
-    return [cell["parameters"] for cell in kept if cell["approximation"] == name]
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The cells that evaluations return."""
+    found: list[Cell] = []
+    monkeypatch.setattr(evaluate, "row", lambda record, cell: found.append(cell))
+    return found
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", cards())
 def test_every_option_is_a_cell_of_a_model_or_refused_by_name(
-    root: Path, name: str, model: str
+    root: Path, rows: list[Cell], name: str, model: str
 ) -> None:
     shipped = dict(cards()[name].arguments)
     method, (kernel, is_causal) = get_class(cards()[name].target), MODELS[model]
@@ -52,8 +55,9 @@ def test_every_option_is_a_cell_of_a_model_or_refused_by_name(
         message = str(stop.value)
         assert message.startswith(f"error: {name}") and "\n" not in message
         assert f"{method.__name__} does not support" in message or kernel.__name__ in message
-        assert not parameters(cache, name)
+        assert not rows
         return
     run_app(command, root)
     shipped.pop("search", None)
-    assert parameters(cache, name) == [shipped]
+    (cell,) = rows
+    assert (cell.approximation, cell.parameters) == (name, shipped)

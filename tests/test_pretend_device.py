@@ -5,6 +5,7 @@ The first tests show that the pretend device refuses what CUDA refuses.
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
 from tests.tasks.test_tasks import causal_task, masked_task
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
-from value_aware_attention import attention, error, flex
+from value_aware_attention import attention, error, flex, measurement
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -40,16 +41,13 @@ from value_aware_attention.approximations import (
 from value_aware_attention.approximations.closest_combination import SEARCHES, compiled
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.hugging_face import replace_attention
-from value_aware_attention.measurement.cells import Cell
-from value_aware_attention.measurement.grid import evaluate_grid
-from value_aware_attention.measurement.output_error import output_error
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement import LayerOptions, measure
+from value_aware_attention.measurement.layer_errors import layer_errors
+from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.skewness import skewness
 from value_aware_attention.measurement.skewness_gap import skewness_gap
-from value_aware_attention.measurement.task import Task
+from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
-from value_aware_attention.probe.layer_errors import layer_error
-from value_aware_attention.probe.run import weights_hash
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
 from value_aware_study.benchmarking.process import peak_memory
 from value_aware_study.tasks.attention_picture import effective_weights, first_head
@@ -359,9 +357,9 @@ TASKS: dict[str, Callable[[Path, str], Task]] = {
     "masked": lambda folder, where: masked_task(folder, 3, where),
 }
 CELLS = [
-    Cell("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2)),
-    Cell("optimal_v_aware", {"r": 1}, lambda layer: OptimalValueAware(1)),
-    Cell("sliding_window", {"r": 3}, lambda layer: SlidingWindow(3)),
+    measurement.Setting("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2)),
+    measurement.Setting("optimal_v_aware", {"r": 1}, lambda layer: OptimalValueAware(1)),
+    measurement.Setting("sliding_window", {"r": 3}, lambda layer: SlidingWindow(3)),
 ]
 
 
@@ -369,18 +367,25 @@ CELLS = [
 def test_evaluation(name: str, tmp_path: Path) -> None:
     def record(where: str) -> Any:
         task = TASKS[name](tmp_path, where)
-        cells, calls = evaluate_grid(task, CELLS, RecordCache(tmp_path / where, {}))
+        layers = LayerOptions(rows=2, search="fast")
+        measured = measure(task, CELLS, cache=tmp_path / where, layers=layers, sizes=[1, 4])
         own = task.run(None)
-        return [cells, calls(), own.totals.tolist(), task.first_tokens(4), weights_hash(task.model)]
+        return [
+            measured,
+            task.layer_calls(),
+            own.totals.tolist(),
+            task.first_tokens(4),
+            weights_hash(task.model),
+        ]
 
-    cells, calls, *rest = record("cpu")
+    measured, calls, *rest = record("cpu")
     with PretendDevice() as device:
         found, found_calls, *found_rest = record("cuda:0")
         assert all(call.value.device == DEVICE for call in found_calls)
         layers = layer_numbers(found_calls)
         assert device.waits
-    for one, other in zip(found, cells, strict=True):
-        assert numbers(one) == pytest.approx(numbers(other), rel=1e-3, abs=1e-4)
+    for one, other in zip(found.cells, measured.cells, strict=True):
+        assert numbers(asdict(one)) == pytest.approx(numbers(asdict(other)), rel=1e-3, abs=1e-4)
     assert numbers(found_rest[0]) == pytest.approx(numbers(rest[0]), rel=1e-4)
     assert found_rest[1:] == rest[1:]
     assert layers == pytest.approx(layer_numbers(calls), rel=1e-3, abs=1e-4)
@@ -391,9 +396,8 @@ def layer_numbers(calls: Any) -> list[float]:
     picture = effective_weights(LeaveOneOutKeys(3), first_head(calls[0], 12))
     measured = (
         skewness(calls[0]),
-        output_error(calls[:1], rows=1, search="fast"),
-        skewness_gap(calls[:1], rows=1, search="fast"),
-        layer_error(calls[0], rows=1, search="fast"),
+        asdict(skewness_gap(calls[:1], rows=1, search="fast")),
+        layer_errors(calls[0], rows=1, search="fast").plain(),
     )
     return numbers([*measured, picture.tolist()])
 

@@ -1,6 +1,5 @@
 """The probe from the outside: as an API on tiny models, and as an app on folders and files."""
 
-import json
 import re
 import shutil
 import sys
@@ -13,12 +12,14 @@ from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
 from transformers import DebertaV2Config, DebertaV2Model
 
 from value_aware_attention import approximations, kernels, probe
+from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.tasks import UnitSums
+from value_aware_attention.measurement.windows import MaskedWindows
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.probe import report
-from value_aware_attention.probe import run as probe_run
-from value_aware_attention.probe.language_models import MaskedWindows
+from value_aware_attention.probe.lines import headline
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
@@ -34,44 +35,48 @@ def probed(name: str = "bert", **options: object) -> probe.Report:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
-    record = probed(name).record
+    found = probed(name)
+    record, measured = found.record, found.record.attention[0].output_error
     causal = name in ("gpt2", "llama", "our_causal")
     head_dim, heads = (4, 4) if name == "llama" else (8, 2)
     sizes = [1, 2, 4, 5] if name == "llama" else [1, 2, 4, 8, 9]
-    shape = {"layers": 2, "heads": heads, "head_dim": head_dim, "causal": causal, "sizes": sizes}
-    assert {key: record[key] for key in shape} == shape
-    exact, *cells = record["cells"]
-    assert len(cells) == 3 * len(sizes) and exact["difference"] == 0
+    assert (measured.layers, measured.heads, measured.head_dim) == (2, heads, head_dim)
+    assert measured.causal == causal
+    exact, *cells = record.cells
+    assert len(cells) == 3 * len(sizes) and exact.difference == 0
+    assert sorted({cell.parameters["r"] for cell in cells}) == sizes
     full = next(
         c for c in cells
-        if (c["approximation"], c["parameters"]) == ("optimal_v_aware", {"r": head_dim + 1})
+        if (c.approximation, c.parameters) == ("optimal_v_aware", {"r": head_dim + 1})
     )  # fmt: skip
-    assert full["value"] == pytest.approx(exact["value"], rel=1e-3)
+    assert full.value == pytest.approx(exact.value, rel=1e-3)
     aware, oblivious = (
-        record["pooled"][method]["error"] for method in ("optimal_v_aware", "optimal_v_oblivious")
+        [row.error for row in measured.errors if (row.method, row.layer) == (method, None)]
+        for method in ("optimal_v_aware", "optimal_v_oblivious")
     )
     assert aware[-1] < 1e-9 and all(a <= o + 1e-9 for a, o in zip(aware, oblivious, strict=True))
-    assert record["headline"].startswith(f"On {name}, 4 value-aware keys match")
-    assert name in record["headline"] and json.dumps(record)
+    assert found.headline.startswith(f"On {name}, 4 value-aware keys match")
+    assert Record.from_json(record.to_json()) == record
 
 
 def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
     record = probed("roberta", methods={"one": lambda r, layer: approximations.SlidingWindow(r)})
-    cell = next(c for c in record.record["cells"] if c["parameters"] == {"r": 4})
+    cell = next(c for c in record.record.cells if c.parameters == {"r": 4})
     task = report._task(
         model("roberta"), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0,
         draw=False,
     )  # fmt: skip
-    sums = task.run(lambda layer: approximations.SlidingWindow(4))
-    assert cell["unit_totals"] == sums.totals.tolist()
-    assert cell["value"] == pytest.approx(100 * sums.mean())
+    window = approximations.SlidingWindow(4)
+    sums = UnitSums.joined([task.run(lambda layer: window, part) for part in range(2)])
+    assert cell.unit_totals == tuple(sums.totals)
+    assert cell.value == pytest.approx(100 * sums.mean())
 
 
 def test_windows_read_alone_give_the_numbers_they_give_among_others() -> None:
     few, many = (probed("roberta", **{**FEW, "windows": n}).record for n in (3, 6))
-    for a, b in zip(few["cells"], many["cells"], strict=True):
-        assert a["unit_totals"] == pytest.approx(b["unit_totals"][::2])
-    assert few["text"]["share_read"] == pytest.approx(0.5 * many["text"]["share_read"])
+    for a, b in zip(few.cells, many.cells, strict=True):
+        assert a.unit_totals == pytest.approx(b.unit_totals[::2])
+    assert few.text.share_read == pytest.approx(0.5 * many.text.share_read)
 
 
 def test_a_stopped_probe_goes_on_where_it_was(
@@ -79,7 +84,8 @@ def test_a_stopped_probe_goes_on_where_it_was(
 ) -> None:
     whole = probed("roberta").record
     done: list[tuple] = []
-    score, measure = MaskedWindows.score, probe_run.layer_error
+    measuring = import_module("value_aware_attention.measurement.measure")
+    score, measure = MaskedWindows.score, measuring.layer_errors
 
     def counted(task: MaskedWindows, method: object, window: int) -> tuple[float, int]:
         if len(done) == 9:
@@ -93,7 +99,7 @@ def test_a_stopped_probe_goes_on_where_it_was(
     monkeypatch.setattr(MaskedWindows, "score", score)
     layers: list[object] = []
     monkeypatch.setattr(
-        probe_run, "layer_error", lambda c, **o: layers.append(c) or measure(c, **o)
+        measuring, "layer_errors", lambda c, **o: layers.append(c) or measure(c, **o)
     )
     after: list[int] = []
     monkeypatch.setattr(
@@ -210,16 +216,17 @@ def test_the_app_writes_a_page_with_everything_it_names(
     run(folder, "model={roberta} text={text.txt}", tmp_path)
     written = tmp_path / "outputs/probe/roberta"
     page = (written / "index.html").read_text()
-    record = json.loads((written / "record.json").read_text())
+    text = (written / "record.json").read_text()
+    record = Record.from_json(text)
     printed = capsys.readouterr().out
-    assert record["headline"] in printed and str(written / "index.html") in printed
-    assert record["architecture"] == "RobertaForMaskedLM" and record["metric"] == "error"
-    assert record["run_on"]["versions"] and str(tmp_path) not in json.dumps(record)
+    assert headline(record) in printed and str(written / "index.html") in printed
+    assert record.architecture == "RobertaForMaskedLM" and record.metric == "error"
+    assert record.run_on.versions and str(tmp_path) not in text
     assert not list(tmp_path.rglob("*.partial"))
     names = re.findall(r"(?:src|href)='([^']+)'", page)
     assert {"heat_map.png", "keys_by_head.png", "layers.csv", "heads.csv"} <= set(names)
     assert all((written / name).stat().st_size for name in names)
-    assert record["headline"].split("; ")[0] in page
+    assert headline(record).split("; ")[0] in page
 
 
 @pytest.fixture
@@ -235,11 +242,12 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
     given = " tokenizer={gpt2}" if name.startswith("our") else ""
     run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{given}", tmp_path)
-    record = json.loads((tmp_path / f"outputs/probe/{name}/record.json").read_text())
+    record = Record.from_json((tmp_path / f"outputs/probe/{name}/record.json").read_text())
     metric = {"bert": "cosine", "our_masked": "error"}.get(name, "perplexity")
-    assert record["metric"] == metric and record["sizes"] == [1, 9]
-    assert record["kernel"] == ("elu" if name == "our_causal" else "exponential")
-    assert not record["post_hoc"]
+    assert record.metric == metric
+    assert {cell.parameters["r"] for cell in record.cells[1:]} == {1, 9}
+    assert record.kernel == ("elu" if name == "our_causal" else "exponential")
+    assert not record.attention[0].post_hoc
 
 
 @pytest.mark.usefixtures("undrawn")

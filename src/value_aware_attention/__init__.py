@@ -11,13 +11,21 @@ from value_aware_attention import approximations, error, kernels
 from value_aware_attention.attention import attention
 
 if TYPE_CHECKING:
-    from value_aware_attention import hugging_face, probe
+    from value_aware_attention import hugging_face, measurement, probe
 
-__all__ = ["approximations", "attention", "error", "hugging_face", "kernels", "probe"]
+__all__ = [
+    "approximations",
+    "attention",
+    "error",
+    "hugging_face",
+    "kernels",
+    "measurement",
+    "probe",
+]
 
 
 def __getattr__(name: str) -> ModuleType:
     """Imports what needs transformers only when it is asked for."""
-    if name in ("hugging_face", "probe"):
+    if name in ("hugging_face", "measurement", "probe"):
         return import_module(f"value_aware_attention.{name}")
     raise AttributeError(f"module 'value_aware_attention' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import BertConfig, BertModel
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
@@ -23,14 +24,13 @@ from value_aware_attention.approximations import (
     chunked,
 )
 from value_aware_attention.attention import attention, attention_weights
-from value_aware_attention.measurement.cells import Cell
-from value_aware_attention.measurement.grid import evaluate_grid, measure_layers
+from value_aware_attention.measurement import LayerOptions, Record, layer_errors, measure
+from value_aware_attention.measurement import skewness_gap as gap
+from value_aware_attention.measurement.cells import Setting
 from value_aware_attention.measurement.keys_needed import matching_keys
-from value_aware_attention.measurement.output_error import oblivious_path, output_error, rounded
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.layer_errors import oblivious_path, rounded
 from value_aware_attention.measurement.sampled_rows import sample_rows
-from value_aware_attention.measurement.skewness_gap import skewness_gap
-from value_aware_attention.measurement.task import LayerCall, Layerwise, UnitSums
+from value_aware_attention.measurement.tasks import LayerCall, Layerwise, UnitSums
 
 KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
 VALUE_DIM = 4
@@ -44,6 +44,20 @@ def random_call(
         torch.randn(2, 3, length, width, generator=generator) for width in (5, 5, VALUE_DIM)
     )
     return LayerCall(spread * query, key, value, kernels.Exponential(), causal, first_row)
+
+
+def output_error(calls: list[LayerCall], rows: int = 256, search: str = "default") -> dict:
+    """The record of these layers, `rows` queries of each, as JSON holds it."""
+    per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
+    layers = [layer_errors.layer_errors(call, rows=per_head, search=search) for call in calls]
+    made = layer_errors.output_error(layers, calls, search=search, unit="window", sizes=[1, 4])
+    return json.loads(json.dumps(asdict(made)))
+
+
+def skewness_gap(calls: list[LayerCall], rows: int = 256, **options: object) -> dict:
+    """The same of section 3's argument."""
+    per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
+    return json.loads(json.dumps(asdict(gap.skewness_gap(calls, rows=per_head, **options))))
 
 
 def call_of(alpha: list[float], value: torch.Tensor, kernel: object = None) -> LayerCall:
@@ -126,11 +140,9 @@ def test_the_record_is_plain_json_with_the_sizes_of_every_method(
     measured: tuple[list[LayerCall], dict],
 ) -> None:
     record = measured[1]
-    assert json.loads(json.dumps(record)) == record
-    facts = {name: record[name] for name in ("search", "rows", "keys", "head_dim", "kernel")}
-    assert facts == {
-        "search": "fast", "rows": 24, "keys": 20, "head_dim": VALUE_DIM, "kernel": "exponential",
-    }  # fmt: skip
+    facts = {name: record[name] for name in ("search", "rows", "keys", "head_dim", "heads")}
+    assert facts == {"search": "fast", "rows": 24, "keys": 20, "head_dim": VALUE_DIM, "heads": 3}
+    assert record["causal"] and record["units"] == 2
     sizes = {name: method["sizes"] for name, method in record["methods"].items()}
     assert sizes.pop("optimal_v_oblivious") == list(range(1, 21))
     assert sizes.pop("optimal_v_aware") == [1, 2, 3, 4, 5]
@@ -256,7 +268,7 @@ def cells_of(record: dict, **wanted: object) -> list[dict]:
 def test_every_layer_has_its_own_kernel_and_four_degrees() -> None:
     calls = [replace(random_call(), kernel=kernel) for kernel in KERNELS]
     record = skewness_gap(calls, rows=12)
-    assert json.loads(json.dumps(record)) == record and record["rows"] == 12
+    assert record["rows"] == 12
     own = [(c["layer"], c["kernel"], c["degree"]) for c in cells_of(record, own=True)]
     assert own == [(0, "exponential", None), (1, "polynomial", 2), (2, "elu", None)]
     for layer in range(3):
@@ -311,7 +323,7 @@ def test_degree_zero_takes_the_value_closest_to_the_mean_when_they_are_not_ortho
     record = skewness_gap([random_call(seed, causal=True, first_row=4) for seed in range(3)])
     for cell in cells_of(record, degree=0):
         assert cell["closest_to_mean_key"] == 1 and cell["smallest_norm_key"] < 0.95
-    assert not any("smallest_norm_key" in cell for cell in cells_of(record, degree=2))
+    assert all(cell["smallest_norm_key"] is None for cell in cells_of(record, degree=2))
 
 
 def test_the_shares_would_show_a_wrong_key() -> None:
@@ -362,29 +374,60 @@ def test_the_gap_is_between_errors_relative_to_the_norm_of_the_output() -> None:
 class RecordedTask:
     """A task of two units whose layers were called with known inputs."""
 
-    metric, unit, length, head_dim = "perplexity", "window", 20, 5
+    metric, unit, length, head_dim, parts = "perplexity", "window", 20, 5, 1
+    kernel = kernels.Exponential()
 
     def __init__(self) -> None:
+        torch.manual_seed(0)
+        config = BertConfig(
+            hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+            vocab_size=9,
+        )  # fmt: skip
+        self.model = BertModel(config)
         self.calls = [random_call(seed, causal=True, first_row=4) for seed in (0, 1)]
 
-    def run(self, method: Layerwise, units: int | None = None) -> UnitSums:
+    def run(self, method: Layerwise, part: int = 0) -> UnitSums:
         call = self.calls[0]
         method(0)(call.query, call.key, call.value, kernel=call.kernel, is_causal=True)
-        return UnitSums(np.array([3.0, 4.0])[:units], np.array([2.0, 2.0])[:units])
+        return UnitSums(np.array([3.0, 4.0]), np.array([2.0, 2.0]))
 
-    def layer_calls(self) -> list[LayerCall]:
+    def layer_calls(self, part: int = 0) -> list[LayerCall]:
         return self.calls
 
+    def digest(self, part: int) -> str:
+        return str(part)
 
-def test_the_record_of_a_grid_has_the_curves_and_the_gap(tmp_path: Path) -> None:
+
+def test_a_record_has_the_cells_the_curves_and_the_gap_and_is_found_again(tmp_path: Path) -> None:
     task = RecordedTask()
-    cell = Cell("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2))
-    cells, calls = evaluate_grid(task, [cell], RecordCache(tmp_path, {}))
-    measured = measure_layers(calls())
-    assert [record["approximation"] for record in cells] == ["exact", "optimal_v_oblivious"]
-    assert measured["output_error"] == output_error(task.calls)
-    assert measured["skewness_gap"] == skewness_gap(task.calls)
-    assert measured["output_error"]["search"] == "default"
+    settings = [Setting("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2))]
+    record = measure(task, settings, cache=tmp_path, layers=LayerOptions(rows=6), sizes=[1, 4])
+    assert [cell.approximation for cell in record.cells] == ["exact", "optimal_v_oblivious"]
+    (attention,) = record.attention
+    made = json.loads(json.dumps(asdict(attention.output_error)))
+    same = output_error(task.calls, rows=36)
+    same["matching_keys"] = made["matching_keys"]  # at the sizes asked for too
+    assert made == same
+    gap_made = json.loads(json.dumps(asdict(attention.skewness_gap)))
+    assert gap_made == skewness_gap(task.calls, rows=36)
+    assert Record.from_json(record.to_json()) == record
+    again = measure(task, settings, cache=tmp_path, layers=LayerOptions(rows=6), sizes=[1, 4])
+    assert again == record
+
+
+def test_a_method_is_a_function_of_the_number_of_keys_and_the_layer() -> None:
+    built: list[tuple[int, int]] = []
+
+    def window(r: int, layer: int) -> OptimalValueOblivious:
+        built.append((r, layer))
+        return OptimalValueOblivious(r)
+
+    record = measure(RecordedTask(), {"mine": window}, sizes=[4, 1], layers=None)
+    assert [(c.approximation, c.parameters) for c in record.cells[1:]] == [
+        ("mine", {"r": 1}), ("mine", {"r": 4}),
+    ]  # fmt: skip
+    assert {(1, 0), (1, 1), (4, 0), (4, 1)} <= set(built) and record.attention == ()
+    assert all(cell.error is not None for cell in record.cells)
 
 
 def test_rows_of_the_record_are_those_the_output_is_computed_from() -> None:

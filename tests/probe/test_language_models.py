@@ -7,8 +7,9 @@ from transformers import BartConfig, BartModel
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
-from value_aware_attention.measurement.task import Task
-from value_aware_attention.probe.language_models import (
+from value_aware_attention.measurement.tasks import Layerwise, Task, UnitSums
+from value_aware_attention.measurement.text_windows import text_windows
+from value_aware_attention.measurement.windows import (
     CausalWindows,
     EncoderWindows,
     MaskedWindows,
@@ -16,7 +17,6 @@ from value_aware_attention.probe.language_models import (
     positions,
     task_class,
 )
-from value_aware_attention.probe.text_windows import text_windows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = {
@@ -45,6 +45,11 @@ def test_the_kind_is_found_and_the_task_is_one(name: str) -> None:
     assert made.head_dim == (4 if name == "llama" else 8)
 
 
+def whole(made: WindowTask, method: Layerwise | None) -> UnitSums:
+    """The sums of all windows."""
+    return UnitSums.joined([made.run(method, window) for window in range(made.parts)])
+
+
 @torch.no_grad()
 def eager(made: WindowTask, tokens: torch.Tensor) -> torch.Tensor:
     made.model.set_attn_implementation("eager")
@@ -54,7 +59,7 @@ def eager(made: WindowTask, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "our_causal"])
 def test_perplexity_scores_every_token_but_the_first_from_its_past(name: str) -> None:
     made = task(name)
-    sums = made.run(None)
+    sums = whole(made, None)
     for window, tokens in enumerate(made.windows.tokens):
         nats = 0.0
         for place in range(1, LENGTH):  # alone: nothing after a token can help
@@ -67,7 +72,7 @@ def test_perplexity_scores_every_token_but_the_first_from_its_past(name: str) ->
 @pytest.mark.parametrize("name", ["roberta", "our_masked"])
 def test_masked_error_counts_wrong_predictions_of_hidden_tokens(name: str) -> None:
     made = task(name)
-    sums = made.run(None)
+    sums = whole(made, None)
     for window in range(3):
         logits = eager(made, made.masked[window : window + 1])[0]
         hidden = made.labels[window] >= 0
@@ -88,9 +93,9 @@ def test_masks_depend_on_the_place_in_the_text_alone() -> None:
 
 def test_cosine_is_one_for_exact_attention_and_the_mean_over_tokens_otherwise() -> None:
     made = task("bert")
-    assert made.run(None).mean() == pytest.approx(1, abs=1e-6)
+    assert whole(made, None).mean() == pytest.approx(1, abs=1e-6)
     one = OptimalValueOblivious(1)
-    sums = made.run(lambda layer: one)
+    sums = whole(made, lambda layer: one)
     exact = eager(made, made.windows.tokens)
     with made.attending(lambda layer: one), torch.no_grad():
         other = made.model(made.windows.tokens)[0]
@@ -117,7 +122,7 @@ def test_layer_calls_are_by_query_head_with_the_masks_of_the_model(name: str) ->
 def test_another_kernel_is_used_in_every_layer(name: str) -> None:
     other = kernels.Polynomial(2)
     made = task(name, kernel=other)
-    assert made.run(None).mean() != pytest.approx(task(name).run(None).mean(), rel=1e-3)
+    assert whole(made, None).mean() != pytest.approx(whole(task(name), None).mean(), rel=1e-3)
     calls = made.layer_calls()
     assert all(call.kernel == other for call in calls)
     # The second layer's input comes from a first one that used the kernel.

@@ -1,5 +1,7 @@
 """Output error by layer and head against brute force, and the keys it says are needed."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,19 @@ import torch
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.attention import attention
+from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.keys_needed import keys_needed, matching_keys
-from value_aware_attention.measurement.sampled_rows import sample_rows
-from value_aware_attention.measurement.task import LayerCall
-from value_aware_attention.probe.layer_errors import (
+from value_aware_attention.measurement.layer_errors import (
     AWARE,
     OBLIVIOUS,
+    SHARES,
     LayerErrors,
-    layer_error,
+    layer_errors,
+    output_error,
 )
+from value_aware_attention.measurement.record import OutputError
+from value_aware_attention.measurement.sampled_rows import sample_rows
+from value_aware_attention.measurement.tasks import LayerCall
 
 HEADS, KEYS, DIM = 3, 10, 4
 
@@ -41,7 +47,7 @@ def test_every_size_of_every_head_agrees_with_a_loop_over_rows(
     is_causal: bool, masked: bool
 ) -> None:
     measured = call(0, is_causal=is_causal, masked=masked)
-    found = layer_error(measured, rows=KEYS, search="default")
+    found = layer_errors(measured, rows=KEYS)
     seen = visible(measured)
     for head in range(HEADS):
         query, key, value = (
@@ -61,18 +67,18 @@ def test_every_size_of_every_head_agrees_with_a_loop_over_rows(
                 errors.append(float((kept - output).square().sum()))
             oblivious.append(errors)
         mean = np.mean(oblivious, axis=0)
-        np.testing.assert_allclose(found[OBLIVIOUS][head], mean, rtol=1e-4, atol=1e-9)
-        assert found["squared_norm"][head] == pytest.approx([np.mean(norms)], rel=1e-4)
+        np.testing.assert_allclose(found.paths[OBLIVIOUS][0, head], mean, rtol=1e-4, atol=1e-9)
+        assert found.squared_norm[0, head] == pytest.approx([np.mean(norms)], rel=1e-4)
 
 
 def test_value_aware_sizes_are_those_of_one_solve_and_its_last_is_exact() -> None:
     measured = call(1)
-    found = layer_error(measured, rows=KEYS, search="default")[AWARE]
+    found = layer_errors(measured, rows=KEYS).paths[AWARE][0]
     assert np.shape(found) == (HEADS, DIM + 1)
     path = OptimalValueAware(DIM + 1)
     errors = path.path(measured.query.double(), measured.key.double(), measured.value.double())
     np.testing.assert_allclose(found, errors[0].mean(dim=1), rtol=1e-4, atol=1e-9)
-    assert np.max(np.array(found)[:, -1]) < 1e-9 < np.min(np.array(found)[:, 0])
+    assert np.max(found[:, -1]) < 1e-9 < np.min(found[:, 0])
 
 
 def test_a_sampled_row_sees_what_its_mask_shows() -> None:
@@ -88,47 +94,83 @@ def test_a_sampled_row_sees_what_its_mask_shows() -> None:
             assert (output[0, head] - row).abs().sum(dim=-1).min() < 1e-5
 
 
-def errors(windows: int = 4) -> LayerErrors:
-    calls = [[call(10 * w + layer) for layer in range(2)] for w in range(windows)]
-    return LayerErrors.of([[layer_error(c, rows=4, search="fast") for c in w] for w in calls])
+def errors(windows: int = 4) -> list[LayerErrors]:
+    """Of two layers, measured window by window."""
+    return [
+        LayerErrors.joined(
+            [
+                layer_errors(call(10 * window + layer), rows=4, search="fast", between=False)
+                for window in range(windows)
+            ]
+        )
+        for layer in range(2)
+    ]
 
 
-def test_pools_are_ratios_of_sums_over_heads_and_windows() -> None:
+def record(layers: list[LayerErrors]) -> OutputError:
+    return output_error(layers, [call(0)], search="fast", unit="window", sizes=[1, 3, KEYS])
+
+
+def curve(
+    layers: list[LayerErrors], method: str, layer: int | None, head: int | None
+) -> tuple[np.ndarray, ...]:
+    """The relative error at every size with its ends, of one pool of layers and heads."""
+    chosen = layers if layer is None else [layers[layer]]
+    heads = slice(None) if head is None else slice(head, head + 1)
+    totals, norms = (
+        sum(array[:, heads].sum(axis=1) for array in arrays)
+        for arrays in (
+            [one.paths[method] for one in chosen], [one.squared_norm for one in chosen]
+        )
+    )  # fmt: skip
+    return ratio_of_sums(totals, norms)
+
+
+def test_errors_and_needed_keys_are_of_all_layers_of_each_layer_and_of_each_head() -> None:
     made = errors()
-    layers, _, _ = made.relative(OBLIVIOUS, axes=(2,))
-    path, norm = made.paths[OBLIVIOUS], made.squared_norm
-    for layer in range(2):
-        expected = path[:, layer].sum(axis=(0, 1)) / norm[:, layer].sum()
-        np.testing.assert_allclose(layers[layer], expected)
-    pooled, low, high = made.relative(AWARE, axes=(1, 2))
-    np.testing.assert_allclose(pooled, made.paths[AWARE].sum(axis=(0, 1, 2)) / norm.sum())
-    assert (low <= pooled).all() and (pooled <= high).all() and low[0] < high[0]
-
-
-def test_needed_keys_cover_all_layers_each_layer_and_each_head() -> None:
-    made = errors()
-    rows = made.needed()
-    assert len(rows) == 2 * 3 * (1 + 2 + 2 * HEADS)
-    for row in rows:
-        axes = (1, 2) if row["layer"] is None else (2,) if row["head"] is None else ()
-        curve, _, high = made.relative(row["method"], axes)
-        place = tuple(p for p in (row["layer"], row["head"]) if p is not None)
-        assert row["keys"] == keys_needed(curve[place], row["share"])
-        assert row["low"] <= row["keys"] <= row["high"]
-        assert row["high"] == keys_needed(high[place], row["share"])
+    found = record(made)
+    pools = 2 * (1 + 2 + 2 * HEADS)
+    assert len(found.keys_needed) == pools * len(SHARES) and len(found.errors) == pools * 3
+    for row in found.keys_needed:
+        ends = [keys_needed(c, row.share) for c in curve(made, row.method, row.layer, row.head)]
+        assert [row.keys, row.low, row.high] == ends and row.low <= row.keys <= row.high
+    for row in found.errors:
+        ends = curve(made, row.method, row.layer, row.head)
+        at = [part[min(row.r, len(part)) - 1] for part in ends]  # past the last size it is exact
+        assert [row.error, row.low, row.high] == pytest.approx(at, rel=1e-5, abs=1e-25)
 
 
 def test_matching_keys_pool_layers_and_heads_within_a_window() -> None:
     made = errors()
-    norm = made.squared_norm.sum(axis=(1, 2, 3))
-    oblivious, aware = (made.paths[name].sum(axis=(1, 2)) for name in (OBLIVIOUS, AWARE))
-    found = made.matching([1, 2, DIM, DIM + 1])
-    assert [row.pop("r") for row in found] == [1, 2, DIM]  # DIM + 1 value-aware keys are exact
-    assert found == [matching_keys(oblivious, aware[:, r - 1], norm) for r in (1, 2, DIM)]
-    assert all(row["low"] <= row["keys"] <= row["high"] for row in found)
+    oblivious, aware, norm = (
+        sum(array.sum(axis=1) for array in arrays)
+        for arrays in (
+            [one.paths[OBLIVIOUS] for one in made],
+            [one.paths[AWARE] for one in made],
+            [one.squared_norm for one in made],
+        )
+    )
+    found = [row for row in record(made).matching_keys if row.layer is None]
+    assert [row.r for row in found] == [1, 2, DIM]
+    for row in found:
+        expected = matching_keys(oblivious, aware[:, row.r - 1], norm[:, 0])
+        assert {"keys": row.keys, "low": row.low, "high": row.high} == expected
+        assert row.low <= row.keys <= row.high
+        assert row.lower_quartile <= row.median <= row.upper_quartile
+
+
+def test_windows_measured_apart_are_as_windows_measured_together() -> None:
+    """Every query of a call, so that the rows are the same; and as JSON holds them."""
+    calls = [call(seed) for seed in range(3)]
+    apart = LayerErrors.joined([layer_errors(each, rows=KEYS, search="fast") for each in calls])
+    together = layer_errors(LayerCall.joined(calls), rows=KEYS, search="fast")
+    for name, path in together.paths.items():
+        np.testing.assert_allclose(apart.paths[name], path, rtol=1e-9, atol=1e-14)
+    again = LayerErrors.of_plain(json.loads(json.dumps(apart.plain())))
+    assert record([again]) == record([apart])
 
 
 def test_one_window_has_no_interval() -> None:
-    rows = errors(windows=1).needed()
-    assert all(row["low"] is None and row["high"] is None and row["keys"] for row in rows)
-    assert all(row["low"] is None and row["keys"] for row in errors(windows=1).matching([1, 2]))
+    found = record(errors(windows=1))
+    for row in (*found.keys_needed, *found.matching_keys, *found.errors):
+        assert row.low is None and row.high is None

@@ -20,7 +20,7 @@ from value_aware_attention.approximations import (
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.error import Sizes, budget
 from value_aware_attention.kernels import Exponential
-from value_aware_attention.measurement.task import LayerCall
+from value_aware_attention.measurement.tasks import LayerCall
 from value_aware_study.tasks.attention_picture import effective_weights, first_head
 from value_aware_study.tasks.budgets import closest_to_budget, cost_in_keys
 

@@ -100,33 +100,31 @@ def test_causal_models_are_scored_on_the_targets_of_the_task(
     train = np.load(models.training).tolist()
     slow = slow_bigram([train])
     for name, record in scored.items():
-        assert record["unit_counts"] == exact.counts.tolist(), name
-        assert record["low"] <= record["value"] <= record["high"]
-        assert record["value"] == pytest.approx(
-            math.exp(sum(record["unit_totals"]) / record["count"])
-        )
+        assert record.unit_counts == tuple(exact.counts), name
+        assert record.low <= record.value <= record.high
+        assert record.value == pytest.approx(math.exp(sum(record.unit_totals) / record.count))
     totals = [
         -sum(math.log(slow(stream[t], stream[t + 1])) for t in range(first, end))
         for _, first, end in task.windows
     ]
-    np.testing.assert_allclose(scored["bigram"]["unit_totals"], totals)
+    np.testing.assert_allclose(scored["bigram"].unit_totals, totals)
     counts = Counter(train[1:])
     of_token = {w: (counts[w] + 1) / (len(train) - 1 + VOCABULARY) for w in range(VOCABULARY)}
     totals = [
         -sum(math.log(of_token[stream[t + 1]]) for t in range(first, end))
         for _, first, end in task.windows
     ]
-    np.testing.assert_allclose(scored["unigram"]["unit_totals"], totals)
+    np.testing.assert_allclose(scored["unigram"].unit_totals, totals)
 
 
 def test_a_bigram_counts_just_the_batches_the_model_was_trained_on(tmp_path: Path) -> None:
     task, models = causal_task(tmp_path, None), causal_models(tmp_path)
     scored = models(task, task.run(None))
-    assert scored["bigram"]["tokens"] == 149 and scored["bigram_tokens_read"]["tokens"] == 3 * 2 * 9
+    assert scored["bigram"].tokens == 149 and scored["bigram_tokens_read"].tokens == 3 * 2 * 9
     rows = [row for step in range(3) for row in models.batches[step].tolist()]
     slow, stream = slow_bigram(rows), task.stream.tolist()
     total = -sum(math.log(slow(v, w)) for v, w in itertools.pairwise(stream))
-    assert sum(scored["bigram_tokens_read"]["unit_totals"]) == pytest.approx(total)
+    assert sum(scored["bigram_tokens_read"].unit_totals) == pytest.approx(total)
 
 
 def test_counts_do_not_depend_on_the_blocks_they_are_taken_in(
@@ -198,9 +196,9 @@ def test_masked_models_choose_as_dictionaries_do_on_the_tasks_tokens(tmp_path: P
             asked = [place for place, label in enumerate(labels) if label >= 0]
             chosen = [slow_choice(rows, *seen(inputs[p - 1], inputs[p + 1])) for p in asked]
             wrong.append(sum(w != labels[p] for w, p in zip(chosen, asked, strict=True)))
-        assert scored[name]["unit_totals"] == wrong, name
-        assert scored[name]["unit_counts"] == exact.counts.tolist()
-        assert scored[name]["tokens"] == 9 * 11
+        assert scored[name].unit_totals == tuple(wrong), name
+        assert scored[name].unit_counts == tuple(exact.counts)
+        assert scored[name].tokens == 9 * 11
 
 
 def test_what_stood_between_two_neighbours_most_often_is_chosen(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.evaluate import expand_axes
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
@@ -29,19 +31,13 @@ from value_aware_attention.approximations import (
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.call import Call
 from value_aware_attention.measurement import source
-from value_aware_attention.measurement.cells import (
-    Cell,
-    evaluate_cell,
-    expand_axes,
-    output_errors,
-    source_hash,
-)
-from value_aware_attention.measurement.grid import cell_key
+from value_aware_attention.measurement.cells import Setting, cell_error
 from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.measure import measure, setting_key
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.sampled_rows import ExactRows
 from value_aware_attention.measurement.skewness import skewness, skewness_of
-from value_aware_attention.measurement.task import LayerCall, evenly_spaced
+from value_aware_attention.measurement.tasks import LayerCall, evenly_spaced
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.tasks.causal import CausalTask, context_windows
@@ -203,15 +199,16 @@ def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -
 
 
 def test_a_cell_is_measured_against_exact_on_the_same_units(causal: CausalTask) -> None:
-    exact = causal.run(lambda layer: Exact())
-    calls = causal.layer_calls()
-    cell = Cell("optimal_v_oblivious", {"r": 1}, lambda layer: OptimalValueOblivious(1))
-    record = evaluate_cell(cell, causal, [ExactRows.of(call) for call in calls], exact)
-    sums = causal.run(cell.build)
-    nats = (sums.totals - exact.totals).sum() / sums.counts.sum()
-    assert record["value"] == pytest.approx(math.exp(exact.mean() + nats))
-    assert record["count"] == 89 and len(record["unit_totals"]) == len(exact.totals)
-    assert record["queries"] == 2 * 2 * 8
+    setting = Setting("optimal_v_oblivious", {"r": 1}, lambda layer: OptimalValueOblivious(1))
+    record = measure(causal, [setting], layers=None)
+    exact, cell = record.cells
+    sums, whole = causal.run(setting.build), causal.run(lambda layer: Exact())
+    assert exact.unit_totals == tuple(whole.totals) and exact.difference == 0
+    nats = (sums.totals - whole.totals).sum() / sums.counts.sum()
+    assert cell.value == pytest.approx(math.exp(whole.mean() + nats))
+    assert cell.count == record.text.targets == 89 and len(cell.unit_totals) == len(whole.totals)
+    assert cell.error is not None and cell.error.queries == 2 * 2 * 8
+    assert record.text.recorded_units == 2 and record.text.units == len(whole.totals)
 
 
 BUILD = {
@@ -231,9 +228,7 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     calls = causal.layer_calls()
     if name == "features":  # it approximates another kernel
         calls = [replace(call, kernel=kernels.Exponential()) for call in calls]
-    found = output_errors(
-        Cell(name, {}, lambda layer: BUILD[name]()), [ExactRows.of(call) for call in calls]
-    )
+    found = cell_error(lambda layer: BUILD[name](), [ExactRows.of(call) for call in calls])
     errors, norms = [], []
     with torch.no_grad():
         for call in calls:
@@ -243,22 +238,21 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
             errors.append((exact - output)[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
             norms.append(exact[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
     errors, norms = np.array(errors), np.array(norms)
-    np.testing.assert_allclose(found["unit_squared_errors"], errors, rtol=1e-3)
-    np.testing.assert_allclose(found["unit_squared_norms"], norms, rtol=1e-4)
+    np.testing.assert_allclose(found.unit_squared_errors, errors, rtol=1e-3)
+    np.testing.assert_allclose(found.unit_squared_norms, norms, rtol=1e-4)
     _, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
-    assert found["relative_output_error"] == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
-    assert found["relative_output_error_low"] == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
-    assert found["relative_output_error_high"] == pytest.approx(high, rel=1e-2)
+    assert found.relative == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
+    assert found.low == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
+    assert found.high == pytest.approx(high, rel=1e-2)
     layers = errors.sum(axis=1) / norms.sum(axis=1)
-    assert found["relative_output_error_by_layer"] == pytest.approx(layers, rel=1e-3)
+    assert found.by_layer == pytest.approx(layers, rel=1e-3)
 
 
 def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: CausalTask) -> None:
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
-    found = output_errors(Cell("broken", {}, lambda layer: NotANumber()), layers)
-    assert found["relative_output_error"] is None
-    assert found["relative_output_error_by_layer"] == [None, None]
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    found = cell_error(lambda layer: NotANumber(), layers)
+    assert found.relative is None and found.by_layer == (None, None)
+    assert json.dumps(asdict(found), allow_nan=False)
 
 
 class NotANumber(torch.nn.Module):
@@ -268,18 +262,16 @@ class NotANumber(torch.nn.Module):
 
 def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: CausalTask) -> None:
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
-    found = output_errors(Cell("aware", {}, lambda layer: OptimalValueAware(2)), layers)
-    assert found["largest_support"] == 2 and 0 < found["largest_error"] < 1
-    assert "largest_support" not in output_errors(
-        Cell("window", {}, lambda layer: SlidingWindow(2)), layers
-    )
+    found = cell_error(lambda layer: OptimalValueAware(2), layers)
+    assert found.largest_support == 2 and 0 < found.largest_error < 1
+    assert cell_error(lambda layer: SlidingWindow(2), layers).largest_support is None
 
 
 def test_one_recorded_unit_has_an_output_error_without_an_interval(causal: CausalTask) -> None:
     causal.recorded_units = 1
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
-    found = output_errors(Cell("one", {}, lambda layer: OptimalValueOblivious(1)), layers)
-    assert found["relative_output_error"] > 0 and found["relative_output_error_high"] is None
+    found = cell_error(lambda layer: OptimalValueOblivious(1), layers)
+    assert found.relative > 0 and found.high is None
 
 
 def test_recorded_windows_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
@@ -347,6 +339,11 @@ def test_axes_expand_to_budgets_that_fit() -> None:
     assert list(expand_axes({}, 64)) == [{}]
 
 
+def source_hash(method: torch.nn.Module) -> list[str]:
+    """The source in the key under which a cell of a method is kept."""
+    return setting_key(Setting("", {}, lambda layer: method), 1)["source"]
+
+
 def test_the_source_hash_knows_what_a_method_runs() -> None:
     assert source_hash(LSH(4, 1, 0)) == source_hash(LSH(8, 2, 1))
     assert source_hash(LSH(4, 1, 0)) != source_hash(OptimalValueAware(1))
@@ -363,13 +360,35 @@ def test_the_source_hash_is_the_same_after_a_compilation(monkeypatch: pytest.Mon
 def test_a_cached_cell_is_computed_again_when_its_source_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = Cell("exact", {}, lambda layer: Exact())
+    setting = Setting("exact", {}, lambda layer: Exact())
     cache = RecordCache(tmp_path, {"checkpoint": "a"})
-    key = cell_key(cell)
+    key = setting_key(setting, 2)
     assert cache.get(key, lambda: {"n": 1}) == cache.get(key, lambda: {"n": 2}) == {"n": 1}
     assert RecordCache(tmp_path, {"checkpoint": "b"}).get(key, lambda: {"n": 3}) == {"n": 3}
-    monkeypatch.setattr("value_aware_attention.measurement.grid.source_hash", lambda method: "new")
-    assert cache.get(cell_key(cell), lambda: {"n": 4}) == {"n": 4}
+    measuring = import_module("value_aware_attention.measurement.measure")
+    monkeypatch.setattr(measuring, "source_hash", lambda *modules: "new")
+    assert cache.get(setting_key(setting, 2), lambda: {"n": 4}) == {"n": 4}
+
+
+def test_a_number_is_kept_under_everything_that_decides_it(tmp_path: Path) -> None:
+    """Another text, other weights, another setting of one layer: nothing of before is found."""
+    folder = tmp_path / "cache"
+
+    def cells(task: CausalTask, window: int = 2) -> tuple:
+        setting = Setting("window", {}, lambda layer: SlidingWindow(2 if layer == 0 else window))
+        cache, plain = (
+            measure(task, [setting], layers=None, cache=where).cells for where in (folder, None)
+        )
+        assert cache == plain
+        return plain
+
+    first = cells(causal_task(tmp_path, 90, 20, 12))
+    longer = causal_task(tmp_path, 99, 20, 12)
+    longer.recorded_units = 1
+    other = causal_task(tmp_path, 90, 20, 12)
+    other.model.layers[0].attention.output.weight.data.mul_(2)
+    found = [first, cells(longer), cells(other), cells(causal_task(tmp_path, 90, 20, 12), 3)]
+    assert len({cell[1].value for cell in found}) == 4
 
 
 @pytest.mark.parametrize("causal", [False, True])

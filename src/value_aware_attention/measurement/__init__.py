@@ -1,1 +1,12 @@
-"""How a trained model does with its attention replaced: end metrics, output errors, skewness."""
+"""What a method loses on a model's own text: end metric, output error, keys needed.
+
+record = measurement.measure(task, {"window": lambda r, layer: SlidingWindow(r)}, sizes=[4, 16])
+record.to_json()
+"""
+
+from value_aware_attention.measurement.cells import Setting
+from value_aware_attention.measurement.measure import LayerOptions, measure
+from value_aware_attention.measurement.record import Record
+from value_aware_attention.measurement.tasks import Task
+
+__all__ = ["LayerOptions", "Record", "Setting", "Task", "measure"]

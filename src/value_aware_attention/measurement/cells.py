@@ -1,9 +1,8 @@
 """A grid cell: one approximation with one setting, on one trained model."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,83 +11,48 @@ from torch import nn
 
 from value_aware_attention.approximations import SparseApproximation, SparseWeights
 from value_aware_attention.distributed import shared_map
-from value_aware_attention.measurement import source
 from value_aware_attention.measurement.intervals import paired_difference, ratio_of_sums
+from value_aware_attention.measurement.record import CellError
 from value_aware_attention.measurement.sampled_rows import ExactRows
-from value_aware_attention.measurement.task import Layerwise, Task, UnitSums
+from value_aware_attention.measurement.tasks import Layerwise, UnitSums
 
-__all__ = [
-    "Cell",
-    "end_metric",
-    "evaluate_cell",
-    "evaluate_own",
-    "expand_axes",
-    "output_errors",
-    "source_hash",
-]
+__all__ = ["Setting", "cell_error", "end_metric"]
 
 ENDS = ("low", "high", "difference_low", "difference_high")
 SCALES = {"error": 100.0, "cosine": 1.0}  # metrics that are the mean per target, times this
 
 
 @dataclass(frozen=True)
-class Cell:
-    """`build` makes the method of a layer; `parameters` is what the report sorts and plots by."""
+class Setting:
+    """`build` makes the method of a layer; `parameters` is what a report sorts and plots by."""
 
     approximation: str
     parameters: Mapping[str, Any]
     build: Layerwise
 
-
-def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict[str, Any]]:
-    """Every combination of the axes' values; "all" is `length` and larger budgets are left out."""
-    values = [
-        dict.fromkeys(length if value == "all" else value for value in axis)
-        for axis in axes.values()
-    ]
-    for combination in product(*values):
-        cell = dict(zip(axes, combination, strict=True))
-        if cell.get("r", 0) <= length:
-            yield cell
+    def __str__(self) -> str:
+        return " ".join([self.approximation, *(f"{k}={v}" for k, v in self.parameters.items())])
 
 
-def evaluate_cell(
-    cell: Cell, task: Task, layers: Sequence[ExactRows], exact: UnitSums
-) -> dict[str, Any]:
-    """The record of one cell: end metric with its paired interval, output error of `layers`."""
-    return {
-        "approximation": cell.approximation,
-        "parameters": dict(cell.parameters),
-        **end_metric(task.run(cell.build), exact, task.metric),
-        **output_errors(cell, layers),
-    }
-
-
-def output_errors(cell: Cell, layers: Sequence[ExactRows]) -> dict[str, Any]:
-    """||o - o~||^2 and ||o||^2 by layer and recorded unit, and the relative output error.
-
-    sum ||o - o~||^2 / sum ||o||^2 over queries and heads: of all layers with its 95% interval over
-    units (Student's t; None where it is not known), and of each layer alone. `queries` is their
-    number in a layer. Of a method that solves for its weights also `largest_support`, the most keys
-    that a query keeps, and `largest_error`, max ||o - o~|| / max ||v||.
-    """
+def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
+    """Measures the relative output error of a method in all `layers` and in each of them."""
     numbers = range(len(layers))
-    found = shared_map(lambda layer: _layer_errors(cell.build(layer), layers[layer]), numbers)
+    found = shared_map(lambda layer: _layer_errors(build(layer), layers[layer]), numbers)
     errors = np.array([layer.pop("squared_error") for layer in found])
     norms = np.array([layer.squared_norm().tolist() for layer in layers])
     estimate, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
-    return {
-        "relative_output_error": _known(estimate),
-        "relative_output_error_low": _known(np.maximum(low, 0.0)),
-        "relative_output_error_high": _known(high),
-        "relative_output_error_by_layer": [
+    return CellError(
+        relative=_known(estimate),
+        low=_known(np.maximum(low, 0.0)),
+        high=_known(high),
+        by_layer=tuple(
             _known(error / norm) for error, norm in zip(errors.sum(1), norms.sum(1), strict=True)
-        ],
-        "unit_squared_errors": [[_known(unit) for unit in layer] for layer in errors],
-        "unit_squared_norms": [[_known(unit) for unit in layer] for layer in norms],
-        "queries": layers[0].rows.count,
+        ),
+        unit_squared_errors=tuple(tuple(map(_known, layer)) for layer in errors),
+        unit_squared_norms=tuple(tuple(map(_known, layer)) for layer in norms),
+        queries=layers[0].rows.count,
         **{name: max(layer[name] for layer in found) for name in found[0]},
-    }
+    )
 
 
 @torch.inference_mode()
@@ -110,29 +74,12 @@ def _known(number: Any) -> float | None:
     return float(number) if math.isfinite(number) else None
 
 
-def evaluate_own(task: Task) -> dict[str, Any]:
-    """The record of a model with the attention it was trained with, whatever that is.
-
-    It is that model's row "exact": nothing is approximated, so there is no output error.
-    """
-    sums = task.run(None)
-    return {
-        "approximation": "exact",
-        "parameters": {},
-        **end_metric(sums, sums, task.metric),
-    }
-
-
 def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
-    """The metric's sums unit by unit, its value, and the paired 95% interval around exact's.
-
-    `value` is the mean per target as the metric is reported: exp(nats) for "perplexity", 100 times
-    the share of wrong ones for "error", itself for "cosine". value = exact + difference.
-    """
+    """The fields of `record.EndMetric`: the value, and the paired interval around exact's."""
     return {
         "count": int(sums.counts.sum()),
-        "unit_totals": sums.totals.tolist(),
-        "unit_counts": sums.counts.tolist(),
+        "unit_totals": tuple(sums.totals.tolist()),
+        "unit_counts": tuple(sums.counts.tolist()),
         **_metric(sums, exact, metric),
     }
 
@@ -158,8 +105,3 @@ def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | N
     }
     single = len(sums.counts) < 2
     return {name: None if single and name in ENDS else x for name, x in measured.items()}
-
-
-def source_hash(method: object) -> str:
-    """Hash of the project's source that a method's output depends on, the evaluation included."""
-    return source.source_hash(type(method).__module__, __name__)

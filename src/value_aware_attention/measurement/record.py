@@ -31,6 +31,7 @@ __all__ = [
     "Skewness",
     "SkewnessGap",
     "Text",
+    "read",
 ]
 
 VERSION = 1
@@ -332,33 +333,36 @@ class Record:
         Raises ValueError where it is of another schema version, or no record at all.
         """
         content = strict_json.from_json(text)
-        if not isinstance(content, dict) or (version := content.pop("version", None)) != VERSION:
-            has = f"version {version}" if isinstance(content, dict) else "no record"
+        version = content.pop("version", "none") if isinstance(content, dict) else "none"
+        if version != VERSION:
             raise ValueError(
-                f"{name} has {has}; this program reads records of version {VERSION}: make it again "
-                f"(dvc repro, or the app that wrote it)"
+                f"{name} has schema version {version}; this program reads version {VERSION}: make "
+                f"it again (dvc repro, or the app that wrote it)"
             )
-        read: Self = _read(cls, content, name)
-        return read
+        found: Self = read(cls, content, name)
+        return found
 
 
-def _read(kind: Any, content: Any, name: str) -> Any:
-    """JSON's content as an object of a dataclass, a tuple, a mapping, or itself."""
-    if is_dataclass(kind):
+def read(kind: Any, content: Any, name: str = "it") -> Any:
+    """Reads JSON's content as an object of a dataclass, as a tuple, a mapping, or as itself.
+
+    Raises ValueError, which names the place by `name`, for what the dataclass does not have.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
         known, hints = {f.name for f in fields(kind)}, get_type_hints(kind)
         if not isinstance(content, dict) or (unknown := sorted(set(content) - known)):
             got = f"unknown {', '.join(unknown)}" if isinstance(content, dict) else repr(content)
             raise ValueError(f"{name} has {got}; a {kind.__name__} has {', '.join(sorted(known))}")
-        parts = {key: _read(hints[key], part, f"{name}.{key}") for key, part in content.items()}
+        parts = {key: read(hints[key], part, f"{name}.{key}") for key, part in content.items()}
         try:
-            return kind(**parts)  # type: ignore[operator]
+            return kind(**parts)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from None
     origin, given = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return None if content is None else _read(given[0], content, name)
+        return None if content is None else read(given[0], content, name)
     if origin is tuple:
-        return tuple(_read(given[0], part, f"{name}.{i}") for i, part in enumerate(content))
+        return tuple(read(given[0], part, f"{name}.{i}") for i, part in enumerate(content))
     if isinstance(content, dict) and len(given) == 2:
-        return {key: _read(given[1], part, f"{name}.{key}") for key, part in content.items()}
+        return {key: read(given[1], part, f"{name}.{key}") for key, part in content.items()}
     return content

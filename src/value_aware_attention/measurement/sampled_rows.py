@@ -13,7 +13,7 @@ from value_aware_attention.approximations import SparseApproximation
 from value_aware_attention.call import Call
 from value_aware_attention.error import squared_output_error
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.task import LayerCall, evenly_spaced
+from value_aware_attention.measurement.tasks import LayerCall, evenly_spaced
 
 __all__ = ["ExactRows", "SampledRows", "answers_alone", "error_rows", "rows_at", "sample_rows"]
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.measurement.sampled_rows import error_rows
-from value_aware_attention.measurement.task import LayerCall
+from value_aware_attention.measurement.tasks import LayerCall
 
 __all__ = ["skewness", "skewness_of"]
 

@@ -7,7 +7,6 @@ own top keys is held against that of the value-aware choice.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,10 +15,11 @@ from torch import Tensor
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.kernels import Polynomial
-from value_aware_attention.measurement.output_error import oblivious_path, rounded
+from value_aware_attention.measurement.layer_errors import oblivious_path, rounded
+from value_aware_attention.measurement.record import GapCell, SkewnessGap
 from value_aware_attention.measurement.sampled_rows import SampledRows, sample_rows
 from value_aware_attention.measurement.skewness import skewness_of
-from value_aware_attention.measurement.task import LayerCall
+from value_aware_attention.measurement.tasks import LayerCall
 
 __all__ = ["skewness_gap"]
 
@@ -30,9 +30,11 @@ SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
 
 @torch.inference_mode()
 def skewness_gap(
-    calls: Sequence[LayerCall], *, rows: int = 256, search: str = "default", seed: int = 0
-) -> dict[str, Any]:
-    """Per layer, its own kernel and polynomials of degree 0, 2, 4, 6 put in its place (post hoc).
+    calls: Sequence[LayerCall], *, rows: int, search: str = "default", seed: int = 0
+) -> SkewnessGap:
+    """Measures, on `rows` queries of each head and unit, every layer under several kernels.
+
+    Per layer, its own kernel and polynomials of degree 0, 2, 4, 6 put in its place (post hoc).
 
     Each with the skewness of its rows, the relative errors (summed squared error / summed squared
     norm of the output) of attention's top r keys and of r value-aware keys, and the share of rows
@@ -44,14 +46,14 @@ def skewness_gap(
     are taken in order, and the first tokens of a text are not like the others.
     """
 
-    def measured(layer: int) -> list[dict[str, Any]]:
-        own_rows = _shuffled(sample_rows(calls[layer], rows), seed + layer)
-        return [
-            {"layer": layer, **_cell(weighed, search, own)} for own, weighed in _kernels(own_rows)
-        ]
+    wanted = rows * len(calls[0].query) * calls[0].query.shape[1]
+
+    def measured(layer: int) -> list[GapCell]:
+        own_rows = _shuffled(sample_rows(calls[layer], wanted), seed + layer)
+        return [_cell(layer, weighed, search, own) for own, weighed in _kernels(own_rows)]
 
     cells = chain.from_iterable(shared_map(measured, range(len(calls))))
-    return {"rows": sample_rows(calls[0], rows).count, "cells": list(cells)}
+    return SkewnessGap(rows=sample_rows(calls[0], wanted).count, cells=tuple(cells))
 
 
 def _kernels(rows: SampledRows) -> Iterator[tuple[bool, SampledRows]]:
@@ -74,7 +76,7 @@ def _shuffled(rows: SampledRows, seed: int) -> SampledRows:
     return replace(rows, key=key, value=value, visible=visible)
 
 
-def _cell(rows: SampledRows, search: str, own: bool) -> dict[str, Any]:
+def _cell(layer: int, rows: SampledRows, search: str, own: bool) -> GapCell:
     weights = rows.weights()
     shape = skewness_of(weights)
     first = rows.given_to(OptimalValueAware(1).select).indices[..., 0]
@@ -83,16 +85,17 @@ def _cell(rows: SampledRows, search: str, own: bool) -> dict[str, Any]:
     norm = (weights @ rows.value).square().sum().item()
     aware = rows.given_to(OptimalValueAware(sizes[-1], search).path)
     degree = rows.kernel.degree if isinstance(rows.kernel, Polynomial) else None
-    return {
-        "kernel": type(rows.kernel).__name__.lower(),
-        "degree": degree,
-        "own": own,
+    return GapCell(
+        layer=layer,
+        kernel=type(rows.kernel).__name__.lower(),
+        degree=degree,
+        own=own,
         **{name: rounded(shape[name]) for name in SHAPE},
-        "oblivious": _relative(oblivious_path(rows, sizes[-1]), norm, sizes),
-        "aware": _relative(aware, norm, sizes),
-        "same_first_key": _share(same),
+        oblivious=_relative(oblivious_path(rows, sizes[-1]), norm, sizes),
+        aware=_relative(aware, norm, sizes),
+        same_first_key=_share(same),
         **(_uniform(rows, first) if degree == 0 else {}),
-    }
+    )
 
 
 def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:

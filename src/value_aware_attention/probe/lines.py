@@ -1,21 +1,19 @@
 """What a probe found, in words and as lines of text: for a terminal, while it runs."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from value_aware_attention.probe.layer_errors import AWARE, OBLIVIOUS, SHARES
+from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS, SHARES
+from value_aware_attention.measurement.record import (
+    Attention,
+    Cell,
+    KeysNeeded,
+    MatchingKeys,
+    OutputError,
+    Record,
+)
 
-__all__ = [
-    "HEADLINE_SIZES",
-    "all_lines",
-    "headline",
-    "layer_lines",
-    "match",
-    "metric_header",
-    "metric_line",
-]
+__all__ = ["Lines", "headline", "match", "needed"]
 
-Record = Mapping[str, Any]
 NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
 HEADLINE_SIZES = (4, 8, 16)
 DIGITS = {"perplexity": 2, "error": 1, "cosine": 4}
@@ -24,96 +22,102 @@ WIDTH = 26
 
 
 def headline(record: Record) -> str:
-    """ "On M, 4 value-aware keys match 70 (65 to 76) keys chosen by attention weight": pooled.
+    """Says "On M, 4 value-aware keys match 70 (65 to 76) keys chosen by attention weight".
 
-    In brackets the 95% interval over windows.
+    Errors are pooled over the layers; in brackets the 95% interval over windows.
     """
-    pairs = [(r, found) for r in HEADLINE_SIZES if (found := match(record, r)) is not None]
-    keys = record["output_error"]["keys"]
-    needed = {row["method"]: row["keys"] for row in _pooled(record) if row["share"] == 0.05}
+    measured = record.attention[0].output_error
+    oblivious, aware = (needed(measured, method, share=0.05) for method in (OBLIVIOUS, AWARE))
     share = (
-        f"an output error of 5% takes {needed[AWARE]:,} value-aware keys or {needed[OBLIVIOUS]:,} "
-        f"chosen by weight, of {keys:,}"
+        f"an output error of 5% takes {aware.keys:,} value-aware keys or {oblivious.keys:,} "
+        f"chosen by weight, of {measured.keys:,}"
     )
+    pairs = [(r, found) for r in HEADLINE_SIZES if (found := match(measured, r)) is not None]
     if not pairs:
-        return f"On {record['model']}, {share}."
+        return f"On {record.model}, {share}."
     (r, found), *others = pairs
     parts = [
         f"{r} value-aware keys match {_count(found)} keys chosen by attention weight",
         *(f"{r} match {_count(found)}" for r, found in others),
     ]
-    return f"On {record['model']}, {', '.join(parts)} (errors pooled over layers); {share}."
+    return f"On {record.model}, {', '.join(parts)} (errors pooled over layers); {share}."
 
 
-def match(record: Record, r: int) -> Record | None:
-    """How many keys by weight match r value-aware ones: `keys`, and its ends `low` and `high`.
-
-    `evaluation.keys_needed.matching_keys`, all layers pooled. None where r value-aware keys are
-    exact or were not measured.
-    """
-    return next((row for row in record["matching_keys"] if row["r"] == r), None)
+def match(measured: OutputError, r: int, layer: int | None = None) -> MatchingKeys | None:
+    """Finds how many keys by weight match r value-aware ones; None where that was not measured."""
+    found = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
+    return next(found, None)
 
 
-def _count(found: Record) -> str:
-    ends = "" if found["low"] is None else f" ({found['low']:,} to {found['high']:,})"
-    return f"{found['keys']:,}{ends}"
+def needed(
+    measured: OutputError, method: str, *, share: float, layer: int | None = None
+) -> KeysNeeded:
+    """Finds the keys that a method needs for an error of `share`, in a layer or (None) in all."""
+    place = (method, share, layer, None)
+    rows = measured.keys_needed
+    return next(row for row in rows if (row.method, row.share, row.layer, row.head) == place)
 
 
-def _pooled(record: Record) -> list[Record]:
-    return [row for row in record["keys_needed"] if row["layer"] is None]
+def _count(found: MatchingKeys) -> str:
+    ends = "" if found.low is None else f" ({found.low:,} to {found.high:,})"
+    return f"{found.keys:,}{ends}"
 
 
-def layer_lines(record: Record) -> list[str]:
-    """The table of the keys that each layer needs, by weight and value-aware."""
-    titles = [f"{share:.0%} error" for share in SHARES]
-    head = "".join(f"{title:>{WIDTH}}" for title in titles)
-    below = "".join(f"{'by weight  value-aware':>{WIDTH}}" for _ in SHARES)
-    rows = [row for row in record["keys_needed"] if row["head"] is None]
-    counts = {(row["layer"], row["share"], row["method"]): row["keys"] for row in rows}
-    lines = [f"{'keys needed':12}{head}", f"{'layer':12}{below}"]
-    for layer in (*range(record["layers"]), None):
-        cells = (
-            f"{counts[layer, share, OBLIVIOUS]:>{WIDTH - 13},}{counts[layer, share, AWARE]:>13,}"
+class Lines:
+    """The tables of keys needed by layer and of the end metric by size, as results come."""
+
+    def __init__(self, metric: str, methods: Sequence[str]) -> None:
+        self.metric, self.methods = metric, methods
+        self.begun = False
+        self.row: list[Cell] = []
+
+    def __call__(self, result: Attention | Cell) -> list[str]:
+        """The lines that a result completes; of several kernels the first is shown."""
+        if isinstance(result, Attention):
+            begun, self.begun = self.begun, True
+            return [] if begun else list(_layer_lines(result.output_error))
+        if result.approximation == "exact":
+            return ["", *_metric_header(result, self.metric, self.methods)]
+        self.row.append(result)
+        if len(self.row) < len(self.methods):
+            return []
+        row, self.row = self.row, []
+        return [_metric_line(row, self.metric)]
+
+
+def _layer_lines(measured: OutputError) -> Iterator[str]:
+    """The keys that each layer needs, by weight and value-aware."""
+    yield f"{'keys needed':12}" + "".join(f"{f'{share:.0%} error':>{WIDTH}}" for share in SHARES)
+    yield f"{'layer':12}" + "".join(f"{'by weight  value-aware':>{WIDTH}}" for _ in SHARES)
+    for layer in (*range(measured.layers), None):
+        counts = [
+            tuple(needed(measured, m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE))
             for share in SHARES
-        )
-        lines.append(f"{'all' if layer is None else layer:<12}" + "".join(cells))
-    return lines
+        ]
+        cells = (f"{oblivious:>{WIDTH - 13},}{aware:>13,}" for oblivious, aware in counts)
+        yield f"{'all' if layer is None else layer:<12}" + "".join(cells)
 
 
-def metric_header(exact: Record, record: Record, methods: Sequence[str]) -> str:
-    """The heads of the end metric's table, and what exact attention has."""
+def _metric_header(exact: Cell, metric: str, methods: Sequence[str]) -> tuple[str, str]:
+    """What exact attention has, and the heads of the end metric's table."""
     names = "".join(f"{NAMES.get(name, name.replace('_', ' ')):>{WIDTH}}" for name in methods)
-    value = _number(exact["value"], record)
-    return (
-        f"{record['metric']} of exact attention: {value}{UNITS[record['metric']]}\n"
-        f"{'keys':>6}{names}"
-    )
+    value = f"{_number(exact.value, metric)}{UNITS[metric]}"
+    return f"{metric} of exact attention: {value}", f"{'keys':>6}{names}"
 
 
-def metric_line(cells: Sequence[Record], record: Record) -> str:
+def _metric_line(cells: Sequence[Cell], metric: str) -> str:
     """One size: the value of every method, and the ends of its 95% interval."""
-    return f"{cells[0]['parameters']['r']:>6,}" + "".join(
-        f"  {_with_interval(cell, record):>{WIDTH - 2}}" for cell in cells
+    return f"{cells[0].parameters['r']:>6,}" + "".join(
+        f"  {_with_interval(cell, metric):>{WIDTH - 2}}" for cell in cells
     )
 
 
-def all_lines(record: Record) -> list[str]:
-    """Both tables of a finished probe."""
-    exact, *cells = record["cells"]
-    methods = list(dict.fromkeys(cell["approximation"] for cell in cells))
-    rows = [[c for c in cells if c["parameters"]["r"] == r] for r in record["sizes"]]
-    lines = [*layer_lines(record), "", metric_header(exact, record, methods)]
-    return [*lines, *(metric_line(row, record) for row in rows)]
-
-
-def _with_interval(cell: Record, record: Record) -> str:
-    value = _number(cell["value"], record)
-    if cell["low"] is None:
+def _with_interval(cell: Cell, metric: str) -> str:
+    value = _number(cell.value, metric)
+    if cell.low is None or cell.high is None:
         return value
-    return f"{value} [{_number(cell['low'], record)}, {_number(cell['high'], record)}]"
+    return f"{value} [{_number(cell.low, metric)}, {_number(cell.high, metric)}]"
 
 
-def _number(value: float, record: Record) -> str:
-    if value >= 1e5:
-        return f"{value:.2g}"
-    return f"{value:,.{DIGITS[record['metric']]}f}"
+def _number(value: float, metric: str) -> str:
+    return f"{value:.2g}" if value >= 1e5 else f"{value:,.{DIGITS[metric]}f}"

@@ -5,12 +5,13 @@ measures how far attention to few keys is from exact: chosen by weight (optimal-
 and for the output (optimal-v-aware, section 3).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from value_aware_attention.approximations import (
@@ -19,16 +20,21 @@ from value_aware_attention.approximations import (
     SlidingWindow,
 )
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.probe.language_models import (
+from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
+from value_aware_attention.measurement.measure import (
+    LayerOptions,
+    Method,
+    measure,
+)
+from value_aware_attention.measurement.record import Attention, Cell, Record
+from value_aware_attention.measurement.text_windows import TextWindows, text_windows
+from value_aware_attention.measurement.windows import (
     WindowTask,
     positions,
     task_class,
     vocabulary_size,
 )
-from value_aware_attention.probe.layer_errors import AWARE, OBLIVIOUS
-from value_aware_attention.probe.lines import all_lines
-from value_aware_attention.probe.run import Build, ProbeRun, Show
-from value_aware_attention.probe.text_windows import TextWindows, text_windows
+from value_aware_attention.probe.lines import Lines, headline, needed
 
 __all__ = ["Report", "default_methods", "probe"]
 
@@ -37,32 +43,35 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Report:
-    """What a probe measured: `record` is plain data, ready for JSON."""
+    """What a probe measured; `record.to_json()` keeps it."""
 
-    record: dict[str, Any]
+    record: Record
 
     @property
     def headline(self) -> str:
         """The finding in one sentence."""
-        return self.record["headline"]
+        return headline(self.record)
 
     def keys_needed(self, share: float = 0.05, layer: int | None = None) -> dict[str, int]:
-        """By method, the fewest keys with at most that relative output error (0.01, 0.05, 0.1).
+        """Gives, by method, the fewest keys with at most that relative output error.
 
-        `layer` None pools all layers.
+        `share` is one of 0.01, 0.05 and 0.1; `layer` None pools all layers.
         """
+        measured = self.record.attention[0].output_error
         return {
-            row["method"]: row["keys"]
-            for row in self.record["keys_needed"]
-            if (row["share"], row["layer"], row["head"]) == (share, layer, None)
+            method: needed(measured, method, share=share, layer=layer).keys
+            for method in (OBLIVIOUS, AWARE)
         }
 
     def __str__(self) -> str:
-        return "\n".join([*all_lines(self.record), "", self.headline])
+        methods = list(dict.fromkeys(cell.approximation for cell in self.record.cells[1:]))
+        lines = Lines(self.record.metric, methods)
+        results: tuple[Attention | Cell, ...] = (self.record.attention[0], *self.record.cells)
+        return "\n".join([*chain.from_iterable(map(lines, results)), "", self.headline])
 
 
-def default_methods(search: str = "default") -> dict[str, Build]:
-    """The methods whose end metric is measured: the two optimal ones and a sliding window."""
+def default_methods(search: str = "default") -> dict[str, Method]:
+    """Builds the methods whose end metric is measured: both optimal ones and a sliding window."""
     return {
         OBLIVIOUS: lambda r, layer: OptimalValueOblivious(r),
         AWARE: lambda r, layer: OptimalValueAware(r, search),
@@ -81,12 +90,15 @@ def probe(
     search: str = "default",
     sizes: Sequence[int] | None = None,
     kernel: Kernel | None = None,
-    methods: Mapping[str, Build] | None = None,
+    methods: Mapping[str, Method] | None = None,
     seed: int = 0,
     draw: bool = False,
     name: str | None = None,
     cache: Path | str | None = None,
-    show: Show | None = None,
+    show: Callable[[str], None] | None = None,
+    kernels: Sequence[Kernel] = (),
+    between: bool = False,
+    skewness_gap: bool = False,
 ) -> Report:
     """Measures a trained model on windows of a text, and what few keys cost it.
 
@@ -97,25 +109,45 @@ def probe(
     `sizes` keys (None: powers of two to head size + 1, and that); ||o - o~||^2 / ||o||^2 of every
     layer and head on `rows` queries of each window; and the keys needed for 1%, 5% and 10% of it.
 
-    `kernel` None is the model's own; another is put into it post hoc. With `cache`, a folder, what
-    was computed before is found again. `show` gets lines of text as results come in, and with it a
+    `kernel` None is the model's own; another is put into it post hoc. `kernels` are more for the
+    layers alone, on the model's own queries, keys and values; `between` and `skewness_gap` measure
+    more there (`measurement.LayerOptions`). With `cache`, a folder, what was computed before is
+    found again. `show` gets lines of text as results come in, and with it a
     progress bar is drawn. Raises ValueError, before any work, for what cannot be measured.
     """
-    OptimalValueAware(1, search)
+    OptimalValueAware(1, search)  # refuses another search
+    if rows < 1:
+        raise ValueError(f"rows is {rows}; it must be at least 1")
     task = _task(model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed,
                  draw=draw)  # fmt: skip
-    head_dim = task.head_dim
-    run = ProbeRun(
-        task=task,
-        rows=_at_least_one("rows", rows),
-        search=search,
-        sizes=_sizes(sizes, head_dim, task.length),
-        methods=default_methods(search) if methods is None else methods,
-        name=name or type(model).__name__,
+    methods = default_methods(search) if methods is None else methods
+    lines = Lines(task.metric, list(methods))
+
+    def printed(result: Attention | Cell) -> None:
+        with tqdm.external_write_mode():
+            for line in lines(result):
+                show(line)  # type: ignore[misc]
+
+    record = measure(
+        task,
+        methods,
+        sizes=sizes,
         cache=cache,
-        show=show,
-    )
-    return Report(run.record())
+        layers=LayerOptions(
+            rows=rows, search=search, between=between, skewness_gap=skewness_gap,
+            kernels=tuple(kernels), seed=seed,
+        ),
+        cell_errors=False,
+        name=name,
+        show=printed if show else None,
+        progress=show is not None,
+    )  # fmt: skip
+    read = task.windows
+    text_read = replace(
+        record.text, available_units=read.available, tokens=read.text_tokens,
+        share_read=read.share_read,
+    )  # fmt: skip
+    return Report(replace(record, text=text_read))
 
 
 def _task(
@@ -150,20 +182,3 @@ def _check_vocabulary(read: TextWindows, size: int) -> None:
         raise ValueError(
             f"the tokenizer gives token {largest}, the model knows {size}: it is another model's"
         )
-
-
-def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
-    """The numbers of keys to measure, in order."""
-    if sizes is None:
-        powers = {1 << power for power in range((head_dim + 1).bit_length())}
-        return sorted(size for size in powers | {head_dim + 1} if size <= length)
-    for size in sizes:
-        if not 1 <= size <= length:
-            raise ValueError(f"sizes has {size}; it must lie between 1 and the length, {length}")
-    return sorted(set(sizes))
-
-
-def _at_least_one(name: str, number: int) -> int:
-    if number < 1:
-        raise ValueError(f"{name} is {number}; it must be at least 1")
-    return number

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from value_aware_attention.approximations import SparseApproximation
-from value_aware_attention.measurement.task import LayerCall
+from value_aware_attention.measurement.tasks import LayerCall
 
 __all__ = ["effective_weights", "first_head"]
 
@@ -15,7 +15,7 @@ __all__ = ["effective_weights", "first_head"]
 def first_head(call: LayerCall, positions: int) -> LayerCall:
     """The first sequence and head of a call, cut to its first positions."""
     query, key, value = (x[0, 0, :positions] for x in (call.query, call.key, call.value))
-    return LayerCall(query, key, value, call.kernel, call.is_causal, 0)
+    return LayerCall(query, key, value, call.kernel, call.is_causal)
 
 
 @torch.inference_mode()

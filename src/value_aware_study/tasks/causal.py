@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.nn.functional import cross_entropy, linear
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.task import (
+from value_aware_attention.measurement.tasks import (
     LayerCall,
     LayerRecorder,
     Layerwise,
@@ -50,6 +51,7 @@ class CausalTask:
 
     metric = "perplexity"
     unit = "window"
+    parts = 1
 
     def __init__(
         self,
@@ -81,12 +83,12 @@ class CausalTask:
         self.length, self.context = length, context
         self.head_dim = model.config.width // model.config.heads
         self.batch_size, self.recorded_units = batch_size, recorded_units
-        self.device = device
+        self.device, self.kernel = device, own_kernel(model)
         windows = list(context_windows(len(stream) - 1, length, context))
         self.windows = [windows[index] for index in evenly_spaced(len(windows), units)]
         self.stream = stream
 
-    def run(self, method: Layerwise | None) -> UnitSums:
+    def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
         batches = list(_same_length(self.windows, self.batch_size))
         totals = np.zeros(len(self.windows))
         scored = ScoredRows()
@@ -130,8 +132,8 @@ class CausalTask:
         losses = cross_entropy(logits, rows[:, context + 1 :].flatten(), reduction="none")
         return losses.view(len(windows), -1)
 
-    def first_tokens(self, count: int) -> list[int]:
-        start = self.recorded_windows()[0][0]
+    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
+        start = self.recorded_windows()[unit][0]
         return [int(token) for token in self.stream[start : start + count]]
 
     def recorded_windows(self) -> list[tuple[int, int, int]]:
@@ -144,15 +146,18 @@ class CausalTask:
             )
         return [full[index] for index in evenly_spaced(len(full), self.recorded_units)]
 
-    def layer_calls(self) -> list[LayerCall]:
+    def layer_calls(self, part: int = 0) -> list[LayerCall]:
         recorders = [LayerRecorder() for _ in self.model.layers]
         with torch.inference_mode(), replace_attention(self.model, recorders.__getitem__):
             for window in self.recorded_windows():
                 self._losses([window])
-        return [
-            recorder.call(own_kernel(self.model), is_causal=True, first_row=self.context)
-            for recorder in recorders
-        ]
+        return [recorder.joined(first_row=self.context) for recorder in recorders]
+
+    def digest(self, part: int) -> str:
+        digest = sha256(f"{self.windows} {self.recorded_units}".encode())
+        for start, _, end in self.windows:
+            digest.update(self.stream[start : end + 1].tobytes())
+        return digest.hexdigest()
 
 
 def _same_length(windows: list[tuple[int, int, int]], batch_size: int) -> Iterator[list[int]]:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from value_aware_attention.measurement.cells import end_metric
-from value_aware_attention.measurement.task import UnitSums
+from value_aware_attention.measurement.record import Baseline
+from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_study.data.batches import CausalBatches
 from value_aware_study.tasks.causal import CausalTask
 from value_aware_study.tasks.kneser_ney import (
@@ -34,7 +34,7 @@ class CausalCounts:
     training: Path | str
     batches: CausalBatches
 
-    def __call__(self, task: CausalTask, exact: UnitSums) -> dict[str, Any]:
+    def __call__(self, task: CausalTask, exact: UnitSums) -> dict[str, Baseline]:
         """Each one's perplexity on the task's targets, with its paired interval around exact."""
         vocabulary_size = task.model.config.vocabulary_size
         stream = np.load(self.training, mmap_mode="r")
@@ -47,8 +47,10 @@ class CausalCounts:
             "bigram_tokens_read": (read, Bigram(read).probabilities),
         }
         return {
-            name: {"tokens": int(counts.sum())}
-            | end_metric(_nats(task, probabilities), exact, task.metric)
+            name: Baseline(
+                tokens=int(counts.sum()),
+                **end_metric(_nats(task, probabilities), exact, task.metric),
+            )
             for name, (counts, probabilities) in models.items()
         }
 

@@ -1,15 +1,17 @@
 """Masked-token error: the percentage of masked tokens that a masked LM predicts wrongly."""
 
 from contextlib import nullcontext
+from functools import cached_property
+from hashlib import sha256
 
 import torch
 from torch import Tensor
 from transformers import RobertaForMaskedLM
 
 from value_aware_attention.distributed import shared_map
-from value_aware_attention.hugging_face import replace_attention
-from value_aware_attention.kernels import Exponential
-from value_aware_attention.measurement.task import (
+from value_aware_attention.hugging_face import own_kernel, replace_attention
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.tasks import (
     LayerCall,
     LayerRecorder,
     Layerwise,
@@ -34,6 +36,7 @@ class MaskedTask:
 
     metric = "error"
     unit = "sequence"
+    parts = 1
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class MaskedTask:
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.device = device
 
-    def run(self, method: Layerwise | None) -> UnitSums:
+    def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
         starts = range(0, len(self.inputs), self.batch_size)
         scored = ScoredRows()
         layers = self.model.config.num_hidden_layers
@@ -98,22 +101,29 @@ class MaskedTask:
         wrong[masked] = (predicted != labels[masked]).double()
         return wrong.sum(dim=1).cpu()
 
-    def first_tokens(self, count: int) -> list[int]:
-        return self.inputs[0, :count].tolist()
+    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
+        recorded = evenly_spaced(len(self.inputs), self.recorded_units)
+        return self.inputs[recorded[unit], :count].tolist()
 
-    def layer_calls(self) -> list[LayerCall]:
+    @cached_property
+    def kernel(self) -> Kernel:
+        return own_kernel(self.model)
+
+    def layer_calls(self, part: int = 0) -> list[LayerCall]:
         recorders = [LayerRecorder() for _ in range(self.model.config.num_hidden_layers)]
         with torch.inference_mode(), replace_attention(self.model, lambda i: recorders[i]):
             for row in evenly_spaced(len(self.inputs), self.recorded_units):
                 self._wrong(slice(row, row + 1))
-        return [r.call(Exponential(), is_causal=False, first_row=0) for r in recorders]
+        return [recorder.joined() for recorder in recorders]
+
+    def digest(self, part: int) -> str:
+        read = self.inputs.numpy().tobytes() + self.labels.numpy().tobytes()
+        return sha256(f"{self.length} {self.recorded_units} ".encode() + read).hexdigest()
 
 
 def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> None:
-    reserved = (
-        model.config.pad_token_id or 0
-    ) + 1  # RoBERTa counts positions from pad_token_id + 1
-    positions = model.config.max_position_embeddings - reserved
+    # RoBERTa counts positions from pad_token_id + 1
+    positions = model.config.max_position_embeddings - (model.config.pad_token_id or 0) - 1
     if model.config.vocab_size != vocabulary_size:
         raise ValueError(
             f"the model has a vocabulary of {model.config.vocab_size}, the tokens of "

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from value_aware_attention.measurement.cells import end_metric
-from value_aware_attention.measurement.task import UnitSums
+from value_aware_attention.measurement.record import Baseline
+from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.tasks.kneser_ney import (
     TOKENS_AT_ONCE,
@@ -39,7 +39,7 @@ class MaskedCounts:
 
     training: MaskedSequences
 
-    def __call__(self, task: MaskedTask, exact: UnitSums) -> dict[str, Any]:
+    def __call__(self, task: MaskedTask, exact: UnitSums) -> dict[str, Baseline]:
         """Each one's error on the task's masked tokens, with its paired interval around exact."""
         size, mask = self.training.vocabulary_size, self.training.mask_token
         labels = task.labels.numpy()
@@ -59,7 +59,7 @@ class MaskedCounts:
             wrong = np.bincount(rows, chosen != labels[rows, columns], minlength=len(labels))
             sums = UnitSums(wrong.astype(np.float64), counts)
             measured = end_metric(sums, exact, task.metric)
-            records[name] = {"tokens": int(pairs.sum()), **measured}
+            records[name] = Baseline(tokens=int(pairs.sum()), **measured)
         return records
 
     def _between(self, left: Tokens, right: Tokens) -> csr_array:

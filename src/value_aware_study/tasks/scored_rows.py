@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.sampled_rows import answers_alone, rows_at
-from value_aware_attention.measurement.task import LayerCall, Layerwise
+from value_aware_attention.measurement.tasks import LayerCall, Layerwise
 
 __all__ = ["ScoredRows"]
 
@@ -49,7 +49,7 @@ class _AskedRows(nn.Module):
         is_causal: bool = False,
     ) -> Float[Tensor, "B H N V"]:
         """The method's output at the rows asked for."""
-        call = LayerCall(query, key, value, kernel, is_causal, 0, attn_mask)
+        call = LayerCall(query, key, value, kernel, is_causal, attn_mask=attn_mask)
         asked = self.scored.asked
         # Where a sequence has fewer than the others, some of its other rows fill up.
         first = asked.long().argsort(dim=1, descending=True, stable=True)

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import (
     AutoModelForCausalLM,
@@ -17,13 +18,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from value_aware_attention.approximations import Exact
-from value_aware_attention.hugging_face import attention_layers, replace_attention
+from value_aware_attention.hugging_face import attention_layers, own_kernel, replace_attention
+from value_aware_attention.hugging_face.checkpoints import auto_class
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import mask_tokens
-from value_aware_attention.measurement.task import LayerCall, Layerwise, UnitSums
-from value_aware_attention.probe.checkpoints import auto_class
-from value_aware_attention.probe.text_windows import TextWindows
+from value_aware_attention.measurement.tasks import (
+    LayerCall,
+    LayerRecorder,
+    Layerwise,
+    UnitSums,
+    exactly,
+)
+from value_aware_attention.measurement.text_windows import TextWindows
 
 __all__ = [
     "CausalWindows",
@@ -60,8 +66,9 @@ class WindowTask(ABC):
     ) -> None:
         self.model = model.eval()
         self.tokenizer, self.windows = tokenizer, windows
-        self.seed, self.kernel = seed, kernel
-        self.length = windows.length
+        self.seed, self.given_kernel = seed, kernel
+        self.kernel = kernel or own_kernel(model)
+        self.length, self.parts = windows.length, len(windows)
         self.device = next(model.parameters()).device
 
     @abstractmethod
@@ -69,34 +76,32 @@ class WindowTask(ABC):
         """The summed loss over the targets of one window with attention replaced; their number."""
 
     @torch.inference_mode()
-    def run(self, method: Layerwise | None) -> UnitSums:
-        """The end metric's sums; None = exact attention."""
-        built = method or _exact
-        scores = [self.score(built, window) for window in range(len(self.windows))]
-        totals, counts = np.array(scores, dtype=np.float64).T
-        return UnitSums(totals, counts)
+    def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
+        """The end metric's sums on one window; None = exact attention."""
+        total, count = self.score(method or exactly, part)
+        return UnitSums(np.array([total], dtype=np.float64), np.array([count], dtype=np.float64))
 
     @torch.inference_mode()
-    def layer_calls(self, window: int = 0) -> list[LayerCall]:
+    def layer_calls(self, part: int = 0) -> list[LayerCall]:
         """What each layer's attention is called with when the model reads a window.
 
         A layer that the model runs several times (ALBERT) counts as several.
         """
-        recorders: dict[int, _CallRecorder] = {}
-        with self.attending(lambda layer: recorders.setdefault(layer, _CallRecorder())):
-            self.read(self.inputs(window))
+        recorders: dict[int, LayerRecorder] = {}
+        with self.attending(lambda layer: recorders.setdefault(layer, LayerRecorder())):
+            self.read(self.inputs(part))
         return [call for layer in sorted(recorders) for call in recorders[layer].calls]
 
-    def first_tokens(self, count: int) -> list[int]:
-        return self.windows.tokens[0, :count].tolist()
+    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
+        return self.windows.tokens[unit, :count].tolist()
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         return self.layer_calls()[0].value.shape[-1]
 
-    def digest(self, window: int) -> str:
+    def digest(self, part: int) -> str:
         """Hash of everything that the window alone decides: its tokens and its masks."""
-        parts = (self.windows.tokens[window], self.inputs(window).cpu())
+        parts = (self.windows.tokens[part], self.inputs(part).cpu())
         return sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
     def inputs(self, window: int) -> Int[Tensor, "1 L"]:
@@ -109,7 +114,7 @@ class WindowTask(ABC):
 
     def attending(self, method: Layerwise) -> AbstractContextManager[Any]:
         """Within the context, layer i attends with method(i), under this task's kernel."""
-        return replace_attention(self.model, method, kernel=self.kernel)
+        return replace_attention(self.model, method, kernel=self.given_kernel)
 
     def _options(self, tokens: Tensor) -> dict[str, Any]:
         # A model that finds pads in the tokens would hide them; windows have none.
@@ -192,37 +197,12 @@ class EncoderWindows(WindowTask):
 
     def _exact_states(self, window: int) -> Float[Tensor, "L width"]:
         if window not in self.exact:
-            self.exact[window] = self._states(_exact, window)
+            self.exact[window] = self._states(exactly, window)
         return self.exact[window]
 
     def _states(self, method: Layerwise, window: int) -> Float[Tensor, "L width"]:
         with self.attending(method):
             return self.read(self.inputs(window))[0].double()
-
-
-class _CallRecorder(nn.Module):
-    """Exact attention that keeps what it was called with, masks included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[LayerCall] = []
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        kernel: Kernel,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        self.calls.append(LayerCall(query, key, value, kernel, is_causal, 0, attn_mask))
-        return Exact()(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
-
-
-def _exact(layer: int) -> nn.Module:
-    return Exact()
 
 
 def task_class(model: PreTrainedModel) -> type[WindowTask]:

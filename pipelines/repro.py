@@ -1,0 +1,101 @@
+"""Runs the stages of dvc.yaml, a line for each, and ends with the verdict and the page.
+
+    python -m pipelines.repro report|survey
+
+What `dvc repro` does, said shorter: which of the stages ran and how long each took. Progress bars
+are drawn on a terminal only.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dvc.repo import Repo
+
+from pipelines import verdict
+from pipelines.app import ending_with_one_line, write_json
+
+TARGETS = {
+    "report": ("report",),
+    "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
+}
+SECONDS = Path("outputs/seconds.json")
+"""Of the last run of each stage; `make publish` keeps them for the plan of others."""
+RUNNING, SKIPPED = "Running stage '", "Stage '"
+
+
+def main() -> None:
+    with ending_with_one_line():
+        given = sys.argv[1:] or ["report"]
+        if len(given) != 1 or given[0] not in TARGETS:
+            raise ValueError(f"what to run is {' '.join(given)}; it must be {' or '.join(TARGETS)}")
+        run(given[0])
+
+
+def run(name: str) -> None:
+    """Every stage that has changed up to the targets, the page, then the verdict."""
+    stages = upstream(TARGETS[name])
+    known = verdict.published_seconds()
+    expected = sum(known.get(stage, 0.0) for stage in stages)
+    about = f", about {expected / 60:.0f} minutes from nothing" if expected else ""
+    print(f"{len(stages)} stages{about}; those that are up to date are passed over", flush=True)
+    began = time.monotonic()
+    seconds = reproduce(TARGETS[name], stages)
+    if name != "report":  # the page reads what the survey leaves, where there is a survey
+        seconds |= reproduce(("--force", "--single-item", "report"), ["report"])
+    done = (time.monotonic() - began) / 60
+    print(f"{len(seconds)} stages run in {done:.1f} minutes", flush=True)
+    verdict.main()
+
+
+def upstream(targets: Sequence[str]) -> list[str]:
+    """The names of the stages that targets need, and their own."""
+    repo = Repo()
+    found = (
+        stage.addressing
+        for target in targets
+        for stage in repo.stage.collect(target, with_deps=True)
+    )
+    return list(dict.fromkeys(found))
+
+
+def reproduce(targets: Sequence[str], stages: Sequence[str]) -> dict[str, float]:
+    """Runs DVC, and prints a line for each stage as it ends; how many seconds each took.
+
+    Raises ValueError where a stage failed; what it said is shown.
+    """
+    environment = os.environ | ({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"})
+    process = subprocess.Popen(
+        ["dvc", "repro", *targets], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    seconds: dict[str, float] = {}
+    said: list[str] = []
+    running, since = "", 0.0
+
+    def ended() -> None:
+        if running:
+            seconds[running] = round(time.monotonic() - since, 1)
+            place = f"[{stages.index(running) + 1:>2}/{len(stages)}]"
+            print(f"{place} {running}: {seconds[running]:,.0f} s", flush=True)
+            write_json(SECONDS, verdict.kept(SECONDS) | seconds)
+
+    for line in process.stdout:
+        if line.startswith(RUNNING) or (line.startswith(SKIPPED) and "skipping" in line):
+            ended()
+            running, said = "", []
+            if line.startswith(RUNNING):
+                running, since = line.removeprefix(RUNNING).rpartition("'")[0], time.monotonic()
+        said.append(line)
+    if process.wait():
+        print("".join(said[-15:]), end="", file=sys.stderr)
+        raise ValueError(f"{running or 'dvc repro'} failed; the same command goes on from there")
+    ended()
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

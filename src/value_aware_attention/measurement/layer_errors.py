@@ -1,0 +1,332 @@
+"""How far each layer's and head's output is from exact attention's as more keys are kept."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from value_aware_attention.approximations import (
+    LeaveOneOutKeys,
+    NormWeightedKeys,
+    ObliviousKeysOptimalWeights,
+    OptimalValueAware,
+    SparseApproximation,
+    ValueAwareKeysAttentionWeights,
+)
+from value_aware_attention.call import max_elements
+from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.keys_needed import (
+    keys_needed,
+    matching_keys,
+    matching_keys_of_queries,
+)
+from value_aware_attention.measurement.record import (
+    Curve,
+    ErrorAtSize,
+    KeysNeeded,
+    MatchingKeys,
+    OutputError,
+)
+from value_aware_attention.measurement.sampled_rows import SampledRows, sample_rows
+from value_aware_attention.measurement.tasks import LayerCall
+
+__all__ = [
+    "AWARE",
+    "MATCHED",
+    "OBLIVIOUS",
+    "SHARES",
+    "LayerErrors",
+    "layer_errors",
+    "oblivious_path",
+    "output_error",
+    "rounded",
+]
+
+OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
+KEYS_ONLY, MAUREY = "value_aware_keys_attention_weights", "maurey_bound"
+SHARES = (0.01, 0.05, 0.1)
+"""Relative output errors that keys are counted for."""
+MATCHED = (1, 2, 4, 8, 16, 32)
+"""Numbers of value-aware keys that keys by weight are counted for."""
+BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
+    "oblivious_keys_optimal_weights": ObliviousKeysOptimalWeights,
+    "norm_weighted_keys_2": partial(NormWeightedKeys, norm=2),
+    "norm_weighted_keys_1": partial(NormWeightedKeys, norm=1),
+    "leave_one_out_keys": LeaveOneOutKeys,
+}
+"""Methods between the two optimal ones"""
+POOLS: Mapping[str, tuple[int, ...]] = {"all": (1, 2), "layer": (2,), "head": ()}
+"""The axes of (units, layers, heads, sizes) over which an error is pooled"""
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LayerErrors:
+    """Means over the sampled queries of one layer, by unit and head.
+
+    ||o||^2 (units, heads, 1), every method's ||o - o~||^2 (units, heads, sizes), and of every query
+    and each of `MATCHED`, how many keys by weight match so many value-aware ones (units, queries).
+    """
+
+    rows: int
+    """Queries of each head and unit"""
+    keys: int
+    squared_norm: Array
+    paths: Mapping[str, Array]
+    matches: Mapping[str, NDArray[np.int64]]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The units of all parts."""
+
+        def together(name: str) -> dict[str, NDArray[Any]]:
+            found: list[Mapping[str, NDArray[Any]]] = [getattr(part, name) for part in parts]
+            return {key: np.concatenate([each[key] for each in found]) for key in found[0]}
+
+        norms = np.concatenate([part.squared_norm for part in parts])
+        return cls(parts[0].rows, parts[0].keys, norms, together("paths"), together("matches"))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        mappings = {
+            name: {key: array.tolist() for key, array in getattr(self, name).items()}
+            for name in ("paths", "matches")
+        }
+        norms = self.squared_norm.tolist()
+        return {"rows": self.rows, "keys": self.keys, "squared_norm": norms, **mappings}
+
+    @classmethod
+    def of_plain(cls, content: Mapping[str, Any]) -> Self:
+        """Reads what `plain` made."""
+
+        def arrays(name: str) -> dict[str, NDArray[Any]]:
+            return {key: np.array(array) for key, array in content[name].items()}
+
+        norms = np.array(content["squared_norm"])
+        return cls(content["rows"], content["keys"], norms, arrays("paths"), arrays("matches"))
+
+
+@torch.inference_mode()
+def layer_errors(
+    call: LayerCall, *, rows: int, search: str = "default", between: bool = True,
+    matched: Sequence[int] = MATCHED,
+) -> LayerErrors:  # fmt: skip
+    """Measures `rows` sampled queries of each head and unit against all their keys, in fp64.
+
+    Attention's top keys (Eq. 2) at every size; the value-aware choice at every size to
+    value_dim + 1 (proved optimal at the ends, best found between, see `OptimalValueAware`).
+    `between` adds value-aware keys with attention's weights at the same sizes, the methods of
+    `BETWEEN` at powers of two, and Maurey's bound Var_alpha / r, the expected error of r keys drawn
+    from alpha.
+    """
+    sampled = sample_rows(call, rows * len(call.query) * call.query.shape[1])
+    largest = min(sampled.value.shape[-1] + 1, sampled.key.shape[-2])
+    oblivious = oblivious_path(sampled)
+    aware = sampled.given_to(OptimalValueAware(largest, search).path)
+    paths = {OBLIVIOUS: oblivious, AWARE: aware}
+    if between:
+        paths |= _between(sampled, largest)
+    norm = (sampled.weights() @ sampled.value).square().sum(dim=-1, keepdim=True)
+    return LayerErrors(
+        rows=sampled.query.shape[-2],
+        keys=sampled.key.shape[-2],
+        squared_norm=_by_unit_and_head(norm),
+        paths={name: _by_unit_and_head(path) for name, path in paths.items()},
+        matches=_matches(sampled, oblivious, aware, matched),
+    )
+
+
+def _by_unit_and_head(numbers: Float[Tensor, "B H N R"]) -> Array:
+    means: Array = numbers.double().mean(dim=2).cpu().numpy()
+    return means
+
+
+def _between(rows: SampledRows, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
+    """Errors of what lies between the two optimal choices, and Maurey's bound."""
+    paths = {KEYS_ONLY: rows.given_to(ValueAwareKeysAttentionWeights(largest).path)}
+    for name, method in BETWEEN.items():
+        errors = [rows.given_to(method(r).select).error for r in _powers(largest)]
+        paths[name] = torch.stack(errors, dim=-1)
+    sizes = torch.tensor(_powers(rows.key.shape[-2]), device=rows.value.device)
+    return paths | {MAUREY: _variance(rows)[..., None] / sizes}
+
+
+def _variance(rows: SampledRows) -> Float[Tensor, "B H N"]:
+    """Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head."""
+    value = rows.value - rows.value.mean(dim=-2, keepdim=True)
+    weights = rows.weights()
+    second = (weights @ value.square().sum(dim=-1)[..., None])[..., 0]
+    return (second - (weights @ value).square().sum(dim=-1)).clamp_min(0)
+
+
+def _matches(
+    rows: SampledRows, oblivious: Float[Tensor, "B H N M"], aware: Float[Tensor, "B H N R"],
+    matched: Sequence[int],
+) -> dict[str, NDArray[np.int64]]:  # fmt: skip
+    """`matching_keys_of_queries` of every row, for each size below the exact ones."""
+    units, keys = oblivious.shape[0], oblivious.shape[-1]
+    every = torch.full(oblivious.shape[:-1], keys)
+    seen = every if rows.visible is None else rows.visible.sum(dim=-1)
+    by_weight, few = (x.flatten(0, 2).cpu().numpy() for x in (oblivious, aware))
+    return {
+        str(r): matching_keys_of_queries(
+            by_weight, few[:, r - 1], seen.flatten().cpu().numpy()
+        ).reshape(units, -1)
+        for r in matched
+        if r <= aware.shape[-1] and r < keys
+    }
+
+
+def oblivious_path(rows: SampledRows, largest: int | None = None) -> Float[Tensor, "B H N R"]:
+    """||o - o~||^2 of the top r keys by alpha, renormalised (Eq. 2), for r = 1..`largest`.
+
+    None = every size to M. It is sum_S alpha_i (v_i - o) / sum_S alpha_i over growing S, so one
+    sort serves all of them. Ties are taken in the order of the keys.
+    """
+    weights = rows.weights()
+    ranked = weights.sort(dim=-1, descending=True, stable=True)
+    kept, order = (x[..., :largest].flatten(0, 2) for x in ranked)
+    output = (weights @ rows.value).flatten(0, 2)
+    value = rows.value.flatten(0, 1)
+    number = torch.arange(len(order), device=order.device)
+    head = number // weights.shape[-2]
+    errors = []
+    held = max_elements() // 4  # fp64 gathered: half of what a matrix of fp32 may take
+    for part in number.split(max(1, held // (order.shape[-1] * value.shape[-1]))):
+        offset = value[head[part, None], order[part]] - output[part, None]
+        error = (kept[part, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)
+        errors.append(error / kept[part].cumsum(dim=-1).square())
+    return torch.cat(errors).view(*weights.shape[:-1], -1)
+
+
+def output_error(
+    layers: Sequence[LayerErrors], calls: Sequence[LayerCall], *, search: str, unit: str,
+    sizes: Sequence[int],
+) -> OutputError:  # fmt: skip
+    """The record of all layers: curves, and what is counted on them with intervals over units.
+
+    Means are rounded to six digits. A relative error is a ratio of means, so of sums, pooled over
+    all layers, of each layer and of each head, at `sizes`.
+    """
+    pooled = _Pooled.of(layers)
+    norms = pooled.squared_norm
+    units, _, heads, _ = norms.shape
+    sized = {name: _sizes_of(name, path.shape[-1]) for name, path in layers[0].paths.items()}
+    return OutputError(
+        search=search,
+        rows=layers[0].rows * heads * units,
+        units=units,
+        unit=unit,
+        keys=layers[0].keys,
+        heads=heads,
+        head_dim=calls[0].value.shape[-1],
+        causal=calls[0].is_causal,
+        squared_norm=tuple(map(rounded, norms.mean(axis=(0, 2, 3)))),
+        methods={
+            name: Curve(
+                sizes=tuple(sized[name]),
+                layers=tuple(tuple(map(rounded, layer)) for layer in path.mean(axis=(0, 2))),
+            )
+            for name, path in pooled.paths.items()
+        },
+        matching_keys=tuple(_matching(layers)),
+        keys_needed=tuple(pooled.keys_needed()),
+        errors=tuple(pooled.errors(sizes)),
+    )
+
+
+def _sizes_of(method: str, count: int) -> list[int]:
+    """The numbers of keys that a path's places stand for."""
+    every = method in (OBLIVIOUS, AWARE, KEYS_ONLY)
+    return list(range(1, count + 1)) if every else [1 << place for place in range(count)]
+
+
+@dataclass(frozen=True)
+class _Pooled:
+    """(units, layers, heads, sizes) of every method, and ||o||^2 with one size."""
+
+    squared_norm: Array
+    paths: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerErrors]) -> Self:
+        norms = np.stack([layer.squared_norm for layer in layers], axis=1)
+        paths = {
+            name: np.stack([layer.paths[name] for layer in layers], 1) for name in layers[0].paths
+        }
+        return cls(norms, paths)
+
+    def curves(self) -> Iterator[tuple[int | None, int | None, str, dict[str, Array]]]:
+        """(layer, head, method, its relative error at every size with its ends), None = pooled."""
+        for axes in POOLS.values():
+            norm = self.squared_norm.sum(axis=axes)
+            for method in (OBLIVIOUS, AWARE):
+                found = ratio_of_sums(self.paths[method].sum(axis=axes), norm)
+                for place in np.ndindex(found[0].shape[:-1]):
+                    layer, head = (*place, None, None)[:2]
+                    names = ("estimate", "low", "high")
+                    ends = {n: curve[place] for n, curve in zip(names, found, strict=True)}
+                    yield layer, head, method, ends
+
+    def keys_needed(self) -> Iterator[KeysNeeded]:
+        """For each of `SHARES`."""
+        for layer, head, method, ends in self.curves():
+            for share in SHARES:
+                keys, low, high = (keys_needed(curve, share) for curve in ends.values())
+                assert keys is not None  # the estimate is always known
+                yield KeysNeeded(
+                    layer=layer, head=head, method=method, share=share, keys=keys, low=low,
+                    high=high,
+                )  # fmt: skip
+
+    def errors(self, sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
+        """At each of `sizes`; past a method's largest the error is that of the largest: exact."""
+        for layer, head, method, ends in self.curves():
+            for r in sizes:
+                at = min(r, len(ends["estimate"])) - 1
+                error, low, high = (_known(curve[at]) for curve in ends.values())
+                assert error is not None
+                yield ErrorAtSize(
+                    layer=layer, head=head, method=method, r=r, error=error, low=low, high=high
+                )
+
+
+def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
+    """Of all layers pooled, then of each: `matching_keys`, and the quartiles over queries."""
+    for layer, pool in ((None, layers), *((i, [one]) for i, one in enumerate(layers))):
+        oblivious, aware, norm = (
+            np.sum([array.sum(axis=1) for array in arrays], axis=0)
+            for arrays in (
+                [one.paths[OBLIVIOUS] for one in pool],
+                [one.paths[AWARE] for one in pool],
+                [one.squared_norm for one in pool],
+            )
+        )
+        for r in map(int, layers[0].matches):
+            counts = np.concatenate([one.matches[str(r)].ravel() for one in pool])
+            quartiles = np.quantile(counts, (0.25, 0.5, 0.75), method="inverted_cdf")
+            lower, median, upper = map(int, quartiles)
+            ends: Any = matching_keys(oblivious, aware[:, r - 1], norm[:, 0])
+            yield MatchingKeys(
+                layer=layer, r=r, lower_quartile=lower, median=median, upper_quartile=upper, **ends
+            )
+
+
+def _powers(largest: int) -> list[int]:
+    """1, 2, 4, ... up to `largest`."""
+    return [1 << power for power in range(largest.bit_length())]
+
+
+def rounded(number: float) -> float:
+    """Six significant digits: what a mean over a few hundred rows can bear, and a small record."""
+    return float(f"{number:.6g}")
+
+
+def _known(number: float) -> float | None:
+    return None if np.isnan(number) else rounded(float(number))

@@ -1,0 +1,369 @@
+"""Measures a model's attention on a task: end metrics of methods, output errors of its layers."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from value_aware_attention.approximations import OptimalValueAware
+from value_aware_attention.approximations.closest_combination import engine
+from value_aware_attention.distributed import is_first, shared_map
+from value_aware_attention.hugging_face import attention_layers, own_kernel
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.cells import Setting, cell_error, end_metric
+from value_aware_attention.measurement.layer_errors import (
+    MATCHED,
+    LayerErrors,
+    layer_errors,
+    output_error,
+)
+from value_aware_attention.measurement.record import (
+    Attention,
+    Cell,
+    CellError,
+    Record,
+    Skewness,
+    SkewnessGap,
+    Text,
+    read,
+)
+from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.run_on import run_on
+from value_aware_attention.measurement.sampled_rows import ExactRows
+from value_aware_attention.measurement.skewness import skewness
+from value_aware_attention.measurement.skewness_gap import skewness_gap
+from value_aware_attention.measurement.source import source_hash
+from value_aware_attention.measurement.strict_json import to_json
+from value_aware_attention.measurement.tasks import LayerCall, Task, UnitSums, exactly
+
+__all__ = [
+    "LayerOptions",
+    "Method",
+    "Show",
+    "default_sizes",
+    "measure",
+    "measure_own",
+    "setting_key",
+    "weights_hash",
+]
+
+Method = Callable[[int, int], nn.Module]
+"""(number of keys r, layer index) -> the approximation."""
+Show = Callable[[Attention | Cell], None]
+TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """How the layers are measured: on `rows` queries of each head and unit.
+
+    `kernels` are put in the place of the model's own on the same queries, keys and values, post
+    hoc. `between` and `skewness_gap` are measured beside the two optimal choices (`layer_errors`,
+    `skewness_gap`); `seed` is that of the latter.
+    """
+
+    rows: int = 16
+    search: str = "default"
+    between: bool = True
+    skewness_gap: bool = True
+    kernels: Sequence[Kernel] = ()
+    seed: int = 0
+
+
+def measure(
+    task: Task,
+    methods: Mapping[str, Method] | Sequence[Setting],
+    *,
+    sizes: Sequence[int] | None = None,
+    cache: Path | str | None = None,
+    layers: LayerOptions | None = LayerOptions(),
+    cell_errors: bool = True,
+    name: str | None = None,
+    description: str = "",
+    show: Show | None = None,
+    progress: bool = True,
+) -> Record:
+    """Measures exact attention and every method on the task, with 95% intervals over its units.
+
+    `methods` are settings, or functions of (r, layer), each measured with every one of `sizes`
+    keys; None: powers of two to head size + 1, and that. A cell has the end metric with the method
+    in all layers and, with `cell_errors`, its output error on the recorded units. `layers` None
+    leaves out what is measured in the layers alone. With `cache`, a folder, what was computed
+    before for the same weights, text, code and engine is found again. `show` gets each result as
+    it comes; a progress bar is drawn on a terminal. Raises ValueError for sizes that do not fit.
+    """
+    chosen = _sizes(sizes, task.head_dim, task.length)
+    if isinstance(methods, Mapping):
+        methods = [
+            Setting(key, {"r": r}, lambda layer, build=build, r=r: build(r, layer))  # type: ignore[misc]
+            for r in chosen
+            for key, build in methods.items()
+        ]
+    found = None if cache is None else RecordCache(cache, _identity(task))
+    work = _Measurement(task, found, layers, show or (lambda result: None))
+    with work.progress(methods, shown=progress and is_first()):
+        attention = tuple(work.attention(chosen)) if layers else ()
+        cells = tuple(work.cells(methods, cell_errors))
+    record = _record(task, cells, name, description)
+    return replace(record, kernel=type(task.kernel).__name__.lower(), attention=attention)
+
+
+def measure_own(task: Task, *, name: str, description: str = "") -> Record:
+    """Measures the end metric of a model with the attention it was trained with, whatever that is.
+
+    It is that model's cell "exact": nothing is approximated, so there is no output error.
+    """
+    sums = task.run(None)
+    cell = Cell(approximation="exact", parameters={}, **end_metric(sums, sums, task.metric))
+    return _record(task, (cell,), name, description)
+
+
+def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: str) -> Record:
+    model, exact = type(task.model).__name__, cells[0]
+    recorded = len(exact.error.unit_squared_norms[0]) if exact.error else None
+    return Record(
+        model=name or model,
+        architecture=model,
+        task=TASKS[task.metric],
+        kernel=None,
+        metric=task.metric,
+        unit=task.unit,
+        length=task.length,
+        head_dim=task.head_dim,
+        cells=cells,
+        text=Text(
+            description=description,
+            targets=exact.count,
+            units=len(exact.unit_counts),
+            recorded_units=recorded,
+        ),
+        run_on=run_on(_device(task)),
+    )
+
+
+def default_sizes(head_dim: int, length: int) -> list[int]:
+    """Powers of two to head size + 1, and that; none above the length."""
+    powers = {1 << power for power in range((head_dim + 1).bit_length())}
+    return sorted(size for size in powers | {head_dim + 1} if size <= length)
+
+
+def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
+    """The numbers of keys to measure, in order."""
+    for size in sizes or ():
+        if not 1 <= size <= length:
+            raise ValueError(f"sizes has {size}; it must lie between 1 and the length, {length}")
+    return default_sizes(head_dim, length) if sizes is None else sorted(set(sizes))
+
+
+@dataclass
+class _Measurement:
+    """One run of `measure`: each number is found in the cache or computed, and kept."""
+
+    task: Task
+    found: RecordCache | None
+    options: LayerOptions | None
+    show: Show
+
+    @cached_property
+    def first(self) -> list[LayerCall]:
+        """The layers' calls on the first part."""
+        return self.task.layer_calls(0)
+
+    @cached_property
+    def calls(self) -> list[LayerCall]:
+        """The layers' calls on all parts."""
+        others = (self.task.layer_calls(part) for part in range(1, self.task.parts))
+        return [LayerCall.joined(layer) for layer in zip(self.first, *others, strict=True)]
+
+    @cached_property
+    def exact_rows(self) -> list[ExactRows]:
+        return [ExactRows.of(call) for call in self.calls]
+
+    def attention(self, sizes: Sequence[int]) -> Iterator[Attention]:
+        """Measures the layers: with the task's kernel, then with those put in post hoc."""
+        assert self.options is not None
+        own = type(own_kernel(self.task.model))
+        for kernel in (None, *self.options.kernels):
+            weighed = kernel or self.task.kernel
+            found = self._layers(kernel, sizes)
+            layers = [
+                LayerErrors.joined([LayerErrors.of_plain(part["errors"][i]) for part in found])
+                for i in range(len(found[0]["errors"]))
+            ]
+            shapes = [[part["skewness"][i] for part in found] for i in range(len(layers))]
+            result = Attention(
+                kernel=type(weighed).__name__.lower(),
+                post_hoc=type(weighed) is not own,
+                output_error=output_error(
+                    layers, self.first, search=self.options.search, unit=self.task.unit, sizes=sizes
+                ),
+                skewness=tuple(
+                    Skewness(layer=i, **{key: _mean(s[key] for s in parts) for key in parts[0]})
+                    for i, parts in enumerate(shapes)
+                ),
+            )
+            if self.options.skewness_gap and kernel is None:
+                result = replace(result, skewness_gap=self._gap())
+            self.show(result)
+            yield result
+
+    def _layers(self, kernel: Kernel | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
+        """Output errors and skewness of every layer, part by part."""
+        options = self.options
+        assert options is not None
+        matched = sorted({*MATCHED, *sizes})
+        how: Any = {"rows": options.rows, "search": options.search, "between": options.between}
+
+        def compute(part: int) -> dict[str, Any]:
+            calls = self.first if part == 0 else self.task.layer_calls(part)
+            weighed = [replace(call, kernel=kernel or call.kernel) for call in calls]
+            errors = shared_map(lambda call: layer_errors(call, matched=matched, **how), weighed)
+            shapes = shared_map(skewness, weighed)
+            return {"errors": [layer.plain() for layer in errors], "skewness": shapes}
+
+        key = {"layers": how | {"matched": matched, "kernel": repr(kernel)}}
+        with self._said("layers"):
+            return self._by_part(key, compute, work=_layer_work(options.rows, self.first))
+
+    def _gap(self) -> SkewnessGap:
+        options = self.options
+        assert options is not None
+        return skewness_gap(self.calls, rows=options.rows, search=options.search, seed=options.seed)
+
+    def cells(self, settings: Sequence[Setting], errors: bool) -> Iterator[Cell]:
+        """Exact attention, then every setting."""
+        exact = Setting("exact", {}, exactly)
+        baseline = self._sums(exact)
+        for setting in (exact, *settings):
+            with self._said(str(setting)):
+                sums = baseline if setting is exact else self._sums(setting)
+                cell = Cell(
+                    approximation=setting.approximation,
+                    parameters=dict(setting.parameters),
+                    error=self._error(setting) if errors else None,
+                    **end_metric(sums, baseline, self.task.metric),
+                )
+                to_json(asdict(cell))  # refuses NaN and infinity, with the cell's name
+            self.show(cell)
+            yield cell
+
+    def _sums(self, setting: Setting) -> UnitSums:
+        def compute(part: int) -> dict[str, Any]:
+            sums = self.task.run(setting.build, part)
+            return {"totals": sums.totals.tolist(), "counts": sums.counts.tolist()}
+
+        key = setting_key(setting, len(attention_layers(self.task.model))) | {
+            "measured": "end metric"
+        }
+        found = self._by_part(key, compute, work=_work_of(setting.build(0)))
+        return UnitSums.joined(
+            [UnitSums(np.array(part["totals"]), np.array(part["counts"])) for part in found]
+        )
+
+    def _error(self, setting: Setting) -> CellError:
+        digests = [self.task.digest(part) for part in range(self.task.parts)]
+        key = setting_key(setting, len(attention_layers(self.task.model))) | {
+            "measured": "output error",
+            "parts": digests,
+        }
+        found = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
+        return read(CellError, found)
+
+    def _key(self, setting: Setting, measured: str) -> dict[str, Any]:
+        layers = len(attention_layers(self.task.model))
+        return {"measured": measured, **setting_key(setting, layers)}
+
+    def _by_part(
+        self, key: Mapping[str, Any], compute: Callable[[int], dict[str, Any]], work: float
+    ) -> list[dict[str, Any]]:
+        """A number of every part."""
+        parts = []
+        for part in range(self.task.parts):
+            of_part = {**key, "part": self.task.digest(part)}
+            parts.append(self._get(of_part, partial(compute, part)))
+            self.bar.update(work)
+        return parts
+
+    def _get(self, key: Mapping[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return compute() if self.found is None else self.found.get(key, compute)
+
+    @contextmanager
+    def _said(self, what: str) -> Iterator[None]:
+        """What is wrong with it is said with its name."""
+        self.bar.set_postfix_str(what)
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from error
+
+    @contextmanager
+    def progress(self, settings: Sequence[Setting], *, shown: bool) -> Iterator[None]:
+        """Draws a bar of all work, in passes over the text by a cheap method."""
+        each = 1 + sum(_work_of(setting.build(0)) for setting in settings)
+        if self.options:
+            each += _layer_work(self.options.rows, self.first) * (1 + len(self.options.kernels))
+        with tqdm(
+            total=each * self.task.parts, unit="", disable=None if shown else True, leave=False,
+            bar_format="{l_bar}{bar}| {elapsed}, {remaining} left {postfix}",
+        ) as self.bar:  # fmt: skip
+            yield
+
+
+def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
+    """What a cell depends on, its task apart: the methods of all layers, and their source."""
+    built = [setting.build(layer) for layer in range(layers)]
+    sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
+    return {"methods": [repr(method) for method in built], "source": sources}
+
+
+def _mean(numbers: Iterator[float]) -> float:
+    return float(np.mean(list(numbers)))
+
+
+def _work_of(method: nn.Module) -> float:
+    """A method's time in passes of a cheap one, roughly: for the time that is left."""
+    return 1.0 + method.r if isinstance(method, OptimalValueAware) else 1.0
+
+
+def _layer_work(rows: int, calls: Sequence[LayerCall]) -> float:
+    share = min(1.0, rows / calls[0].query.shape[-2])
+    return 1 + share * (calls[0].value.shape[-1] + 2)
+
+
+def _device(task: Task) -> str:
+    device: torch.device = next(task.model.parameters()).device
+    return device.type
+
+
+def _identity(task: Task) -> dict[str, Any]:
+    """What every number depends on beside its method and its part of the text."""
+    return {
+        "weights": weights_hash(task.model),
+        "kernel": repr(task.kernel),
+        "device": _device(task),
+        "engine": engine(_device(task)),
+        "source": source_hash(type(task).__module__, __name__),
+    }
+
+
+def weights_hash(model: PreTrainedModel) -> str:
+    """sha256 of a model's configuration, parameters and buffers."""
+    digest = sha256(model.config.to_json_string().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,161 @@
+"""What the report is made of: a page of sections of exhibits, each with its numbers."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import pandas as pd
+
+from value_aware_study.report.explorer import Exploration
+from value_aware_study.report.look import Panel
+
+__all__ = ["Cell", "Exhibit", "Page", "Section", "Table"]
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+# A number at the start of a text: "× 1.25", "−0.3 (−0.5 to −0.1)", "1,031.1".
+NUMBER = re.compile(r"(?:× )?([+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
+UNKNOWN = ("", "–")
+# What pdfLaTeX cannot read without further packages.
+MATHEMATICAL = str.maketrans(
+    {"−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "α": r"$\alpha$"}
+)
+
+
+class Cell(NamedTuple):
+    """A cell's text, and the number that it is sorted by, where it has one."""
+
+    text: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """`data` holds the numbers and goes to CSV; `display` is text, ready to read, row for row."""
+
+    data: pd.DataFrame
+    display: pd.DataFrame
+
+    def __post_init__(self) -> None:
+        if len(self.data) != len(self.display):
+            raise ValueError(
+                f"a table has {len(self.data)} rows of data and {len(self.display)} of text; "
+                "it needs a text for every row"
+            )
+
+    def csv(self) -> str:
+        """The numbers, to eight digits."""
+        return self.data.to_csv(index=False, lineterminator="\n", float_format="%.8g")
+
+    def markdown(self) -> str:
+        """The text as a Markdown table."""
+        text = self._text().map(lambda cell: cell.replace("|", r"\|"))
+        align = ["right" if numbers else "left" for numbers in self.numeric()]
+        return text.to_markdown(index=False, disable_numparse=True, colalign=align) + "\n"
+
+    def latex(self) -> str:
+        """The text as a LaTeX tabular with the rules of booktabs."""
+        style = self._text().style.hide(axis="index").format(escape="latex")
+        columns = "".join("r" if numbers else "l" for numbers in self.numeric())
+        text: str = style.format_index(escape="latex", axis="columns").to_latex(
+            hrules=True, column_format=columns
+        )
+        return text.translate(MATHEMATICAL)
+
+    def rows(self) -> list[list[Cell]]:
+        """The cells; one is sorted by the number of the same column in `data`, or by its own."""
+        text = self._text()
+        numeric = self.data.select_dtypes("number")
+        columns = [
+            map(Cell, text[name], _values(numeric[name]))
+            if name in numeric
+            else (Cell(cell, _leading_number(cell)) for cell in text[name])
+            for name in text
+        ]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers alone, and so are aligned to the right; never the first."""
+        columns = [_numeric(column) for column in zip(*self.rows(), strict=True)]
+        return [False, *columns[1:]] if columns else [False] * self.display.shape[1]
+
+    def _text(self) -> pd.DataFrame:
+        return self.display.astype(str).rename(columns=str).reset_index(drop=True)
+
+
+def _numeric(column: Iterable[Cell]) -> bool:
+    known = [cell for cell in column if cell.text not in UNKNOWN]
+    return bool(known) and all(cell.value is not None for cell in known)
+
+
+def _values(numbers: pd.Series) -> list[float | None]:
+    return [None if pd.isna(number) else float(number) for number in numbers]
+
+
+def _leading_number(text: str) -> float | None:
+    found = NUMBER.match(text)
+    return float(found[1].replace(",", "").replace("−", "-")) if found else None
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A figure, a table, or the exploration of a text, with one line of meaning.
+
+    `name` is its anchor and its files' stem. `notes` are paragraphs folded away. `charts` are the
+    panels of the figure, as wide as their place; `table` holds their numbers, or stands alone.
+    """
+
+    name: str
+    title: str
+    caption: str
+    notes: Sequence[str] = ()
+    charts: Sequence[Panel] = ()
+    table: Table | None = None
+    exploration: Exploration | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.table is None and self.exploration is None:
+            raise ValueError(f"the exhibit {self.name} has neither a table nor an exploration")
+
+
+@dataclass(frozen=True)
+class Section:
+    """Exhibits that answer one question; `name` is the anchor."""
+
+    name: str
+    title: str
+    lead: str
+    exhibits: Sequence[Exhibit]
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+
+@dataclass(frozen=True)
+class Page:
+    """The whole report; its first section is what is seen first."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+
+    def __post_init__(self) -> None:
+        names = [section.name for section in self.sections]
+        names += [exhibit.name for exhibit in self.exhibits()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two parts of the page are named {twice[0]}; names are anchors")
+
+    def exhibits(self) -> Iterator[Exhibit]:
+        """Every exhibit, in the order of the page."""
+        return chain.from_iterable(section.exhibits for section in self.sections)
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name a part of the page; a name is small letters, digits and _, "
+            "a letter first"
+        )

@@ -1,0 +1,84 @@
+"""The record behind the token explorer: what each head of a model does with one short text."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["WHOLE", "Exploration", "Head", "Kept", "Model", "Query"]
+
+WHOLE = 1000
+"""What the weights of a query sum to, but for rounding: they are kept in thousandths."""
+
+
+class Kept(NamedTuple):
+    """The keys that a method keeps for one query; an array of three in JSON."""
+
+    keys: tuple[int, ...]
+    weights: tuple[int, ...]
+    error: float | None
+    """||o - o~||^2 / ||o||^2; None where only o is zero."""
+
+
+class Query(NamedTuple):
+    """One query; an array of two in JSON."""
+
+    weights: tuple[int, ...]
+    """Exact attention weights; keys after the last are not seen, or have weight 0."""
+    kept: tuple[tuple[Kept, ...], ...]
+    """For each size, each method."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of one layer, with a query for every token."""
+
+    layer: int
+    head: int
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A text as a model reads it, and what some of its heads do."""
+
+    name: str
+    tokens: tuple[str, ...]
+    heads: tuple[Head, ...]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Everything that the explorer shows: some 0.7 KB for each query of each head."""
+
+    sizes: tuple[int, ...]
+    """Keys a query may keep."""
+    methods: tuple[str, ...]
+    models: tuple[Model, ...]
+
+    def to_json(self) -> str:
+        """As compact JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Exploration":
+        """The inverse of `to_json`."""
+        read = json.loads(text)
+        models = tuple(
+            Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))
+            for model in read["models"]
+        )
+        return cls(tuple(read["sizes"]), tuple(read["methods"]), models)
+
+
+def _head(read: dict[str, Any]) -> Head:
+    queries = (
+        Query(
+            tuple(weights),
+            tuple(
+                tuple(Kept(tuple(keys), tuple(kept), error) for keys, kept, error in methods)
+                for methods in sizes
+            ),
+        )
+        for weights, sizes in read["queries"]
+    )
+    return Head(read["layer"], read["head"], tuple(queries))

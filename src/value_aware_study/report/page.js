@@ -1,0 +1,152 @@
+// The page: figures drawn when they come into sight, tables sorted and copied, light and dark.
+
+const parse = (id) => JSON.parse(document.getElementById(id).textContent);
+const read = (exhibit) => parse(`${exhibit}-data`);
+const { theme, colours } = parse("page-look");
+const root = document.documentElement;
+const said = document.getElementById("page-said");
+
+function say(text) {
+  said.textContent = text;
+  setTimeout(() => (said.textContent = ""), 2000);
+}
+
+// ---- Figures. Colours are CSS variables, so that they follow the page's theme and print.
+
+const phone = () => window.innerWidth < 600;
+
+function fitted() {
+  if (!phone()) return theme;
+  const small = { labelFontSize: 12, titleFontSize: 12 };
+  return {
+    ...theme,
+    axis: { ...theme.axis, ...small, labelLimit: 150 },
+    axisX: { titleAnchor: "end" },
+    legend: { ...theme.legend, columns: 1 },
+    title: { ...theme.title, frame: "bounds" },
+  };
+}
+
+function draw(place, specification, config = fitted()) {
+  const options = { mode: "vega-lite", renderer: "svg", actions: false, config };
+  return window.vegaEmbed(place, specification, options);
+}
+
+async function drawOnce(place) {
+  if (place.dataset.drawn) return;
+  place.dataset.drawn = "drawing";
+  await draw(place, chartOf(place));
+  place.dataset.drawn = "yes";
+}
+
+function chartOf(place) {
+  const article = place.closest("article");
+  return read(article.dataset.exhibit).charts[[...article.querySelectorAll(".chart")].indexOf(place)];
+}
+
+const charts = [...document.querySelectorAll(".chart")];
+const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 200));
+const seen = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    seen.unobserve(target);
+    drawOnce(target);
+  }
+}, { rootMargin: "400px" });
+charts.forEach((place) => seen.observe(place));
+
+// The others when there is nothing else to do, so that all are there when the page is printed.
+async function drawRest() {
+  const next = charts.find((place) => !place.dataset.drawn);
+  if (!next) return;
+  await drawOnce(next);
+  idle(drawRest);
+}
+window.addEventListener("load", () => idle(drawRest));
+
+// A figure is saved in light colours on white, whatever the page shows.
+const inLight = (value) =>
+  JSON.parse(JSON.stringify(value).replace(/var\(--(\w+)\)/g, (found, name) => colours[name]?.[0] ?? found));
+
+async function save(article, format) {
+  const name = article.dataset.exhibit;
+  for (const [place, chart] of read(name).charts.entries()) {
+    const config = { ...inLight(theme), background: colours.ground[0] };
+    const wide = { ...inLight(chart), width: 640, autosize: "fit-x" };
+    const { view, finalize } = await draw(document.createElement("div"), wide, config);
+    const link = document.createElement("a");
+    link.href = await view.toImageURL(format, 2);
+    link.download = `${name}${place ? `_${place + 1}` : ""}.${format}`;
+    link.click();
+    finalize();
+  }
+}
+
+// ---- Tables.
+
+function sort(heading) {
+  const table = heading.closest("table");
+  const column = heading.cellIndex;
+  const ascending = heading.getAttribute("aria-sort") !== "ascending";
+  const value = (row) => parseFloat(row.cells[column].dataset.value);
+  const text = (row) => row.cells[column].textContent;
+  const compare = (a, b) => {
+    const [x, y] = [value(a), value(b)];
+    const missing = isNaN(x) - isNaN(y);
+    if (missing) return missing;
+    const order = isNaN(x) ? text(a).localeCompare(text(b), "en", { numeric: true }) : x - y;
+    return ascending ? order : -order;
+  };
+  table.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
+  heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+  table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}
+
+document.addEventListener("click", async ({ target }) => {
+  const button = target.closest("button");
+  const article = target.closest("article");
+  for (const menu of document.querySelectorAll(".menu[open]")) {
+    if (!menu.contains(target) || button) menu.open = false;
+  }
+  if (button?.parentElement.matches("th")) sort(button.parentElement);
+  if (button?.dataset.copy) {
+    await copy(read(article.dataset.exhibit)[button.dataset.copy]);
+    say(button.textContent.replace("Copy", "Copied"));
+  }
+  if (button?.dataset.save) save(article, button.dataset.save);
+});
+
+// ---- Light and dark, and where the reader is.
+
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+document.getElementById("page-theme").addEventListener("click", () => {
+  const shown = root.dataset.theme || (dark.matches ? "dark" : "light");
+  root.dataset.theme = shown === "dark" ? "light" : "dark";
+  try { localStorage.setItem("theme", root.dataset.theme); } catch {}
+});
+
+const reading = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    document.querySelectorAll("nav [aria-current]").forEach((link) => link.removeAttribute("aria-current"));
+    document.querySelector(`nav a[href="#${target.id}"]`)?.setAttribute("aria-current", "location");
+  }
+}, { rootMargin: "0px 0px -70% 0px" });
+document.querySelectorAll("h2, h3").forEach((heading) => reading.observe(heading));
+
+document.querySelectorAll(".explorer").forEach((place) => {
+  explore(place, read(place.closest("article").dataset.exhibit).exploration);
+});

@@ -1,0 +1,106 @@
+"""What the token explorer shows of a model: recorded attention calls, method by method."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from value_aware_attention.approximations import SparseApproximation
+from value_aware_attention.attention import attention_weights
+from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_study.report.explorer import WHOLE, Head, Kept, Model, Query
+
+__all__ = ["SizedMethod", "explored_model"]
+
+SizedMethod = Callable[[int], SparseApproximation]
+"""Number of keys a query may keep -> the method."""
+Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
+"""A method's weights on every key, and the relative output error they leave."""
+
+
+@torch.inference_mode()
+def explored_model(
+    name: str,
+    calls: Sequence[LayerCall],
+    tokens: Sequence[str],
+    methods: Mapping[str, SizedMethod],
+    sizes: Sequence[int],
+    heads: Collection[tuple[int, int]] | None = None,
+) -> Model:
+    """What every method keeps in the heads of a model, on the first tokens of its first sequence.
+
+    `calls` are the layers', in order; attention is restricted to `tokens`, which changes nothing
+    where it is causal or the recorded sequence is no longer. `heads`: (layer, head), None = all.
+    Raises ValueError where a call has fewer keys than there are tokens.
+    """
+    found = [
+        head
+        for layer, call in enumerate(calls)
+        for head in _explored_layer(layer, _cut(call, len(tokens)), methods, sizes)
+        if heads is None or (layer, head.head) in heads
+    ]
+    return Model(name, tuple(tokens), tuple(found))
+
+
+def _cut(call: LayerCall, positions: int) -> LayerCall:
+    """The first sequence of a call, cut to its first positions."""
+    if call.key.shape[-2] < positions:
+        raise ValueError(f"{positions} tokens given for a call of {call.key.shape[-2]} keys")
+    query, key, value = (x[0, :, :positions] for x in (call.query, call.key, call.value))
+    mask = call.attn_mask
+    if mask is not None:
+        mask = mask[0, :, :positions, :positions]
+    return LayerCall(query, key, value, call.kernel, call.is_causal, 0, mask)
+
+
+def _explored_layer(
+    layer: int, call: LayerCall, methods: Mapping[str, SizedMethod], sizes: Sequence[int]
+) -> list[Head]:
+    options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
+    options["attn_mask"] = call.attn_mask
+    exact = attention_weights(call.query, call.key, **options)
+
+    def chosen(method: SparseApproximation) -> Chosen:
+        selected = method.select(call.query, call.key, call.value, **options)
+        weights = selected.dense(call.key.shape[-2])
+        return weights, _relative_error(weights, exact, call.value)
+
+    by_size = [[chosen(method(size)) for method in methods.values()] for size in sizes]
+    heads, queries, _ = exact.shape
+    return [
+        Head(layer, head, tuple(_query((head, row), exact, by_size) for row in range(queries)))
+        for head in range(heads)
+    ]
+
+
+def _relative_error(
+    weights: Float[Tensor, "H N M"], exact: Float[Tensor, "H N M"], value: Float[Tensor, "H M V"]
+) -> Float[Tensor, "H N"]:
+    """||o - o~||^2 / ||o||^2 in fp64, from the difference of the weights: no digits cancel."""
+    difference = (exact.double() - weights) @ value.double()
+    output = exact.double() @ value.double()
+    return difference.square().sum(dim=-1) / output.square().sum(dim=-1)
+
+
+def _query(
+    at: tuple[int, int], exact: Float[Tensor, "H N M"], by_size: Sequence[Sequence[Chosen]]
+) -> Query:
+    kept = (
+        tuple(_kept(weights[at], error[at]) for weights, error in by_method)
+        for by_method in by_size
+    )
+    seen = exact[at].nonzero()[:, 0]
+    last = int(seen[-1]) + 1 if len(seen) else 0
+    return Query(_rounded(exact[at][:last]), tuple(kept))
+
+
+def _kept(weights: Float[Tensor, " M"], error: Float[Tensor, ""]) -> Kept:
+    keys = weights.nonzero()[:, 0]
+    relative = float(f"{error:.3g}") if error.isfinite() else None
+    return Kept(tuple(keys.tolist()), _rounded(weights[keys]), relative)
+
+
+def _rounded(weights: Float[Tensor, " K"]) -> tuple[int, ...]:
+    return tuple(round(WHOLE * weight) for weight in weights.tolist())

@@ -1,0 +1,69 @@
+"""A small page with everything that an exhibit can have, and text that is not to be trusted."""
+
+import altair as alt
+import pandas as pd
+
+from value_aware_study.report import Exhibit, Page, Section, Table
+from value_aware_study.report.explorer import Exploration, Head, Kept, Model, Query
+from value_aware_study.report.look import Mark, bars, direction, dots, reference, toggled
+
+SLY = "<script>alert(1)</script>"
+MARKS = {"by output": Mark.of("blue"), "by weight": Mark.of("vermillion", "square")}
+
+
+def numbers() -> pd.DataFrame:
+    """Two series with intervals; the sixth digit shows whether a number was rounded on its way."""
+    return pd.DataFrame(
+        {
+            "name": ["var(--x)", "var(--x)", "LSH", "LSH"],
+            "series": ["by output", "by weight"] * 2,
+            "value": [1.25, 20.5, 3.75, 100.1264],
+            "low": [1.0, 19.0, 3.5, 99.0],
+            "high": [1.5, 22.0, 4.0, 101.25],
+        }
+    )
+
+
+def as_text(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with two decimals and thousands separators."""
+    return frame.map(lambda cell: cell if isinstance(cell, str) else f"{cell:,.2f}")
+
+
+def exploration() -> Exploration:
+    """Two layers with a head each; every query keeps the first key, then the first two."""
+
+    def query(place: int, error: float) -> Query:
+        one = (Kept((0,), (1000,), error), Kept((place,), (1000,), None))
+        two = (Kept((0, 1), (600, 400), error / 10), Kept((0, 2), (999, 0), 1e-9))
+        return Query((500, 300, 200), (one, two))
+
+    heads = tuple(
+        Head(layer, 0, tuple(query(place, 0.25 + layer / 2) for place in range(3)))
+        for layer in (0, 3)
+    )
+    models = (Model("tiny", ("the", SLY, "bank"), heads), Model(SLY, ("a", "b", "c"), heads[:1]))
+    return Exploration((1, 2), ("chosen for the output", "chosen by weight"), models)
+
+
+def small_page() -> Page:
+    """Built anew at every call, so that two calls show what depends on more than the data."""
+    frame = numbers()
+    x = alt.X("value:Q", title=direction("keys", "lower"))
+    figure = (
+        toggled([*dots(frame, MARKS, x, frame.head(2)), *reference(5.0, "exact")]),
+        toggled(bars(frame, MARKS, x, "method")),
+    )
+    table = pd.DataFrame({"model": [SLY, "a_b & 5%"], "error": [1031.125, 2.5]})
+    few = Exhibit(
+        "hero", "4 keys do as well as 75", "One line.", ("A note.",), figure,
+        Table(frame, as_text(frame)),
+    )  # fmt: skip
+    models = Exhibit("models", f"Models {SLY}", SLY, table=Table(table, as_text(table)))
+    explorer = Exhibit("explorer", "A text", "Pick a token.", exploration=exploration())
+    return Page(
+        "How much is lost?", f"A lead {SLY}.",
+        [
+            Section("claims", "The claims", "", [few]),
+            Section("model", "Your model", "What it does.", [models, explorer]),
+        ],
+    )  # fmt: skip

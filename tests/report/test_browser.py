@@ -1,0 +1,161 @@
+"""The page as its readers use it, in Debian's Chromium."""
+
+import csv
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.pages import SLY, numbers, small_page
+from value_aware_study.report import write_page
+
+api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no browser: apt-get install chromium"),
+]
+POINTS = "#hero-chart-1 .mark-symbol.role-mark path"
+DRAWN = "[...document.querySelectorAll('.chart')].every(c => c.dataset.drawn === 'yes')"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(small_page(), tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path) -> Iterator[Any]:
+    """The page in a window of its own; it asks no network, and says nothing on the console."""
+    window = browser.new_context(
+        viewport={"width": 1400, "height": 1000}, color_scheme="light",
+        permissions=["clipboard-read", "clipboard-write"],
+    )  # fmt: skip
+    tab = window.new_page()
+    asked: list[str] = []
+    said: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.goto(report.as_uri())
+    tab.wait_for_function(DRAWN)
+    yield tab
+    assert said == [] and {url for url in asked if not url.startswith("data:")} == {report.as_uri()}
+    window.close()
+
+
+def test_hovering_a_point_shows_its_number(opened: Any, report: Path) -> None:
+    with open(report.with_name("hero.csv"), encoding="utf-8") as file:
+        last = list(csv.DictReader(file))[-1]
+    opened.locator(f"{POINTS}[fill='var(--vermillion)']").last.hover()
+    shown = opened.locator("#vg-tooltip-element tr").all_inner_texts()
+    rounded = {name: f"{float(last[name]):.5g}" for name in ("value", "low", "high")}
+    expected = {"name": last["name"], "series": last["series"]} | rounded
+    assert dict(line.split(maxsplit=1) for line in shown) == expected
+
+
+def test_the_legend_toggles_a_series(opened: Any) -> None:
+    points = opened.locator(f"{POINTS}[aria-label*='by weight']")
+    before = points.first.get_attribute("opacity")
+    opened.locator("#hero-chart-1 .role-legend-label text", has_text="by output").click()
+    opened.wait_for_timeout(100)
+    assert before in (None, "1") and float(points.first.get_attribute("opacity")) < 0.2
+
+
+def colours(tab: Any) -> list[str]:
+    title = "getComputedStyle(document.querySelector('#hero-chart-1 .role-axis-title text')).fill"
+    return tab.evaluate(f"[getComputedStyle(document.body).backgroundColor, {title}]")
+
+
+def test_light_and_dark(opened: Any) -> None:
+    light = colours(opened)
+    opened.click("#page-theme")
+    dark = colours(opened)
+    assert all(one != other for one, other in zip(light, dark, strict=True))
+    opened.reload()
+    opened.wait_for_function(DRAWN)
+    assert colours(opened) == dark
+    opened.emulate_media(media="print")
+    assert colours(opened) == light
+
+
+def test_a_heading_sorts_by_number(opened: Any) -> None:
+    heading = opened.locator("#models-table th", has_text="error")
+    column = opened.locator("#models-table td:nth-child(2)")
+    heading.locator("button").focus()
+    opened.keyboard.press("Enter")
+    assert column.all_inner_texts() == ["2.50", "1,031.12"]
+    assert heading.get_attribute("aria-sort") == "ascending"
+    opened.keyboard.press("Enter")
+    assert column.all_inner_texts() == ["1,031.12", "2.50"]
+    assert heading.get_attribute("aria-sort") == "descending"
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
+def test_a_table_is_copied(opened: Any, form: str) -> None:
+    article = opened.locator("article[data-exhibit=models]")
+    article.locator(".menu summary").click()
+    article.locator(f"[data-copy={form}]").click()
+    opened.get_by_role("status").get_by_text("Copied").wait_for()
+    table = list(small_page().exhibits())[1].table
+    assert table and opened.evaluate("navigator.clipboard.readText()") == getattr(table, form)()
+
+
+@pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG")])
+def test_a_figure_is_saved_in_light_colours(opened: Any, form: str, begins: bytes) -> None:
+    opened.click("#page-theme")
+    article = opened.locator("article[data-exhibit=hero]")
+    article.locator(".menu summary").click()
+    with opened.expect_download() as saved:
+        article.locator(f"[data-save={form}]").click()
+    content = Path(saved.value.path()).read_bytes()
+    assert saved.value.suggested_filename.startswith("hero") and content.startswith(begins)
+    assert b"var(--blue)" not in content
+
+
+def test_the_explorer_shows_what_is_kept(opened: Any) -> None:
+    explorer = opened.locator(".explorer")
+    rows = explorer.locator(".row")
+    chosen = explorer.locator("[aria-pressed=true]")
+    assert rows.count() == 3 and chosen.inner_text().split() == [SLY, ".300"]
+    explorer.get_by_role("button").last.click()
+    assert chosen.inner_text().split() == ["bank", ".200"]
+    explorer.locator("select[name='keys kept']").select_option("0")
+    assert "1 key, error left 25%" in rows.nth(1).inner_text()
+    assert "output is zero" in rows.nth(2).inner_text()
+    explorer.locator("select[name=layer]").select_option("3")
+    assert "error left 175%" in rows.nth(1).inner_text()
+    chosen.focus()
+    opened.keyboard.press("ArrowRight")
+    assert chosen.inner_text().split() == ["the", ".500"]
+    explorer.locator("select[name=model]").select_option("1")
+    assert explorer.locator("select[name=layer]").input_value() == "0"
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_hinders_a_reader(opened: Any, width: int, scheme: str) -> None:
+    """axe-core finds nothing, and the page is no wider than its window."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    opened.emulate_media(color_scheme=scheme)
+    opened.set_viewport_size({"width": width, "height": 844})
+    opened.reload()
+    opened.wait_for_function(DRAWN)
+    assert opened.evaluate("document.documentElement.scrollWidth") == width
+    found = axe.Axe().run(opened).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+
+
+def test_titles_and_tokens_are_no_code(opened: Any) -> None:
+    assert opened.locator("h3", has_text="Models").inner_text().startswith(f"Models {SLY}")
+    assert len(numbers()) == opened.locator("#hero-table tbody tr").count()

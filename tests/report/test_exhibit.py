@@ -1,0 +1,69 @@
+"""Tables as CSV, Markdown and LaTeX, what they are sorted by, and parts that make no page."""
+
+import pandas as pd
+import pytest
+
+from value_aware_study.report import Exhibit, Page, Section, Table
+
+
+@pytest.fixture
+def table() -> Table:
+    data = pd.DataFrame({"model": ["a_b", "c|d"], "error": [1031.123456789, 0.25], "paper": 2.0})
+    text = {"model": ["a_b", "c|d"], "error": ["1,031.1", "0.2"], "× exact": ["× 1.5", "−2.5 %"]}
+    return Table(data, pd.DataFrame(text))
+
+
+def test_csv_holds_the_numbers(table: Table) -> None:
+    assert table.csv() == "model,error,paper\na_b,1031.1235,2\nc|d,0.25,2\n"
+
+
+def test_markdown_holds_the_text_and_escapes_its_bars(table: Table) -> None:
+    heading, rule, *rows = table.markdown().splitlines()
+    assert [cell.strip() for cell in heading.split("|")] == ["", "model", "error", "× exact", ""]
+    assert rule.count(":") == 3 and rule.startswith("|:")
+    assert rows[1].startswith(r"| c\|d")
+
+
+def test_latex_is_booktabs_and_escaped() -> None:
+    words = ["a_b & c", "5 % of #1", "$x$ {y}", "~^\\", "−1 × 2 ≤ α"]
+    frame = pd.DataFrame({"a&b": words, "n_1": ["1"] * 5})
+    lines = Table(frame, frame).latex().splitlines()
+    assert lines[:4] == [r"\begin{tabular}{lr}", r"\toprule", r"a\&b & n\_1 \\", r"\midrule"]
+    assert lines[4:7] == [
+        r"a\_b \& c & 1 \\", r"5 \% of \#1 & 1 \\", r"\$x\$ \{y\} & 1 \\",
+    ]  # fmt: skip
+    assert lines[7] == r"\textasciitilde \textasciicircum \textbackslash  & 1 \\"
+    assert lines[8] == r"$-$1 $\times$ 2 $\leq$ $\alpha$ & 1 \\"
+    assert lines[9:] == [r"\bottomrule", r"\end{tabular}"]
+
+
+def test_cells_are_sorted_by_their_number_or_by_the_one_they_begin_with(table: Table) -> None:
+    values = [[cell.value for cell in row] for row in table.rows()]
+    assert values == [[None, 1031.123456789, 1.5], [None, 0.25, -2.5]]
+    assert table.numeric() == [False, True, True]
+
+
+def test_a_missing_number_is_no_number() -> None:
+    data = pd.DataFrame({"r": [1.0, None], "seen": [None, None]})
+    table = Table(data, pd.DataFrame({"r": ["1", "–"], "seen": ["–", "–"]}))
+    assert [row[0].value for row in table.rows()] == [1.0, None]
+    assert table.numeric() == [False, False]
+
+
+def test_a_table_without_rows_is_a_heading() -> None:
+    frame = pd.DataFrame(columns=["model", "error"])
+    table = Table(frame, frame)
+    assert table.rows() == [] and table.csv() == "model,error\n"
+    assert "model" in table.markdown() and r"model & error \\" in table.latex()
+
+
+def test_parts_that_make_no_page_are_refused_in_one_line(table: Table) -> None:
+    exhibit = Exhibit("twice", "A table", "", table=table)
+    with pytest.raises(ValueError, match="2 rows of data and 1 of text"):
+        Table(table.data, table.display.head(1))
+    with pytest.raises(ValueError, match="empty has neither a table nor an exploration"):
+        Exhibit("empty", "", "")
+    with pytest.raises(ValueError, match=r"'\.\./x' cannot name a part"):
+        Exhibit("../x", "", "", table=table)
+    with pytest.raises(ValueError, match="two parts of the page are named twice"):
+        Page("", "", [Section("twice", "", "", [exhibit])])

@@ -1,0 +1,140 @@
+"""One file without a network, escaped, the same bytes for the same page, written at once."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.report.pages import SLY, small_page
+from value_aware_study.report import Page, write_page
+from value_aware_study.report import page as page_module
+from value_aware_study.report.explorer import Exploration
+
+FILES = {
+    "index.html",
+    *("hero.csv", "hero.md", "hero.png"),
+    *("models.csv", "models.md"),
+    "explorer.json",
+}
+VOID = {"meta", "link", "br", "img"}
+
+
+@pytest.fixture
+def page() -> Page:
+    return small_page()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(small_page(), tmp_path_factory.mktemp("report")).parent
+
+
+class Elements(HTMLParser):
+    """Checks that elements are closed in order; collects them with their text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        name = self.found[-1][1].get("id") if self.found else None
+        if name:
+            self.text[name] = self.text.get(name, "") + data
+
+
+@pytest.fixture(scope="module")
+def elements(report: Path) -> Elements:
+    return Elements((report / "index.html").read_text(encoding="utf-8"))
+
+
+def test_the_report_is_this_set_of_files(report: Path) -> None:
+    assert set(contents(report)) == FILES
+
+
+def test_the_same_page_gives_the_same_bytes(report: Path, tmp_path: Path) -> None:
+    write_page(small_page(), tmp_path)
+    assert contents(tmp_path) == contents(report)
+
+
+def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
+    assert not elements.open
+    for tag, attributes in elements.found:
+        assert tag not in ("link", "img", "iframe") and "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    styles = (Path(page_module.__file__).parent / name for name in ("page.css", "explorer.css"))
+    assert not any(re.search(r"url\(|@import", file.read_text()) for file in styles)
+
+
+def test_every_anchor_is_there_once(elements: Elements) -> None:
+    names = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    links = {attributes["href"] for tag, attributes in elements.found if tag == "a"}
+    assert len(names) == len(set(names))
+    assert {link.removeprefix("#") for link in links if link} <= set(names)
+    assert {"claims", "model", "hero", "models", "explorer"} <= set(names)
+
+
+def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -> None:
+    text = (report / "index.html").read_text(encoding="utf-8")
+    assert SLY not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    explored = json.loads(elements.text["explorer-data"])["exploration"]
+    assert explored["models"][0]["tokens"][1] == SLY
+    assert json.loads(elements.text["models-data"])["csv"].startswith(f"model,error\n{SLY},")
+
+
+def test_the_exploration_is_read_back(report: Path, page: Page) -> None:
+    text = (report / "explorer.json").read_text(encoding="utf-8")
+    assert Exploration.from_json(text) == list(page.exhibits())[-1].exploration
+
+
+def test_a_failed_report_leaves_the_old_one(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.html").write_text("old")
+    (tmp_path / "mine.txt").write_text("kept")
+
+    def fail(charts: object) -> bytes:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(page_module, "png", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_page(page, tmp_path)
+    assert contents(tmp_path) == {"index.html": b"old", "mine.txt": b"kept"}
+
+
+def test_what_a_killed_run_left_is_removed(page: Page, tmp_path: Path) -> None:
+    left = tmp_path / page_module.UNFINISHED
+    left.mkdir()
+    (left / "old.csv").write_text("half a")
+    write_page(page, tmp_path)
+    assert set(contents(tmp_path)) == FILES
+
+
+def test_a_page_too_large_is_refused_in_one_line(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "LARGEST", 1000)
+    with pytest.raises(ValueError, match="bytes; at most 1,000 are allowed"):
+        write_page(page, tmp_path)
+    assert not contents(tmp_path)
+
+
+def test_without_figures_the_page_is_small(page: Page, tmp_path: Path) -> None:
+    tables = Page(page.title, page.lead, page.sections[1:])
+    assert write_page(tables, tmp_path).stat().st_size < 60_000

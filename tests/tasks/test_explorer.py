@@ -1,0 +1,117 @@
+"""What the token explorer shows, against dense attention."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from value_aware_attention import kernels
+from value_aware_attention.approximations import (
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SampledKeys,
+    SlidingWindow,
+)
+from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_study.report.explorer import WHOLE, Exploration, Kept, Model
+from value_aware_study.tasks.explorer import explored_model
+
+METHODS = {
+    "OVA": OptimalValueAware,
+    "OVO": OptimalValueOblivious,
+    "window": SlidingWindow,
+    "sampled": lambda r: SampledKeys(r, seed=0),
+}
+SIZES = (1, 3)
+TOKENS = ("a", "b", "c", "d", "e", "f")
+
+
+def call(generator: torch.Generator, causal: bool, mask: Tensor | None = None) -> LayerCall:
+    """Two sequences of eight positions, three heads."""
+    query, key, value = (torch.randn(2, 3, 8, 4, generator=generator) for _ in range(3))
+    return LayerCall(query, key, value, kernels.Exponential(), causal, 2, mask)
+
+
+def dense(weights: tuple[int, ...], keys: tuple[int, ...] | range) -> Tensor:
+    row = torch.zeros(len(TOKENS))
+    row[list(keys)] = torch.tensor(weights) / WHOLE
+    return row
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_and_errors_are_those_of_dense_attention(
+    generator: torch.Generator, causal: bool, masked: bool
+) -> None:
+    mask = torch.ones(2, 1, 8, 8, dtype=torch.bool) if masked else None
+    if mask is not None:
+        mask[..., 1] = False
+    recorded = call(generator, causal, mask)
+    [*heads] = explored_model("tiny", [recorded], TOKENS, METHODS, SIZES).heads
+    query, key, value = (x[0, :, :6] for x in (recorded.query, recorded.key, recorded.value))
+    cut = None if mask is None else mask[0, :, :6, :6]
+    exact = attention_weights(query, key, attn_mask=cut, is_causal=causal)
+    output = attention(query, key, value, attn_mask=cut, is_causal=causal)
+    assert [(head.layer, head.head) for head in heads] == [(0, 0), (0, 1), (0, 2)]
+    for head in heads:
+        for row, found in enumerate(head.queries):
+            weights = dense(found.weights, range(len(found.weights)))
+            assert torch.allclose(weights, exact[head.head, row], atol=0.5 / WHOLE + 1e-6)
+            for size, kept_by_methods in zip(SIZES, found.kept, strict=True):
+                for kept in kept_by_methods:
+                    check(kept, size, value[head.head], output[head.head, row])
+
+
+def check(kept: Kept, size: int, value: Tensor, output: Tensor) -> None:
+    assert len(kept.keys) <= size and len(set(kept.keys)) == len(kept.keys)
+    # A window whose keys are all masked keeps none: its output is zero, and so all error is left.
+    expected = WHOLE if kept.keys else 0
+    assert kept.error is not None and sum(kept.weights) == pytest.approx(expected, abs=size)
+    approximate = dense(kept.weights, kept.keys) @ value
+    error = (approximate - output).square().sum() / output.square().sum()
+    assert kept.error == pytest.approx(float(error), rel=0.02, abs=0.01)
+
+
+def test_the_optimum_leaves_the_least_error_and_none_from_d_plus_1_on(
+    generator: torch.Generator,
+) -> None:
+    model = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, (1, 5))
+    for head in model.heads:
+        for found in head.queries:
+            (optimal, *others), (whole, *_) = found.kept
+            assert optimal.error == min(kept.error for kept in (optimal, *others))
+            assert whole.error < 1e-9
+
+
+def test_heads_are_those_asked_for(generator: torch.Generator) -> None:
+    calls = [call(generator, True) for _ in range(2)]
+    model = explored_model("tiny", calls, TOKENS, METHODS, SIZES, heads={(0, 2), (1, 1)})
+    assert [(head.layer, head.head) for head in model.heads] == [(0, 2), (1, 1)]
+
+
+def test_a_causal_query_has_no_weights_after_itself(generator: torch.Generator) -> None:
+    [head, *_] = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, SIZES).heads
+    assert [len(found.weights) for found in head.queries] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_output_of_zero_has_no_relative_error(generator: torch.Generator) -> None:
+    one = call(generator, False)
+    zero = LayerCall(one.query, one.key, 0 * one.value, one.kernel, False, 0)
+    [head, *_] = explored_model("tiny", [zero], TOKENS, METHODS, SIZES).heads
+    assert {kept.error for kept in head.queries[0].kept[0]} == {None}
+
+
+def test_more_tokens_than_keys_are_refused(generator: torch.Generator) -> None:
+    with pytest.raises(ValueError, match="9 tokens given for a call of 8 keys"):
+        explored_model("tiny", [call(generator, True)], "abcdefghi", METHODS, SIZES)
+
+
+def test_json_is_read_back_and_small(generator: torch.Generator) -> None:
+    model: Model = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, SIZES)
+    exploration = Exploration(SIZES, tuple(METHODS), (model,))
+    text = exploration.to_json()
+    assert Exploration.from_json(text) == exploration
+    assert json.loads(text)["models"][0]["tokens"] == list(TOKENS)
+    assert len(text) < 300 * len(model.heads) * len(TOKENS)

@@ -1,0 +1,113 @@
+"""What W&B gets: curves against r, summaries that runs are compared by, a sweep that composes."""
+
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import wandb
+from omegaconf import OmegaConf
+
+from pipelines import tracking
+from pipelines.app import composed, plain
+from pipelines.evaluate import setting
+from tests.test_apps import run_app
+from tests.test_cluster import write_model
+from tests.training.processes import write_tokens
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Run:
+    """What a run is told."""
+
+    def __init__(self) -> None:
+        self.history: dict[int, dict[str, Any]] = {}
+        self.summary: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        assert step > max(self.history, default=0)  # W&B drops what goes back
+        self.history[step] = values
+
+    def define_metric(self, name: str, **options: Any) -> None:
+        pass
+
+    def finish(self, exit_code: int = 0) -> None:
+        pass
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
+    """Runs of the apps, and what they were made with."""
+    write_tokens(tmp_path)
+    write_model(tmp_path)
+    made: list[Run] = []
+
+    def start(**given: Any) -> Run:
+        run = Run()
+        run.name, run.tags = given["name"], given["tags"]
+        run.config = SimpleNamespace(update=lambda values, **options: run.facts.update(values))
+        run.settings = wandb.Settings(mode="offline")
+        made.append(run)
+        return run
+
+    monkeypatch.setattr(tracking, "wandb_run", start)
+    return made
+
+
+FEW = (
+    "grid.keys=[1,4]", "grid.value_aware_keys=[1,4]", "grid.window_keys=[]",
+    "grid.baseline_keys=[]", "grid.sampled_keys=[]",
+)  # fmt: skip
+
+
+def test_an_evaluation_logs_its_curves_against_r_and_a_summary(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    run_app(" ".join(["evaluate", "kernel=elu", "logger=wandb", *FEW]), tmp_path)
+    (run,) = runs
+    assert run.name == "evaluate/causal_elu" and run.tags == ["evaluate", "smoke", "elu"]
+    assert list(run.history) == [1, 4]
+    assert set(run.history[4]) == {
+        f"{measured}/{method}"
+        for measured in ("perplexity", "relative output error")
+        for method in ("optimal_v_oblivious", "optimal_v_aware")
+    }
+    keys = {"exact", "OVO_1", "OVO_4", "OVA_1", "OVA_4", "keys_matching_4", "grid"}
+    assert set(run.summary) == keys
+    assert run.summary["OVA_4"] == run.history[4]["perplexity/optimal_v_aware"]
+    assert len(run.facts["checkpoint_sha256"]) == len(run.facts["data_sha256"]) == 64
+
+
+def test_a_cell_of_a_sweep_is_a_run_of_its_own(runs: list[Run], tmp_path: Path) -> None:
+    cell = "evaluate kernel=elu approximation=optimal_v_aware approximation.r=4"
+    run_app(f"{cell} logger=wandb", tmp_path)
+    (run,) = runs
+    assert run.summary["value"] == run.summary["OVA_4"] and "relative_output_error" in run.summary
+
+
+def test_every_combination_of_the_sweep_is_a_cell() -> None:
+    sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
+    axes = {name: axis["values"] for name, axis in sweep["parameters"].items()}
+    for values in product(*axes.values()):
+        given = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
+        section = composed("evaluate", ["model=causal", *given, "scale=smoke"]).evaluate
+        method = setting(values[1], plain(section.approximation)).build(0)
+        assert method.r == values[2]
+
+
+def test_the_workspace_opens_on_loss_against_r() -> None:
+    workspace = import_module("pipelines.workspace")  # it warns of pydantic's old validators
+    made = workspace.built("someone", "value-aware-attention")
+    first = made.sections[0]
+    assert first.name == "Loss against r" and first.is_open
+    assert first.panels[0].metric_regex == "perplexity/.*"
+
+
+def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^error: workspace\.entity is not set"):
+        run_app("workspace", tmp_path)
