@@ -5,20 +5,18 @@ from synthetic import with_cells
 from value_aware_study.cards import cards
 from value_aware_study.reporting import style
 from value_aware_study.reporting.figures import (
+    BASELINES,
+    OPTIMAL,
+    SMALLEST_ERROR,
     figure_1,
     figure_2,
     figure_3,
+    figure_4,
+    figure_5,
     save,
 )
 from value_aware_study.reporting.labels import method_label
 from value_aware_study.reporting.results import Results
-from value_aware_study.reporting.value_figures import (
-    BASELINES,
-    OPTIMAL,
-    SMALLEST_ERROR,
-    figure_4,
-    figure_5,
-)
 
 KERNELS = ["exponential", "polynomial (deg 2)", "elu"]
 

@@ -1,8 +1,9 @@
 """What the paper claims, each claim answered from our records alone."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +42,8 @@ TITLE = "The paper's claims, measured here"
 SIZES = (1, 65)
 """The r of the paper's tables."""
 WINDOWS = (4, 16, 65)
+EVERY = ("causal", "long", "short")
+"""The models, as `models` names them."""
 ROUNDING = 1e-5
 """Of the longest value: what errs by no more than that is exact in single precision."""
 
@@ -51,84 +54,72 @@ FEW_LSH, MANY_LSH = (
 )
 
 
-@dataclass(frozen=True)
-class Run:
-    """The evaluated models of one run."""
-
-    results: Results
-
-    def trainings(self) -> list[list[Model]]:
-        """The causal models of the kernels, once for every time that all of them were trained."""
-        runs: dict[str, list[Model]] = {}
-        for kernel in KERNELS:
-            name = f"causal_{kernel}"
-            for record in self.results.causal:
-                if record.model.startswith(name):
-                    again = record.model.removeprefix(name).replace("_", " ")
-                    runs.setdefault(again, []).append(Model(f"{kernel}{again}", record))
-        return list(runs.values())
-
-    def causal(self) -> list[Model]:
-        return [model for training in self.trainings() for model in training]
-
-    def masked(self, *lengths: str) -> list[Model]:
-        models = ((name, self.results.models(f"masked_{name}")) for name in lengths)
-        return [Model(f"masked {name}", record) for name, found in models for record in found]
+def trainings(results: Results) -> list[list[Model]]:
+    """The causal models of the kernels, once for every time that all of them were trained."""
+    runs: dict[str, list[Model]] = {}
+    for kernel in KERNELS:
+        name = f"causal_{kernel}"
+        for record in results.causal:
+            if record.model.startswith(name):
+                again = record.model.removeprefix(name).replace("_", " ")
+                runs.setdefault(again, []).append(Model(f"{kernel}{again}", record))
+    return list(runs.values())
 
 
-def aware_beats_oblivious(run: Run) -> list[Finding]:
-    """OVA-1 against OVO-1, in every model."""
-    models = [*run.causal(), *run.masked("long", "short")]
-    return compared(models, aware(1), oblivious(1), above=False)
+def models(results: Results, *names: str) -> list[Model]:
+    """The causal models of every training for "causal", else the masked one of that length."""
+    known = {"causal": [model for training in trainings(results) for model in training]}
+    for name in ("long", "short"):
+        found = results.models(f"masked_{name}")
+        known[name] = [Model(f"masked {name}", record) for record in found]
+    return [model for name in names for model in known[name]]
 
 
-def one_more_than_head_size(run: Run) -> list[Finding]:
+Find = Callable[[Results], Iterable[Finding]]
+
+
+def compares(names: Sequence[str], first: Setting, second: Setting, *, above: bool) -> Find:
+    """Finds in each model whether one setting's loss is above (or below) the other's."""
+    return lambda results: compared(models(results, *names), first, second, above=above)
+
+
+def one_more_than_head_size(results: Results) -> Iterator[Finding]:
     """The largest output error of head size + 1 value-aware keys, over all queries read."""
     what = "largest |o − õ| of head size + 1 value-aware keys, over the longest value"
-    findings = []
-    for model in (*run.causal(), *run.masked("long", "short")):
+    for model in models(results, *EVERY):
         r = model.record.head_dim + 1
         for cell in model.record.cells:
             error = cell.error.largest_error if cell.error else None
             if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
-                findings.append(Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what))
-    return findings
+                yield Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what)
 
 
-def oblivious_loses(run: Run) -> list[Finding]:
-    """OVO-65 against exact attention, for every kernel and in the long masked model."""
-    return compared([*run.causal(), *run.masked("long")], oblivious(65), EXACT, above=True)
-
-
-def order_of_kernels(run: Run) -> list[Finding]:
+def order_of_kernels(results: Results) -> Iterator[Finding]:
     """Polynomial above elu above exponential, in what OVO adds to the loss."""
-    findings = []
-    for training in run.trainings():
-        models = {model.record.kernel: model for model in training}
-        order = [models[name] for name in ("polynomial", "elu", "exponential") if name in models]
-        findings += _in_order(order, "")
-    return findings
+    for training in trainings(results):
+        by_kernel = {model.record.kernel: model for model in training}
+        names = [name for name in ("polynomial", "elu", "exponential") if name in by_kernel]
+        order = [by_kernel[name] for name in names]
+        yield from _in_order(order, "")
 
 
-def flatter_kernels_lose_more(run: Run) -> list[Finding]:
+def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
     """The kernel whose trained model has flatter attention above the next one, in the same."""
-    findings = []
-    for training in run.trainings():
-        models = [model for model in training if model.record.attention]
-        models.sort(key=lambda model: -model.effective_keys)
-        keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in models)
-        findings += _in_order(models, f", the flatter first (effective keys: {keys})")
-    return findings
+    for training in trainings(results):
+        known = [model for model in training if model.record.attention]
+        known.sort(key=lambda model: -model.effective_keys)
+        keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in known)
+        yield from _in_order(known, f", the flatter first (effective keys: {keys})")
 
 
-def flatter_is_wider(run: Run) -> list[Finding]:
+def flatter_is_wider(results: Results) -> Iterator[Finding]:
     """In each layer, the rank correlation over kernels of effective keys and OVO over OVA error."""
-    frame = gap_rows(of_models(run.results))
+    frame = gap_rows(of_models(results))
     layers = (layer for _, layer in frame.groupby(["model", "layer"]))
     ranks = [layer["share"].rank().corr(layer["gap"].rank()) for layer in layers]
     known = np.array([rank for rank in ranks if math.isfinite(rank)])
     if not len(known):
-        return []
+        return
     ends = [float(end) for end in ratio_of_sums(known, np.ones(len(known)))]
     mean, low, high = (signed(end, 2) for end in ends)
     what = (
@@ -136,63 +127,32 @@ def flatter_is_wider(run: Run) -> list[Finding]:
         "a layer's queries and keys"
     )
     sentence = f"mean of {len(known)} layers {mean} ({low} to {high})"
-    return [Finding(sentence, is_above(ends), what, *ends)]
+    yield Finding(sentence, is_above(ends), what, *ends)
 
 
-def orf_loses(run: Run) -> list[Finding]:
-    """ORF-256, as written, against OVO-65."""
-    return compared(run.masked("long"), ORF, oblivious(65), above=True)
-
-
-def few_keys_of_lsh_lose(run: Run) -> list[Finding]:
-    """LSH of 64 keys and 4 rounds, or what is closest to it, against OVO-65."""
-    return _lsh_against_oblivious(run, FEW_LSH, above=True)
-
-
-def many_keys_of_lsh_win(run: Run) -> list[Finding]:
-    """LSH of 512 keys and 16 rounds, or what is closest to it, against OVO-65."""
-    return _lsh_against_oblivious(run, MANY_LSH, above=False)
-
-
-def longer_is_better(run: Run) -> list[Finding]:
+def longer_is_better(results: Results) -> Iterator[Finding]:
     """The long model against the short one, which reads the same text in pieces."""
     what = "long model against the short one, same masked tokens"
-    findings = []
-    for long, short in zip(run.masked("long"), run.masked("short"), strict=False):
+    for long, short in zip(models(results, "long"), models(results, "short"), strict=False):
         if text := short.record.baselines.get("longer_text"):
             exact = long.sums(EXACT)
-            findings += difference(
+            yield from difference(
                 what, "exact attention", "error", exact, Sums.of([text]), above=False
             )
-    return findings
 
 
-def window_loses(run: Run) -> list[Finding]:
-    """A window of r keys against exact attention and against OVO-r."""
-    models = [*run.causal(), *run.masked("long")]
-    return [
-        finding
-        for r in WINDOWS
-        for other in (EXACT, oblivious(r))
-        for finding in compared(models, Setting("sliding_window", {"r": r}), other, above=True)
-    ]
+def lsh_against_oblivious(results: Results, paper: Setting, *, above: bool) -> Iterator[Finding]:
+    """LSH of the paper's keys and rounds, or what is closest to it, against OVO-65."""
+    for model in models(results, "long"):
+        if setting := _closest_lsh(model.record, paper):
+            yield from compared([model], setting, oblivious(65), above=above)
 
 
-def _lsh_against_oblivious(run: Run, paper: Setting, *, above: bool) -> list[Finding]:
-    return [
-        finding
-        for model in run.masked("long")
-        if (setting := _closest_lsh(model.record, paper))
-        for finding in compared([model], setting, oblivious(65), above=above)
-    ]
-
-
-def _in_order(models: Sequence[Model], how: str) -> list[Finding]:
+def _in_order(models: Sequence[Model], how: str) -> Iterator[Finding]:
     """At each size, whether OVO adds more to the loss of a model than to that of the next one."""
-    findings = []
     for setting in map(oblivious, SIZES):
         for first, second in pairwise(models):
-            findings += difference(
+            yield from difference(
                 f"perplexity of {setting.label} over exact's{how}",
                 f"{first.label} / {second.label}",
                 "perplexity",
@@ -200,7 +160,6 @@ def _in_order(models: Sequence[Model], how: str) -> list[Finding]:
                 second.added(setting),
                 above=True,
             )
-    return findings
 
 
 def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
@@ -252,14 +211,14 @@ class Claim:
 
     text: str
     published: str
-    finds: Sequence[Callable[[Run], list[Finding]]]
+    finds: Sequence[Find]
 
 
 CLAIMS = (
     Claim(
         "One value-aware key loses less than one chosen by weight.",
         f"{_table_2(aware(1), oblivious(1))}; {_table_1(aware(1), oblivious(1))}.",
-        [aware_beats_oblivious],
+        [compares(EVERY, aware(1), oblivious(1), above=False)],
     ),
     Claim(
         "Head size + 1 value-aware keys equal exact attention.",
@@ -269,7 +228,7 @@ CLAIMS = (
     Claim(
         "65 keys chosen by weight lose against exact attention.",
         f"{_table_2(oblivious(65), EXACT)}; {_table_1(oblivious(65), EXACT)}.",
-        [oblivious_loses],
+        [compares(("causal", "long"), oblivious(65), EXACT, above=True)],
     ),
     Claim(
         "By weight, polynomial loses most, then elu, exponential.",
@@ -284,12 +243,15 @@ CLAIMS = (
     Claim(
         "ORF and LSH of few keys lose against 65 keys by weight.",
         f"{_table_1(ORF, FEW_LSH, oblivious(65))}.",
-        [orf_loses, few_keys_of_lsh_lose],
+        [
+            compares(("long",), ORF, oblivious(65), above=True),
+            partial(lsh_against_oblivious, paper=FEW_LSH, above=True),
+        ],
     ),
     Claim(
         "LSH of many keys does better than 65 keys by weight.",
         f"{_table_1(MANY_LSH, oblivious(65))}.",
-        [many_keys_of_lsh_win],
+        [partial(lsh_against_oblivious, paper=MANY_LSH, above=False)],
     ),
     Claim(
         "The model of long sequences errs less than of short ones.",
@@ -299,7 +261,11 @@ CLAIMS = (
     Claim(
         "A window loses against exact and against r by weight.",
         "Figure 1, masked LM; no number is printed.",
-        [window_loses],
+        [
+            compares(("causal", "long"), Setting("sliding_window", {"r": r}), other, above=True)
+            for r in WINDOWS
+            for other in (EXACT, oblivious(r))
+        ],
     ),
 )
 
@@ -310,10 +276,11 @@ def answered(results: Results) -> Claims:
 
 def answers(results: Results) -> list[Answer]:
     """Every claim with its findings; with none where a model or a setting was not evaluated."""
-    run = Run(results)
     return [
         Answer(
-            claim.text, [finding for find in claim.finds for finding in find(run)], claim.published
+            claim.text,
+            [finding for find in claim.finds for finding in find(results)],
+            claim.published,
         )
         for claim in CLAIMS
     ]
@@ -325,7 +292,7 @@ def about(results: Results) -> str:
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
         "95% intervals over windows or sequences of the same evaluation text (for correlations: "
         "over layers); they do not cover the draws of random methods, which are means over seeds. "
-        f"{_trained(len(Run(results).trainings()))} {captions.ours(results.records)}"
+        f"{_trained(len(trainings(results)))} {captions.ours(results.records)}"
     )
 
 

@@ -10,13 +10,12 @@ import pandas as pd
 from value_aware_attention.measurement.record import Record
 from value_aware_study.cards import cards
 from value_aware_study.reporting import captions, style
-from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.figures import METRIC_TITLES
 from value_aware_study.reporting.labels import model_label
 from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
 from value_aware_study.reporting.output_error_figures import FLOOR, error_axis
 from value_aware_study.reporting.results import OUTPUT_ERRORS, Results
-from value_aware_study.reporting.table import DASH, Table, interval, number, times
+from value_aware_study.reporting.table import DASH, Figure, Table, interval, number, times
 
 __all__ = ["distance_figures", "distance_table", "findings"]
 

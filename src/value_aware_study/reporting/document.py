@@ -11,8 +11,7 @@ from jinja2 import Environment
 
 from value_aware_study.reporting import figures
 from value_aware_study.reporting.claim import Claims
-from value_aware_study.reporting.figure import Figure
-from value_aware_study.reporting.table import Table
+from value_aware_study.reporting.table import Figure, Table
 
 __all__ = ["Part", "Text", "write_page"]
 

@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from value_aware_study.reporting import captions
-from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.measurements import AWARE, Measured, Rows, error_rows
 from value_aware_study.reporting.output_error_figures import (
     FLOOR,
@@ -15,7 +14,7 @@ from value_aware_study.reporting.output_error_figures import (
     output_error_figure,
 )
 from value_aware_study.reporting.skewness_figure import gap_findings, skewness_figure
-from value_aware_study.reporting.table import Table, interval, setting_value, whole
+from value_aware_study.reporting.table import Figure, Table, interval, setting_value, whole
 
 SMALLEST = setting_value(FLOOR)
 

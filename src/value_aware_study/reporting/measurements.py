@@ -3,14 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
-from value_aware_attention.measurement.record import Attention, MatchingKeys, OutputError, Record
+from value_aware_attention.measurement.record import (
+    Attention,
+    KeysNeeded,
+    MatchingKeys,
+    OutputError,
+    Record,
+)
 from value_aware_study.reporting import style
 from value_aware_study.reporting.labels import KERNEL_LABELS, model_label
 from value_aware_study.reporting.results import Results
 
 Rows = list[dict[str, Any]]
 
-OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
+OPTIMAL = OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 SENTENCE_SIZES = (4, 8, 16)
 
 
@@ -89,8 +95,8 @@ def sentence(output_error: OutputError) -> str:
     if not found:
         return "how many keys match value-aware keys was not measured"
     first, *others = found
-    known = f"{first.r} value-aware keys match {_with_ends(first)} keys chosen by attention weight"
-    parts = [known, *(f"{match.r} match {_with_ends(match)}" for match in others)]
+    known = f"{first.r} value-aware keys match {with_ends(first)} keys chosen by attention weight"
+    parts = [known, *(f"{match.r} match {with_ends(match)}" for match in others)]
     medians = ", ".join(f"{match.median:,}" for match in found)
     return (
         f"{', '.join(parts)} of {output_error.keys:,} (errors pooled; matched query by query, "
@@ -98,7 +104,7 @@ def sentence(output_error: OutputError) -> str:
     )
 
 
-def _with_ends(match: MatchingKeys) -> str:
+def with_ends(count: MatchingKeys | KeysNeeded) -> str:
     """ "69 (65 to 76)"; the count alone where its interval is not known."""
-    ends = "" if match.low is None else f" ({match.low:,} to {match.high:,})"
-    return f"{match.keys:,}{ends}"
+    ends = "" if count.low is None else f" ({count.low:,} to {count.high:,})"
+    return f"{count.keys:,}{ends}"

@@ -14,6 +14,7 @@ from value_aware_study.reporting.labels import series_label
 from value_aware_study.reporting.measurements import (
     AWARE,
     OBLIVIOUS,
+    OPTIMAL,
     Measured,
     Rows,
     error_rows,
@@ -24,7 +25,6 @@ NOT_MEASURED = "The output error of every size was not measured."
 # Smaller relative errors, zero included, are drawn here: below it is mostly rounding.
 FLOOR = 1e-6
 BOUND = "sampled from α, expected (Maurey's bound)"
-OPTIMAL = (OBLIVIOUS, AWARE)
 CURVES: Mapping[str, Mapping[str, Any]] = {
     OBLIVIOUS: {},
     AWARE: {},

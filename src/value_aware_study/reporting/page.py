@@ -7,15 +7,14 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.measurement.record import Record
-from value_aware_study.reporting import captions, claims, figures, value_figures
+from value_aware_study.reporting import captions, claims, figures
 from value_aware_study.reporting.captions import measured_on, versions
 from value_aware_study.reporting.document import Part, Text, write_page
-from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.headline import headline
 from value_aware_study.reporting.measured_report import matching_table, measured_figures
 from value_aware_study.reporting.measurements import of_models
 from value_aware_study.reporting.results import Results
-from value_aware_study.reporting.table import Table, number
+from value_aware_study.reporting.table import Figure, Table, number
 from value_aware_study.reporting.tables import grid_csv, skewness_table, table_1, table_2
 from value_aware_study.reporting.training_tables import table_3, table_4, table_4_causal
 
@@ -107,9 +106,9 @@ def _figures(results: Results) -> list[Figure]:
             "Each point is one setting: its relative output error, and the metric with that "
             f"approximation in every layer. {captions.OUTPUT_ERROR} "
             f"{captions.recorded_on(every)} grid.csv has the intervals. Settings with "
-            f"an error under {value_figures.SMALLEST_ERROR:g} count as exact and are left out. "
+            f"an error under {figures.SMALLEST_ERROR:g} count as exact and are left out. "
             f"Not in the paper. The metric: {captions.ours(every)}",
-            value_figures.figure_4(results),
+            figures.figure_4(results),
         ),
         Figure(
             "figure_5",
@@ -118,7 +117,7 @@ def _figures(results: Results) -> list[Figure]:
             "draws with replacement, mean of the seeds. Not in the paper, which has r = 1 and 65 "
             f"in Tables 1 and 2. {captions.INTERVAL} {captions.NOT_JOINED} "
             f"{captions.ours(every)}",
-            value_figures.figure_5(results),
+            figures.figure_5(results),
         ),
         *measured_figures(
             of_models(results), MEASURED_NAMES, captions.settings_of(results.records)

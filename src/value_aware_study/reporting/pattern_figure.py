@@ -7,8 +7,8 @@ import pandas as pd
 
 from value_aware_attention.measurement.record import Panel, Picture, Record
 from value_aware_study.reporting import style
-from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.labels import method_label, model_label
+from value_aware_study.reporting.table import Figure
 
 __all__ = ["pattern_figures"]
 

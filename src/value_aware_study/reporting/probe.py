@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from value_aware_attention.measurement.record import Cell, KeysNeeded, OutputError, Record
+from value_aware_attention.measurement.record import Cell, OutputError, Record
 from value_aware_attention.probe.lines import headline
 from value_aware_study.reporting import captions
 from value_aware_study.reporting.document import Part, Text, write_page
 from value_aware_study.reporting.labels import method_label
 from value_aware_study.reporting.measured_report import matching_table, measured_figures
-from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS, of_kernels, sentence
+from value_aware_study.reporting.measurements import OPTIMAL, of_kernels, sentence, with_ends
 from value_aware_study.reporting.probe_figures import (
     CAUSAL,
     INTERVALS,
@@ -142,20 +142,15 @@ def _needed(record: Record, setting: str) -> Table:
     layers = (*range(errors.layers), None)
     display = pd.DataFrame({"layer": ["all" if layer is None else str(layer) for layer in layers]})
     for share in shares_of(record):
-        for method in (OBLIVIOUS, AWARE):
+        for method in OPTIMAL:
             display[f"{share:.0%} error, {method_label(method)}"] = [
-                _count(found[layer, share, method]) for layer in layers
+                with_ends(found[layer, share, method]) for layer in layers
             ]
     caption = (
         "The fewest keys with which |o − õ|² / |o|², summed over the layer, is at most that. The "
         f"CSV has every head. {INTERVALS} {captions.BEST_FOUND} {setting}"
     )
     return Table("layers", "Keys that each layer needs", caption, data, display)
-
-
-def _count(row: KeysNeeded) -> str:
-    ends = "" if row.low is None else f" ({row.low:,}–{row.high:,})"
-    return f"{row.keys:,}{ends}"
 
 
 def _heads(errors: OutputError) -> pd.DataFrame:

@@ -9,11 +9,11 @@ import pandas as pd
 
 from value_aware_attention.measurement.record import KeysNeeded, Record
 from value_aware_study.reporting import captions, style
-from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.figures import KEYS_TITLE, curves
 from value_aware_study.reporting.labels import method_label
-from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
+from value_aware_study.reporting.measurements import OPTIMAL
 from value_aware_study.reporting.output_error_figures import FLOOR
+from value_aware_study.reporting.table import Figure
 
 METRIC_TITLES = {
     "error": "hidden tokens predicted wrongly (%)",
@@ -23,7 +23,6 @@ METRIC_TITLES = {
 HEAT_SIZE = 4
 HEAT_SHARE = 0.05
 LABELLED_HEADS = 16  # up to so many, the cells of a heat map carry their numbers
-OPTIMAL = (OBLIVIOUS, AWARE)
 INTERVALS = "Intervals: 95%, over windows."
 
 

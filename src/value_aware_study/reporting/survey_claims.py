@@ -1,6 +1,6 @@
 """What the survey says of time and memory, each claim answered from our measurements alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -25,7 +25,7 @@ class Claim:
     """A sentence of the survey in our words, and how it is looked at beside a dense attention."""
 
     sentence: str
-    find: Callable[[Measurements, str], list[Finding]]
+    find: Callable[[Measurements, str], Iterator[Finding]]
     beside_dense: bool = False
     """It compares with dense attention; it is then asked of the fused one too."""
 
@@ -37,15 +37,14 @@ def answers(measured: Measurements, where: str = "") -> list[Answer]:
     PyTorch's fused one too.
     """
     return [
-        Answer(claim.sentence + SUFFIXES[dense], claim.find(measured, dense), where=where)
+        Answer(claim.sentence + SUFFIXES[dense], list(claim.find(measured, dense)), where=where)
         for claim in CLAIMS
         for dense in (DENSE if claim.beside_dense else DENSE[:1])
     ]
 
 
-def dense_about_equal(measured: Measurements, dense: str) -> list[Finding]:
+def dense_about_equal(measured: Measurements, dense: str) -> Iterator[Finding]:
     """Dense attention over the median of all other methods, at every length up to 512."""
-    findings = []
     for quantity, name in QUANTITIES.items():
         ratios = {}
         for length, costs in measured.rounds(TRAINING, quantity).items():
@@ -54,17 +53,16 @@ def dense_about_equal(measured: Measurements, dense: str) -> list[Finding]:
                 middle = [median(costs) for costs in zip(*others, strict=True)]
                 ratios[length] = paired(costs[dense], middle)
         if ratios:
+            label = measured.label(dense)
             sentence = (
-                f"{_capital(measured.label(dense))} needs {_series(ratios)} tokens the {name} of "
+                f"{label[:1].upper()}{label[1:]} needs {_series(ratios)} tokens the {name} of "
                 f"the median of the other methods ({1 / EQUAL:g} to {EQUAL:g} counts as equal)."
             )
-            findings.append(Finding(sentence, _every(map(_equal, ratios.values()))))
-    return findings
+            yield Finding(sentence, _every(map(_equal, ratios.values())))
 
 
-def all_beat_dense(measured: Measurements, dense: str) -> list[Finding]:
+def all_beat_dense(measured: Measurements, dense: str) -> Iterator[Finding]:
     """How many methods need less than dense attention at the longest length."""
-    findings = []
     for quantity, name in QUANTITIES.items():
         by_length = measured.rounds(TRAINING, quantity)
         length = max((n for n in by_length if dense in by_length[n]), default=0)
@@ -76,28 +74,24 @@ def all_beat_dense(measured: Measurements, dense: str) -> list[Finding]:
         less = f"{list(sides.values()).count('below')} of {len(sides)} methods"
         rest = ""
         for side, word in (("above", "not"), ("undecided", "undecided:")):
-            names = [f"{measured.label(m)} {_times(ratios[m])}" for m in sides if sides[m] == side]
+            names = [f"{measured.label(m)} {ratios[m]} times" for m in sides if sides[m] == side]
             rest += f"; {word} {', '.join(names)}" if names else ""
         label = measured.label(dense)
         sentence = f"At {length:,} tokens {less} need less {name} than {label}{rest}."
-        findings.append(Finding(sentence, _every(_is(side, "below") for side in sides.values())))
-    return findings
+        yield Finding(sentence, _every(_is(side, "below") for side in sides.values()))
 
 
-def linformer_worst(measured: Measurements, dense: str) -> list[Finding]:
+def linformer_worst(measured: Measurements, dense: str) -> Iterator[Finding]:
     """Growth from 512 tokens to the longest length, among the efficient methods."""
-    findings = []
     for variant in [m for m in measured.efficient() if m.startswith("linformer")]:
         for quantity, name in QUANTITIES.items():
             growth = _growth_from(measured, EQUAL_UP_TO, quantity)
             if variant in growth:
-                findings.append(_rank(measured, variant, growth, f"{name} grows"))
-    return findings
+                yield _rank(measured, variant, growth, f"{name} grows")
 
 
-def nystrom_worst_short(measured: Measurements, dense: str) -> list[Finding]:
+def nystrom_worst_short(measured: Measurements, dense: str) -> Iterator[Finding]:
     """Cost at 128 and 256 tokens, among all methods."""
-    findings = []
     for quantity, name in QUANTITIES.items():
         by_length = measured.rounds(TRAINING, quantity)
         for length in SHORT:
@@ -105,13 +99,11 @@ def nystrom_worst_short(measured: Measurements, dense: str) -> list[Finding]:
             if "nystrom" in costs and dense in costs:
                 relative = {m: _quotients(costs[m], costs[dense]) for m in costs}
                 place = f"at {length} tokens the {name}, over {measured.label(dense)}'s, is"
-                findings.append(_rank(measured, "nystrom", relative, place))
-    return findings
+                yield _rank(measured, "nystrom", relative, place)
 
 
-def fourier_flat(measured: Measurements, dense: str) -> list[Finding]:
+def fourier_flat(measured: Measurements, dense: str) -> Iterator[Finding]:
     """Growth of the Fourier layer over all lengths, and its lead at each of them."""
-    findings = []
     for quantity, name in QUANTITIES.items():
         by_length = measured.rounds(TRAINING, quantity)
         by_length = {n: costs for n, costs in by_length.items() if "fourier_mixing" in costs}
@@ -119,15 +111,12 @@ def fourier_flat(measured: Measurements, dense: str) -> list[Finding]:
             continue
         first, last = min(by_length), max(by_length)
         growth = paired(by_length[last]["fourier_mixing"], by_length[first]["fourier_mixing"])
-        findings.append(
-            Finding(
-                f"From {first:,} to {last:,} tokens, {last / first:.3g} times as many, its {name} "
-                f"grows {_times(growth)} (below {FLAT:g} times counts as nearly flat).",
-                _is(growth.side(FLAT), "below"),
-            )
+        yield Finding(
+            f"From {first:,} to {last:,} tokens, {last / first:.3g} times as many, its {name} "
+            f"grows {growth} times (below {FLAT:g} times counts as nearly flat).",
+            _is(growth.side(FLAT), "below"),
         )
-        findings.append(_leads(by_length, name))
-    return findings
+        yield _leads(by_length, name)
 
 
 def _leads(by_length: dict[int, dict[str, list[float]]], name: str) -> Finding:
@@ -144,24 +133,25 @@ def _leads(by_length: dict[int, dict[str, list[float]]], name: str) -> Finding:
     return Finding(sentence, _every(_is(ratio.side(), "above") for ratio in leads.values()))
 
 
-def reformer_pays_late(measured: Measurements, dense: str) -> list[Finding]:
+def reformer_pays_late(measured: Measurements, dense: str) -> Iterator[Finding]:
     """Reformer over dense attention: the layer up to 2,048 tokens, attention alone beyond."""
-    findings = []
     for quantity, name in QUANTITIES.items():
         layer = _over_dense(measured, TRAINING, quantity, dense)
         early = {length: ratio for length, ratio in layer.items() if length <= FIT_FROM}
         if early:
-            label = f"{measured.label(dense)}'s"
-            sentence = f"A layer with Reformer needs {_series(early)} tokens {label} {name}."
-            holds = _every(_is(ratio.side(), "above") for ratio in early.values())
-            findings.append(Finding(sentence, holds))
+            yield Finding(
+                f"A layer with Reformer needs {_series(early)} tokens {measured.label(dense)}'s "
+                f"{name}.",
+                _every(_is(ratio.side(), "above") for ratio in early.values()),
+            )
         late = _over_dense(measured, "attention", quantity, dense)
         late = {length: ratio for length, ratio in late.items() if length > FIT_FROM}
         if late:
-            label = f"{measured.label(dense)}'s"
-            sentence = f"Reformer alone, forward, needs {_series(late)} tokens {label} {name}."
-            findings.append(Finding(sentence, _is(late[max(late)].side(), "below")))
-    return findings
+            yield Finding(
+                f"Reformer alone, forward, needs {_series(late)} tokens {measured.label(dense)}'s "
+                f"{name}.",
+                _is(late[max(late)].side(), "below"),
+            )
 
 
 def _over_dense(measured: Measurements, name: str, quantity: str, dense: str) -> dict[int, Ratio]:
@@ -225,14 +215,6 @@ def _every(held: Iterable[bool | None]) -> bool | None:
     """False where one is, None where one is and no other is False."""
     found = set(held)
     return False if False in found else None if None in found else True
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _times(ratio: Ratio) -> str:
-    return f"{ratio} times"
 
 
 def _series(ratios: dict[int, Ratio]) -> str:

@@ -7,7 +7,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.reporting import style
-from value_aware_study.reporting.survey_records import DENSE, Measurements, frame
+from value_aware_study.reporting.survey_records import DENSE, Measurements
 
 __all__ = ["exponents", "time_and_memory"]
 
@@ -24,7 +24,7 @@ ROW, WIDTH = 19, 330
 
 def time_and_memory(measured: Measurements, lengths: Sequence[int]) -> style.Chart:
     """One row a method: peak memory and time of forward + backward, one mark a length."""
-    rows = frame(measured.record)
+    rows = measured.frame
     rows = rows[(rows["pass"] == "forward_backward") & rows["length"].isin(lengths)]
     rows = rows[rows["milliseconds"].notna()]
     if rows.empty:

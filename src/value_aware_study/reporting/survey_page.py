@@ -11,13 +11,12 @@ from value_aware_study.reporting.captions import versions
 from value_aware_study.reporting.claim import VERDICTS, Claims
 from value_aware_study.reporting.distance import distance_figures, distance_table
 from value_aware_study.reporting.document import Part, Text, write_page
-from value_aware_study.reporting.figure import Figure
 from value_aware_study.reporting.pattern_figure import pattern_figures
 from value_aware_study.reporting.results import Results
 from value_aware_study.reporting.survey_claims import answers
 from value_aware_study.reporting.survey_figures import exponents, time_and_memory
-from value_aware_study.reporting.survey_records import FIT_FROM, QUICK, Measurements, frame
-from value_aware_study.reporting.table import DASH, Table, number
+from value_aware_study.reporting.survey_records import FIT_FROM, QUICK, Measurements
+from value_aware_study.reporting.table import DASH, Figure, Table, number
 from value_aware_study.reporting.trained_table import trained_table
 
 __all__ = ["write_survey"]
@@ -140,7 +139,7 @@ def _fit_caption(measured: Measurements) -> str:
 
 
 def _cells_table(measured: Measurements) -> Table:
-    every = frame(measured.record)
+    every = measured.frame
     counts = every.groupby(["pass", "length"], sort=False).size().reset_index(name="methods")
     caption = f"Medians and quartiles in ms, peak memory in MiB. {HOW} {setting(measured)}"
     return Table("cells", "Every measurement", caption, every, counts.astype(str))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import linear_regression
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from value_aware_study.benchmarking.ratio import Ratio
 
-__all__ = ["DENSE", "FIT_FROM", "QUICK", "Measurements", "frame", "paired", "summary"]
+__all__ = ["DENSE", "FIT_FROM", "QUICK", "Measurements", "paired", "summary"]
 
 FIT_FROM = 2048
 """Tokens from which on cost is fitted against length."""
@@ -32,15 +33,6 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio.of(ours, theirs) if len(ours) > 1 else Ratio.exact(ours[0] / theirs[0])
 
 
-def frame(record: Benchmark) -> pd.DataFrame:
-    """One row per pass, length and method; quartiles of the time as `low` and `high`."""
-    rows = [
-        {**cell, **cell.get("time", {}), "label": record["methods"][cell["method"]]["label"]}
-        for cell in record["cells"]
-    ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
 def summary(record: Benchmark) -> dict[str, float]:
     """One number a method: milliseconds of forward + backward at the longest length measured."""
     values: dict[str, float] = {}
@@ -55,6 +47,15 @@ class Measurements:
     """Look-ups in a record; `quantity` is "milliseconds" or "peak_mib"."""
 
     record: Benchmark
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """One row per pass, length and method; quartiles of the time as `low` and `high`."""
+        rows = [
+            {**cell, **cell.get("time", {}), "label": self.label(cell["method"])}
+            for cell in self.record["cells"]
+        ]
+        return pd.DataFrame(rows, columns=list(COLUMNS))
 
     @property
     def on_gpu(self) -> bool:
@@ -74,22 +75,13 @@ class Measurements:
 
     def by_length(self, name: str, method: str, quantity: str) -> dict[int, float]:
         """What a pass of a method took, for every length it was measured at."""
-        found = {}
-        for cell in self.record["cells"]:
-            if (cell["pass"], cell["method"]) == (name, method):
-                value = {**cell, **cell.get("time", {})}.get(quantity)
-                if value is not None:
-                    found[cell["length"]] = value
-        return found
+        rows = self.frame[(self.frame["pass"] == name) & (self.frame["method"] == method)]
+        known = rows[rows[quantity].notna()]
+        return dict(zip(known["length"], known[quantity], strict=True))
 
     def lengths(self, name: str) -> list[int]:
         """The lengths of a pass, short ones first."""
-        return sorted({cell["length"] for cell in self.record["cells"] if cell["pass"] == name})
-
-    def at(self, name: str, length: int, quantity: str) -> dict[str, float]:
-        """What a pass took at a length, for every method measured there."""
-        every = {m: self.by_length(name, m, quantity) for m in self.record["methods"]}
-        return {method: values[length] for method, values in every.items() if length in values}
+        return sorted(set(self.frame[self.frame["pass"] == name]["length"]))
 
     def rounds(self, name: str, quantity: str) -> dict[int, dict[str, list[float]]]:
         """Length -> method -> what each round took; of memory, measured once, the one value."""

@@ -1,10 +1,12 @@
-"""A table of the report: numbers for the CSV, text for Markdown and the page."""
+"""Tables and figures of a report; numbers as text for Markdown and the page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+
+from value_aware_study.reporting.style import Chart
 
 DASH = "–"
 # From here on a number is written with a power of ten.
@@ -26,6 +28,16 @@ class Table:
 
     def csv(self) -> str:
         return self.data.to_csv(index=False, lineterminator="\n", float_format="%.8g")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is drawn, and what is said about it; `name` is its file's without the suffix."""
+
+    name: str
+    title: str
+    caption: str
+    chart: Chart
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -59,16 +71,11 @@ def signed(value: Any, digits: int = 1) -> str:
     return f"{'+' if value > 0 else '−'}{number(abs(value), digits)}"
 
 
-def interval(low: Any, high: Any, digits: int = 1) -> str:
+def interval(low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number) -> str:
+    """ "1.0 to 2.5"; `text` writes its ends: `number` or `signed`."""
     if missing(low) or missing(high):
         return DASH
-    return f"{number(low, digits)} to {number(high, digits)}"
-
-
-def signed_interval(low: Any, high: Any, digits: int = 1) -> str:
-    if missing(low) or missing(high):
-        return DASH
-    return f"{signed(low, digits)} to {signed(high, digits)}"
+    return f"{text(low, digits)} to {text(high, digits)}"
 
 
 def ratio(value: Any, base: Any) -> float | None:

@@ -21,7 +21,6 @@ from value_aware_study.reporting.table import (
     number,
     ratio,
     signed,
-    signed_interval,
     times,
     whole,
 )
@@ -57,6 +56,7 @@ COUNTS_TABLE_2 = {
     "bigram": "bigram",
     "bigram_tokens_read": "bigram, tokens read",
 }
+RATIOS = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
 BESIDE_TABLE_1 = (
     f"The last rows need no attention: {ALONE} lets each token see nothing else, and counts of all "
     "training tokens choose the most frequent token, the likeliest after the left neighbour, or "
@@ -106,7 +106,7 @@ def _approximate_rows(results: Results) -> list[Row]:
 def _error_text(row: Mapping[str, Any]) -> dict[str, str]:
     approximate = row["approximation"] != "exact"
     pair = (row["low"], row["high"]) if approximate else (None, None)
-    change = (row["difference_low"], row["difference_high"]) if approximate else (None, None)
+    low, high = (row["difference_low"], row["difference_high"]) if approximate else (None, None)
     several = row["seeds"] is not None and row["seeds"] > 1
     seeds = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
     return {
@@ -115,7 +115,7 @@ def _error_text(row: Mapping[str, Any]) -> dict[str, str]:
         "ours, error %": number(row["value"]),
         "95% interval": interval(*pair),
         "change from exact, points": signed(row["difference"]) if approximate else DASH,
-        "95% interval of the change": signed_interval(*change),
+        "95% interval of the change": interval(low, high, text=signed),
         "range over seeds (number)": seeds if several else DASH,
         "masked tokens": whole(row["count"]),
     }
@@ -147,31 +147,25 @@ def table_1(results: Results) -> Table:
     return Table("table_1", title, caption, data, display)
 
 
-def _table_2_columns(
-    results: Results, kernel: str
-) -> list[tuple[str, float | None, Mapping[str, Any]]]:
-    """Name, the paper's perplexity and ours of every column for a kernel: {} where we have none."""
-    model, columns = results.of_kernel(kernel), []
-    settings_of = [*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)]
-    for (name, approximation, r), paper in zip(settings_of, [*TABLE_2[kernel], None], strict=True):
-        parameters = {} if r is None else {"r": r}
-        ours = results.find(model.model, approximation, **parameters) if model else {}
-        columns.append((name, paper, ours))
-    counts = _baselines(results, model.model) if model else {}
-    return columns + [(label, None, counts.get(name, {})) for name, label in COUNTS_TABLE_2.items()]
-
-
 def _table_2_rows(results: Results, kernel: str) -> list[Row]:
-    columns = _table_2_columns(results, kernel)
-    exact, rows = columns[0][2].get("value"), []
-    for column, paper, ours in columns:
-        value, low, high = (ours.get(name) for name in ("value", "low", "high"))
-        row = {"kernel": kernel, "column": column, "paper": paper, "value": value}
-        row |= {"low": low, "high": high, "ratio": ratio(value, exact)}
-        row |= {"ratio_low": ratio(low, exact), "ratio_high": ratio(high, exact)}
-        row |= {"paper_ratio": ratio(paper, TABLE_2[kernel][0]), "count": ours.get("count")}
-        rows.append(row)
-    return rows
+    """The paper's perplexity and ours of every column for a kernel: None where there is none."""
+    model = results.of_kernel(kernel)
+    name = model.model if model else ""
+    paper = dict(zip((column for column, _, _ in TABLE_2_COLUMNS), TABLE_2[kernel], strict=True))
+    ours: dict[str, Mapping[str, Any]] = {
+        column: results.find(name, approximation, **({} if r is None else {"r": r}))
+        for column, approximation, r in [*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)]
+    }
+    counts = _baselines(results, name)
+    ours |= {label: counts.get(count, {}) for count, label in COUNTS_TABLE_2.items()}
+    exact = ours["exact"].get("value")
+    return [
+        {"kernel": kernel, "column": column, "paper": paper.get(column)}
+        | {end: cell.get(end) for end in RATIOS}
+        | {name: ratio(cell.get(end), exact) for end, name in RATIOS.items()}
+        | {"paper_ratio": ratio(paper.get(column), paper["exact"]), "count": cell.get("count")}
+        for column, cell in ours.items()
+    ]
 
 
 def _table_2_lines(kernel: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ import pandas as pd
 from value_aware_attention.measurement.record import Cell, Record
 from value_aware_study.reporting import captions
 from value_aware_study.reporting.labels import method_label
-from value_aware_study.reporting.table import Table, number, signed_interval
+from value_aware_study.reporting.table import Table, interval, number, signed
 
 __all__ = ["trained_table"]
 
@@ -28,7 +28,7 @@ CAPTION = (
 
 def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table:
     """One row a trained variant; `records` are the survey's, of the exact models."""
-    rows = [_row(variant, _exact_model(variant, records)) for variant in trained]
+    rows = [_row(variant, records) for variant in trained]
     data = pd.DataFrame(rows)
     display = pd.DataFrame(
         {
@@ -37,7 +37,7 @@ def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table
             "trained with it": [number(row["trained"], 2) for row in rows],
             "swapped in": [number(row["swapped"], 2) for row in rows],
             "change, 95%": [
-                signed_interval(row["swapped_low"], row["swapped_high"], 2) for row in rows
+                interval(row["swapped_low"], row["swapped_high"], 2, text=signed) for row in rows
             ],
             "exact": [number(row["exact"], 2) for row in rows],
         }
@@ -46,12 +46,9 @@ def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table
     return Table("trained", "Trained with a method, and only swapped in", caption, data, display)
 
 
-def _exact_model(variant: Record, records: Sequence[Record]) -> Record | None:
-    """The model trained with exact attention that the variant is a variant of."""
-    return next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
-
-
-def _row(variant: Record, exact: Record | None) -> dict[str, Any]:
+def _row(variant: Record, records: Sequence[Record]) -> dict[str, Any]:
+    """`exact` is the model trained with exact attention that it is a variant of."""
+    exact = next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
     arguments = variant.arguments
     name = variant.model.removeprefix(f"{exact.model}_") if exact else variant.trained_with
     swapped = _swapped(exact, name, arguments) if exact else None

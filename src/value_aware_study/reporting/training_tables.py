@@ -143,7 +143,7 @@ def _hyperparameters(training: Mapping[str, Mapping[str, Any]], model: str) -> d
     """A model's hyperparameters, with what else its metrics say about its size and length."""
     metrics = training.get(model, {})
     totals = {name: metrics.get(name) for name in ("parameters", "steps")}
-    known = totals | dict(metrics.get("hyperparameters", {}))
+    known = totals | metrics.get("hyperparameters", {})
     return {name: value for name, value in known.items() if value is not None}
 
 
