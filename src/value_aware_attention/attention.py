@@ -189,7 +189,7 @@ def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#
     return visible.tril() if is_causal else visible
 
 
-def working_precision(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def working_precision(x: Tensor) -> Tensor:
     """x in at least fp32, the precision every sum of the library is taken in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 

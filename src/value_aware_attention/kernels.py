@@ -73,7 +73,7 @@ class Polynomial:
 class Elu:
     """<1 + elu(q), 1 + elu(k)>, the kernel of Linear Transformers (Katharopoulos et al., 2020)."""
 
-    def features(self, x: Float[Tensor, "*batch N D"]) -> Float[Tensor, "*batch N D"]:
+    def features(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Phi(x) = 1 + elu(x), elementwise and positive: 1 + x above 0, exp(x) below."""
         # 1 + (exp(x) - 1), as elu computes it, has no digits left at x = -17 in fp32.
         return relu(x) + x.clamp_max(0).exp()

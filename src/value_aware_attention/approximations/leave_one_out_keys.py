@@ -18,7 +18,7 @@ class LeaveOneOutKeys(RankedKeys):
     """
 
     def scores(
-        self, call: Call, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         value = call.centred.value  # distances keep their digits far from 0
         distance = torch.cdist(weights @ value, value)

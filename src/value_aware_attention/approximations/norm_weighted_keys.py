@@ -27,6 +27,6 @@ class NormWeightedKeys(RankedKeys):
         self.norm = check_choice(NORMS, norm=norm)
 
     def scores(
-        self, call: Call, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         return weights * call.value.norm(p=self.norm, dim=-1)[..., None, :]

@@ -92,7 +92,7 @@ def iterated_pseudo_inverse(
 
 
 def _segment_means(
-    x: Float[Tensor, "*batch L D"], segments: int, visible: Bool[Tensor, "*batch L"] | None
+    x: Float[Tensor, "*#batch L D"], segments: int, visible: Bool[Tensor, "*#batch L"] | None
 ) -> tuple[Float[Tensor, "*batch R D"], Bool[Tensor, "*batch 1 R"] | None]:
     """Means of the visible positions cut into segments, and which segments are not empty."""
     length = x.shape[-2]

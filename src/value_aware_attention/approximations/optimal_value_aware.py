@@ -72,7 +72,7 @@ class OptimalValueAware(SparseApproximation):
         kernel: Kernel = Exponential(),
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
-    ) -> Float[Tensor, "*batch N {self.r}"]:
+    ) -> Float[Tensor, "*batch N R"]:
         """||o - o~||^2 of every size 1 to r from one solve, non-increasing.
 
         At a size below r it may be smaller than what `select` of that size finds: the search has

@@ -25,7 +25,7 @@ class RankedKeys(SparseApproximation):
 
     @abstractmethod
     def scores(
-        self, call: Call, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         """What each key is ranked by, given the attention weights."""
 

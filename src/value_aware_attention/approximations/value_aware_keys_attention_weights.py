@@ -43,7 +43,7 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         kernel: Kernel = Exponential(),
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
-    ) -> Float[Tensor, "*batch N {min(self.r,key.shape[-2])}"]:
+    ) -> Float[Tensor, "*batch N R"]:
         """||o - o~||^2 that `select` leaves with every size 1 to min(r, M), from one search."""
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
@@ -105,7 +105,7 @@ def _greedy(
 def _errors_on_segments(
     residual: Float[Tensor, "*batch N V"],
     output: Float[Tensor, "*batch N V"],
-    value: Float[Tensor, "*batch M V"],
+    value: Float[Tensor, "*#batch M V"],
     distance: Float[Tensor, "*batch N M"],
     share: Float[Tensor, "*batch N M"],
 ) -> Float[Tensor, "*batch N M"]:

@@ -70,7 +70,7 @@ def solve(
 
 def solve_path(
     problem: Problem, r: int, search: str, engine: str | None = None
-) -> Float[Tensor, "H N {r}"]:
+) -> Float[Tensor, "H N R"]:
     """||o - o~||^2 of the best set found of every size 1 to r, recomputed from keys and weights."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
