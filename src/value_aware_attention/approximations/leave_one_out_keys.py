@@ -11,7 +11,7 @@ __all__ = ["LeaveOneOutKeys"]
 
 
 class LeaveOneOutKeys(RankedKeys):
-    """The top r keys by alpha_i / (1 - alpha_i) ||o - v_i||, weighted by attention (Eq. 2).
+    """Keeps the top r keys by alpha_i / (1 - alpha_i) ||o - v_i||, weighted by attention (Eq. 2).
 
     The score of CAOTE (arXiv 2504.14051): without key i and with the others renormalised, the
     output moves by exactly that much. A key with alpha = 1 comes first.

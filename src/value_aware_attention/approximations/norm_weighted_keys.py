@@ -13,7 +13,7 @@ NORMS = (1, 2)
 
 
 class NormWeightedKeys(RankedKeys):
-    """The top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
+    """Keeps the top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
 
     norm 2: the norm-based analysis of Kobayashi et al. (2020), of a value before the output
     projection W_O instead of after. norm 1: VATP's score (Guo et al., 2024, arXiv 2406.12335), for
