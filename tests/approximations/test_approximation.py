@@ -37,13 +37,15 @@ def draw(seed: int = 0) -> list[Tensor]:
 
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("method", [OptimalValueOblivious(4), OptimalValueAware(4)], ids=str)
+@pytest.mark.parametrize(
+    "method", [OptimalValueOblivious(4), *(OptimalValueAware(r) for r in (1, 4, 9))], ids=str
+)
 def test_a_number_that_is_none_is_refused_by_name(
     method: SparseApproximation, bad: float, place: int
 ) -> None:
     tensors = draw()
     tensors[place][0, 1, 7, 3] = bad
-    for call in (method, method.select):
+    for call in (method, method.select, getattr(method, "path", method)):
         name = ("query", "key", "value")[place]
         with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
             call(*tensors)
