@@ -9,15 +9,17 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipelines.app import app
+from value_aware_study.report import Page, write_page
+from value_aware_study.report.survey import survey_section
 from value_aware_study.reporting.results import read_folder
-from value_aware_study.reporting.survey_page import write_survey
 
 
 @app("survey_report")
 def main(cfg: DictConfig) -> None:
     """Writes <results>/*.csv, *.md, *.png and index.html."""
     benchmark = json.loads(Path(cfg.benchmark).read_text())
-    write_survey(benchmark, read_folder(cfg.records, cfg.trained), Path(cfg.results))
+    section = survey_section(read_folder(cfg.records), read_folder(cfg.trained), benchmark)
+    write_page(Page("Every method of the survey", "", [section]), Path(cfg.results))
     print(f"The report: {Path(cfg.results) / 'index.html'}")
 
 

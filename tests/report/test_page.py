@@ -109,7 +109,7 @@ def test_a_failed_report_leaves_the_old_one(
     (tmp_path / "index.html").write_text("old")
     (tmp_path / "mine.txt").write_text("kept")
 
-    def fail(charts: object) -> bytes:
+    def fail(charts: object, rows: int) -> bytes:
         raise OSError("disk full")
 
     monkeypatch.setattr(page_module, "png", fail)

@@ -10,8 +10,19 @@ from typing import Any
 import pandas as pd
 
 from value_aware_study.benchmarking.ratio import Ratio
+from value_aware_study.reporting.captions import versions
 
-__all__ = ["DENSE", "FIT_FROM", "QUICK", "Measurements", "paired", "summary"]
+__all__ = [
+    "DENSE",
+    "FIT_FROM",
+    "HOW",
+    "QUICK",
+    "TRAINING",
+    "Measurements",
+    "listed",
+    "paired",
+    "summary",
+]
 
 FIT_FROM = 2048
 """Tokens from which on cost is fitted against length."""
@@ -24,6 +35,13 @@ COLUMNS = (
     *("peak_mib", "left_out"),
 )
 QUICK = "milliseconds"
+TRAINING = "forward_backward"
+PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
+HOW = (
+    "Time: median over rounds in which every method runs at every length, in alternating order, "
+    "after one round that is not counted; bars are quartiles. Memory: the peak of one pass in a "
+    "fresh process, above what it holds with weights and inputs in place."
+)
 Benchmark = Mapping[str, Any]
 """What the benchmark writes: `cells`, `methods`, `layer` and `run_on`."""
 
@@ -33,11 +51,16 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio.of(ours, theirs) if len(ours) > 1 else Ratio.exact(ours[0] / theirs[0])
 
 
+def listed(lengths: Sequence[int]) -> str:
+    """ "2,048, 4,096"; "none" for none."""
+    return ", ".join(f"{length:,}" for length in lengths) or "none"
+
+
 def summary(record: Benchmark) -> dict[str, float]:
     """One number a method: milliseconds of forward + backward at the longest length measured."""
     values: dict[str, float] = {}
     for cell in record["cells"]:
-        if cell["pass"] == "forward_backward" and "time" in cell:
+        if cell["pass"] == TRAINING and "time" in cell:
             values[cell["method"]] = cell["time"]["milliseconds"]
     return values
 
@@ -65,6 +88,18 @@ class Measurements:
     def where(self) -> str:
         """What verdicts are limited to."""
         return f"on this {'GPU' if self.on_gpu else 'CPU'}"
+
+    @property
+    def setting(self) -> str:
+        """The layer and the machine in one sentence."""
+        layer, run_on = self.record["layer"], self.record["run_on"]
+        rounds = ", ".join(f"{self.counted(name)} {title}" for name, title in PASSES.items())
+        return (
+            f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, "
+            f"feed-forward {layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on "
+            f"{layer['device']}; {run_on['hardware']}, {layer['threads']} threads; "
+            f"{versions(run_on['versions'])}. Rounds: {rounds}."
+        )
 
     def label(self, method: str) -> str:
         return self.record["methods"][method]["label"]

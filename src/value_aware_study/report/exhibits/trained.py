@@ -7,29 +7,30 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.measurement.record import Cell, Record
+from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.reporting import captions
 from value_aware_study.reporting.labels import method_label
-from value_aware_study.reporting.table import Table, interval, number, signed
+from value_aware_study.reporting.table import interval, number, signed
 
-__all__ = ["trained_table"]
+__all__ = ["exhibit"]
 
 MIXING = {
     "fourier_mixing": "Fourier mixing (FNet)",
     "linear_mixing": "linear mixing",
     "random_mixing": "random mixing",
 }
-CAPTION = (
+READ = (
     "The same model, text and steps, trained with the method in every layer and evaluated with it; "
     "beside it the model trained with exact attention, with the same method only swapped in. "
-    "Masked tokens predicted wrongly in percent, or perplexity. One training run each: the "
-    "intervals cover the choice of evaluation text only. "
+    "One training run each: the intervals cover the choice of evaluation text only."
 )
 
 
-def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table:
+def exhibit(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | None:
     """One row a trained variant; `records` are the survey's, of the exact models."""
+    if not trained:
+        return None
     rows = [_row(variant, records) for variant in trained]
-    data = pd.DataFrame(rows)
     display = pd.DataFrame(
         {
             "model": [row["model"] for row in rows],
@@ -42,8 +43,13 @@ def trained_table(trained: Sequence[Record], records: Sequence[Record]) -> Table
             "exact": [number(row["exact"], 2) for row in rows],
         }
     )
-    caption = f"{CAPTION}{captions.settings_of(trained)}"
-    return Table("trained", "Trained with a method, and only swapped in", caption, data, display)
+    return Exhibit(
+        "trained",
+        "Trained with a method, and only swapped in",
+        "Masked tokens predicted wrongly in percent, or perplexity; lower is better.",
+        [READ, captions.settings_of(trained)],
+        table=Table(pd.DataFrame(rows), display),
+    )
 
 
 def _row(variant: Record, records: Sequence[Record]) -> dict[str, Any]:

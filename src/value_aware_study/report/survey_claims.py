@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from statistics import median
 
 from value_aware_study.benchmarking.ratio import Ratio
+from value_aware_study.report.survey_records import (
+    DENSE,
+    FIT_FROM,
+    TRAINING,
+    Measurements,
+    paired,
+)
 from value_aware_study.reporting.claim import Answer, Finding
-from value_aware_study.reporting.survey_records import DENSE, FIT_FROM, Measurements, paired
 
 __all__ = ["CLAIMS", "Claim", "answers"]
 
@@ -16,7 +22,6 @@ FLAT = 2.0
 """A cost that grows by less than this over all lengths counts as nearly flat."""
 SHORT = (128, 256)
 EQUAL_UP_TO = 512
-TRAINING = "forward_backward"
 QUANTITIES = {"milliseconds": "time", "peak_mib": "peak memory"}
 
 
