@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 from value_aware_study.report import Page, write_page
+from value_aware_study.report.results import read_folder
 from value_aware_study.report.survey import survey_section
-from value_aware_study.reporting.results import read_folder
 
 
 @app("survey_report")

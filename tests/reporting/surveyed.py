@@ -3,7 +3,7 @@
 from synthetic import ends, error, record
 
 from value_aware_attention.measurement.record import Cell, Panel, Picture, Text
-from value_aware_study.reporting.results import Results
+from value_aware_study.report.results import Results
 
 TEXT = Text(description="synthetic", targets=50, units=40, recorded_units=8)
 

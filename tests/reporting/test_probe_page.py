@@ -9,8 +9,8 @@ import pytest
 from synthetic import AWARE, OBLIVIOUS, gap_cell, probed, with_attention
 
 from value_aware_attention.measurement.record import Record, SkewnessGap
+from value_aware_study.report.measurements import sentence
 from value_aware_study.reporting import figures
-from value_aware_study.reporting.measurements import sentence
 from value_aware_study.reporting.probe import write_probe
 from value_aware_study.reporting.probe_figures import (
     heat_map,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment
 
+from value_aware_study.report.claim import Claims
+from value_aware_study.report.formatting import Figure, Table
 from value_aware_study.reporting import figures
-from value_aware_study.reporting.claim import Claims
-from value_aware_study.reporting.table import Figure, Table
 
 __all__ = ["Part", "Text", "write_page"]
 

@@ -6,11 +6,12 @@ import pandas as pd
 
 from value_aware_attention.measurement.record import Cell, OutputError, Record
 from value_aware_attention.probe.lines import headline
-from value_aware_study.reporting import captions
+from value_aware_study.report import captions
+from value_aware_study.report.formatting import Table, interval, number
+from value_aware_study.report.labels import method_label
+from value_aware_study.report.measurements import OPTIMAL, of_kernels, sentence, with_ends
 from value_aware_study.reporting.document import Part, Text, write_page
-from value_aware_study.reporting.labels import method_label
 from value_aware_study.reporting.measured_report import matching_table, measured_figures
-from value_aware_study.reporting.measurements import OPTIMAL, of_kernels, sentence, with_ends
 from value_aware_study.reporting.probe_figures import (
     CAUSAL,
     INTERVALS,
@@ -19,7 +20,6 @@ from value_aware_study.reporting.probe_figures import (
     shares_of,
     sizes_of,
 )
-from value_aware_study.reporting.table import Table, interval, number
 
 __all__ = ["write_probe"]
 

@@ -8,12 +8,12 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.record import KeysNeeded, Record
-from value_aware_study.reporting import captions, style
+from value_aware_study.report import captions, style
+from value_aware_study.report.formatting import Figure
+from value_aware_study.report.labels import method_label
+from value_aware_study.report.measurements import OPTIMAL
 from value_aware_study.reporting.figures import KEYS_TITLE, curves
-from value_aware_study.reporting.labels import method_label
-from value_aware_study.reporting.measurements import OPTIMAL
 from value_aware_study.reporting.output_error_figures import FLOOR
-from value_aware_study.reporting.table import Figure
 
 METRIC_TITLES = {
     "error": "hidden tokens predicted wrongly (%)",

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from surveyed import cell, survey_record, survey_results
 from synthetic import UNKNOWN, with_cells
+from value_aware_study.reporting.output_error_figures import FLOOR
 
 from value_aware_study.report.exhibits import distance, patterns, trained
 from value_aware_study.report.exhibits.distance import budget_settings, findings
-from value_aware_study.reporting.output_error_figures import FLOOR
-from value_aware_study.reporting.results import Results
-from value_aware_study.reporting.table import DASH
+from value_aware_study.report.formatting import DASH
+from value_aware_study.report.results import Results
 
 
 def rows(chart):

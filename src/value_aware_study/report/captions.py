@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from value_aware_attention.measurement.record import Record
+from value_aware_study.report.results import Results
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "
@@ -106,3 +107,10 @@ def ours(records: Iterable[Record]) -> str:
         models.setdefault(_setting(record), []).append(_model(record))
     sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
     return " ".join(sentences) or NO_RECORDS
+
+
+def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
+    """A note that names the models that an exhibit would show too; none where all are there."""
+    known = {record.model for record in results.records}
+    missing = [name for name in expected if name not in known]
+    return [f"Not evaluated yet: {', '.join(missing)}."] if missing else []

@@ -5,12 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from synthetic import UNKNOWN, ends, with_cells
-
-from value_aware_attention.measurement.record import Baseline
 from value_aware_study.reporting.page import headline
-from value_aware_study.reporting.published import TABLE_1, TABLE_2
-from value_aware_study.reporting.results import Results
-from value_aware_study.reporting.table import DASH, interval, number, signed, times
 from value_aware_study.reporting.tables import (
     ALONE,
     BOTH_NEIGHBOURS,
@@ -18,6 +13,11 @@ from value_aware_study.reporting.tables import (
     table_1,
     table_2,
 )
+
+from value_aware_attention.measurement.record import Baseline
+from value_aware_study.report.formatting import DASH, interval, number, signed, times
+from value_aware_study.report.published import TABLE_1, TABLE_2
+from value_aware_study.report.results import Results
 
 
 def cell_of(results, model, approximation, **parameters):

@@ -1,8 +1,8 @@
 import pytest
-
-from value_aware_study.reporting.published import TABLE_3, TABLE_4_LONG
-from value_aware_study.reporting.table import DASH, setting_value, tokens_count
 from value_aware_study.reporting.training_tables import table_3, table_4, table_4_causal
+
+from value_aware_study.report.formatting import DASH, setting_value, tokens_count
+from value_aware_study.report.published import TABLE_3, TABLE_4_LONG
 
 
 def test_table_3_counts_each_source_and_keeps_the_papers_rows(tokens):

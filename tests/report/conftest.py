@@ -17,7 +17,7 @@ from synthetic import (
 )
 
 from value_aware_attention.measurement.record import Cell
-from value_aware_study.reporting.results import Results
+from value_aware_study.report.results import Results
 
 R_GRID = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256)
 METHODS = (

@@ -49,31 +49,10 @@ class Answer:
             return "in part"
         return "not at this scale" if False in held else "undecided"
 
-    def verdict_said(self) -> str:
-        """The verdict as a sentence."""
-        return " ".join(filter(None, (self.verdict.capitalize(), self.where))) + "."
-
-    def lines(self) -> list[str]:
-        """What was published, and the findings, as text."""
-        found = [f"Published: {self.published}"] if self.published else []
+    def found(self) -> list[str]:
+        """The findings as text, those that say the same of different models on one line."""
+        found = []
         for what, group in groupby(self.findings, key=lambda finding: finding.what):
             marked = [f"{finding.sentence} {MARKS[finding.holds]}" for finding in group]
             found += [f"{what}: {', '.join(marked)}"] if what else marked
         return found
-
-
-@dataclass(frozen=True)
-class Claims:
-    """Every claim of a paper with its answer, and how to read them."""
-
-    title: str
-    about: str
-    answers: Sequence[Answer]
-
-    def markdown(self, before: str = "") -> str:
-        """As text of its own, which says `before` what it is about."""
-        lines = [f"# {self.title}", "", " ".join(filter(None, (before, self.about))), ""]
-        for answer in self.answers:
-            lines += [f"**{answer.claim}** {answer.verdict_said()}"]
-            lines += [*(f"- {line}" for line in answer.lines()), ""]
-        return "\n".join(lines)

@@ -1,5 +1,6 @@
 """What was measured in the layers: output error for every size, and skewness, for figures."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +11,18 @@ from value_aware_attention.measurement.record import (
     OutputError,
     Record,
 )
-from value_aware_study.reporting import style
-from value_aware_study.reporting.labels import KERNEL_LABELS, model_label
-from value_aware_study.reporting.results import Results
+from value_aware_study.report.captions import plural
+from value_aware_study.report.labels import KERNEL_LABELS, model_label
+from value_aware_study.report.look import Mark
+from value_aware_study.report.marks import kernel_mark, model_mark
+from value_aware_study.report.results import Results
 
 Rows = list[dict[str, Any]]
 
 OPTIMAL = OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 SENTENCE_SIZES = (4, 8, 16)
+FLOOR = 1e-6
+"""Smaller relative errors, zero included, are drawn here: below it is mostly rounding."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Measured:
     """One model, or one kernel in a model, under the name and the colour it has in figures."""
 
     label: str
-    mark: style.Mark
+    mark: Mark
     attention: Attention
 
     @property
@@ -37,16 +42,10 @@ def of_models(results: Results) -> list[Measured]:
     """What was measured in each model with the kernel its cells have, causal models first."""
     ordered = sorted(results.records, key=lambda record: record.task != "causal")
     return [
-        Measured(model_label(record), _mark(record), attention)
+        Measured(model_label(record), model_mark(record), attention)
         for record in ordered
         for attention in record.attention[:1]
     ]
-
-
-def _mark(record: Record) -> style.Mark:
-    if record.task == "causal":
-        return style.kernel_mark(str(record.kernel))
-    return style.LONG if record.model == "masked_long" else style.SHORT
 
 
 def of_kernels(record: Record) -> list[Measured]:
@@ -55,11 +54,24 @@ def of_kernels(record: Record) -> list[Measured]:
         Measured(
             f"{KERNEL_LABELS.get(one.kernel, one.kernel)}, "
             f"{'post hoc' if one.post_hoc else 'its own'}",
-            style.kernel_mark(one.kernel),
+            kernel_mark(one.kernel),
             one,
         )
         for one in record.attention
     ]
+
+
+def measured_on(measured: Iterable[Measured]) -> str:
+    """On what: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
+    groups: dict[str, list[str]] = {}
+    for item in measured:
+        errors = item.output_error
+        units = plural(errors.units, errors.unit)
+        queries = f"{errors.rows:,} queries of {units} in each of {errors.layers} layers"
+        on = f"{queries}, {errors.keys:,} keys"
+        of = f"{on}, heads of {errors.head_dim} dimensions, OVA's search: {errors.search}"
+        groups.setdefault(of, []).append(item.label)
+    return " ".join(f"{'; '.join(labels)}: {of}." for of, labels in groups.items())
 
 
 def error_rows(output_error: OutputError, method: str, layer: int | None = None) -> Rows:

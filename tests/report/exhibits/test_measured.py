@@ -3,9 +3,7 @@ from itertools import pairwise
 
 import pytest
 from synthetic import probed, with_attention
-
 from value_aware_study.reporting.measured_report import measured_figures
-from value_aware_study.reporting.measurements import error_rows, of_kernels, of_models
 from value_aware_study.reporting.output_error_figures import (
     BOUND,
     FLOOR,
@@ -14,12 +12,14 @@ from value_aware_study.reporting.output_error_figures import (
     matching_keys_figure,
     output_error_figure,
 )
-from value_aware_study.reporting.results import Results
 from value_aware_study.reporting.skewness_figure import (
     gap_findings,
     gap_rows,
     skewness_figure,
 )
+
+from value_aware_study.report.measurements import error_rows, of_kernels, of_models
+from value_aware_study.report.results import Results
 
 DRAW = (output_error_figure, matching_keys_figure, skewness_figure)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.measurement.record import Cell, CellError, Record
-from value_aware_study.reporting.labels import KERNEL_LABELS, series_label
+from value_aware_study.report.labels import KERNEL_LABELS, model_label, series_label
 
 __all__ = ["KERNELS", "OUTPUT_ERRORS", "Results", "files_of", "read_folder"]
 
@@ -124,9 +124,27 @@ class Results:
             frame[name] = logged.where(causal, values)
         return frame
 
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """`nats` with `value`, `low` and `high` as changes from exact attention's of the model."""
+        frame = self.nats.copy()
+        exact = frame[frame["approximation"] == "exact"].set_index("model")["value"]
+        for name in ("value", "low", "high"):
+            frame[name] = frame[name] - frame["model"].map(exact)
+        return frame[frame["value"].notna()]
+
     @property
     def causal(self) -> list[Record]:
         return [record for record in self.records if record.task == "causal"]
+
+    def names(self) -> dict[str, str]:
+        """Model -> the name that titles and legends have for it, causal models first."""
+        ordered = sorted(self.records, key=lambda record: record.task != "causal")
+        labels = {record.model: model_label(record) for record in ordered}
+        twice = [label for label in labels.values() if list(labels.values()).count(label) > 1]
+        return {
+            name: f"{label} ({name})" if label in twice else label for name, label in labels.items()
+        }
 
     def models(self, *names: str) -> list[Record]:
         """Those of these models that were evaluated, in the order of the names."""

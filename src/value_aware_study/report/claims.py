@@ -5,16 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.record import Record
-from value_aware_study.reporting import captions
-from value_aware_study.reporting.claim import VERDICTS, Answer, Claims, Finding
-from value_aware_study.reporting.comparison import (
+from value_aware_study.report.claim import VERDICTS, Answer, Finding
+from value_aware_study.report.comparison import (
     EXACT,
     Model,
     Setting,
@@ -25,20 +22,19 @@ from value_aware_study.reporting.comparison import (
     is_above,
     oblivious,
 )
-from value_aware_study.reporting.measurements import of_models
-from value_aware_study.reporting.published import (
+from value_aware_study.report.formatting import number, signed, times
+from value_aware_study.report.gap import gap_rows
+from value_aware_study.report.measurements import of_models
+from value_aware_study.report.published import (
     SHORT_EXACT,
     TABLE_1,
     TABLE_2,
     TABLE_2_COLUMNS,
 )
-from value_aware_study.reporting.results import KERNELS, Results
-from value_aware_study.reporting.skewness_figure import gap_rows
-from value_aware_study.reporting.table import number, signed, times
+from value_aware_study.report.results import KERNELS, Results
 
-__all__ = ["CLAIMS", "about", "answered", "answers", "claims_csv"]
+__all__ = ["CLAIMS", "about", "answers"]
 
-TITLE = "The paper's claims, measured here"
 SIZES = (1, 65)
 """The r of the paper's tables."""
 WINDOWS = (4, 16, 65)
@@ -270,10 +266,6 @@ CLAIMS = (
 )
 
 
-def answered(results: Results) -> Claims:
-    return Claims(TITLE, about(results), answers(results))
-
-
 def answers(results: Results) -> list[Answer]:
     """Every claim with its findings; with none where a model or a setting was not evaluated."""
     return [
@@ -292,7 +284,7 @@ def about(results: Results) -> str:
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
         "95% intervals over windows or sequences of the same evaluation text (for correlations: "
         "over layers); they do not cover the draws of random methods, which are means over seeds. "
-        f"{_trained(len(trainings(results)))} {captions.ours(results.records)}"
+        f"{_trained(len(trainings(results)))}"
     )
 
 
@@ -303,16 +295,3 @@ def _trained(times: int) -> str:
         f"The causal models were trained {times} times, from as many seeds, and every one has to "
         "agree; the masked models once: verdicts on them are about this training run."
     )
-
-
-def claims_csv(found: Iterable[Answer]) -> str:
-    """One line a finding, as CSV; a claim without findings has one without them."""
-    rows: list[dict[str, Any]] = [
-        {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published} | of_it
-        for answer in found
-        for of_it in ([vars(finding) for finding in answer.findings] or [{}])
-    ]
-    columns = ["claim", "verdict", "published", "what", "sentence", "holds"]
-    frame = pd.DataFrame(rows, columns=[*columns, "estimate", "low", "high"])
-    frame["holds"] = frame["holds"].map({True: "yes", False: "no"})
-    return frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")

@@ -1,51 +1,13 @@
-"""Tables and figures of a report; numbers as text for Markdown and the page."""
+"""Numbers as text, the way tables, captions and the terminal have them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
-from value_aware_study.reporting.style import Chart
-
 DASH = "–"
 # From here on a number is written with a power of ten.
 LARGE = 1e7
-
-
-@dataclass(frozen=True)
-class Table:
-    """`data` holds numbers and goes to CSV; `display` holds the same as text, ready to read."""
-
-    name: str
-    title: str
-    caption: str
-    data: pd.DataFrame
-    display: pd.DataFrame
-
-    def markdown(self) -> str:
-        return f"**{self.title}.** {self.caption}\n\n{markdown(self.display)}\n"
-
-    def csv(self) -> str:
-        return self.data.to_csv(index=False, lineterminator="\n", float_format="%.8g")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What is drawn, and what is said about it; `name` is its file's without the suffix."""
-
-    name: str
-    title: str
-    caption: str
-    chart: Chart
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    """A data frame of text as a Markdown table: first column to the left, the others right."""
-    rule = [":--"] + ["--:"] * (len(frame.columns) - 1)
-    rows: Iterable[Sequence[Any]] = [list(frame.columns), rule, *frame.to_numpy().tolist()]
-    lines = (" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows)
-    return "\n".join(f"| {line} |" for line in lines)
 
 
 def missing(value: Any) -> bool:

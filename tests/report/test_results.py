@@ -7,8 +7,8 @@ from statistics import fmean
 import pytest
 from synthetic import TEXT
 
-from value_aware_study.reporting.labels import series_label, setting_label
-from value_aware_study.reporting.results import Results, read_folder
+from value_aware_study.report.labels import series_label, setting_label
+from value_aware_study.report.results import Results, read_folder
 
 
 def written(folder, records):

@@ -9,9 +9,9 @@ import pytest
 from synthetic import attention, ends, error, gap_cell, output_error, record, skewness
 
 from value_aware_attention.measurement.record import Baseline, Cell
-from value_aware_study.reporting.claim import Answer, Finding
-from value_aware_study.reporting.claims import CLAIMS, about, answers, claims_csv
-from value_aware_study.reporting.results import Results
+from value_aware_study.report.claim import Answer, Finding
+from value_aware_study.report.claims import CLAIMS, about, answers, claims_csv
+from value_aware_study.report.results import Results
 
 UNITS = 30
 HOLDS, IN_PART, NOT_HERE, OPEN = "holds", "in part", "not at this scale", "undecided"

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from value_aware_attention.measurement.intervals import paired_difference
 from value_aware_attention.measurement.record import EndMetric, Record
-from value_aware_study.reporting.claim import Finding
-from value_aware_study.reporting.labels import setting_label
-from value_aware_study.reporting.table import number, signed
+from value_aware_study.report.claim import Finding
+from value_aware_study.report.formatting import number, signed
+from value_aware_study.report.labels import setting_label
 
 
 @dataclass(frozen=True)
