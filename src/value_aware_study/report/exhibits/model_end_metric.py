@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.record import Record
-from value_aware_study.report.curves import count_axis, curves, level, panel, upright
+from value_aware_study.report.curves import count_axis, curves, figure, level, upright
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel, direction
 from value_aware_study.report.oracles import MARKS, full_name
@@ -53,20 +53,22 @@ def exhibit(record: Record, name: str, setting: str) -> Exhibit:
 
 def _panel(record: Record, data: pd.DataFrame) -> Panel:
     title, better, _ = METRICS[record.metric]
-    exact, drawn = data.iloc[0], data.iloc[1:]
-    drawn = drawn.assign(series=drawn["approximation"].map(full_name)).astype({"r": float})
-    drawn[["low", "high"]] = drawn[["low", "high"]].astype(float)
-    ends = pd.concat([drawn["low"], drawn["value"], drawn["high"], pd.Series(exact["value"])])
+    exact, drawn = float(data["value"][0]), data.iloc[1:].drop(columns="count")
+    drawn = drawn.rename(columns={"r": "count"})
+    drawn = drawn.assign(series=drawn["approximation"].map(full_name))
+    drawn = drawn.astype(dict.fromkeys(("count", "low", "high"), float))
+    ends = pd.concat([drawn["low"], drawn["value"], drawn["high"], pd.Series(exact)])
     room = 0.08 * (ends.max() - ends.min())
     scale = alt.Scale(domain=[ends.min() - room, ends.max() + room], nice=False, zero=False)
     y = alt.Y("value:Q", title=direction(title, better), scale=scale, axis=alt.Axis(tickCount=6))
-    sizes = drawn["r"]
-    x = count_axis("keys kept for each query, r", sizes.min(), sizes.max())
-    layers = [*level(exact["value"], "exact", y), *curves(drawn, _marks(drawn), x, y)]
-    keys = record.head_dim + 1
-    if sizes.min() <= keys <= sizes.max():
+    sizes, keys = drawn["count"].tolist(), record.head_dim + 1
+    x = count_axis("keys kept for each query, r", sizes)
+    layers = level(exact, "exact")
+    if min(sizes) <= keys <= max(sizes):
         layers += upright(keys, f"d + 1 = {keys}")
-    return panel(layers, "")
+    if keys - 1 in sizes:  # their marks would lie on one another
+        drawn = drawn[drawn["count"] != keys]
+    return figure([*layers, *curves(drawn, _marks(drawn), x, y)])
 
 
 def _marks(drawn: pd.DataFrame) -> dict[str, Mark]:

@@ -45,7 +45,8 @@ def _panel(needed: Sequence[KeysNeeded], share: float, places: Sequence[str], ke
         for row in needed
         if row.share == share
     ]
-    x = count_axis(direction("keys needed", "lower"), 1, keys, "value")
+    x = count_axis(direction("keys needed", "lower"), [1, keys])
+    x.shorthand = "value:Q"
     layers = dots(pd.DataFrame(rows), MARKS, x, order=places)
     return toggled(layers).properties(title=f"{share:.0%} error")
 

@@ -7,7 +7,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.record import OutputError, Record
-from value_aware_study.report.curves import FLOOR, count_axis, curves, error_axis, panel
+from value_aware_study.report.curves import count_axis, curves, figure, powers
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import SHOWN, Mark, Panel, direction
 from value_aware_study.report.oracles import MARKS, full_name
@@ -19,6 +19,7 @@ from value_aware_study.reporting.measurements import (
     error_rows,
     of_kernels,
 )
+from value_aware_study.reporting.output_error_figures import FLOOR
 from value_aware_study.reporting.style import method_marks
 from value_aware_study.reporting.table import DASH
 
@@ -85,14 +86,14 @@ def _rows(measured: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _panel(measured: Measured) -> Panel:
-    frame = pd.DataFrame(_rows(measured)).rename(columns={"error": "value"})
+    frame = pd.DataFrame(_rows(measured)).rename(columns={"error": "value", "r": "count"})
     frame = frame.assign(series=frame["method"].map(_label))
     frame[["value", "low", "high"]] = frame[["value", "low", "high"]].astype(float).clip(FLOOR)
     pooled, single = frame[frame["layer"] == "all"], frame[frame["layer"] != "all"]
-    x = count_axis("keys kept for each query, r", 1, measured.output_error.keys)
+    x = count_axis("keys kept for each query, r", [1, measured.output_error.keys])
     title = direction("relative squared output error", "lower")
-    y = error_axis(title, float(frame["value"].max()))
-    thin = alt.Chart(single[["r", "series", "value", "layer"]]).mark_line(strokeWidth=0.8)
+    y = powers(alt.Y, "value", title, [FLOOR, float(frame["value"].max())])
+    thin = alt.Chart(single[["count", "series", "value", "layer"]]).mark_line(strokeWidth=0.8)
     thin = thin.encode(
         x=x,
         y=y,
@@ -100,7 +101,7 @@ def _panel(measured: Measured) -> Panel:
         color="series:N",
         opacity=alt.when(SHOWN).then(alt.value(0.4)).otherwise(alt.value(0.05)),
     )
-    return panel([thin, *curves(pooled, _marks(pooled), x, y)], measured.label)
+    return figure([thin, *curves(pooled, _marks(pooled), x, y)], measured.label)
 
 
 def _marks(pooled: pd.DataFrame) -> dict[str, Mark]:
