@@ -41,11 +41,10 @@ CHAIN = (
     "evaluate kernel=elu attention=sliding_window",
     "evaluate model=masked length=short attention=linear_mixing",
     "evaluate model=masked length=long attention=lsh",
-    "report",
     "survey kernel=elu",
     "survey model=masked length=long",
     "benchmark",
-    "survey_report",
+    "report",
 )
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")

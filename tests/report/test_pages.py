@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from synthetic import TEXT, UNKNOWN, with_cells
+from value_aware_study.reporting import figures, write_report
 
 from value_aware_study import reporting
-from value_aware_study.reporting import figures, write_report
 
 TABLES = (
     *("table_1", "table_2", "table_3", "table_4", "table_4_causal"),

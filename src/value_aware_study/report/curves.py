@@ -25,6 +25,7 @@ __all__ = [
     "powers",
     "powers_of_ten",
     "powers_of_two",
+    "upright",
 ]
 
 HEIGHT = 300
@@ -146,6 +147,13 @@ def level(value: float, name: str) -> list[alt.Chart]:
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(y="value:Q")
     label = base.mark_text(align="left", baseline="top", dy=5)
     return [base.mark_rule(strokeDash=[5, 4]), label.encode(x=alt.value(6), text="name:N")]
+
+
+def upright(count: int, name: str) -> list[alt.Chart]:
+    """A thin vertical line at a count, with its name above it."""
+    base = alt.Chart(pd.DataFrame({"count": [count], "name": [name]})).encode(x="count:Q")
+    label = base.mark_text(align="right", baseline="bottom", dx=4, dy=-4)
+    return [base.mark_rule(), label.encode(y=alt.value(0), text="name:N")]
 
 
 def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -> Panel:

@@ -17,6 +17,7 @@ import vl_convert
 
 __all__ = [
     "COLOURS",
+    "OPACITY",
     "SERIES",
     "SHOWN",
     "THEME",

@@ -27,9 +27,13 @@ function fitted() {
   };
 }
 
+// On a phone a legend is one column, whatever the figure says.
+const narrow = (specification) =>
+  JSON.parse(JSON.stringify(specification).replace(/"columns":\d+/g, '"columns":1'));
+
 function draw(place, specification, config = fitted()) {
   const options = { mode: "vega-lite", renderer: "svg", actions: false, config };
-  return window.vegaEmbed(place, specification, options);
+  return window.vegaEmbed(place, phone() ? narrow(specification) : specification, options);
 }
 
 async function drawOnce(place) {

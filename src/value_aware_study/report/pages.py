@@ -24,7 +24,7 @@ from value_aware_study.report.exhibits import (
     table_4,
 )
 from value_aware_study.report.explorer import Exploration
-from value_aware_study.report.measurements import of_models
+from value_aware_study.report.measurements import measured_on, of_models
 from value_aware_study.report.results import Results
 
 __all__ = ["report_page"]
@@ -102,7 +102,12 @@ def _every_r(results: Results, explorer: Exploration | None) -> list[Found]:
     return [
         ("the token explorer", _explorer(explorer)),
         ("Figure 5", figure_5.exhibit(results)),
-        ("Figure 6", output_error.exhibit(measured, "figure_6", "Figure 6. ")),
+        (
+            "Figure 6",
+            output_error.exhibit(
+                measured, "figure_6", measured_on(measured), "Figure 6. ", "model"
+            ),
+        ),
         ("Figure 7", matching_keys.exhibit(measured, "figure_7", "Figure 7. ")),
         ("the keys needed in every layer", matching_keys.layers(measured)),
         ("Figure 4", figure_4.exhibit(results)),

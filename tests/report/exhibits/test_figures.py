@@ -1,6 +1,7 @@
 import pandas as pd
 import pytest
 from synthetic import with_cells
+from value_aware_study.reporting import style
 from value_aware_study.reporting.figures import (
     BASELINES,
     OPTIMAL,
@@ -16,7 +17,6 @@ from value_aware_study.reporting.figures import (
 from value_aware_study.cards import cards
 from value_aware_study.report.labels import method_label
 from value_aware_study.report.results import Results
-from value_aware_study.reporting import style
 
 KERNELS = ["exponential", "polynomial (deg 2)", "elu"]
 

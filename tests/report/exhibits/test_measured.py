@@ -12,12 +12,12 @@ from value_aware_study.reporting.output_error_figures import (
     matching_keys_figure,
     output_error_figure,
 )
-from value_aware_study.reporting.skewness_figure import (
+
+from value_aware_study.report.gap import (
     gap_findings,
     gap_rows,
     skewness_figure,
 )
-
 from value_aware_study.report.measurements import error_rows, of_kernels, of_models
 from value_aware_study.report.results import Results
 

@@ -4,11 +4,11 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report import captions
-from value_aware_study.report.curves import change_axis, count_axis, curves, figure, level
+from value_aware_study.report.curves import change_axis, count_axis, curves, figure, level, upright
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import interval, number, signed
 from value_aware_study.report.labels import series_label
-from value_aware_study.report.look import Panel, direction, reference
+from value_aware_study.report.look import Panel, direction
 from value_aware_study.report.marks import method_marks
 from value_aware_study.report.published import TABLE_1
 from value_aware_study.report.results import Results
@@ -80,7 +80,7 @@ def _panel(
     layers: list[alt.Chart] = level(0.0, "exact")
     if of == "r":
         keys = int(ours["head_dim"].iloc[0]) + 1
-        layers += reference(keys, f"d + 1 = {keys}")
+        layers += upright(keys, f"d + 1 = {keys}")
     return figure([*layers, *curves(drawn, marks, x, y, published=hollow)], name)
 
 

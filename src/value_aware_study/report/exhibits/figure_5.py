@@ -13,12 +13,13 @@ from value_aware_study.report.curves import (
     curves,
     figure,
     level,
+    upright,
 )
 from value_aware_study.report.exhibit import Exhibit
 from value_aware_study.report.exhibits import figure_1, figure_2
 from value_aware_study.report.exhibits.figure_4 import AROUND
 from value_aware_study.report.labels import method_label
-from value_aware_study.report.look import Panel, reference
+from value_aware_study.report.look import Panel
 from value_aware_study.report.marks import method_marks
 from value_aware_study.report.measurements import OPTIMAL
 from value_aware_study.report.results import KERNELS, Results
@@ -110,7 +111,7 @@ def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, look: Look, others: pd.Data
     x = count_axis(figure_1.KEYS, rows["count"].tolist())
     shown = [*rows["value"], *rows["low"], *rows["high"], *theirs["value"], *others["value"]]
     y = change_axis(title, shown, AROUND[task])
-    marked = reference(keys, f"d + 1 = {keys}") if rows["count"].max() >= keys else []
+    marked = upright(keys, f"d + 1 = {keys}") if rows["count"].max() >= keys else []
     lines = curves(rows, method_marks(rows), x, y, look, theirs)
     return figure([*_band(others, x, y), *level(0.0, "exact"), *marked, *lines])
 

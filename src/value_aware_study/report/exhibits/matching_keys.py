@@ -19,7 +19,7 @@ from value_aware_study.report.measurements import (
     measured_on,
 )
 
-__all__ = ["exhibit", "layers"]
+__all__ = ["CONSERVATIVE", "counts", "exhibit", "layers", "table"]
 
 CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
 COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
@@ -28,7 +28,7 @@ COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "valu
 
 def exhibit(measured: Sequence[Measured], name: str, begins: str = "") -> Exhibit | None:
     """The counts pooled, drawn and listed; None where none was made."""
-    data = _counts(measured)
+    data = counts(measured)
     pooled = data[data["layer"] == "all"].reset_index(drop=True)
     if pooled.empty:
         return None
@@ -36,42 +36,48 @@ def exhibit(measured: Sequence[Measured], name: str, begins: str = "") -> Exhibi
         f"{captions.MATCH} Bars: that interval. {captions.MATCH_OF_QUERIES}",
         f"{captions.BEST_FOUND} {CONSERVATIVE} {measured_on(measured)}",
     ]
-    display = pd.DataFrame([_text(row) for row in pooled.to_dict("records")])
     return Exhibit(
         name,
         f"{begins}How many keys chosen by weight match r value-aware keys",
         "Keys by weight (OVO) with at most the output error of r keys chosen for the output (OVA).",
         notes,
         [_panel(pooled, {item.label: item.mark for item in measured})],
-        Table(pooled, display),
+        table(pooled),
     )
 
 
 def layers(measured: Sequence[Measured]) -> Exhibit | None:
     """The counts pooled and in each layer; None where none was made."""
-    data = _counts(measured)
+    data = counts(measured)
     if data.empty:
         return None
-    display = pd.DataFrame([_text(row) for row in data.to_dict("records")])
-    display.insert(1, "layer", data["layer"].astype(str))
     return Exhibit(
         "keys_needed",
         "Matching keys in every layer",
         "Keys by weight (OVO) that match r keys chosen for the output (OVA), layer by layer.",
         [captions.MATCH, captions.MATCH_OF_QUERIES],
-        table=Table(data, display),
+        table=table(data),
         folded=True,
     )
 
 
-def _counts(measured: Sequence[Measured]) -> pd.DataFrame:
+def counts(measured: Sequence[Measured]) -> pd.DataFrame:
+    """One row for every size pooled, then for every size in each layer."""
     rows = [row for item in measured for row in _rows(item)]
     data = pd.DataFrame(rows, columns=list(COLUMNS))
     return data.astype(dict.fromkeys(("keys_needed", *COUNTS), "Int64"))
 
 
+def table(data: pd.DataFrame, named: str = "model") -> Table:
+    """The counts as text too, the layer where there are several; `named`: what `model` names."""
+    display = pd.DataFrame([_text(row) for row in data.to_dict("records")])
+    display = display.rename(columns={"model": named})
+    if data["layer"].nunique() > 1:
+        display.insert(1, "layer", data["layer"].astype(str))
+    return Table(data, display)
+
+
 def _rows(item: Measured) -> Rows:
-    """One row for every size pooled, then for every size in each layer."""
     errors, rows = item.output_error, []
     for match in errors.matching_keys:
         error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}

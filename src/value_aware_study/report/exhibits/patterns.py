@@ -1,5 +1,6 @@
 """What each method really attends to, drawn on a short piece of real text."""
 
+import json
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -16,6 +17,8 @@ from value_aware_study.report.look import Panel
 __all__ = ["exhibit"]
 
 CELL = 17
+SEEN = 0.005
+"""Of its query's largest weight: a smaller one is not drawn."""
 ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
 READ = (
     "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
@@ -60,11 +63,11 @@ def _panels(record: records.Record) -> list[Panel]:
     """Exact attention, and the other methods behind a list to pick one from."""
     tokens = record.picture.tokens
     exact, *others = record.picture.panels
-    frame = pd.DataFrame([cell for panel in others for cell in _cells(panel, tokens)])
+    frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
     names = list(dict.fromkeys(frame["method"]))
     pick = alt.binding_select(options=names, name="method ")
     picked = alt.selection_point(name="method", fields=["method"], bind=pick, value=names[0])
-    left = _heat_map(pd.DataFrame(_cells(exact, tokens)), tokens)
+    left = _heat_map(pd.DataFrame(_cells(exact)), tokens)
     right = _heat_map(frame, tokens).add_params(picked).transform_filter(picked)
     return [
         left.properties(title=f"{model_label(record)}: exact attention"),
@@ -73,31 +76,31 @@ def _panels(record: records.Record) -> list[Panel]:
 
 
 def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
-    positions = list(range(len(tokens)))
-    words = alt.Axis(labelExpr=f"{list(tokens)}[datum.value]", labelOverlap=False, ticks=False)
-    sign = alt.condition("datum.weight < 0", alt.value(BELOW), alt.value(ABOVE))
+    positions, words = list(range(len(tokens))), json.dumps(tokens)
+    axis = alt.Axis(labelExpr=f"{words}[datum.value]", labelOverlap=False, ticks=False)
     strength = alt.Scale(domain=[0, 1], range=[0.08, 1], clamp=True)
     return (
         alt.Chart(frame, width="container", height=CELL * len(tokens))
+        .transform_calculate(**{"from": f"{words}[datum.query]", "to": f"{words}[datum.key]"})
         .mark_rect()
         .encode(
-            x=alt.X("key:O", title=None, scale=alt.Scale(domain=positions), axis=words),
-            y=alt.Y("query:O", title=None, scale=alt.Scale(domain=positions), axis=words),
-            color=sign,
+            x=alt.X("key:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
+            y=alt.Y("query:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
+            color=alt.condition("datum.weight < 0", alt.value(BELOW), alt.value(ABOVE)),
             opacity=alt.Opacity("strength:Q", scale=strength, legend=None),
-            tooltip=["method:N", "from:N", "to:N", alt.Tooltip("weight:Q", format=".3~g")],
+            tooltip=["method:N", "from:N", "to:N", "weight:Q"],
         )
     )
 
 
-def _cells(panel: records.Panel, tokens: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a pair with a weight, and its size relative to the largest of its query."""
+def _cells(panel: records.Panel) -> list[dict[str, Any]]:
+    """One row a pair that is seen: its weight, and that as a share of its query's largest."""
     cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
     name = method_label(panel.approximation) + cost
-    return [
-        {"method": name, "query": i, "key": j, "from": tokens[i], "to": tokens[j]}
-        | {"weight": weight, "strength": abs(weight) / (max(map(abs, row)) or 1.0)}
-        for i, row in enumerate(panel.weights)
-        for j, weight in enumerate(row)
-        if weight
+    cells = [
+        {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
+        | {"strength": round(abs(weight) / (max(map(abs, row)) or 1.0), 3)}
+        for query, row in enumerate(panel.weights)
+        for key, weight in enumerate(row)
     ]
+    return [cell for cell in cells if cell["strength"] >= SEEN]

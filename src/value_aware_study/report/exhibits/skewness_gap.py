@@ -17,6 +17,7 @@ from value_aware_study.report.measurements import FLOOR, Measured
 __all__ = ["exhibit"]
 
 TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
+TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
 EXPLAINED = (
     "Section 3 argues that the flatter the attention weights, the more the values decide which "
     "keys matter: for a polynomial kernel of degree 0 all weights are equal, and with the degree "
