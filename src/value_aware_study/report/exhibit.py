@@ -105,6 +105,7 @@ class Exhibit:
     `name` is its anchor and its files' stem. `notes` are paragraphs folded away. `charts` are the
     panels of the figure, as wide as their place; `table` holds their numbers, or stands alone.
     `choices` name what the panels are of, as many for each; the page shows those of one.
+    What is `folded` is seen once its heading's detail is opened.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Exhibit:
     table: Table | None = None
     exploration: Exploration | None = None
     choices: Sequence[str] = ()
+    folded: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)

@@ -45,11 +45,16 @@ COLOURS = {
     "blue": ("#0072b2", "#4aa5dc"),
     "vermillion": ("#d55e00", "#f07f35"),
     "green": ("#008a64", "#1fb58b"),
-    "purple": ("#b65d91", "#d68bb5"),
+    "purple": ("#b65d91", "#c2719f"),
     "orange": ("#b07800", "#e69f00"),
     "sky": ("#3a8fc4", "#7cc6f0"),
     "grey": ("#737373", "#9a9a9a"),
     "deep": ("#0a3a66", "#cfe6fa"),
+    "plum": ("#8a2d6c", "#e6a6cc"),
+    "wine": ("#56123f", "#f7d3e8"),
+    "teal": ("#00838f", "#3fc1cf"),
+    "brown": ("#8c5a2b", "#c99a6b"),
+    "olive": ("#6b7a00", "#b5c437"),
 }
 SERIES = tuple(COLOURS)[5:]
 """Names of the colours that a series may have."""

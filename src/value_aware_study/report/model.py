@@ -6,17 +6,18 @@ import pandas as pd
 
 from value_aware_attention.measurement.record import OutputError, Record
 from value_aware_attention.probe.lines import headline
+from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
+    match_bars,
     model_end_metric,
     model_layers,
-    model_matching,
-    model_output_error,
     model_skewness,
+    output_error,
 )
 from value_aware_study.report.exhibits.model_heads import error_by_head, keys_by_head
+from value_aware_study.report.measurements import of_kernels
 from value_aware_study.report.page import write_page
-from value_aware_study.reporting import captions
 
 __all__ = ["model_section", "write_probe"]
 
@@ -38,13 +39,14 @@ POST_HOC = (
 def model_section(record: Record, name: str = "model") -> Section:
     """What a probe found; `name` is the section's anchor and begins those of its exhibits."""
     setting = _setting(record)
+    kernels = of_kernels(record)
     drawn: list[Exhibit | None] = [
-        model_matching.exhibit(record, f"{name}_matching_keys", setting),
+        match_bars.exhibit(record, f"{name}_matching_keys", setting),
         model_end_metric.exhibit(record, f"{name}_end_metric", setting),
         model_layers.exhibit(record, f"{name}_layers", setting),
         error_by_head(record, f"{name}_error_by_head", setting),
         keys_by_head(record, f"{name}_keys_by_head", setting),
-        model_output_error.exhibit(record, f"{name}_output_error", setting),
+        output_error.exhibit(kernels, f"{name}_output_error", setting),
         model_skewness.exhibit(record, f"{name}_skewness_gap", setting),
     ]
     lead = [headline(record), *([POST_HOC] if record.attention[0].post_hoc else [])]

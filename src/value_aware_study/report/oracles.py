@@ -1,8 +1,8 @@
 """The two oracles by their full names, as figures about them alone have them, and their marks."""
 
+from value_aware_study.report.labels import method_label
 from value_aware_study.report.look import Mark
-from value_aware_study.reporting.labels import method_label
-from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
+from value_aware_study.report.measurements import AWARE, OBLIVIOUS
 
 __all__ = ["MARKS", "NAMES", "full_name"]
 

@@ -61,7 +61,7 @@ charts.forEach((place) => seen.observe(place));
 
 // The others when there is nothing else to do, so that all are there when the page is printed.
 async function drawRest() {
-  const next = charts.find((place) => !place.dataset.drawn && !place.closest("[hidden]"));
+  const next = charts.find((place) => !place.dataset.drawn && !place.closest("[hidden], details:not([open])"));
   if (!next) return;
   await drawOnce(next);
   idle(drawRest);

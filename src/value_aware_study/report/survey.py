@@ -14,8 +14,8 @@ from value_aware_study.report.exhibits import (
     time_and_memory,
     trained,
 )
+from value_aware_study.report.results import Results
 from value_aware_study.report.survey_records import Measurements
-from value_aware_study.reporting.results import Results
 
 __all__ = ["survey_section"]
 

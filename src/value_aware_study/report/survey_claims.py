@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from value_aware_study.benchmarking.ratio import Ratio
+from value_aware_study.report.claim import Answer, Finding
 from value_aware_study.report.survey_records import (
     DENSE,
     FIT_FROM,
@@ -12,7 +13,6 @@ from value_aware_study.report.survey_records import (
     Measurements,
     paired,
 )
-from value_aware_study.reporting.claim import Answer, Finding
 
 __all__ = ["CLAIMS", "Claim", "answers"]
 

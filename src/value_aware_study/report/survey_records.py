@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from value_aware_study.benchmarking.ratio import Ratio
-from value_aware_study.reporting.captions import versions
+from value_aware_study.report.captions import versions
 
 __all__ = [
     "DENSE",

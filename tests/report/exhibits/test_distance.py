@@ -9,9 +9,9 @@ from synthetic import UNKNOWN, with_cells
 
 from value_aware_study.report.exhibits import distance, patterns, trained
 from value_aware_study.report.exhibits.distance import budget_settings, findings
-from value_aware_study.reporting.output_error_figures import FLOOR
-from value_aware_study.reporting.results import Results
-from value_aware_study.reporting.table import DASH
+from value_aware_study.report.formatting import DASH
+from value_aware_study.report.measurements import FLOOR
+from value_aware_study.report.results import Results
 
 
 def rows(chart):

@@ -10,9 +10,9 @@ from synthetic import AWARE, OBLIVIOUS, gap_cell, probed, with_attention
 from value_aware_attention.measurement.record import Record, SkewnessGap
 from value_aware_study.report import page as page_module
 from value_aware_study.report.exhibits.model_heads import heat_size, two_digits
+from value_aware_study.report.measurements import sentence
 from value_aware_study.report.model import model_section, write_probe
 from value_aware_study.report.oracles import NAMES
-from value_aware_study.reporting.measurements import sentence
 
 HEADLINE = "On <tiny>, 4 value-aware keys match 8."
 

@@ -7,11 +7,11 @@ import pytest
 from surveyed import survey_record
 
 from value_aware_study.report import Page, Section, write_page
+from value_aware_study.report.claim import Answer
 from value_aware_study.report.exhibits import exponents, time_and_memory
 from value_aware_study.report.survey import survey_section
 from value_aware_study.report.survey_claims import CLAIMS, answers
 from value_aware_study.report.survey_records import Measurements, summary
-from value_aware_study.reporting.claim import Answer
 
 SLY = "<script>alert(1)</script>"
 LENGTHS = (128, 256, 512, 1024, 2048)

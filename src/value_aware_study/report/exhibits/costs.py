@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import DASH, missing, number
 from value_aware_study.report.survey_records import HOW, QUICK, TRAINING, Measurements
-from value_aware_study.reporting.table import DASH, missing, number
 
 __all__ = ["exhibit"]
 

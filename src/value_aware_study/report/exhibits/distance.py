@@ -9,7 +9,10 @@ import pandas as pd
 
 from value_aware_attention.measurement.record import Record
 from value_aware_study.cards import cards
+from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import DASH, interval, number, signed, times
+from value_aware_study.report.labels import model_label
 from value_aware_study.report.look import (
     SHOWN,
     Mark,
@@ -21,12 +24,8 @@ from value_aware_study.report.look import (
     reference,
     toggled,
 )
-from value_aware_study.reporting import captions
-from value_aware_study.reporting.labels import model_label
-from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
-from value_aware_study.reporting.output_error_figures import FLOOR
-from value_aware_study.reporting.results import OUTPUT_ERRORS, Results
-from value_aware_study.reporting.table import DASH, interval, number, signed, times
+from value_aware_study.report.measurements import AWARE, FLOOR, OBLIVIOUS
+from value_aware_study.report.results import OUTPUT_ERRORS, Results
 
 __all__ = ["budget_settings", "exhibit", "findings"]
 

@@ -4,9 +4,9 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import number
 from value_aware_study.report.look import Mark, Panel, direction, dots, toggled
 from value_aware_study.report.survey_records import FIT_FROM, QUICK, Measurements, listed
-from value_aware_study.reporting.table import number
 
 __all__ = ["exhibit"]
 

@@ -6,13 +6,13 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.record import Record
+from value_aware_study.report import captions
 from value_aware_study.report.curves import count_axis, curves, figure, level, upright
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import interval, number
 from value_aware_study.report.look import Mark, Panel, direction
+from value_aware_study.report.marks import method_marks
 from value_aware_study.report.oracles import MARKS, full_name
-from value_aware_study.reporting import captions
-from value_aware_study.reporting.style import method_marks
-from value_aware_study.reporting.table import interval, number
 
 __all__ = ["exhibit"]
 

@@ -7,12 +7,12 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.record import Record
+from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import interval
 from value_aware_study.report.look import Panel
+from value_aware_study.report.measurements import AWARE, OBLIVIOUS
 from value_aware_study.report.oracles import NAMES
-from value_aware_study.reporting import captions
-from value_aware_study.reporting.measurements import AWARE, OBLIVIOUS
-from value_aware_study.reporting.table import interval
 
 __all__ = ["error_by_head", "heat_size", "keys_by_head"]
 

@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.measurement.record import KeysNeeded, Record
+from value_aware_study.report import captions
 from value_aware_study.report.curves import count_axis
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Panel, direction, dots, toggled
+from value_aware_study.report.measurements import with_ends
 from value_aware_study.report.oracles import MARKS, NAMES
-from value_aware_study.reporting import captions
-from value_aware_study.reporting.measurements import with_ends
 
 __all__ = ["exhibit"]
 

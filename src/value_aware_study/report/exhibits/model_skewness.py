@@ -6,13 +6,12 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.record import Record
+from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import number
+from value_aware_study.report.gap import OWN, SIZE, gap_findings, gap_rows
 from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.reporting import captions
-from value_aware_study.reporting.measurements import of_kernels
-from value_aware_study.reporting.output_error_figures import FLOOR
-from value_aware_study.reporting.skewness_figure import OWN, SIZE, gap_findings, gap_rows
-from value_aware_study.reporting.table import number
+from value_aware_study.report.measurements import FLOOR, of_kernels
 
 __all__ = ["exhibit"]
 

@@ -10,9 +10,9 @@ import pandas as pd
 
 from value_aware_attention.measurement import record as records
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import number
+from value_aware_study.report.labels import method_label, model_label
 from value_aware_study.report.look import Panel
-from value_aware_study.reporting.labels import method_label, model_label
-from value_aware_study.reporting.table import number
 
 __all__ = ["exhibit"]
 

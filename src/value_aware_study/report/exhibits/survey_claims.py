@@ -2,10 +2,10 @@
 
 import pandas as pd
 
+from value_aware_study.report.claim import MARKS, VERDICTS, Finding
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.survey_claims import answers
 from value_aware_study.report.survey_records import Measurements
-from value_aware_study.reporting.claim import MARKS, VERDICTS, Finding
 
 __all__ = ["exhibit"]
 

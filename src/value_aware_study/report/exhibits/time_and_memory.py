@@ -6,9 +6,9 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import interval, number
 from value_aware_study.report.look import Mark, Panel, direction, dots, ramp, toggled
 from value_aware_study.report.survey_records import DENSE, HOW, TRAINING, Measurements
-from value_aware_study.reporting.table import interval, number
 
 __all__ = ["exhibit"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.measurement.record import Cell, Record
+from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.reporting import captions
-from value_aware_study.reporting.labels import method_label
-from value_aware_study.reporting.table import interval, number, signed
+from value_aware_study.report.formatting import interval, number, signed
+from value_aware_study.report.labels import method_label
 
 __all__ = ["exhibit"]
 
