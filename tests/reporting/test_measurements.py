@@ -4,11 +4,11 @@ import pytest
 from synthetic import curve, output_error, probed, without_attention
 from synthetic import match as match_of
 
+from value_aware_attention.probe.lines import match as matching_keys
 from value_aware_study.reporting.headline import headline
 from value_aware_study.reporting.measured_report import matching_table
 from value_aware_study.reporting.measurements import (
     error_rows,
-    matching_keys,
     of_kernels,
     of_models,
     sentence,

@@ -166,13 +166,13 @@ def _approximate(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _points(frame: pd.DataFrame, title: str, y: alt.Y) -> alt.Chart:
-    scale = alt.Scale(type="log", nice=False, padding=12)
-    axis = alt.Axis(format="~g", values=OUTPUT_ERROR_TICKS, grid=False, labelOverlap="greedy")
+    ticks = {"format": "~g", "values": OUTPUT_ERROR_TICKS, "labelOverlap": "greedy"}
+    field, ends = "relative_output_error", {"padding": 12}
+    x = style.log_axis(alt.X, field, OUTPUT_ERROR_TITLE, ends, **ticks, grid=False)
     points = alt.Chart(frame, width=350, height=style.HEIGHT, title=title).mark_point(
         filled=True, size=62, opacity=0.8
     )
-    field = "relative_output_error:Q"
-    return points.encode(x=alt.X(field, title=OUTPUT_ERROR_TITLE, scale=scale, axis=axis), y=y)
+    return points.encode(x=x, y=y)
 
 
 def _masked_panel(results: Results) -> list[style.Panel]:

@@ -98,10 +98,7 @@ def error_axis(field: str, title: str | None = ERRORS_TITLE, highest: float | No
     last = LARGEST_POWER if highest is None else math.ceil(math.log10(highest))
     ends = {"padding": 10} if highest is None else {"domain": [FLOOR / 1.5, highest * 1.3]}
     powers = [10.0**power for power in range(round(math.log10(FLOOR)), last + 1)]
-    scale = alt.Scale(type="log", nice=False, **ends)
-    return alt.Y(
-        f"{field}:Q", title=title, scale=scale, axis=alt.Axis(values=powers, labelExpr=POWERS)
-    )
+    return style.log_axis(alt.Y, field, title, ends, values=powers, labelExpr=POWERS)
 
 
 def _error_panel(
@@ -171,10 +168,9 @@ def _matching_layers(frame: pd.DataFrame, marks: Mapping[str, style.Mark]) -> li
     encodings = style.series("series", marks, columns=3)
     highest = float(frame[["needed", "high"]].max().max())
     x = style.count_axis("r", title, frame["r"].astype(float).tolist())
-    scale = alt.Scale(type="log", base=2, domain=[0.8, highest * 1.5], nice=False)
-    axis = alt.Axis(values=style.powers_of_two([1, highest]), format="d")
-    title = "keys chosen by weight (log scale)"
-    y = alt.Y("needed:Q", title=title, scale=scale, axis=axis)
+    title, ends = "keys chosen by weight (log scale)", {"base": 2, "domain": [0.8, highest * 1.5]}
+    powers = style.powers_of_two([1, highest])
+    y = style.log_axis(alt.Y, "needed", title, ends, values=powers, format="d")
     base = alt.Chart(frame).encode(x=x, y=y, color=encodings["color"])
     labels = base.encode(text="text:N", y=alt.Y("label_at:Q", title=title))
     bars = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.4, opacity=0.7)

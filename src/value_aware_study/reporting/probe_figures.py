@@ -135,14 +135,16 @@ def _needed_panel(
 ) -> style.Panel:
     encodings = _optimal_encodings()
     y = alt.Y("place:N", title=title, sort=list(layers), axis=alt.Axis(grid=True))
-    domain = alt.Scale(type="log", base=2, domain=[0.8, ends[1] * 1.3], nice=False)
-    axis = alt.Axis(values=style.powers_of_two(ends)[::2], format="d", grid=False)
-    x = alt.X("keys:Q", title="keys needed (log scale)", scale=domain, axis=axis)
+    domain = {"base": 2, "domain": [0.8, ends[1] * 1.3]}
+    ticks = {"values": style.powers_of_two(ends)[::2], "format": "d", "grid": False}
+    x, low = (
+        style.log_axis(alt.X, field, "keys needed (log scale)", domain, **ticks)
+        for field in ("keys", "low")
+    )
     used = frame[["series", "place", "keys", "low", "high"]]
     base = alt.Chart(used, width=190, height=alt.Step(20))
     points = base.mark_point(filled=True, size=58, opacity=1).encode(x=x, y=y, **encodings)
     known = alt.Chart(used[used["low"].notna()]).mark_rule(strokeWidth=1.4, opacity=0.7)
-    low = alt.X("low:Q", title="keys needed (log scale)", scale=domain, axis=axis)
     bars = known.encode(x=low, x2="high:Q", y=y, color=encodings["color"])
     return alt.layer(bars, points, title=name)
 

@@ -1,8 +1,6 @@
 """Skewness of the attention weights against what choosing keys by the output gains (section 3)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
-from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -36,40 +34,35 @@ def _ratio(cell: GapCell) -> float:
     return max(cell.oblivious[SIZE], FLOOR) / max(cell.aware[SIZE], FLOOR)
 
 
-def _cells(measured: Iterable[Measured]) -> list[tuple[Measured, GapCell]]:
-    return [
-        (item, cell)
-        for item in measured
-        if (gap := item.attention.skewness_gap)
-        for cell in gap.cells
-    ]
-
-
 def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
     """One row a layer and kernel: effective keys as percent of all keys, and OVO over OVA error."""
     rows = [
         {"model": item.label, "layer": cell.layer, "degree": cell.degree, "own": cell.own}
         | {"series": OWN if cell.own else f"degree {cell.degree}"}
         | {"share": 100 * cell.effective_keys / item.output_error.keys, "gap": _ratio(cell)}
-        | {"same": cell.same_first_key}
-        for item, cell in _cells(measured)
+        | {"same": cell.same_first_key, "nearest": cell.closest_to_mean_key}
+        | {"smallest": cell.smallest_norm_key}
+        for item in measured
+        if (gap := item.attention.skewness_gap)
+        for cell in gap.cells
         if SIZE in cell.oblivious
     ]
     columns = ["model", "layer", "degree", "own", "series", "share", "gap", "same"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*columns, "nearest", "smallest"])
 
 
 def _axes(frame: pd.DataFrame, place: int) -> Axes:
     """The axes all panels share; the first of a row names the vertical one."""
-
-    def channel(kind: Any, field: str, title: str | None, ticks: Sequence[float]) -> Any:
-        domain = [frame[field].min() / 1.3, frame[field].max() * 1.3]
-        scale = alt.Scale(type="log", domain=domain, nice=False)
-        axis = alt.Axis(values=ticks, format="~g", grid=kind is alt.Y, labelOverlap="greedy")
-        return kind(f"{field}:Q", title=title, scale=scale, axis=axis)
-
-    x = channel(alt.X, "share", SHARE_TITLE, SHARE_TICKS)
-    return x, channel(alt.Y, "gap", None if place % COLUMNS else GAP_TITLE, GAP_TICKS)
+    share, gap = (
+        {"domain": [frame[field].min() / 1.3, frame[field].max() * 1.3]}
+        for field in ("share", "gap")
+    )
+    title = None if place % COLUMNS else GAP_TITLE
+    look = {"format": "~g", "labelOverlap": "greedy"}
+    return (
+        style.log_axis(alt.X, "share", SHARE_TITLE, share, values=SHARE_TICKS, grid=False, **look),
+        style.log_axis(alt.Y, "gap", title, gap, values=GAP_TICKS, grid=True, **look),
+    )
 
 
 def _own_panel(frame: pd.DataFrame, axes: Axes, marks: Mapping[str, style.Mark]) -> style.Panel:
@@ -120,17 +113,14 @@ def _correlation(frame: pd.DataFrame) -> str:
     return f"{frame['share'].rank().corr(frame['gap'].rank()):+.2f}".replace("-", "−")
 
 
-def _uniform_shares(measured: Iterable[Measured]) -> str:
-    cells = [cell for _, cell in _cells(measured)]
-    to_mean = [cell.closest_to_mean_key for cell in cells if cell.closest_to_mean_key is not None]
-    norms = [cell.smallest_norm_key for cell in cells if cell.smallest_norm_key is not None]
-    if not to_mean or not norms:
+def _uniform_shares(frame: pd.DataFrame) -> str:
+    uniform = frame.dropna(subset=["nearest", "smallest"])
+    if uniform.empty:
         return ""
-    nearest, smallest = fmean(to_mean), fmean(norms)
     return (
         f" At degree 0 the value-aware key is the value closest to the mean of the values for "
-        f"{100 * nearest:.0f}% of the queries, and the shortest value, as for orthogonal values, "
-        f"for {100 * smallest:.0f}%."
+        f"{100 * uniform['nearest'].mean():.0f}% of the queries, and the shortest value, as for "
+        f"orthogonal values, for {100 * uniform['smallest'].mean():.0f}%."
     )
 
 
@@ -150,5 +140,5 @@ def gap_findings(measured: Sequence[Measured]) -> str:
         f"kernels, {_correlation(post_hoc)} over the polynomials. The gap is wider at degree "
         f"{first:.0f} than at degree {last:.0f} in {wider} of {len(gaps)} layers. OVA-1 and OVO-1 "
         f"keep the same key for a mean share of queries, by degree: {shares}."
-        + _uniform_shares(measured)
+        + _uniform_shares(frame)
     )

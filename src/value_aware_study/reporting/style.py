@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
 import pandas as pd
@@ -43,6 +43,7 @@ FONT = "Liberation Sans"
 HEIGHT = 290
 
 Panel = alt.LayerChart | alt.FacetChart
+Channel = TypeVar("Channel", alt.X, alt.Y)
 Chart = alt.Chart | Panel | alt.HConcatChart | alt.ConcatChart
 
 
@@ -118,12 +119,20 @@ def powers_of_two(values: Iterable[float]) -> list[int]:
     return [2**power for power in range(first, last + 1)]
 
 
+def log_axis(
+    kind: type[Channel], field: str, title: str | None, ends: Mapping[str, Any], **axis: Any
+) -> Channel:
+    """A logarithmic axis; `ends` are its scale's options, `axis` those of its ticks and labels."""
+    scale = alt.Scale(type="log", nice=False, **ends)
+    return kind(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(**axis))
+
+
 def count_axis(field: str, title: str, values: Sequence[float]) -> alt.X:
     """A logarithmic axis of keys or features, marked at the powers of two."""
     low, high = min(values, default=1.0), max(values, default=2.0)
-    scale = alt.Scale(type="log", base=2, domain=[low / 1.2, high * 1.2], nice=False)
-    axis = alt.Axis(values=powers_of_two(values), format="d", grid=False, labelOverlap="greedy")
-    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+    ends = {"base": 2, "domain": [low / 1.2, high * 1.2]}
+    ticks = {"values": powers_of_two(values), "format": "d"}
+    return log_axis(alt.X, field, title, ends, **ticks, grid=False, labelOverlap="greedy")
 
 
 def line_name(value: float | None, name: str, at: float, y: ValueAxis) -> list[alt.Chart]:

@@ -102,11 +102,13 @@ def table_3(tokens: Mapping[str, Any]) -> Table:
     display["copied words, %"] = [
         DASH if pd.isna(value) else f"{100 * value:.1f}" for value in data["copied"]
     ]
+    size = tokens.get("vocabulary_size")
+    vocabulary = "not recorded" if size is None else f"{size:,} types"
     caption = (
         "All: tokens of the source in training, validation and evaluation text together. Training "
         "and evaluation: tokens in the instances of the masked language models, a dash where they "
         "do not use the source. Copied: words of the evaluation text that lie in a 13-gram of the "
-        f"training text of any source{_copied(tokens)}. Our vocabulary: {_vocabulary(tokens)}. The "
+        f"training text of any source{_copied(tokens)}. Our vocabulary: {vocabulary}. The "
         "paper prints more training tokens than tokens for PubMed."
     )
     return Table("table_3", "Table 3. Tokens of the training text", caption, data, display)
@@ -118,11 +120,6 @@ def _copied(tokens: Mapping[str, Any]) -> str:
     words = sum(part.get("words", 0) for part in counts)
     copied = sum(part.get("copied_words", 0) for part in counts)
     return f", {100 * copied / words:.1f}% in all" if words else ""
-
-
-def _vocabulary(tokens: Mapping[str, Any]) -> str:
-    size = tokens.get("vocabulary_size")
-    return "not recorded" if size is None else f"{size:,} types"
 
 
 def _source_row(name: str, parts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
