@@ -4,10 +4,10 @@
     python -m pipelines.run scale=gpu corpus=local corpus.path=FILE causal.steps=500 logger=none
 
 Takes the stages of dvc.yaml up to the report, in its order, with the given overrides, and writes
-outputs/<scale>/, its page in outputs/<scale>/report; `python -m pipelines.publish` keeps it. A run that was ended is started again with the same command: stages that
-are done are left out, training continues from its checkpoint, computed cells are found again. A
-stage is done again where its fingerprint (its values and its code) is another, or a stage that it
-reads from was.
+outputs/<scale>/, its page in outputs/<scale>/report; `python -m pipelines.publish` keeps it. A run
+that was ended is started again with the same command: stages that are done are left out, training
+continues from its checkpoint, computed cells are found again. A stage is done again where its
+fingerprint (its values and its code) is another, or a stage that it reads from was.
 """
 
 import json

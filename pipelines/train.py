@@ -73,7 +73,6 @@ def train(
             module,
             batches,
             held_out,
-            **cfg.fit,
             evaluate_every=cfg.training.evaluate_every,
             checkpoint_every=cfg.training.checkpoint_every,
             log_every_n_steps=cfg.training.log_every,

@@ -10,6 +10,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.shapes import CHECKED, check_shapes
+
+check_shapes(*CHECKED)
+
 # The same examples at every run, so that only a change of the code turns a test red;
 # HYPOTHESIS_PROFILE=explore draws new ones, to look for what nobody has seen yet.
 settings.register_profile("same", derandomize=True)

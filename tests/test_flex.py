@@ -1,7 +1,6 @@
 """FlexAttention and plain torch compute the same, and nothing falls back unseen."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -153,12 +152,10 @@ def test_under_autocast_a_model_gives_flex_its_low_precision(
     assert seen == [(*[torch.bfloat16] * 3, Polynomial(), None, flex.causal_mask)]
 
 
-@dataclass
-class OnCuda:
-    """What the choice looks at of a tensor that is on a GPU."""
+class OnCuda(Tensor):
+    """A tensor that says it is on a GPU."""
 
-    shape: tuple[int, ...]
-    is_cuda: bool = True
+    is_cuda = True
 
 
 @pytest.mark.parametrize(
@@ -173,8 +170,10 @@ class OnCuda:
 def test_flex_is_preferred_from_a_block_of_queries_on(
     query: tuple[int, ...], key: tuple[int, ...], expected: bool
 ) -> None:
-    assert flex.is_preferred(OnCuda(query), OnCuda(key)) is expected  # type: ignore[arg-type]
-    assert not flex.is_preferred(torch.empty(query), torch.empty(key))
+    tensors = torch.empty(query), torch.empty(key)
+    on_cuda = (x.as_subclass(OnCuda) for x in tensors)
+    assert flex.is_preferred(*on_cuda) is expected
+    assert not flex.is_preferred(*tensors)
 
 
 def test_what_compiling_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def attention(
     attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "*batch N V"]:
-    """sum_i kappa(q, k_i) v_i / sum_i kappa(q, k_i), Eq. 1 of the paper.
+    """Computes sum_i kappa(q, k_i) v_i / sum_i kappa(q, k_i), Eq. 1 of the paper.
 
     `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
     bf16 and fp16 inputs are accumulated in fp32, and autocast lowers none. Raises ValueError for
@@ -77,7 +77,7 @@ def attention_over(
     kernel: Kernel,
     visible: Bool[Tensor, "*#batch #N #M"] | None,
 ) -> Float[Tensor, "*batch N V"]:
-    """`attention` over the visible pairs (None = all) of inputs that are known to fit."""
+    """Computes `attention` over the visible pairs (None = all) of inputs that are known to fit."""
     if isinstance(kernel, Exponential):
         return _fused(query, key, value, kernel, visible)
     with _without_autocast(value):
@@ -93,7 +93,7 @@ def attention_weights(
     attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "*batch N M"]:
-    """alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j), in fp32 or fp64; zeros where all is masked."""
+    """Computes alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j) in fp32 or fp64; 0 in masked rows."""
     check_inputs(query, key, key, attn_mask=attn_mask, is_causal=is_causal)
     return weights_over(query, key, kernel, _visible(query, key, attn_mask, is_causal))
 
@@ -104,7 +104,7 @@ def weights_over(
     kernel: Kernel,
     visible: Bool[Tensor, "*#batch #N #M"] | None,
 ) -> Float[Tensor, "*batch N M"]:
-    """`attention_weights` over the visible pairs (None = all) of inputs that are known to fit."""
+    """Computes `attention_weights` over the visible pairs (None = all) of inputs known to fit."""
     with _without_autocast(query):
         scores = kernel.log_similarity(working_precision(query), working_precision(key))
         return masked_softmax(scores, visible)
@@ -113,7 +113,7 @@ def weights_over(
 def masked_softmax(
     scores: Float[Tensor, "*#batch #N M"], visible: Bool[Tensor, "*#batch #N #M"] | None
 ) -> Float[Tensor, "*batch N M"]:
-    """exp(score) / sum exp(score) over the visible pairs (None = all), 0 elsewhere."""
+    """Computes exp(score) / sum exp(score) over the visible pairs (None = all), 0 elsewhere."""
     if visible is None:
         return scores.softmax(dim=-1)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
@@ -129,7 +129,7 @@ def _by_flex(
     attn_mask: Tensor | None,
     is_causal: bool,
 ) -> Tensor:
-    """FlexAttention where it can take the call; its causal mask is a pattern, never drawn."""
+    """Calls FlexAttention where it supports the call; its causal mask is a pattern, never drawn."""
     if flex.unsupported_reason(query, key, value, kernel) is None:
         mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
         pattern = flex.causal_mask if is_causal else None
@@ -147,7 +147,7 @@ def _by_flex(
 
 
 def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Products in the precision of their factors: autocast would take fp32 ones in bf16."""
+    """Disables autocast, which would compute products of fp32 factors in bf16."""
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
@@ -162,7 +162,7 @@ def _fused(
     *,
     is_causal: bool = False,
 ) -> Tensor:
-    """PyTorch's own kernel, which never holds the weights; it exists for two leading dimensions."""
+    """Calls PyTorch's fused attention on four dimensions; it never holds the weights."""
     if visible is None and query.is_cpu and key.shape[-2] < VECTOR:
         visible = _all_visible(query, key, is_causal)
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
@@ -189,8 +189,8 @@ def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#
     return visible.tril() if is_causal else visible
 
 
-def working_precision(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """x in at least fp32, the precision every sum of the library is taken in."""
+def working_precision(x: Tensor) -> Tensor:
+    """Converts x to at least fp32, the precision every sum of the library is taken in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -200,7 +200,7 @@ def visibility(
     rows: Int[Tensor, " N"],
     keys: int,
 ) -> Bool[Tensor, "*batch #N #M"] | None:
-    """The pairs that `attn_mask` and `is_causal` show together; None = all.
+    """Combines `attn_mask` and `is_causal` into the visible pairs; None = all.
 
     `rows` are the positions of the queries, with which `is_causal` compares those of the keys.
     """
@@ -213,7 +213,7 @@ def visibility(
 def _visible(
     query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool
 ) -> Bool[Tensor, "*batch #N #M"] | None:
-    """The visible pairs of a whole call, whose mask may be of keys alone."""
+    """Returns the visible pairs of a whole call, whose mask may be of keys alone."""
     mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
     rows = torch.arange(query.shape[-2], device=query.device)
     return visibility(mask, is_causal, rows, key.shape[-2])

@@ -43,12 +43,12 @@ def chunked(elements: int) -> Iterator[None]:
 
 
 def max_elements() -> int:
-    """What `chunked` allows here."""
+    """Returns the limit of `chunked` in this context."""
     return _MAX_ELEMENTS.get()
 
 
 def max_elements_within(memory_gib: float) -> int:
-    """The elements for `chunked` with which blocks take at most `memory_gib` GiB: 2**24 for each.
+    """Converts `memory_gib` GiB into the elements for `chunked`: 2**24 for each.
 
     Measured over the methods (`benchmarks/evaluation_memory.py`). Raises ValueError unless
     `memory_gib` is above 0.
@@ -60,7 +60,7 @@ def max_elements_within(memory_gib: float) -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """Queries, keys and values in at least fp32, their kernel, and which pairs are visible.
+    """Holds queries, keys and values in at least fp32, their kernel, and which pairs are visible.
 
     Masks, weights and centred values are computed when they are first asked for, and kept.
     """
@@ -102,36 +102,36 @@ class Call:
 
     @property
     def keys(self) -> int:
-        """Number of keys M."""
+        """Returns the number of keys M."""
         return self.key.shape[-2]
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """The leading dimensions, broadcast."""
+        """Returns the leading dimensions, broadcast."""
         leading = (x.shape[:-2] for x in (self.query, self.key, self.value))
         return tuple(torch.broadcast_shapes(*leading))
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no query or no key: every output there is is zeros."""
+        """Tells whether there is no query or no key: every output there is is zeros."""
         return 0 in (*self.batch, self.query.shape[-2], self.keys)
 
     def zeros(self) -> Float[Tensor, "*batch N V"]:
-        """The output of queries that see nothing."""
+        """Returns the output of queries that see nothing."""
         return self.value.new_zeros(*self.batch, self.query.shape[-2], self.value.shape[-1])
 
     @cached_property
     def visible(self) -> Bool[Tensor, "*#batch #N M"] | None:
-        """The pairs that `attn_mask` and `is_causal` show together, drawn here; None = all."""
+        """Combines `attn_mask` and `is_causal` into the visible pairs, drawn here; None = all."""
         return visibility(self.attn_mask, self.is_causal, self.rows, self.keys)
 
     @cached_property
     def weights(self) -> Float[Tensor, "*batch N M"]:
-        """The exact attention distribution alpha."""
+        """Computes the exact attention distribution alpha."""
         return weights_over(self.query, self.key, self.kernel, self.visible)
 
     def output(self) -> Float[Tensor, "*batch N V"]:
-        """The exact output o, block by block."""
+        """Computes the exact output o, block by block."""
         parts = [
             attention_over(part.query, self.key, self.value, self.kernel, part.visible)
             for part in self.blocks()
@@ -139,8 +139,15 @@ class Call:
         return torch.cat(parts, dim=-2)
 
     @cached_property
+    def seen(self) -> "Call":
+        """The same call with 0 in the place of values that no query sees."""
+        if self.visible is None:
+            return self
+        return replace(self, value=self.value.where(self.visible.any(dim=-2)[..., None], 0.0))
+
+    @cached_property
     def centred(self) -> "Call":
-        """The same call with values measured from the mean of those that the first row sees.
+        """Measures the values from the mean of those that the first row sees; the rest stays.
 
         Distances between values stay, and values far from the origin keep their digits so. The
         first row that sees anything: under a causal mask no value moves an earlier row, not even by
@@ -156,7 +163,7 @@ class Call:
         return replace(self, value=(self.value - mean).where(visible.any(dim=-2)[..., None], 0.0))
 
     def largest_squared_norm(self) -> Float[Tensor, "*batch N"]:
-        """The largest ||v||^2 that each query sees, block by block."""
+        """Computes the largest ||v||^2 that each query sees, block by block."""
         if self.is_empty:
             return self.value.new_zeros(*self.batch, self.query.shape[-2])
         norms, parts = self.value.square().sum(dim=-1)[..., None, :], []
@@ -166,7 +173,7 @@ class Call:
         return torch.cat(parts, dim=-1)
 
     def take(self, which: slice | Int[Tensor, " K"]) -> "Call":
-        """The call of some of its queries alone."""
+        """Returns the call of some of its queries alone."""
         mask = self.attn_mask
         if mask is not None and mask.shape[-2] > 1:
             mask = mask[..., which, :]

@@ -39,7 +39,7 @@ must not end the one that has something to say before it has said it."""
 
 @contextmanager
 def started_processes() -> Iterator[None]:
-    """Within the context, the processes that torchrun started (WORLD_SIZE) work together.
+    """Lets the processes that torchrun started (WORLD_SIZE) work together within the context.
 
     Where one of them fails, its error is raised there; in every other the context ends with
     SystemExit, so that what went wrong is said once.
@@ -63,7 +63,7 @@ def started_processes() -> Iterator[None]:
 
 
 def _fails_first(store: distributed.Store) -> bool:
-    """Whether no other process has failed; one that fails may take the store with it."""
+    """Tells whether no other process has failed; one that fails may take the store with it."""
     try:
         return store.add("failed", 1) == 1
     except RuntimeError:
@@ -71,17 +71,17 @@ def _fails_first(store: distributed.Store) -> bool:
 
 
 def processes() -> int:
-    """How many work together."""
+    """Returns the number of processes that work together."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes files and draws progress."""
+    """Tells whether this process is the one that writes files and draws progress."""
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 def own_device() -> str:
-    """This process's GPU, by LOCAL_RANK, and the current one from then on; "cpu" without GPUs.
+    """Returns this process's GPU, by LOCAL_RANK, and makes it the current one; "cpu" without GPUs.
 
     Raises ValueError where more processes were started on this machine than it has GPUs.
     """
@@ -97,7 +97,7 @@ def own_device() -> str:
 
 
 def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """[compute(item) for item in items], each computed by one process; every one gets them all."""
+    """Computes [compute(item) for item in items], each in one process; every one gets them all."""
     if processes() == 1:
         return [compute(item) for item in items]
     mine = own_share(items, distributed.get_rank(), processes())
@@ -105,18 +105,18 @@ def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def own_share(items: Sequence[T], process: int, count: int) -> list[T]:
-    """The items in turn: of `count` processes, `process` takes every count-th."""
+    """Deals the items in turn: of `count` processes, `process` takes every count-th."""
     return list(items[process::count])
 
 
 def in_order(shares: Sequence[Sequence[T]]) -> list[T]:
-    """The items of which `own_share` gave every process its share."""
+    """Restores the order of the items that `own_share` dealt to the processes."""
     total = sum(map(len, shares))
     return [shares[index % len(shares)][index // len(shares)] for index in range(total)]
 
 
 def all_gather(value: T) -> list[T]:
-    """The values of all processes, in their order."""
+    """Collects the values of all processes, in their order."""
     if processes() == 1:
         return [value]
     values: list[T] = [value] * processes()
@@ -125,7 +125,7 @@ def all_gather(value: T) -> list[T]:
 
 
 def broadcast(read: Callable[[], T]) -> T:
-    """What `read` gives in the first process, in all of them; the others do not call it."""
+    """Calls `read` in the first process and sends its result to all of them."""
     if processes() == 1:
         return read()
     box = [read() if is_first() else None]

@@ -13,7 +13,7 @@ __all__ = ["Sizes", "budget", "relative_output_error", "squared_output_error"]
 def squared_output_error(
     approximate: Float[Tensor, "*batch V"], exact: Float[Tensor, "*batch V"]
 ) -> Float[Tensor, "*batch"]:
-    """||o - o~||^2 per query, the objective of section 3."""
+    """Computes ||o - o~||^2 per query, the objective of section 3."""
     difference = working_precision(exact) - working_precision(approximate)
     return difference.square().sum(dim=-1)
 
@@ -21,7 +21,7 @@ def squared_output_error(
 def relative_output_error(
     approximate: Float[Tensor, "*batch V"], exact: Float[Tensor, "*batch V"]
 ) -> Float[Tensor, "*batch"]:
-    """||o - o~||^2 / ||o||^2 per query; 0 where both are zero.
+    """Computes ||o - o~||^2 / ||o||^2 per query; 0 where both are zero.
 
     Infinite where only o is zero; NaN where an output holds NaN, which is never taken for exact.
 
@@ -35,7 +35,7 @@ def relative_output_error(
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the cost of an attention call depends on."""
+    """Holds what the cost of an attention call depends on."""
 
     queries: int
     keys: int
@@ -45,11 +45,11 @@ class Sizes:
 
     @property
     def one_key(self) -> int:
-        """Multiply-adds of attending to one key: its score and its weighted value."""
+        """Counts multiply-adds of attending to one key: its score and its weighted value."""
         return self.head_dim + self.value_dim
 
     def kept(self, r: int) -> float:
-        """Keys that a query with a budget of r looks at, on average: no more than it sees."""
+        """Counts the keys that a query with a budget of r reads on average: at most those seen."""
         if not self.is_causal:
             return float(min(r, self.keys))
         first = self.keys - self.queries + 1  # what the first query sees
@@ -65,7 +65,7 @@ def budget(
     value_dim: int,
     is_causal: bool = False,
 ) -> float:
-    """Multiply-adds per query of an approximation's scores and weighted sum, on average.
+    """Counts multiply-adds per query of an approximation's scores and weighted sum, on average.
 
     The one definition of cost that figures use, and of the algorithm: what this code computes
     besides for the sake of speed is left out (the pairs of a chunk that causal features score, the

@@ -45,7 +45,7 @@ def causal_mask(query: Tensor, key: Tensor) -> Tensor:
 
 
 def is_preferred(query: Float[Tensor, "... N D"], key: Float[Tensor, "... M D"]) -> bool:
-    """Whether exact attention is better taken by FlexAttention, where nothing is in its way.
+    """Tells whether FlexAttention is the better choice for exact attention, where it supports it.
 
     That is on CUDA, from a whole block of queries on: eager attention holds N x M weights several
     times over. With fewer they are small, and every new length would cost a compilation.
@@ -55,7 +55,7 @@ def is_preferred(query: Float[Tensor, "... N D"], key: Float[Tensor, "... M D"])
 
 @torch.compiler.disable  # it looks for programs, which cannot be traced into a compiled model
 def unsupported_reason(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> str | None:
-    """Why FlexAttention cannot take this call; None where it can."""
+    """Returns why FlexAttention cannot take this call; None where it can."""
     tensors = query, key, value
     device = query.device.type
     if not isinstance(kernel, KERNELS):
@@ -75,7 +75,7 @@ def unsupported_reason(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel
 
 @lru_cache(maxsize=4)
 def missing_compiler(device: str) -> str | None:
-    """What torch.compile lacks on a cpu or cuda device of this machine; None if nothing."""
+    """Names what torch.compile lacks on a cpu or cuda device of this machine; None if nothing."""
     if device == "cuda":
         c = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
         return None if c and find_spec("triton") else "it needs Triton and a C compiler on CUDA"
@@ -84,7 +84,7 @@ def missing_compiler(device: str) -> str | None:
 
 
 def too_many_shapes() -> type[Exception]:
-    """The error of `flex_kernel_attention` past `SHAPES` shapes; the compiler loads with it."""
+    """Returns the error of `flex_kernel_attention` past `SHAPES` shapes; imports the compiler."""
     from torch._dynamo.exc import FailOnRecompileLimitHit
 
     return FailOnRecompileLimitHit
@@ -98,7 +98,7 @@ def flex_kernel_attention(
     visible: Bool[Tensor, "*#batch #N #M"] | None = None,
     pattern: PositionMask | None = None,
 ) -> Float[Tensor, "*batch N V"]:
-    """Eq. 1 over the visible pairs (None = all) of the pattern (None = every pair).
+    """Computes Eq. 1 over the visible pairs (None = all) of the pattern (None = every pair).
 
     Positions of the queries are the last N of M. Products are taken in the inputs' dtype and summed
     in fp32, scores and features are fp32; a row that sees nothing gives zeros. For calls without an
@@ -126,7 +126,7 @@ def _four_dimensional(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
 def block_mask(pattern: PositionMask, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """Which blocks of pairs the pattern fills, and which in part; no N x M mask is held."""
+    """Finds the blocks of pairs that the pattern fills, wholly or partly; no N x M mask is held."""
     position = torch.arange(keys + -keys % BLOCK)
     inside = position < keys
     offset = keys - queries
@@ -150,7 +150,7 @@ def block_mask(pattern: PositionMask, queries: int, keys: int, device: torch.dev
 
 
 def _kv_blocks(blocks: Bool[Tensor, "rows columns"], device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are kept, and their columns first."""
+    """Counts the blocks kept in each row, and puts their columns first."""
     columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
     numbers = blocks.sum(dim=-1), columns
     count, indices = (x.to(device, torch.int32)[None, None] for x in numbers)
@@ -196,7 +196,8 @@ def _attention_by(kernel: Exponential | Polynomial | Elu) -> Callable[..., Tenso
 def log_similarity(
     product: Float[Tensor, "..."], kernel: Exponential | Polynomial | Elu
 ) -> Float[Tensor, "..."]:
-    """log kappa from the product of a query and a key: scaled (exponential) or of features (elu).
+    """Computes log kappa from the product of query and key: scaled (exponential), of features
+    (elu).
 
     A product of 0 has no gradient, not NaN.
     """

@@ -17,40 +17,40 @@ __all__ = ["Elu", "Exponential", "Kernel", "Polynomial"]
 
 @runtime_checkable
 class Kernel(Protocol):
-    """kappa(q, k) >= 0 for every pair of a query and a key."""
+    """Computes kappa(q, k) >= 0 for every pair of a query and a key."""
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
-        """log kappa(q_n, k_m), finite, in the dtype of the inputs."""
+        """Computes log kappa(q_n, k_m), finite, in the dtype of the inputs."""
         ...
 
 
 def _clamped_log(similarity: Tensor) -> Tensor:
-    """log with zero replaced by the smallest normal number: its gradient is 0 there, not NaN."""
+    """Takes the log, with 0 replaced by the smallest normal number: its gradient there is 0."""
     return similarity.clamp_min(torch.finfo(similarity.dtype).tiny).log()
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """exp(scale <q, k>), the kernel of dot-product attention; scale None = head_dim ** -0.5."""
+    """Computes exp(scale <q, k>), dot-product attention's kernel; scale None = head_dim ** -0.5."""
 
     scale: float | None = None
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
-        """scale <q, k>."""
+        """Computes scale <q, k>."""
         return (query * self.scale_for(query.shape[-1])) @ key.transpose(-2, -1)
 
     def scale_for(self, head_dim: int) -> float:
-        """The factor of <q, k> for queries of `head_dim` numbers."""
+        """Returns the factor of <q, k> for queries of `head_dim` numbers."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
 
 @dataclass(frozen=True)
 class Polynomial:
-    """<q, k> ** degree with an even degree (section 2); degree 0 weighs every key alike."""
+    """Computes <q, k> ** degree, degree even (section 2); degree 0 weighs every key alike."""
 
     degree: int = 2
 
@@ -61,7 +61,7 @@ class Polynomial:
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
-        """degree * log |<q, k>|, no less than that of the smallest normal number (1e-38 in fp32).
+        """Computes degree * log |<q, k>|, the log clamped at the smallest normal number.
 
         So <q, k> = 0 has a logarithm; queries and keys so small that all products lie below weigh
         every key alike.
@@ -71,15 +71,15 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Elu:
-    """<1 + elu(q), 1 + elu(k)>, the kernel of Linear Transformers (Katharopoulos et al., 2020)."""
+    """Computes <1 + elu(q), 1 + elu(k)> of Linear Transformers (Katharopoulos et al., 2020)."""
 
-    def features(self, x: Float[Tensor, "*batch N D"]) -> Float[Tensor, "*batch N D"]:
-        """Phi(x) = 1 + elu(x), elementwise and positive: 1 + x above 0, exp(x) below."""
+    def features(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Computes Phi(x) = 1 + elu(x), elementwise and positive: 1 + x above 0, exp(x) below."""
         # 1 + (exp(x) - 1), as elu computes it, has no digits left at x = -17 in fp32.
         return relu(x) + x.clamp_max(0).exp()
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
-        """log <Phi(q), Phi(k)>, no less than that of the smallest normal number (1e-38 in fp32)."""
+        """Computes log <Phi(q), Phi(k)>, clamped at the log of the smallest normal number."""
         return _clamped_log(self.features(query) @ self.features(key).transpose(-2, -1))

@@ -17,7 +17,7 @@ __all__ = ["AttentionState", "attention_state", "finite"]
 
 @dataclass(frozen=True, eq=False)
 class AttentionState:
-    """sum_j kappa_j v_j and sum_j kappa_j of each query, both divided by exp(log_scale)."""
+    """Holds sum_j kappa_j v_j and sum_j kappa_j of each query, both divided by exp(log_scale)."""
 
     values: Float[Tensor, "*#batch N V"]
     total: Float[Tensor, "*#batch N 1"]
@@ -25,7 +25,7 @@ class AttentionState:
     """The largest log-similarity; -inf: no key was seen."""
 
     def merge(self, other: "AttentionState") -> "AttentionState":
-        """The state over the keys of both."""
+        """Returns the state over the keys of both."""
         log_scale = torch.maximum(self.log_scale, other.log_scale)
         mine, others = ((part.log_scale - finite(log_scale)).exp() for part in (self, other))
         return AttentionState(
@@ -35,11 +35,11 @@ class AttentionState:
         )
 
     def rearranged(self, function: Callable[[Tensor], Tensor]) -> "AttentionState":
-        """The state with its queries in other places, which `function` gives to each tensor."""
+        """Moves the queries of the state to other places, by a `function` of each tensor."""
         return AttentionState(*map(function, (self.values, self.total, self.log_scale)))
 
     def output(self, smallest_total: float = 0.0) -> Float[Tensor, "*batch N V"]:
-        """The weighted mean of the values, zeros where no key was seen.
+        """Returns the weighted mean of the values, zeros where no key was seen.
 
         The total may be negative; its magnitude is taken as at least `smallest_total`.
         """
@@ -54,7 +54,7 @@ def attention_state(
     visible: Bool[Tensor, "*#batch #N M"] | None = None,
     factor: Float[Tensor, "*#batch N M"] | None = None,
 ) -> AttentionState:
-    """The state over the visible keys (None = all), whose kappa is factor (None = 1) exp(score)."""
+    """Computes the state over the visible keys (None = all), kappa = factor exp(score)."""
     if visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
     log_scale = scores.detach().amax(dim=-1, keepdim=True)
@@ -64,5 +64,5 @@ def attention_state(
 
 
 def finite(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """x with -inf, the logarithm of nothing, replaced by 0."""
+    """Replaces -inf, the logarithm of 0, by 0."""
     return x.where(x > -torch.inf, 0.0)

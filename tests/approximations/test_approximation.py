@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from value_aware_attention.approximations import (
     LSH,
     Approximation,
+    Exact,
     Linformer,
     OptimalValueAware,
     OptimalValueOblivious,
@@ -36,16 +37,31 @@ def draw(seed: int = 0) -> list[Tensor]:
 
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("method", [OptimalValueOblivious(4), OptimalValueAware(4)], ids=str)
+@pytest.mark.parametrize(
+    "method", [OptimalValueOblivious(4), *(OptimalValueAware(r) for r in (1, 4, 9))], ids=str
+)
 def test_a_number_that_is_none_is_refused_by_name(
     method: SparseApproximation, bad: float, place: int
 ) -> None:
     tensors = draw()
     tensors[place][0, 1, 7, 3] = bad
-    for call in (method, method.select):
+    for call in (method, method.select, getattr(method, "path", method)):
         name = ("query", "key", "value")[place]
         with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
             call(*tensors)
+
+
+def test_a_row_that_keeps_masked_keys_alone_has_the_error_of_zeros() -> None:
+    """Far from the origin, where zeros are far from the mean that values are measured from."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(4, 4, generator=generator) + 3 for _ in range(3))
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[:, 1], mask[2] = False, False  # the window of row 1 is a masked key; row 2 sees none
+    method = SlidingWindow(1)
+    chosen = method.select(query, key, value, attn_mask=mask)
+    exact, output = (m(query, key, value, attn_mask=mask) for m in (Exact(), method))
+    assert chosen.weights[1].sum() == 0 and chosen.error[2] == 0
+    torch.testing.assert_close(chosen.error, (exact - output).square().sum(-1))
 
 
 def test_what_no_row_sees_is_in_no_error() -> None:

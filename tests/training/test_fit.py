@@ -3,12 +3,13 @@
 import csv
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from tests.training.tiny import Batches, causal_module, masked_module, module_for
+from tests.training.tiny import Batches, causal_module, masked_module, module_for, on_the_cpu
 from value_aware_attention.models import TrainedAttention, attend_with
 from value_aware_study.training import BertAdam, MaskedTraining, fit
 from value_aware_study.training.module import LanguageModeling
@@ -34,15 +35,13 @@ def run(
         module,
         train,
         Batches(2, masked=masked),
-        steps=steps,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         checkpoint_folder=folder,
         fingerprint=fingerprint,
         log_every_n_steps=4,
         logger=logger,
-        accelerator="cpu",
-        enable_progress_bar=False,
+        **on_the_cpu(),
     )
     return curve, train.read
 
@@ -104,13 +103,11 @@ def test_a_repeated_batch_is_learned_by_heart(tmp_path: Path, kind: str) -> None
         module,
         SameBatch(60, masked=masked),
         SameBatch(1, masked=masked),
-        steps=60,
         evaluate_every=20,
         checkpoint_every=1000,
         checkpoint_folder=tmp_path,
         fingerprint="",
-        accelerator="cpu",
-        enable_progress_bar=False,
+        **on_the_cpu(),
     )
     losses = [point["loss"] for point in curve]
     assert losses == sorted(losses, reverse=True)
@@ -207,15 +204,13 @@ def test_the_gradient_norm_is_that_before_clipping(tmp_path: Path) -> None:
         module,
         train,
         Batches(1, masked=True),
-        steps=1,
         evaluate_every=1,
         checkpoint_every=1,
         checkpoint_folder=tmp_path / "checkpoint",
         fingerprint="",
         log_every_n_steps=1,
         logger=CSVLogger(tmp_path / "logs", name="", version=""),
-        accelerator="cpu",
-        enable_progress_bar=False,
+        **on_the_cpu(),
     )
     (row,) = [row for row in logged(tmp_path / "logs") if row["train/loss"]]
     assert float(row["train/gradient_norm"]) == pytest.approx(float(expected.norm()), rel=1e-4)
@@ -224,14 +219,21 @@ def test_the_gradient_norm_is_that_before_clipping(tmp_path: Path) -> None:
 def test_settings_that_leave_nothing_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"steps 0, .* must be at least 1$"):
         run(causal_module(), tmp_path, steps=0)
-    with pytest.raises(ValueError, match="2 training batches are too few for 3 steps"):
-        fit(
-            causal_module(),
-            Batches(2),
-            Batches(1),
-            steps=3,
-            evaluate_every=1,
-            checkpoint_every=1,
-            checkpoint_folder=tmp_path,
-            fingerprint="",
-        )
+
+
+def test_any_argument_of_lightnings_trainer_is_passed_on(tmp_path: Path) -> None:
+    def weights(**trainer: Any) -> State:
+        module = causal_module(dropout=0.0)
+        module.make_optimizer = partial(torch.optim.SGD, lr=1.0)
+        settings = {"evaluate_every": 1, "checkpoint_every": 1, "checkpoint_folder": tmp_path}
+        options = on_the_cpu(**trainer)
+        fit(module, Batches(1), Batches(1), **settings, fingerprint="", **options)
+        return module.state_dict()
+
+    before = causal_module(dropout=0.0).state_dict()
+    assert not same(weights(), before)
+    clipped = weights(gradient_clip_val=1e-12)
+    torch.testing.assert_close(dict(clipped), dict(before), rtol=0, atol=1e-11)
+    for name in ("gradient_clip", "max_steps"):
+        with pytest.raises(ValueError, match=name):
+            weights(**{name: 1})

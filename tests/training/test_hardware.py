@@ -22,6 +22,7 @@ from tests.training.tiny import (
     masked_batch,
     masked_module,
     module_for,
+    on_the_cpu,
 )
 from value_aware_attention import flex
 from value_aware_attention.kernels import Elu, Polynomial
@@ -42,16 +43,13 @@ def trained(
         module,
         Batches(6, masked=masked, breaks_at=breaks_at),
         Batches(2, masked=masked),
-        steps=6,
         evaluate_every=3,
         checkpoint_every=2,
         checkpoint_folder=folder / "checkpoints",
         fingerprint="",
         log_every_n_steps=2,
         logger=CSVLogger(folder / "logs", name="", version=""),
-        accelerator="cpu",
-        enable_progress_bar=False,
-        **trainer,
+        **on_the_cpu(**trainer),
     )
 
 

@@ -11,7 +11,7 @@ from pytorch_lightning.loggers import CSVLogger
 
 from tests.training.processes import exit_code, start
 from tests.training.test_fit import logged, same
-from tests.training.tiny import Batches, causal_module, masked_module
+from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
 from value_aware_attention.kernels import Elu
 from value_aware_study.training import fit
 from value_aware_study.training.micro_batches import rows_of
@@ -41,16 +41,13 @@ def trained(folder: Path, masked: bool, **trainer: Any) -> Result:
         module,
         Batches(STEPS, masked=masked),
         HeldOut(2, masked=masked),
-        steps=STEPS,
         evaluate_every=3,
         checkpoint_every=2,
         checkpoint_folder=folder / "checkpoints",
         fingerprint="",
         log_every_n_steps=1,
         logger=CSVLogger(folder / "logs", name="", version=""),
-        accelerator="cpu",
-        enable_progress_bar=False,
-        **trainer,
+        **on_the_cpu(**trainer),
     )
     rows = logged(folder / "logs") if os.environ.get("LOCAL_RANK", "0") == "0" else []
     losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
@@ -107,8 +104,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accum
 def test_a_killed_run_of_micro_batches_continues_bit_by_bit(tmp_path: Path, breaks_at: int) -> None:
     def run(name: str, breaks_at: int | None = None) -> tuple[LanguageModeling, list[int]]:
         module, batches = masked_module(), Batches(STEPS, masked=True, breaks_at=breaks_at)
-        settings = {"steps": STEPS, "evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-        places = {"accelerator": "cpu", "enable_progress_bar": False, "accumulate": 2}
+        settings = {"evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
+        places = on_the_cpu(accumulate=2)
         held_out = HeldOut(2, masked=True)
         fit(module, batches, held_out, checkpoint_folder=tmp_path / name, **settings, **places)
         return module, batches.read
@@ -124,12 +121,12 @@ def test_a_killed_run_of_micro_batches_continues_bit_by_bit(tmp_path: Path, brea
 
 
 def test_another_number_of_micro_batches_is_another_run(tmp_path: Path) -> None:
-    settings = {"steps": STEPS, "evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-    places = {"accelerator": "cpu", "enable_progress_bar": False, "checkpoint_folder": tmp_path}
+    settings = {"evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
+    settings |= {"checkpoint_folder": tmp_path}
     with pytest.raises(KeyError):
-        fit(causal_module(), Batches(STEPS, breaks_at=5), HeldOut(1), **settings, **places)
+        fit(causal_module(), Batches(STEPS, breaks_at=5), HeldOut(1), **settings, **on_the_cpu())
     batches = Batches(STEPS)
-    fit(causal_module(), batches, HeldOut(1), accumulate=2, **settings, **places)
+    fit(causal_module(), batches, HeldOut(1), **settings, **on_the_cpu(accumulate=2))
     assert batches.read[0] == 0
 
 
@@ -147,9 +144,9 @@ def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:
 
     module = causal_module(dropout=0.5)
     module.__class__ = Recording
-    settings = {"steps": 1, "evaluate_every": 1, "checkpoint_every": 1, "fingerprint": ""}
-    places = {"accelerator": "cpu", "enable_progress_bar": False, "checkpoint_folder": tmp_path}
-    fit(module, Same(1), HeldOut(1), accumulate=2, **settings, **places)
+    settings = {"evaluate_every": 1, "checkpoint_every": 1, "fingerprint": ""}
+    settings |= {"checkpoint_folder": tmp_path}
+    fit(module, Same(1), HeldOut(1), **settings, **on_the_cpu(accumulate=2))
     assert len(seen) == 2
     assert seen[0] != seen[1]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from tests.training.tiny import Batches, causal_module, masked_module
+from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
 from value_aware_study.training import Muon, fit
 
 
@@ -102,13 +102,11 @@ def test_a_training_that_was_killed_continues_bit_by_bit(build, tmp_path: Path) 
             module,
             Batches(8, masked=masked, breaks_at=breaks_at),
             Batches(2, masked=masked),
-            steps=8,
             evaluate_every=4,
             checkpoint_every=3,
             checkpoint_folder=folder,
             fingerprint="",
-            accelerator="cpu",
-            enable_progress_bar=False,
+            **on_the_cpu(),
         )
         return list(module.parameters())
 

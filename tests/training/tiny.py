@@ -1,9 +1,11 @@
 """Models and step-indexed batches small enough to train in a test."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -21,6 +23,7 @@ from value_aware_study.training import (
 from value_aware_study.training.module import LanguageModeling
 
 VOCABULARY = 40
+CONF = Path(__file__).parents[2] / "conf"
 
 
 class LearnedScale(Approximation):
@@ -55,6 +58,12 @@ class Batches(Dataset[Any]):
             raise KeyError("killed")
         self.read.append(step)
         return masked_batch(step) if self.masked else causal_batch(step)
+
+
+def on_the_cpu(**trainer: Any) -> dict[str, Any]:
+    """The trainer's settings as they are shipped, on the CPU and silent."""
+    shipped = yaml.safe_load((CONF / "trainer/default.yaml").read_text())
+    return {**shipped, "accelerator": "cpu", "enable_progress_bar": False, **trainer}
 
 
 def causal_batch(seed: int) -> Tensor:

@@ -27,7 +27,7 @@ are found by that text."""
 
 
 class Approximation(nn.Module, ABC):
-    """Something that can stand in for exact attention: same inputs, an output of the same shape."""
+    """Stands in for exact attention: takes the same inputs, returns an output of the same shape."""
 
     supports_causal: bool = True
     """False: the choice of keys would depend on later positions, so a causal mask is refused."""
@@ -51,7 +51,7 @@ class Approximation(nn.Module, ABC):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N V"]:
-        """The approximate output, in the dtype of `value`; fully masked rows give zeros.
+        """Returns the approximate output in the dtype of `value`; fully masked rows give zeros.
 
         Raises ValueError for NaN and infinity in a query, or in a key or value that one sees, where
         looking for them is free: on the CPU, outside of training, torch.compile and torch.func.
@@ -82,7 +82,7 @@ class Approximation(nn.Module, ABC):
         return call
 
     def check_finite(self, call: Call) -> None:
-        """ValueError for NaN and infinity that a query sees, where looking is free; see forward."""
+        """Raises ValueError for visible NaN and infinity where the check is free; see forward."""
         tensors = call.query, call.key, call.value
         traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
@@ -91,14 +91,14 @@ class Approximation(nn.Module, ABC):
 
     @abstractmethod
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
-        """The approximate output; called with at least one query and one key."""
+        """Computes the approximate output of a call with at least one query and one key."""
 
     @abstractmethod
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Multiply-adds per query; see `error.budget`."""
+        """Counts the multiply-adds per query; see `error.budget`."""
 
     def extra_repr(self) -> str:
-        """The arguments of the constructor, by which the records of a method are found again."""
+        """Lists the constructor's arguments, by which the records of a method are found again."""
         given = {
             name: getattr(self, name)
             for name, parameter in signature(type(self)).parameters.items()
@@ -122,7 +122,7 @@ class SparseApproximation(Approximation):
         self.r = check_at_least(1, r=r)
 
     def check_finite(self, call: Call) -> None:
-        """Always, hidden ones too: a choice among keys that are not numbers would mean nothing."""
+        """Checks hidden keys too: a ranking of NaN scores has no meaning."""
         _refuse_non_finite(call, None)
 
     def select(
@@ -135,7 +135,7 @@ class SparseApproximation(Approximation):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> SparseWeights:
-        """The keys kept for each query, their weights, and the output error they leave."""
+        """Returns the keys kept for each query, their weights, and the output error they leave."""
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
         )
@@ -144,6 +144,10 @@ class SparseApproximation(Approximation):
             output = weighted_sum(indices, weights, call.centred.value)
             error = squared_output_error(output, call.centred.output())
             small = error <= FEW_DIGITS * call.centred.largest_squared_norm()
+            # Every key that a pattern keeps may be masked: o~ = 0, wherever values are centred.
+            if (nothing := weights.sum(dim=-1) == 0).any():
+                error = call.seen.output().square().sum(dim=-1).where(nothing, error)
+                small = small & ~(nothing & (error > 0))
             chosen = SparseWeights(indices, weights, error)
             return self.recomputed(call, chosen, small)
 
@@ -155,7 +159,7 @@ class SparseApproximation(Approximation):
     def choose_all(
         self, call: Call
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        """`choose`, block by block."""
+        """Runs `choose` block by block and concatenates the blocks."""
         if call.is_empty:
             shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
             return call.query.new_zeros(shape, dtype=torch.long), call.value.new_zeros(shape)
@@ -165,12 +169,12 @@ class SparseApproximation(Approximation):
         return indices, weights
 
     def elements_per_query(self, call: Call) -> int:
-        """How many numbers the choice of one query's keys needs, where more than its weights."""
+        """Tells how many elements the choice of one query's keys needs, where more than M."""
         return 0
 
     @abstractmethod
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        """Indices and weights of the keys kept; more than M slots are never returned."""
+        """Returns indices and weights of the keys kept, in at most M slots."""
 
     @torch.no_grad()
     def recomputed(
@@ -188,7 +192,7 @@ class SparseApproximation(Approximation):
 
 
 def _refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N M"] | None) -> None:
-    """ValueError for NaN and infinity in visible keys and values, and in queries that see any."""
+    """Raises ValueError for NaN or infinity in visible keys and values and in queries that see."""
     given = {"query": call.query, "key": call.key, "value": call.value}
     # Sums are several times faster, and where they are finite everything is.
     if torch.stack([x.sum().float() for x in given.values()]).isfinite().all():

@@ -20,11 +20,11 @@ __all__ = ["BigBird"]
 
 
 class BigBird(FixedPattern):
-    """window | random keys | global positions (Zaheer et al., 2020, section 2).
+    """Attends to a window, random keys and global positions (Zaheer et al., 2020, section 2).
 
     Token by token, without their blocks of 64. `window` keys in all: window // 2 to the left of the
     token, itself, the rest to its right, cut off at the edges; `random` keys per query, drawn as in
-    `RandomKeys`; `global_positions` attend everywhere and are attended by all. Causal: the token
+    `RandomKeys`; `global_positions` see and are seen by every position. Causal: the token
     and the window - 1 keys before it, random keys from its past, and the past of the rest.
     """
 

@@ -32,7 +32,7 @@ Index = slice | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some queries, the keys any of them sees, and the pairs of the piece; None = all pairs."""
+    """Holds some queries, the keys that any of them sees, and the visible pairs; None = all."""
 
     queries: Index
     keys: Index
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A piece cut into blocks; `rows` are the queries in the order of the blocks."""
+    """Holds a piece cut into blocks; `rows` are the queries in the order of the blocks."""
 
     blocks: tuple[Block, ...]
     rows: Int[Tensor, " Q"]
@@ -50,7 +50,7 @@ class Layout:
 
 
 def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
-    """Eq. 1 over the pairs of the pattern that `call.attn_mask` does not hide."""
+    """Computes Eq. 1 over the pairs of the pattern that `call.attn_mask` does not hide."""
     pieces = pattern.pieces
     if len(pieces) == 1 and not _is_gathered(pieces[0], call.keys):
         return _alone(call, pieces[0])
@@ -59,14 +59,15 @@ def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batc
 
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
-    """How many pairs of a query and a key the pattern keeps, for the last N of M positions."""
-    return sum(_count(piece, queries, keys) for piece in pattern.pieces)
-
-
-def _count(piece: Piece, queries: int, keys: int) -> int:
-    if piece.listed is not None:
-        return int(_listed(piece, queries, keys)[1].sum())
-    return sum(int(_seen(piece, *some).sum()) for some in _candidates(piece, queries, keys))
+    """Counts the pairs of query and key that the pattern keeps, for the last N of M positions."""
+    count = 0
+    for piece in pattern.pieces:
+        if piece.listed is not None:
+            count += int(_listed(piece, queries, keys)[1].sum())
+            continue
+        for candidates in _candidates(piece, queries, keys):
+            count += int(_seen(piece, *candidates).sum())
+    return count
 
 
 def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
@@ -82,7 +83,7 @@ def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
 
 
 def _state(call: Call, piece: Piece) -> AttentionState | None:
-    """The queries' attention over the pairs of one piece; None where there is no pair."""
+    """Computes the attention state over the pairs of one piece; None where there is no pair."""
     queries = call.query.shape[-2]
     if _is_gathered(piece, call.keys):
         parts = list(_each_its_own(call, piece))
@@ -95,13 +96,13 @@ def _state(call: Call, piece: Piece) -> AttentionState | None:
 
 
 def _concatenated(states: list[AttentionState]) -> AttentionState:
-    """The states of blocks of queries, one after the other."""
+    """Concatenates the states of blocks of queries."""
     parts = zip(*((s.values, s.total, s.log_scale) for s in states), strict=True)
     return AttentionState(*(torch.cat(part, dim=-2) for part in parts))
 
 
 def _placed(state: AttentionState, rows: Int[Tensor, " Q"], queries: int) -> AttentionState:
-    """The states of some queries among those of all, of which the others saw nothing."""
+    """Scatters the states of some queries to their rows; every other query gets an empty state."""
     nothing = (state.values, 0.0), (state.total, 0.0), (state.log_scale, -torch.inf)
     return AttentionState(
         *(
@@ -112,7 +113,7 @@ def _placed(state: AttentionState, rows: Int[Tensor, " Q"], queries: int) -> Att
 
 
 def _is_gathered(piece: Piece, keys: int) -> bool:
-    """Whether each query reads its own few keys, instead of a block of queries reading all."""
+    """Tells whether keys are gathered for each query, not read by a whole block of queries."""
     return piece.listed is not None and piece.listed.shape[-1] * DENSE < keys
 
 
@@ -167,7 +168,7 @@ def _listed(piece: Piece, queries: int, keys: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layout:
-    """Cached: finding the keys of every block reads the pattern at every pair once."""
+    """Finds the keys of every block, cached: it reads the pattern at every pair once."""
     blocks: list[Block] = []
     rows = [torch.arange(0)]
     for query, key in _candidates(piece, queries, keys):
@@ -185,7 +186,7 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
 
 
 def _seen(piece: Piece, query: Int[Tensor, " B"], key: Int[Tensor, " C"]) -> Bool[Tensor, "B C"]:
-    """Which of some pairs are in the piece; listed keys are written, not searched for."""
+    """Tells which pairs are in the piece; listed keys are scattered, not searched for."""
     if piece.listed is None:
         return piece.sees(query[:, None], key).expand(len(query), len(key))
     listed = piece.listed[query]
@@ -197,7 +198,7 @@ def _seen(piece: Piece, query: Int[Tensor, " B"], key: Int[Tensor, " C"]) -> Boo
 
 
 def _candidates(piece: Piece, queries: int, keys: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of query positions, and the key positions that may be paired with them."""
+    """Yields blocks of query positions with the key positions that may be paired with them."""
     for phase in range(min(piece.period, keys)):
         key = torch.arange(phase, keys, piece.period)
         query = key[key >= keys - queries]
@@ -208,7 +209,7 @@ def _candidates(piece: Piece, queries: int, keys: int) -> Iterator[tuple[Tensor,
 
 
 def _index(positions: Int[Tensor, " B"], device: torch.device) -> Index:
-    """A slice, which reads without copying, where positions are evenly spaced."""
+    """Turns evenly spaced positions into a slice, which is read without a copy."""
     first, last = int(positions[0]), int(positions[-1])
     step = max(1, (last - first) // max(1, len(positions) - 1))
     if torch.equal(positions, torch.arange(first, last + 1, step)):

@@ -13,7 +13,7 @@ __all__ = ["Exact"]
 
 
 class Exact(Approximation):
-    """Eq. 1, with every key: the baseline of every table."""
+    """Computes Eq. 1 with every key: the baseline of every table."""
 
     def forward(
         self,
@@ -25,7 +25,7 @@ class Exact(Approximation):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N V"]:
-        """`attention`, with its own choice of precision and of fused code."""
+        """Calls `attention`, with its own choice of precision and of fused code."""
         return attention(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:

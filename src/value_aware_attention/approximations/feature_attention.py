@@ -29,13 +29,13 @@ ROWS_IN_CACHE = 4096
 
 @dataclass(frozen=True)
 class Features:
-    """Phi(x) = factor * exp(log) for a sequence of L positions; factor None = 1."""
+    """Represents Phi(x) = factor * exp(log) for a sequence of L positions; factor None = 1."""
 
     log: Float[Tensor, "*batch L #F"]
     factor: Float[Tensor, "*batch L F"] | None = None
 
     def scaled(self, shift: Float[Tensor, "*#batch #L #F"]) -> Float[Tensor, "*batch L F"]:
-        """Phi(x) exp(shift)."""
+        """Returns Phi(x) exp(shift)."""
         # A feature that no key has is -inf in both: their sum is -inf, never NaN.
         size = (self.log + shift).exp()
         return size if self.factor is None else size * self.factor
@@ -45,14 +45,14 @@ FeatureMap = Callable[[Float[Tensor, "*batch L D"]], Features]
 
 
 class FeatureAttention(Approximation):
-    """An approximation given by the features of queries and keys."""
+    """Approximates the kernel by the inner product of features of queries and keys."""
 
     smallest_total: float = 0.0
     """What the normaliser's magnitude may fall to, in units of the largest visible key's."""
 
     @abstractmethod
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
-        """What turns some queries into their features, and some keys."""
+        """Returns the functions that turn queries, and keys, into their features."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         if call.attn_mask is not None and call.attn_mask.shape[-2] > 1:
@@ -64,7 +64,7 @@ class FeatureAttention(Approximation):
         return torch.cat([state.output(self.smallest_total) for state in states], dim=-2)
 
     def _bidirectional(self, call: Call) -> Iterator[AttentionState]:
-        """Every query reads the sums over all keys; blocks of positions that fit in the cache."""
+        """Lets every query read the sums over all keys; blocks of positions fit in the cache."""
         query_map, key_map = self.feature_maps(call)
         rows = _rows_in_cache(call)
 
@@ -77,7 +77,7 @@ class FeatureAttention(Approximation):
             yield _read(query_map(call.query[..., some, :]), sums)
 
     def _causal(self, call: Call) -> Iterator[AttentionState]:
-        """Chunk by chunk: the pairs within it, and the sums over all keys before it."""
+        """Adds, chunk by chunk, the pairs within it and the sums over all keys before it."""
         query_map, key_map = self.feature_maps(call)
         past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=call.key.device).tril()
         earlier: AttentionState | None = None
@@ -92,7 +92,7 @@ class FeatureAttention(Approximation):
             earlier = earlier.merge(here) if earlier else here
 
     def _pairwise(self, call: Call) -> Iterator[AttentionState]:
-        """Under any mask: the similarity of every pair, so nothing hidden enters at all."""
+        """Computes the similarity of every pair under any mask, so that no hidden key enters."""
         query_map, key_map = self.feature_maps(call)
         key = key_map(call.key)
         for block in call.blocks():
@@ -101,12 +101,12 @@ class FeatureAttention(Approximation):
 
 
 def _padding(call: Call, keys: slice) -> Bool[Tensor, "*#batch 1 M"] | None:
-    """Which of some keys are no padding; None = all."""
+    """Tells which keys are not padding; None = all."""
     return None if call.attn_mask is None else call.attn_mask[..., keys]
 
 
 def _key_sums(key: Features, value: Tensor, visible: Tensor | None) -> AttentionState:
-    """sum_j Phi(k_j) v_j and sum_j Phi(k_j) over the visible keys: the rows are features."""
+    """Sums Phi(k_j) v_j and Phi(k_j) over the visible keys: the rows are features."""
     if visible is not None:
         key = Features(key.log.where(visible.transpose(-2, -1), -torch.inf), key.factor)
     largest = key.log.detach().amax(dim=-2, keepdim=True)
@@ -116,7 +116,7 @@ def _key_sums(key: Features, value: Tensor, visible: Tensor | None) -> Attention
 
 
 def _read(query: Features, sums: AttentionState) -> AttentionState:
-    """The states of queries over all keys of the sums: the products with the queries' features."""
+    """Multiplies queries' features with the sums: their states over all keys of the sums."""
     largest = sums.log_scale.transpose(-2, -1)
     log_scale = (query.log + largest).detach().amax(dim=-1, keepdim=True)
     features = query.scaled(largest - finite(log_scale))
@@ -124,7 +124,7 @@ def _read(query: Features, sums: AttentionState) -> AttentionState:
 
 
 def _pair_state(query: Features, key: Features, value: Tensor, visible: Tensor) -> AttentionState:
-    """The states of queries over the visible keys, pair by pair."""
+    """Computes the states of queries over the visible keys, pair by pair."""
     if query.factor is None or key.factor is None:
         return attention_state(_log_similarity(query.log, key.log, visible), value, visible)
     factor = query.factor @ key.factor.transpose(-2, -1)
@@ -132,7 +132,7 @@ def _pair_state(query: Features, key: Features, value: Tensor, visible: Tensor) 
 
 
 def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor, "*batch N M"]:
-    """log sum_f exp(query_f + key_f) of each visible pair."""
+    """Computes log sum_f exp(query_f + key_f) of each visible pair."""
     largest = query.detach().amax(dim=-1, keepdim=True), key.detach().amax(dim=-1, keepdim=True)
     features = (query - largest[0]).exp(), (key - largest[1]).exp()
     similarity = (features[0] @ features[1].transpose(-2, -1)).where(visible, 1.0)
@@ -156,5 +156,5 @@ def _rows_in_cache(call: Call) -> int:
 
 
 def _blocks(length: int, rows: int) -> list[slice]:
-    """Positions in order, so many at a time; one empty block where there are none."""
+    """Yields positions in order, `size` at a time; one empty block where there are none."""
     return [slice(first, first + rows) for first in range(0, max(1, length), max(1, rows))]

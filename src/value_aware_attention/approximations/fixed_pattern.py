@@ -29,7 +29,7 @@ ENGINES = (None, "flex", "torch")
 
 
 class FixedPattern(Approximation):
-    """Eq. 1 over the pairs of a pattern; a query whose visible keys are all left out gives zeros.
+    """Computes Eq. 1 over the pairs of a pattern; a query without visible pairs gives zeros.
 
     Queries are the last N of M positions. `engine` is "torch" (any device, with gradients), "flex"
     (FlexAttention: CUDA, or inference on a CPU that has a C++ compiler), or None to choose: flex on
@@ -44,10 +44,12 @@ class FixedPattern(Approximation):
 
     @abstractmethod
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
-        """Which of `keys` positions each may see; under a causal mask a subset of its past."""
+        """Returns which of `keys` positions each may see; under a causal mask some of its past."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
-        tensors = _as_given(call)
+        # For FlexAttention: on CUDA in the caller's precision, which is fast.
+        dtype = call.dtype if call.query.is_cuda else call.query.dtype
+        tensors = call.query.to(dtype), call.key.to(dtype), call.value.to(dtype)
         if self._takes_flex(call, unsupported_reason(*tensors, call.kernel)):
             return self._by_flex(call, tensors)
         return block_sparse_attention(call, self._pattern_of(call))
@@ -67,13 +69,13 @@ class FixedPattern(Approximation):
         return wanted and reason is None
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """The pairs that the pattern keeps, counted one by one."""
+        """Counts the pairs that the pattern keeps, one by one."""
         pattern = self.pattern(sizes.keys, is_causal=sizes.is_causal)
         return pairs(pattern, sizes.queries, sizes.keys) / sizes.queries * sizes.one_key
 
 
 class SparseFixedPattern(FixedPattern, SparseApproximation):
-    """A fixed pattern of at most `r` keys per query, which can be named one by one."""
+    """Keeps a fixed pattern of at most `r` keys per query, which can be named one by one."""
 
     queries_alone = False
 
@@ -97,16 +99,10 @@ class SparseFixedPattern(FixedPattern, SparseApproximation):
         return indices.expand(weights.shape), weights
 
 
-def _as_given(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value for FlexAttention: on CUDA in the caller's precision, which is fast."""
-    dtype = call.dtype if call.query.is_cuda else call.query.dtype
-    return call.query.to(dtype), call.key.to(dtype), call.value.to(dtype)
-
-
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
 def _keys_kept(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
-    """The keys of each query in order; -1 fills the rows of those that keep fewer."""
+    """Lists the keys of each query in order; -1 fills the rows of those that keep fewer."""
     mask = pattern.mask(queries, keys)
     row, key = mask.nonzero().unbind(dim=-1)
     counts = mask.sum(dim=-1)
@@ -117,7 +113,7 @@ def _keys_kept(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
 
 
 def check_positions(global_positions: Sequence[int]) -> tuple[int, ...]:
-    """The positions in order, if all are integers >= 0; ValueError otherwise."""
+    """Returns the positions in order, if all are integers >= 0; ValueError otherwise."""
     for position in global_positions:
         if isinstance(position, bool) or not isinstance(position, int) or position < 0:
             raise ValueError(f"global position is {position!r}; it must be an integer >= 0")
@@ -125,7 +121,7 @@ def check_positions(global_positions: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_positions_exist(global_positions: tuple[int, ...], keys: int) -> None:
-    """ValueError if a position lies beyond the last of `keys`."""
+    """Raises ValueError if a position lies beyond the last of `keys`."""
     if global_positions and global_positions[-1] >= keys:
         last = global_positions[-1]
         raise ValueError(f"global position is {last}; {keys} keys allow 0 to {keys - 1}")

@@ -11,14 +11,14 @@ __all__ = ["LeaveOneOutKeys"]
 
 
 class LeaveOneOutKeys(RankedKeys):
-    """The top r keys by alpha_i / (1 - alpha_i) ||o - v_i||, weighted by attention (Eq. 2).
+    """Keeps the top r keys by alpha_i / (1 - alpha_i) ||o - v_i||, weighted by attention (Eq. 2).
 
     The score of CAOTE (arXiv 2504.14051): without key i and with the others renormalised, the
     output moves by exactly that much. A key with alpha = 1 comes first.
     """
 
     def scores(
-        self, call: Call, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         value = call.centred.value  # distances keep their digits far from 0
         distance = torch.cdist(weights @ value, value)

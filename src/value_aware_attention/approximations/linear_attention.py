@@ -16,7 +16,7 @@ __all__ = ["LinearAttention"]
 
 
 class LinearAttention(FeatureAttention):
-    """kappa(q, k) = <Phi(q), Phi(k)> with Phi(x) = 1 + elu(x) (Katharopoulos et al., 2020).
+    """Computes <Phi(q), Phi(k)> attention with Phi(x) = 1 + elu(x) (Katharopoulos et al., 2020).
 
     It is exact: the output equals that of `Exact` with the elu kernel, in O(L) time and memory,
     causal too (section 3.3). It has no other kernel, so pass `kernel=kernels.Elu()`; the default
@@ -34,5 +34,5 @@ class LinearAttention(FeatureAttention):
 
 
 def _features(x: Float[Tensor, "*batch L D"]) -> Features:
-    """log(1 + elu(x)): x below 0, log(1 + x) above."""
+    """Computes log(1 + elu(x)): x below 0, log(1 + x) above."""
     return Features(x.where(x <= 0, x.clamp_min(0).log1p()))

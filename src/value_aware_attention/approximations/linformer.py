@@ -17,7 +17,7 @@ POSITIONS_AT_ONCE = 64
 
 
 class Linformer(Approximation):
-    """Attention to `rank` projected keys E k and values F v (Wang et al., 2020, Eq. 7).
+    """Attends to `rank` projected keys E k and values F v (Wang et al., 2020, Eq. 7).
 
     Until it is trained E = F = R with independent N(0, 1 / rank) entries drawn from the seed, a
     Johnson-Lindenstrauss projection along the sequence (the proof of Theorem 2 projects keys and
@@ -54,7 +54,7 @@ class Linformer(Approximation):
     def projections(
         self, keys: int, device: torch.device | str = "cpu"
     ) -> tuple[Float[Tensor, "R M"], Float[Tensor, "R M"]]:
-        """E and F for a sequence of so many keys."""
+        """Returns E and F for a sequence of this many keys."""
         if self.key_projection is None or self.value_projection is None:
             drawn = self.draw(keys, device)
             return drawn, drawn
@@ -62,7 +62,7 @@ class Linformer(Approximation):
 
     @torch.inference_mode(False)  # what is kept from an evaluation may be trained through later
     def draw(self, keys: int, device: torch.device | str = "cpu") -> Float[Tensor, "R M"]:
-        """R, the same for the same seed and position whatever the length, drawn on the CPU."""
+        """Draws R on the CPU, the same for the same seed and position whatever the length."""
         if self._drawn.shape[1] < keys:
             generator = torch.Generator().manual_seed(self.seed)
             shape = (POSITIONS_AT_ONCE, self.rank)

@@ -19,12 +19,12 @@ __all__ = ["Longformer"]
 
 
 class Longformer(FixedPattern):
-    """Dilated window | global positions (Beltagy et al., 2020, section 3.1).
+    """Attends to a dilated window and global positions (Beltagy et al., 2020, section 3.1).
 
     `window` keys in all, each `dilation` from the next: window // 2 to the left of the token,
     itself, the rest to its right; cut off at the edges. Their W is window = W + 1 here. Causal: the
     token and the window - 1 keys before it, and the past of and among the global positions.
-    Global positions attend everywhere and are attended by all, with the same projections.
+    Global positions attend to every key and every query attends to them, with the same projections.
     Windows that grow with depth: pass a callable layer -> module to `replace_attention`.
     """
 

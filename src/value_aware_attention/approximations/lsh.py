@@ -19,7 +19,7 @@ __all__ = ["LSH"]
 
 
 class LSH(Approximation):
-    """A.1's LSH attention: `rounds` hash rounds of r = 2B keys each, normalised once over all.
+    """Attends to keys of near hash (A.1): `rounds` of r = 2B keys each, normalised once over all.
 
     In each round H(x) = argmax([-Rx; Rx]) over C = 4M/r buckets, with R of C/2 x D standard
     Gaussians; queries and keys are each sorted by hash, ties by position, and cut into chunks of B.
@@ -61,7 +61,7 @@ class LSH(Approximation):
         return self._or_itself(output, state, call) if self.share_query_key else output
 
     def _round(self, call: Call, generator: torch.Generator) -> AttentionState:
-        """Attention of one hash round, each query over its neighbourhood."""
+        """Computes the attention of one hash round, each query over its neighbourhood."""
         chunk = min(self.r // 2, math.ceil(call.keys / 2))
         buckets = max(2, 2 * math.ceil(call.keys / chunk))
         shape = (buckets // 2, call.key.shape[-1])
@@ -83,7 +83,7 @@ class LSH(Approximation):
     def _neighbourhoods(
         self, call: Call, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and their visibility, chunk i holding the sorted chunks i - 1 and i."""
+        """Returns keys, values and visibility; chunk i holds the sorted chunks i - 1 and i."""
         seen = torch.ones_like(order, dtype=torch.bool)
         if call.visible is not None:
             seen = call.visible[..., 0, :].expand_as(order).gather(-1, order)
@@ -96,13 +96,13 @@ class LSH(Approximation):
         return key[..., :chunks, :, :], value[..., :chunks, :, :], visible[..., :chunks, :, 0]
 
     def _itself(self, order: Int[Tensor, "*batch M"], chunk: int, chunks: int) -> Tensor:
-        """Where a query of chunk i meets its own key: both are sorted in one order."""
+        """Finds where a query of chunk i meets its own key: both are sorted in one order."""
         positions = _chunks(order[..., None], chunk)
         near = _with_previous(positions)[..., :chunks, :, :]
         return positions == near.transpose(-2, -1)
 
     def _or_itself(self, output: Tensor, state: AttentionState, call: Call) -> Tensor:
-        """The output, where a visible token that saw no other in any round attends to itself."""
+        """Lets a visible token that saw no other in any round attend to itself."""
         alone = state.log_scale[..., 0].isneginf()
         if call.visible is not None:
             alone = alone & call.visible[..., 0, :]
@@ -121,7 +121,7 @@ class LSH(Approximation):
 def _sorted_by_hash(
     x: Float[Tensor, "*batch L D"], rotation: Float[Tensor, "C D"], visible: Tensor | None
 ) -> Int[Tensor, "*batch L"]:
-    """Positions in the order of their hash, ties by position, hidden ones last."""
+    """Sorts positions by their hash, ties by position, hidden ones last."""
     rotated = x @ rotation.T
     bucket = torch.cat([-rotated, rotated], dim=-1).argmax(dim=-1)
     if visible is not None:
@@ -132,19 +132,19 @@ def _sorted_by_hash(
 
 
 def _take(x: Float[Tensor, "*#batch L W"], order: Int[Tensor, "*#batch N"]) -> Tensor:
-    """Rows of x in the given order."""
+    """Gathers rows of x in the given order."""
     batch = torch.broadcast_shapes(x.shape[:-2], order.shape[:-1])
     index = order.expand(*batch, -1)[..., None].expand(*batch, -1, x.shape[-1])
     return x.expand(*batch, -1, -1).gather(-2, index)
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """(..., L, W) -> (..., chunks, chunk, W); the last chunk is filled with zeros."""
+    """Reshapes (..., L, W) to (..., chunks, chunk, W); the last chunk is padded with zeros."""
     missing = -x.shape[-2] % chunk
     filled = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
     return filled.unflatten(-2, (-1, chunk))
 
 
 def _with_previous(chunks: Tensor) -> Tensor:
-    """Each chunk preceded by the one before it, the first by the last."""
+    """Concatenates each chunk with the one before it, the first with the last."""
     return torch.cat([chunks.roll(1, dims=-3), chunks], dim=-2)

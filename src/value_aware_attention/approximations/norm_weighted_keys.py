@@ -13,7 +13,7 @@ NORMS = (1, 2)
 
 
 class NormWeightedKeys(RankedKeys):
-    """The top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
+    """Keeps the top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
 
     norm 2: the norm-based analysis of Kobayashi et al. (2020), of a value before the output
     projection W_O instead of after. norm 1: VATP's score (Guo et al., 2024, arXiv 2406.12335), for
@@ -27,6 +27,6 @@ class NormWeightedKeys(RankedKeys):
         self.norm = check_choice(NORMS, norm=norm)
 
     def scores(
-        self, call: Call, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         return weights * call.value.norm(p=self.norm, dim=-1)[..., None, :]

@@ -14,7 +14,7 @@ __all__ = ["Nystrom"]
 
 
 class Nystrom(Approximation):
-    """alpha(Q, K~) alpha(Q~, K~)^+ alpha(Q~, K) V with segment means Q~, K~ (Xiong et al., 2021).
+    """Computes alpha(Q, K~) alpha(Q~, K~)^+ alpha(Q~, K) V; Q~, K~ are means (Xiong et al., 2021).
 
     alpha(., .) are rows of normalised similarities: the paper's of the exponential kernel; the same
     of the others is our extension. The visible positions are cut, in order, into `landmarks`
@@ -78,7 +78,7 @@ class Nystrom(Approximation):
 def iterated_pseudo_inverse(
     matrix: Float[Tensor, "*batch R1 R2"], iterations: int
 ) -> Float[Tensor, "*batch R2 R1"]:
-    """Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4, started at A' / (||A||_1 ||A||_inf)."""
+    """Iterates Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 from A' / (||A||_1 ||A||_inf)."""
     sizes = matrix.abs()
     norms = sizes.sum(dim=-1).amax(dim=-1), sizes.sum(dim=-2).amax(dim=-1)
     scale = (norms[0] * norms[1]).clamp_min(torch.finfo(matrix.dtype).tiny)
@@ -92,9 +92,9 @@ def iterated_pseudo_inverse(
 
 
 def _segment_means(
-    x: Float[Tensor, "*batch L D"], segments: int, visible: Bool[Tensor, "*batch L"] | None
+    x: Float[Tensor, "*#batch L D"], segments: int, visible: Bool[Tensor, "*#batch L"] | None
 ) -> tuple[Float[Tensor, "*batch R D"], Bool[Tensor, "*batch 1 R"] | None]:
-    """Means of the visible positions cut into segments, and which segments are not empty."""
+    """Averages the visible positions of each segment, and tells which segments are not empty."""
     length = x.shape[-2]
     if visible is None and segments and length % segments == 0:
         return x.unflatten(-2, (segments, -1)).mean(dim=-2), None

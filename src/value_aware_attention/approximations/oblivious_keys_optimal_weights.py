@@ -13,7 +13,7 @@ __all__ = ["ObliviousKeysOptimalWeights"]
 
 
 class ObliviousKeysOptimalWeights(SparseApproximation):
-    """The top r keys by alpha, with the weights that come closest to the exact output.
+    """Keeps the top r keys by alpha, with the weights that come closest to the exact output.
 
     argmin ||o - sum_i w_i v_i||^2 over w >= 0 summing to 1 on those keys: never further from the
     output than optimal-v-oblivious-r, whose weights are among the candidates. The distance that

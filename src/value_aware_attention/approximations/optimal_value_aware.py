@@ -29,7 +29,7 @@ TIE = 1e-5
 
 
 class OptimalValueAware(SparseApproximation):
-    """argmin over C_r of ||o - o~||^2 (section 3), for every r.
+    """Minimises ||o - o~||^2 over C_r (section 3), for every r.
 
     r = 1 tries every value, Eq. 3; r >= value_dim + 1 reaches the exact output with at most
     value_dim + 1 keys (Carathéodory). The rest is the best found: an upper bound on the optimal
@@ -72,8 +72,8 @@ class OptimalValueAware(SparseApproximation):
         kernel: Kernel = Exponential(),
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
-    ) -> Float[Tensor, "*batch N {self.r}"]:
-        """||o - o~||^2 of every size 1 to r from one solve, non-increasing.
+    ) -> Float[Tensor, "*batch N R"]:
+        """Returns ||o - o~||^2 of every size 1 to r from one solve, non-increasing.
 
         At a size below r it may be smaller than what `select` of that size finds: the search has
         gone on and come back.
@@ -96,7 +96,7 @@ class OptimalValueAware(SparseApproximation):
     def recomputed(
         self, call: Call, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
-        """Errors in fp64 too, and what they prove: that none is left, or the nearest value."""
+        """Recomputes errors in fp64 and decides what they prove: error 0, or the nearest value."""
         optimal = torch.full_like(small, call.is_empty)  # nothing is reached with nothing
         small = small | (self.r == 1)
         for rows in rows_in_fp64(call, small):
@@ -122,7 +122,7 @@ def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, "*batch K"]:
 def _nearest(
     rows: RowsInFp64, chosen: Int[Tensor, "*batch K 1"], error: Float[Tensor, "*batch K"]
 ) -> Bool[Tensor, "*batch K"]:
-    """Whether no other value that a row sees is closer to o, up to TIE."""
+    """Tells whether no other value that a row sees is closer to o, up to TIE."""
     distance = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
     if rows.visible is not None:
         distance = distance.masked_fill(~rows.visible, torch.inf)
@@ -131,7 +131,7 @@ def _nearest(
 
 
 def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "*batch K M"]:
-    """||v - o||^2, less a part of ||v||^2 + ||o||^2: with a few epsilons, a lower bound."""
+    """Computes ||v - o||^2 minus `slack` (||v||^2 + ||o||^2), with a few epsilons a lower bound."""
     value, output = (x.square().sum(dim=-1) for x in (rows.value, rows.output))
     sizes = (1 - slack) * (value[..., None, :] + output[..., None])
     return sizes.sub_(rows.output @ rows.value.mT, alpha=2)

@@ -26,7 +26,7 @@ SCALINGS = ("performer", "paper")
 
 
 class OrthogonalRandomFeatures(FeatureAttention):
-    """exp(<q, k>) ~ <Phi(q), Phi(k)> with Phi(x) = exp(Rx - ||x||^2 / 2) / sqrt(F) (A.1).
+    """Approximates exp(<q, k>) by <Phi(q), Phi(k)>, Phi(x) = exp(Rx - ||x||^2 / 2) / sqrt(F) (A.1).
 
     scaling "performer": R stacks D x D uniformly random orthogonal blocks whose rows are given the
     norms of Gaussian vectors (FAVOR+, Choromanski et al., 2020); it converges as F grows. "paper":
@@ -51,7 +51,7 @@ class OrthogonalRandomFeatures(FeatureAttention):
         return features, features
 
     def projection(self, head_dim: int) -> Float[Tensor, "F D"]:
-        """The random matrix R, drawn from the seed on the CPU."""
+        """Draws the random matrix R from the seed, on the CPU."""
         draw = orthonormal_columns if self.scaling == "paper" else orthogonal_gaussian
         return draw(self.features, head_dim, self.seed)
 

@@ -34,7 +34,7 @@ Relation = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Pairs of a query and a key that are computed together."""
+    """Holds pairs of a query and a key that are computed together."""
 
     sees: Relation
     period: int = 1
@@ -52,12 +52,12 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Which keys each query may see; `a | b` sees what either does, `a & b` what both do."""
+    """Tells which keys each query may see; `a | b` is the union of pairs, `a & b` what both see."""
 
     pieces: tuple[Piece, ...]
 
     def __call__(self, query: Int[Tensor, "..."], key: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """True where the query at one position may see the key at the other."""
+        """Tells whether the query at one position may see the key at the other."""
         return reduce(torch.logical_or, (piece.sees(query, key) for piece in self.pieces))
 
     def __or__(self, other: "Pattern") -> "Pattern":
@@ -67,7 +67,7 @@ class Pattern:
         return _intersection(self, other)
 
     def mask(self, queries: int, keys: int) -> Bool[Tensor, "N M"]:
-        """The pattern of the last `queries` of `keys` positions, as `attn_mask` takes it."""
+        """Draws the pattern of the last `queries` of `keys` positions, as `attn_mask` takes it."""
         position = torch.arange(keys)
         seen = self(position[keys - queries :, None], position)
         return seen.expand(queries, keys)
@@ -112,13 +112,13 @@ def _without(a: Relation, b: Relation) -> Relation:
 
 @lru_cache(maxsize=256)
 def past() -> Pattern:
-    """The query's own position and those before it: j <= i."""
+    """Keeps the query's own position and those before it: j <= i."""
     return Pattern((Piece(lambda query, key: key <= query),))
 
 
 @lru_cache(maxsize=256)
 def window(left: int, right: int, dilation: int = 1) -> Pattern:
-    """`left` keys before the query, itself and `right` after, each `dilation` from the next."""
+    """Keeps `left` keys before the query, itself and `right` after, `dilation` apart."""
 
     def sees(query: Tensor, key: Tensor) -> Tensor:
         lag = query - key
@@ -130,7 +130,7 @@ def window(left: int, right: int, dilation: int = 1) -> Pattern:
 
 @lru_cache(maxsize=256)
 def shifted_window(r: int, dilation: int, keys: int) -> Pattern:
-    """r // 2 keys before the query, itself and the rest after; shifted inwards at the edges.
+    """Keeps r // 2 keys before the query, itself and the rest after; shifted inwards at the edges.
 
     So every query sees r of the `keys` keys, or all that a multiple of `dilation` leads to.
     """
@@ -148,19 +148,19 @@ def shifted_window(r: int, dilation: int, keys: int) -> Pattern:
 
 @lru_cache(maxsize=256)
 def stripes(stride: int) -> Pattern:
-    """Every `stride`-th key, counted from the query: (i - j) mod s = 0."""
+    """Keeps every `stride`-th key, counted from the query: (i - j) mod s = 0."""
     return Pattern((Piece(lambda query, key: (query - key) % stride == 0, period=stride),))
 
 
 @lru_cache(maxsize=256)
 def same_block(size: int) -> Pattern:
-    """Keys of the query's own block: floor(j / s) = floor(i / s)."""
+    """Keeps the keys of the query's own block: floor(j / s) = floor(i / s)."""
     return Pattern((Piece(lambda query, key: query // size == key // size),))
 
 
 @lru_cache(maxsize=256)
 def summaries(stride: int, summary: int) -> Pattern:
-    """The last `summary` keys of every block of `stride`: j mod s >= s - c."""
+    """Keeps the last `summary` keys of every block of `stride`: j mod s >= s - c."""
 
     def sees(query: Tensor, key: Tensor) -> Tensor:
         return (key % stride >= stride - summary) & (query >= 0)
@@ -170,7 +170,7 @@ def summaries(stride: int, summary: int) -> Pattern:
 
 @lru_cache(maxsize=256)
 def global_positions(positions: tuple[int, ...]) -> Pattern:
-    """`positions` see every key and every query sees them (symmetric, Longformer)."""
+    """Keeps all pairs with one of `positions`, as query or as key (symmetric, Longformer)."""
 
     def among(position: Tensor) -> Tensor:
         return reduce(torch.logical_or, (position == p for p in positions), position < 0)
@@ -182,7 +182,7 @@ def global_positions(positions: tuple[int, ...]) -> Pattern:
 
 @lru_cache(maxsize=32)
 def random_keys(r: int, seed: int, keys: int, causal: bool = False) -> Pattern:
-    """r different keys per query, drawn uniformly among `keys`, or among its past where causal."""
+    """Draws r different keys per query uniformly among `keys`, or among its past where causal."""
     listed = _draw(r, seed, keys, causal)
 
     def sees(query: Tensor, key: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def random_keys(r: int, seed: int, keys: int, causal: bool = False) -> Pattern:
 
 
 def _draw(r: int, seed: int, keys: int, causal: bool) -> Int[Tensor, "M R"]:
-    """Floyd's sampling without replacement, all queries at once; negative where keys run out.
+    """Samples without replacement (Floyd), all queries at once; negative where keys run out.
 
     A query's draws follow from its own numbers, so that causal ones outlive a longer sequence.
     """

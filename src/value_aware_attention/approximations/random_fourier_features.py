@@ -24,7 +24,7 @@ __all__ = ["RandomFourierFeatures"]
 
 
 class RandomFourierFeatures(FeatureAttention):
-    """exp(<q, k>) = exp((||q||^2 + ||k||^2) / 2) E[cos <w, q - k>] with Gaussian w.
+    """Approximates exp(<q, k>) = exp((||q||^2 + ||k||^2) / 2) E[cos <w, q - k>] with Gaussian w.
 
     The mean over `features` frequencies w (Rahimi & Recht, 2007; as attention: Choromanski et al.,
     2020, section 2.3), in O(L), causal too. It is unbiased, but a similarity may come out negative,
@@ -69,6 +69,6 @@ class RandomFourierFeatures(FeatureAttention):
 def _waves(
     x: Float[Tensor, "*batch L D"], frequencies: Float[Tensor, "F D"]
 ) -> Float[Tensor, "*batch L 2*F"]:
-    """(cos Rx, sin Rx) / sqrt(F): <waves(q), waves(k)> is the mean of cos <w, q - k>."""
+    """Computes (cos Rx, sin Rx) / sqrt(F): <waves(q), waves(k)> is the mean of cos <w, q - k>."""
     angles = x @ frequencies.T
     return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(frequencies))

@@ -10,7 +10,7 @@ __all__ = ["RandomKeys"]
 
 
 class RandomKeys(SparseFixedPattern):
-    """r different keys per query, drawn uniformly from all positions, weighted by attention.
+    """Draws r different keys per query uniformly from all positions, weighted by attention.
 
     The random part of BigBird (Zaheer et al., 2020) alone. The draws follow from the seed and the
     positions, not from the inputs. r = M is exact. Under is_causal they are drawn from the query

@@ -13,7 +13,7 @@ __all__ = ["orthogonal_gaussian", "orthonormal_columns", "similarity_scale"]
 
 
 def similarity_scale(kernel: Kernel, head_dim: int) -> float:
-    """The exponential kernel's factor of <q, k>, of which features take the square root.
+    """Returns the exponential kernel's factor of <q, k>, of which features take the square root.
 
     Raises ValueError for a negative one.
     """
@@ -27,7 +27,7 @@ def similarity_scale(kernel: Kernel, head_dim: int) -> float:
 @lru_cache(maxsize=128)  # a QR decomposition at every call cost more than the attention
 @torch.inference_mode(False)  # drawn under inference_mode it could never be trained through
 def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor, "F D"]:
-    """Stacked D x D uniformly random orthogonal blocks whose rows have the norms of Gaussians.
+    """Stacks D x D uniformly random orthogonal blocks whose rows have the norms of Gaussians.
 
     Each row is distributed as a standard Gaussian vector; those of one block are orthogonal, which
     lowers the variance of what is estimated with them (Choromanski et al., 2020, section 2.4).
@@ -42,7 +42,7 @@ def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 def orthonormal_columns(features: int, head_dim: int, seed: int) -> Float[Tensor, "F D"]:
-    """`torch.nn.init.orthogonal_`: orthonormal columns for F > D, so rows of norm sqrt(D / F)."""
+    """Draws orthonormal columns for F > D, so rows of norm sqrt(D / F), as torch's initialiser."""
     generator = torch.Generator().manual_seed(seed)
     return torch.nn.init.orthogonal_(torch.empty(features, head_dim), generator=generator)
 

@@ -25,20 +25,20 @@ class RankedKeys(SparseApproximation):
 
     @abstractmethod
     def scores(
-        self, call: Call, weights: Float[Tensor, "*batch N M"]
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        """What each key is ranked by, given the attention weights."""
+        """Scores the keys by which they are ranked, given the attention weights."""
 
 
 def usable(weights: Float[Tensor, "*batch N M"]) -> Bool[Tensor, "*batch N M"]:
-    """Keys that attention's own weights can use: those whose weight did not underflow to 0."""
+    """Finds the keys that attention's own weights can use: those that did not underflow to 0."""
     return weights >= torch.finfo(weights.dtype).tiny
 
 
 def top_keys(
     scores: Float[Tensor, "*batch N M"], allowed: Bool[Tensor, "*#batch #N #M"] | None, r: int
 ) -> Int[Tensor, "*batch N R"]:
-    """The min(r, M) keys with the largest scores, the lowest index first among equals.
+    """Returns the min(r, M) keys with the largest scores, the lowest index first among equals.
 
     Keys that are not allowed come last: they are named only in rows with fewer than r others.
     """

@@ -42,17 +42,17 @@ Similarity = Callable[[Tensor, Tensor], float]
 
 
 def exponential(query: Tensor, key: Tensor) -> float:
-    """exp(<q, k> / sqrt(D))."""
+    """Computes exp(<q, k> / sqrt(D))."""
     return math.exp(float(query @ key) / math.sqrt(len(query)))
 
 
 def polynomial(query: Tensor, key: Tensor) -> float:
-    """<q, k> ** 2."""
+    """Computes <q, k> ** 2."""
     return float(query @ key) ** 2
 
 
 def elu(query: Tensor, key: Tensor) -> float:
-    """<1 + elu(q), 1 + elu(k)>."""
+    """Computes <1 + elu(q), 1 + elu(k)>."""
     one_plus_elu = [torch.where(x > 0, x + 1, x.exp()) for x in (query, key)]
     return float(one_plus_elu[0] @ one_plus_elu[1])
 
@@ -63,14 +63,14 @@ def attention_weights(
     similarity: Similarity,
     visible: Bool[Tensor, " M"],
 ) -> Float[Tensor, " M"]:
-    """alpha of Eq. 1: similarities divided by their sum; all zero where nothing is visible."""
+    """Divides similarities by their sum: alpha of Eq. 1, all zero where nothing is visible."""
     scores = [similarity(query, k) if sees else 0.0 for k, sees in zip(key, visible, strict=True)]
     total = sum(scores)
     return torch.tensor([score / total if total else 0.0 for score in scores], dtype=torch.float64)
 
 
 def optimal_value_oblivious(alpha: Float[Tensor, " M"], r: int) -> Float[Tensor, " M"]:
-    """The r largest weights, renormalised (Eq. 2)."""
+    """Keeps the r largest weights, renormalised (Eq. 2)."""
     kept = set(sorted(range(len(alpha)), key=lambda i: -float(alpha[i]))[:r])
     total = sum(float(alpha[i]) for i in kept)
     return torch.tensor(
@@ -82,7 +82,7 @@ def optimal_value_oblivious(alpha: Float[Tensor, " M"], r: int) -> Float[Tensor,
 def optimal_value_aware_1(
     alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], visible: Bool[Tensor, " M"]
 ) -> int:
-    """argmin_i ||o - v_i||^2 over visible keys, by trying all of them (section 3, r = 1)."""
+    """Minimises ||o - v_i||^2 over visible keys i, by trying all of them (section 3, r = 1)."""
     output = sum(a * v for a, v in zip(alpha, value, strict=True))
     distances = {
         i: float(((output - value[i]) ** 2).sum()) for i in range(len(value)) if visible[i]
@@ -93,7 +93,7 @@ def optimal_value_aware_1(
 def oblivious_keys_optimal_weights(
     alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], visible: Bool[Tensor, " M"], r: int
 ) -> Float[Tensor, " M"]:
-    """The r visible keys with the largest alpha, weighted to come closest to the output."""
+    """Keeps the r visible keys with the largest alpha, weighted to come closest to the output."""
     kept = _largest([float(a) for a in alpha], [i for i in range(len(alpha)) if visible[i]], r)
     weights = torch.zeros(len(alpha), dtype=torch.float64)
     if kept:
@@ -104,7 +104,7 @@ def oblivious_keys_optimal_weights(
 def value_aware_keys_attention_weights(
     alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], r: int
 ) -> Float[Tensor, " M"]:
-    """Greedy: the key whose addition errs least, r times; then the best of the sizes passed."""
+    """Adds r times the key that leaves least error, and keeps the best of the sizes passed."""
 
     def error(kept: list[int]) -> float:
         return float((_renormalised(alpha, kept) @ value - alpha @ value).square().sum())
@@ -119,7 +119,7 @@ def value_aware_keys_attention_weights(
 def norm_weighted_keys(
     alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], r: int, norm: int
 ) -> Float[Tensor, " M"]:
-    """The r largest alpha_i ||v_i||, renormalised: sum of |v| for norm 1, Euclidean for norm 2."""
+    """Keeps the r largest alpha_i ||v_i||, renormalised; norm 1 is the sum of |v|, 2 Euclidean."""
     sizes = [sum(abs(float(x)) ** norm for x in v) ** (1 / norm) for v in value]
     scores = [float(a) * size for a, size in zip(alpha, sizes, strict=True)]
     return _renormalised(alpha, _largest(scores, _positive(alpha), r))
@@ -128,7 +128,7 @@ def norm_weighted_keys(
 def leave_one_out_keys(
     alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], r: int
 ) -> Float[Tensor, " M"]:
-    """The r keys without which, each alone, the renormalised output would move the most."""
+    """Keeps the r keys without which, each alone, the renormalised output would move the most."""
     keys = _positive(alpha)
     scores = [math.inf] * len(alpha)
     for i in keys:
@@ -140,7 +140,7 @@ def leave_one_out_keys(
 
 
 def sampled_keys(alpha: Float[Tensor, " M"], uniforms: list[float]) -> Float[Tensor, " M"]:
-    """One draw per number u in [0, 1): the key at which the running sum of alpha passes u."""
+    """Draws one key per number u in [0, 1): the key at which the running sum of alpha passes u."""
     weights = torch.zeros(len(alpha), dtype=torch.float64)
     for u in uniforms if alpha.sum() else []:
         running = 0.0
@@ -167,7 +167,7 @@ def _renormalised(alpha: Float[Tensor, " M"], kept: list[int]) -> Float[Tensor, 
 
 
 def sliding_window(position: int, keys: int, r: int) -> list[int]:
-    """Keys of the bidirectional window: r // 2 to the left, shifted inwards at the edges."""
+    """Keeps the bidirectional window: r // 2 keys to the left, shifted inwards at the edges."""
     window = [position - r // 2 + offset for offset in range(min(r, keys))]
     while window[0] < 0:
         window = [key + 1 for key in window]
@@ -177,21 +177,21 @@ def sliding_window(position: int, keys: int, r: int) -> list[int]:
 
 
 def dilated_window(position: int, keys: int, r: int, dilation: int) -> list[int]:
-    """The sliding window among the positions that multiples of `dilation` lead to."""
+    """Keeps the sliding window among the positions that multiples of `dilation` lead to."""
     reached = [key for key in range(keys) if (key - position) % dilation == 0]
     window = sliding_window(reached.index(position), len(reached), r)
     return [reached[place] for place in window]
 
 
 def strided(position: int, keys: int, stride: int) -> list[int]:
-    """Sparse Transformer: |i - j| < s or (i - j) mod s = 0."""
+    """Keeps |i - j| < s or (i - j) mod s = 0 (Sparse Transformer)."""
     return [
         key for key in range(keys) if abs(position - key) < stride or (position - key) % stride == 0
     ]
 
 
 def fixed(position: int, keys: int, stride: int, summary: int) -> list[int]:
-    """Sparse Transformer: floor(j / s) = floor(i / s) or j mod s >= s - c."""
+    """Keeps floor(j / s) = floor(i / s) or j mod s >= s - c (Sparse Transformer)."""
     own = range(position - position % stride, position - position % stride + stride)
     return [key for key in range(keys) if key in own or key % stride >= stride - summary]
 
@@ -199,23 +199,23 @@ def fixed(position: int, keys: int, stride: int, summary: int) -> list[int]:
 def longformer(
     position: int, keys: int, window: int, dilation: int, global_positions: Sequence[int]
 ) -> list[int]:
-    """window // 2 keys left, the token, the rest right; global positions see and are seen."""
+    """Keeps window // 2 keys left, the token, the rest right, and pairs with a global position."""
     first = position - window // 2 * dilation
     near = [first + place * dilation for place in range(window)]
-    everywhere = position in global_positions
-    return [key for key in range(keys) if everywhere or key in near or key in global_positions]
+    is_global = position in global_positions
+    return [key for key in range(keys) if is_global or key in near or key in global_positions]
 
 
 def big_bird(
     position: int, keys: int, window: int, global_positions: Sequence[int], drawn: Sequence[int]
 ) -> list[int]:
-    """Longformer without gaps, and the random keys drawn for this position."""
+    """Keeps Longformer's keys without gaps, and the random keys drawn for this position."""
     seen = {*longformer(position, keys, window, 1, global_positions), *drawn}
     return sorted(seen)
 
 
 def random_keys(uniforms: Sequence[float], choices: int) -> list[int]:
-    """Floyd's algorithm: len(uniforms) different numbers below `choices`, or all of them."""
+    """Draws len(uniforms) different numbers below `choices`, or all of them (Floyd's algorithm)."""
     drawn: set[int] = set()
     r = len(uniforms)
     for last, u in zip(range(choices - r, choices), uniforms, strict=True):
@@ -226,7 +226,7 @@ def random_keys(uniforms: Sequence[float], choices: int) -> list[int]:
 
 
 def caratheodory(alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
-    """The textbook proof: move along an affine dependency until a weight reaches 0, and repeat."""
+    """Moves along an affine dependency until a weight reaches 0, and repeats (textbook proof)."""
     weights = alpha.double().clone()
     points = torch.cat([value.double(), torch.ones(len(value), 1, dtype=torch.float64)], dim=1)
     while True:
@@ -249,7 +249,7 @@ def lsh_weights(
     rotations: list[Float[Tensor, "C D"]],
     chunk: int,
 ) -> Float[Tensor, "M M"]:
-    """A.1: per round sort by hash, chunk, score the previous and the own chunk; normalise once."""
+    """Scores the previous and own chunk of the keys sorted by hash, per round (A.1)."""
     length = len(key)
     scores = torch.zeros(length, length, dtype=torch.float64)
     for rotation in rotations:
@@ -269,7 +269,7 @@ def lsh_weights(
 def random_feature_weights(
     query: Float[Tensor, " D"], key: Float[Tensor, "M D"], projection: Float[Tensor, "F D"]
 ) -> Float[Tensor, " M"]:
-    """A.1's ORF: <Phi(q), Phi(k)> normalised, with q and k divided by D ** (1/4)."""
+    """Normalises <Phi(q), Phi(k)> of A.1's ORF, with q and k divided by D ** (1/4)."""
     scale = len(query) ** -0.25
 
     def features(x: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ def linformer(
     key_projection: Float[Tensor, "R M"],
     value_projection: Float[Tensor, "R M"],
 ) -> Float[Tensor, "N V"]:
-    """Eq. 7 of the paper: attention to E k and F v, each a sum over all positions."""
+    """Attends to E k and F v, each a sum over all positions (Eq. 7 of the paper)."""
     positions = range(len(key))
     projected_keys, projected_values = (
         torch.stack([torch.stack([row[i] * x[i] for i in positions]).sum(dim=0) for row in rows])
@@ -320,7 +320,7 @@ def nystrom(
     similarity: Similarity,
     landmarks: int,
 ) -> Float[Tensor, "M V"]:
-    """The paper's formula with means of consecutive, nearly equal segments, exact inverse."""
+    """Computes the paper's formula with means of consecutive, nearly equal segments."""
 
     def means(x: Tensor) -> Tensor:
         members = [[i for i in range(len(x)) if i * landmarks // len(x) == s] for s in segments]
@@ -342,7 +342,7 @@ def reformer_weights(
     rotations: list[Float[Tensor, "C D"]],
     chunk: int,
 ) -> Float[Tensor, "M M"]:
-    """A.1's LSH with keys q / ||q||; a token has itself only where it has nothing else."""
+    """Computes A.1's LSH with keys q / ||q||; a token has itself only where it has nothing else."""
     length = len(query)
     key = torch.stack([q / q.norm() for q in query])
     scores = torch.zeros(length, length, dtype=torch.float64)
@@ -354,6 +354,6 @@ def reformer_weights(
             for q in members:
                 for k in chunks[number - 1] + members:
                     scores[q, k] += similarity(query[q], key[k]) if q != k else 0.0
-    lonely = scores.sum(dim=1) == 0
-    scores[lonely, lonely] = 1.0
+    isolated = scores.sum(dim=1) == 0
+    scores[isolated, isolated] = 1.0
     return scores / scores.sum(dim=1, keepdim=True)

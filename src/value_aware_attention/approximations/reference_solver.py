@@ -19,14 +19,14 @@ __all__ = ["all_pairs", "brute_force", "closest_in_hull", "greedy_path", "square
 def squared_error(
     weights: Float[Tensor, "... M"], value: Float[Tensor, "M V"], output: Float[Tensor, " V"]
 ) -> Float[Tensor, "..."]:
-    """||o - sum_i w_i v_i||^2, with the values centred on o: exact also far from the origin."""
+    """Computes ||o - sum_i w_i v_i||^2 with values centred on o: exact far from the origin too."""
     return (weights.double() @ (value.double() - output.double())).square().sum(dim=-1)
 
 
 def closest_in_hull(
     points: Float[Tensor, "K V"], target: Float[Tensor, " V"]
 ) -> Float[Tensor, " K"]:
-    """Weights >= 0 summing to 1 of the point of conv{points} closest to the target.
+    """Returns weights >= 0 summing to 1 of the point of conv{points} closest to the target.
 
     u >= 0 minimising ||sum_i u_i (p_i - t)||^2 + c^2 (1 - sum_i u_i)^2, divided by its sum: for
     every c > 0 this is the projection itself, not an approximation for large c.
@@ -45,7 +45,7 @@ def closest_in_hull(
 def brute_force(
     value: Float[Tensor, "M V"], output: Float[Tensor, " V"], r: int
 ) -> Float[Tensor, " M"]:
-    """The optimum: every set of at most r keys is tried (M up to about 18).
+    """Tries every set of at most r keys: the optimum (M up to about 18).
 
     On the set that carries the optimum all weights are positive, so the optimum is the projection
     on the affine hull of that set; of all such projections, those with a negative weight are no
@@ -76,7 +76,7 @@ def _affine_projection(
 
 
 def all_pairs(value: Float[Tensor, "M V"], output: Float[Tensor, " V"]) -> Float[Tensor, " M"]:
-    """The optimum at r = 2: the closest point of every segment [v_i, v_j], in closed form."""
+    """Computes the optimum at r = 2 in closed form: the closest point of every [v_i, v_j]."""
     centred = value.double() - output.double()
     gram = centred @ centred.T
     squared_length = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
@@ -94,7 +94,7 @@ def all_pairs(value: Float[Tensor, "M V"], output: Float[Tensor, " V"]) -> Float
 def greedy_path(
     value: Float[Tensor, "M V"], output: Float[Tensor, " V"], visible: Bool[Tensor, " M"], r: int
 ) -> Float[Tensor, "r M"]:
-    """The search "fast", one key at a time: row s - 1 is the best it met with at most s keys.
+    """Searches "fast", one key at a time: row s - 1 is the best it met with at most s keys.
 
     It starts at the closest value. Each step adds the key with the largest <v_i - x, o - x> /
     ||v_i - o||, x being the combination so far, and solves for the weights anew; keys whose weight

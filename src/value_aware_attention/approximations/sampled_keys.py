@@ -12,7 +12,7 @@ __all__ = ["SampledKeys"]
 
 
 class SampledKeys(SparseApproximation):
-    """r draws from alpha with replacement, each weighted 1 / r: the output is unbiased.
+    """Draws r keys from alpha with replacement, each weighted 1 / r: the output is unbiased.
 
     Its mean squared error is (sum_i alpha_i ||v_i||^2 - ||o||^2) / r, and it is a member of C_r, so
     optimal-v-aware-r is at least as good: Maurey's bound (Pisier, 1981). A key drawn several times
@@ -39,7 +39,7 @@ class SampledKeys(SparseApproximation):
         return slots.indices, slots.values
 
     def _uniforms(self, *rows: int) -> Float[Tensor, "*rows draws"]:
-        """One number in [0, 1) a draw, for each (head and) query, drawn on the CPU.
+        """Draws one number in [0, 1) per draw for each (head and) query, on the CPU.
 
         Query by query, so that a longer sequence leaves the draws of the first queries alone.
         """
@@ -51,7 +51,7 @@ class SampledKeys(SparseApproximation):
 def _draw(
     weights: Float[Tensor, "*batch N M"], uniforms: Float[Tensor, "*#batch N draws"]
 ) -> Int[Tensor, "*batch N draws"]:
-    """Inverse transform sampling: the first key whose cumulative weight exceeds u."""
+    """Samples by inverse transform: the first key whose cumulative weight exceeds u."""
     # fp64, so that neither rounding nor later keys of weight 0 shift where a key begins.
     cumulative = weights.double().cumsum(dim=-1).contiguous()
     u = uniforms * cumulative[..., -1:]

@@ -8,7 +8,7 @@ __all__ = ["DilatedWindow", "SlidingWindow"]
 
 
 class SlidingWindow(SparseFixedPattern):
-    """The r keys around each query, weighted by attention (section 4, sliding-window-r).
+    """Keeps the r keys around each query, weighted by attention (section 4, sliding-window-r).
 
     Bidirectional: the token itself, r // 2 keys to its left and the rest to its right; at the edges
     of the sequence the window is shifted inwards, so every query sees r keys and r = M is exact.
@@ -20,7 +20,7 @@ class SlidingWindow(SparseFixedPattern):
 
 
 class DilatedWindow(SparseFixedPattern):
-    """A sliding window with gaps: r keys, each `dilation` positions from the next.
+    """Keeps a sliding window with gaps: r keys, each `dilation` positions from the next.
 
     (Longformer, Beltagy et al., 2020, section 3.1.) The token itself, r // 2 keys to its left and
     the rest to its right, shifted inwards at the edges; causal, the token and r - 1 keys before it.

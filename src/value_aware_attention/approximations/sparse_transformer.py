@@ -15,7 +15,7 @@ __all__ = ["Fixed", "Strided"]
 
 
 class Strided(FixedPattern):
-    """Neighbours and every stride-th key: |i - j| < s or (i - j) mod s = 0.
+    """Keeps neighbours and every stride-th key: |i - j| < s or (i - j) mod s = 0.
 
     For data with a period, such as images; s = sqrt(M) makes the cost O(M sqrt(M)). Causal: j <= i
     as well.
@@ -32,7 +32,7 @@ class Strided(FixedPattern):
 
 
 class Fixed(FixedPattern):
-    """The own block and the end of every block: floor(j/s) = floor(i/s) or j mod s >= s - c.
+    """Keeps the own block and the end of every block: floor(j/s) = floor(i/s) or j mod s >= s - c.
 
     The last c = `summary` positions of each block of s = `stride` pass its content on to all, which
     suits text. Causal: j <= i as well.

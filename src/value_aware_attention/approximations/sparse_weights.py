@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SparseWeights:
-    """At most R keys per query with their weights: a point of C_r (section 3)."""
+    """Holds at most R keys per query with their weights: a point of C_r (section 3)."""
 
     indices: Int[Tensor, "*batch N R"]
     """Keys, each in range; an unused slot has weight 0."""
@@ -36,11 +36,11 @@ class SparseWeights:
     """Where the choice is proved optimal; None for methods that do not claim it."""
 
     def dense(self, keys: int) -> Float[Tensor, "*batch N M"]:
-        """The weights on every key, zero where not kept."""
+        """Returns the weights on every key, zero where not kept."""
         return dense_weights(self.indices, self.weights, keys)
 
     def support(self) -> Int[Tensor, "*batch N"]:
-        """Number of keys with a positive weight, per query."""
+        """Counts the keys with a positive weight, per query."""
         return (self.weights > 0).sum(dim=-1)
 
 
@@ -55,7 +55,7 @@ def weighted_sum(
     weights: Float[Tensor, "*batch N R"],
     value: Float[Tensor, "*#batch M V"],
 ) -> Float[Tensor, "*batch N V"]:
-    """sum_r weights_r value[indices_r], reading only the keys kept where they are few."""
+    """Computes sum_r weights_r value[indices_r]; reads only the keys kept where they are few."""
     keys, width = value.shape[-2:]
     if 8 * indices.shape[-1] > keys or indices.numel() == 0:
         return dense_weights(indices, weights, keys) @ value
@@ -69,7 +69,7 @@ def weighted_sum(
 
 @dataclass(frozen=True)
 class RowsInFp64:
-    """K queries; each head's values are measured from the smallest of their outputs."""
+    """Holds K queries in fp64; a head's values are measured from the smallest of their outputs."""
 
     place: Int[Tensor, " K"]
     """Which queries they are."""
@@ -81,7 +81,7 @@ class RowsInFp64:
 
     @classmethod
     def of(cls, call: Call) -> "RowsInFp64":
-        """From the same attention weights as everything else; values that no row sees become 0."""
+        """Takes the attention weights of the call; values that no row sees become 0."""
         weights = renormalised(call.weights.double()).expand(*call.batch, -1, -1)
         value = call.value.double()
         if call.visible is not None:
@@ -91,7 +91,7 @@ class RowsInFp64:
         return cls(call.rows, weights, value, weights @ value, centre, call.visible)
 
     def error(self, chosen: SparseWeights) -> Float[Tensor, "*batch K"]:
-        """||o - o~||^2 of what was chosen for these rows, its weights summing to 1 in fp64 too."""
+        """Computes ||o - o~||^2 of the choice for these rows, its weights summing to 1 in fp64."""
         indices, weights = (x[..., self.place, :] for x in (chosen.indices, chosen.weights))
         weights = renormalised(weights.double())
         return squared_output_error(weighted_sum(indices, weights, self.value), self.output)
@@ -108,11 +108,11 @@ def rows_in_fp64(call: Call, rows: Bool[Tensor, "*batch N"]) -> Iterator[RowsInF
 
 
 def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
-    """The vector of least norm: of a few outputs, one that no value far away has moved far."""
+    """Returns the vector of least norm: of outputs, one that no distant value has moved far."""
     return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)
 
 
 def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:
-    """Weights divided by their sum; rows that sum to 0 stay 0."""
+    """Divides weights by their sum; rows that sum to 0 stay 0."""
     total = weights.sum(dim=-1, keepdim=True)
     return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)

@@ -12,7 +12,7 @@ KERNELS = (kernels.Exponential, kernels.Polynomial, kernels.Elu)
 
 
 class Support(NamedTuple):
-    """What a method supports; what it does not raises ValueError, except gradients."""
+    """Tells what a method supports; what it does not raises ValueError, except gradients."""
 
     kernels: tuple[type, ...]
     """Similarity kernels it computes or approximates."""
@@ -27,7 +27,7 @@ class Support(NamedTuple):
 
 
 def support(method: type[Approximation]) -> Support:
-    """What the methods of a class support."""
+    """Reads from its class what a method supports."""
     return Support(
         kernels=method.kernels or KERNELS,
         causal=method.supports_causal,
@@ -38,7 +38,7 @@ def support(method: type[Approximation]) -> Support:
 
 
 def methods() -> dict[str, type[Approximation]]:
-    """Every public method by name."""
+    """Returns every public method by name."""
     public = {name: getattr(approximations, name) for name in approximations.__all__}
     return {
         name: item

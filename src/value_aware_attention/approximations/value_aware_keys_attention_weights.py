@@ -19,7 +19,7 @@ QUERIES_AT_ONCE = 128
 
 
 class ValueAwareKeysAttentionWeights(SparseApproximation):
-    """At most r keys, chosen so that Eq. 2's weights on them come close to the exact output.
+    """Chooses at most r keys so that Eq. 2's weights on them come close to the exact output.
 
     argmin over sets S of at most r keys of ||o - sum_S alpha_i v_i / sum_S alpha_i||^2, searched
     greedily: each step adds the key that leaves the smallest error. The choice is best found, not
@@ -43,8 +43,8 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         kernel: Kernel = Exponential(),
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
-    ) -> Float[Tensor, "*batch N {min(self.r,key.shape[-2])}"]:
-        """||o - o~||^2 that `select` leaves with every size 1 to min(r, M), from one search."""
+    ) -> Float[Tensor, "*batch N R"]:
+        """Returns ||o - o~||^2 that `select` leaves with sizes 1 to min(r, M), by one search."""
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
         )
@@ -58,7 +58,7 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
     def _search(
         self, call: Call, weights: Float[Tensor, "*batch N M"]
     ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        """Keys in the order they were added, and the error after each."""
+        """Returns keys in the order they were added, and the error after each."""
         value, r = call.centred.value, min(self.r, call.keys)  # digits even far from 0
         blocks = []
         for part in weights.split(QUERIES_AT_ONCE, dim=-2):
@@ -76,7 +76,7 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
 def _greedy(
     weights: Float[Tensor, "*batch N M"], value: Float[Tensor, "*#batch M V"], r: int
 ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"], Bool[Tensor, "*batch N"]]:
-    """Keys in the order they were added, and the error after each; inf where no key was left.
+    """Adds keys greedily; returns their order and the error after each, inf where no key was left.
 
     And the rows whose values need fp64. With x the combination so far and A its attention mass,
     adding key i moves x to x + t (v_i - x), t = alpha_i / (A + alpha_i).
@@ -105,11 +105,11 @@ def _greedy(
 def _errors_on_segments(
     residual: Float[Tensor, "*batch N V"],
     output: Float[Tensor, "*batch N V"],
-    value: Float[Tensor, "*batch M V"],
+    value: Float[Tensor, "*#batch M V"],
     distance: Float[Tensor, "*batch N M"],
     share: Float[Tensor, "*batch N M"],
 ) -> Float[Tensor, "*batch N M"]:
-    """||(1 - t)(x - o) + t (v_i - o)||^2 for every key: one matrix product.
+    """Computes ||(1 - t)(x - o) + t (v_i - o)||^2 for every key with one matrix product.
 
     A quadratic in t with the Bezier coefficients ||x - o||^2, <x - o, v_i - o> and ||v_i - o||^2,
     evaluated by de Casteljau's rule, which neither overflows nor divides.

@@ -43,7 +43,7 @@ def replace_attention(
     layers: Collection[int] | None = None,
     heads: Collection[int] | None = None,
 ) -> Iterator[PreTrainedModel]:
-    """Within the context, `model` computes its self-attention with `approximation`.
+    """Replaces the self-attention of `model` with `approximation` within the context.
 
     `approximation` is a module, or a callable layer_index -> module, for the modules that
     `attention_layers` lists. `kernel` None is the model's own: `kernel` of its attention modules,
@@ -83,7 +83,7 @@ def set_attention(
     *,
     kernel: Kernel | None = None,
 ) -> None:
-    """From now on layer i of `model` attends with the module `approximation(i)`, to be trained.
+    """Gives layer i of `model` the module `approximation(i)` as its attention, to be trained.
 
     The modules become part of the model: `parameters()` and `state_dict()` have theirs. `kernel`
     None is the model's own, as in `replace_attention`, which goes before what is set here.
@@ -124,7 +124,7 @@ def _unregister(name: str) -> None:
 
 
 def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
-    """Every config of the model that names an attention, innermost first, and the name.
+    """Lists every config of the model that names an attention, innermost first, and the name.
 
     There is no public way to read the name. Setting an outer config's sets its sub-configs' too, so
     a stack of callbacks, which runs the last one first, restores the inner ones last.
@@ -147,7 +147,7 @@ def _hooks(model: PreTrainedModel) -> list[Any]:
 
 
 def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
-    """What transformers calls where nothing is replaced: the module's `approximation`, or Exact."""
+    """Computes attention where nothing is replaced: by the module's `approximation`, or Exact."""
     method = getattr(module, "approximation", None) or Exact()
     return _attend(method, None, None, module, *inputs, **options)
 
@@ -182,7 +182,7 @@ def _attend(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "batch N heads V"], None]:
-    """transformers' call of an attention function as one of `method`: (batch, heads, N, D) in."""
+    """Calls `method` as transformers calls an attention function: (batch, heads, N, D) in."""
     check_call(dropout, options)
     check_heads(heads, query.shape[1])
     key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
@@ -208,7 +208,7 @@ def _in_heads(
     heads: Collection[int] | None,
     **options: Any,
 ) -> Float[Tensor, "batch heads N V"]:
-    """The method's output in `heads`, the exact one in the others."""
+    """Uses the method's output in `heads`, the exact one in the others."""
     if heads is None or isinstance(method, Exact):
         return method(*inputs, **options)
     output = Exact()(*inputs, **options)

@@ -24,7 +24,7 @@ CROSS_ATTENTION = ("cross", "encoder_attn", "encdec")
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """The self-attention modules that call transformers' AttentionInterface, in the model's order.
+    """Lists the self-attention modules that call transformers' AttentionInterface, in model order.
 
     Layer i of `replace_attention` is the i-th of them. A module that a forward pass calls several
     times (albert shares one between all its layers) is one layer; layers without such attention
@@ -41,12 +41,12 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def cross_attention_layers(model: nn.Module) -> list[nn.Module]:
-    """The modules that attend to another sequence; `replace_attention` leaves them exact."""
+    """Lists the modules that attend to another sequence; `replace_attention` leaves them exact."""
     return [module for name, module in _callers(model) if _is_cross_attention(name, module)]
 
 
 def chosen_layers(model: nn.Module, layers: Collection[int] | None) -> dict[nn.Module, int]:
-    """The self-attention modules that `layers` names, with their numbers; None = all.
+    """Selects the self-attention modules that `layers` names, with their numbers; None = all.
 
     Raises ValueError where the model has no such layer.
     """
@@ -62,7 +62,7 @@ def chosen_layers(model: nn.Module, layers: Collection[int] | None) -> dict[nn.M
 
 
 def layer_kernel(layer: nn.Module, scaling: float | None = None) -> Kernel:
-    """The kernel that an attention module was built with: its `kernel`, else exp(scaling <q, k>).
+    """Returns the kernel of an attention module: its `kernel`, else exp(scaling <q, k>).
 
     Attention modules of transformers have no `kernel`; those of this library's models have.
     """
@@ -70,18 +70,18 @@ def layer_kernel(layer: nn.Module, scaling: float | None = None) -> Kernel:
 
 
 def own_kernel(model: nn.Module) -> Kernel:
-    """The kernel that a model was trained with, whatever its scale: that of its first layer."""
+    """Returns the kernel that a model was trained with, of any scale: that of its first layer."""
     return layer_kernel(attention_layers(model)[0])
 
 
 def attends_causally(module: nn.Module) -> bool:
-    """Whether a query of this layer sees only its past, as far as module and config tell."""
+    """Tells whether a query of this layer sees only its past, as far as module and config tell."""
     bidirectional = getattr(getattr(module, "config", None), "is_causal", True) is False
     return bool(getattr(module, "is_causal", False)) and not bidirectional
 
 
 def _callers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules whose `forward` looks the attention function up, with their paths."""
+    """Finds the modules whose `forward` calls the attention function, with their paths."""
     return [
         (name, module)
         for name, module in model.named_modules()

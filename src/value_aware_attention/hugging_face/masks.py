@@ -13,7 +13,7 @@ __all__ = ["additive_mask", "split_mask", "trim"]
 def additive_mask(
     *sizes: Any, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Float[Tensor, "batch 1 N M"]:
-    """What transformers calls to make a mask: 0 = visible, the dtype's lowest number = hidden.
+    """Makes the mask that transformers asks for: 0 = visible, the dtype's lowest number = hidden.
 
     The `eager` mask, so that a model handles it as it does that one, with two differences: it is
     never left out, because None would not say whether all keys are visible or only the past; and
@@ -33,7 +33,7 @@ def trim(
     attention_mask: Tensor | None,
     queries: int,
 ) -> tuple[Float[Tensor, "batch heads m D"], Float[Tensor, "batch heads m V"], Tensor | None]:
-    """Without the end of a static cache, which no query sees yet.
+    """Cuts off the end of a static cache, which no query sees yet.
 
     Methods that go by positions take the queries for the last of the keys. A mask that is longer
     than the keys loses its end, as it does in transformers.
@@ -51,7 +51,7 @@ def trim(
 def split_mask(
     attention_mask: Tensor | None, query: Tensor, key: Tensor, *, is_causal: bool
 ) -> tuple[Bool[Tensor, "..."] | None, bool]:
-    """`attn_mask` and `is_causal` that together hide what transformers' mask hides.
+    """Splits transformers' mask into an `attn_mask` and `is_causal` that hide the same pairs.
 
     Where a mask is given it alone decides, as in `eager`: it is split into the causal one and the
     keys that are hidden from all queries (padding) if it is the two together, so that a method

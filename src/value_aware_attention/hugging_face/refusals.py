@@ -84,7 +84,7 @@ def check_call(dropout: float, options: Mapping[str, Any]) -> None:
 
 
 def refuse_weights(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """A forward pre-hook: without it transformers would return None for the weights asked for."""
+    """Refuses, before `forward`, to return weights: transformers would give None for them."""
     if options.get("output_attentions"):
         raise ValueError(WEIGHTS)
 

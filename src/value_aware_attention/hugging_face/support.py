@@ -116,7 +116,7 @@ NO_INTERFACE = "does not call transformers' attention interface"
 
 
 class Result(NamedTuple):
-    """What an architecture did."""
+    """Holds what an architecture did."""
 
     error: float
     """Largest difference to eager attention with `Exact`, relative to the largest output."""
@@ -135,7 +135,7 @@ class Result(NamedTuple):
 
 @cache
 def architectures() -> dict[str, str]:
-    """Model type -> class of every text architecture, by transformers' own lists.
+    """Maps the model type to the class of every text architecture, by transformers' own lists.
 
     Models of several parts (images, sound) have a config for each part and are left out.
     """
@@ -148,7 +148,7 @@ def architectures() -> dict[str, str]:
 
 
 def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
-    """A model of this type with some ten thousand weights, large enough to be far from uniform.
+    """Builds a model of this type with ten thousand weights, large enough to be far from uniform.
 
     With transformers' random weights attention is nearly uniform, and a lost mask moves little.
     Raises ValueError where its config does not allow one.
@@ -169,15 +169,16 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
 
 
 def try_architecture(kind: str) -> Result:
-    """A tiny model of this type, by eager attention and through the adapter, on padded text."""
+    """Runs a tiny model of this type by eager attention and through the adapter, on padded text."""
     if not calls_interface(kind):
         return _refused(NO_INTERFACE)
     with _quiet():
         model = tiny(kind)
         batch, visible = _batch(model.config)
         eager = _outputs(model, batch, visible)
+        methods = Exact(), OptimalValueOblivious(1), _Unmasked()
         try:
-            through = [_outputs_with(model, method, batch, visible) for method in _methods()]
+            through = [_outputs_with(model, method, batch, visible) for method in methods]
         except ValueError as reason:
             return _refused(str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0])
     scale = eager.abs().max()
@@ -186,12 +187,12 @@ def try_architecture(kind: str) -> Result:
 
 
 def calls_interface(kind: str) -> bool:
-    """Whether this type's modelling code knows transformers' attention interface at all."""
+    """Tells whether this type's modelling code calls transformers' attention interface at all."""
     return hasattr(sys.modules[getattr(transformers, architectures()[kind]).__module__], INTERFACE)
 
 
 def markdown() -> str:
-    """The table in Markdown: what happens, and the architectures to which it does."""
+    """Writes the table in Markdown: what happens, and the architectures to which it does."""
     rows: dict[str, list[str]] = defaultdict(list)
     for kind in architectures():
         if kind in NOT_TRIED:
@@ -211,14 +212,10 @@ def _refused(reason: str) -> Result:
 
 
 class _Unmasked(nn.Module):
-    """Exact attention that ignores what is hidden."""
+    """Computes exact attention that ignores the mask."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         return Exact()(query, key, value, kernel=options["kernel"])
-
-
-def _methods() -> tuple[nn.Module, ...]:
-    return Exact(), OptimalValueOblivious(1), _Unmasked()
 
 
 def _tiny_config(kind: str) -> PreTrainedConfig:
@@ -262,7 +259,7 @@ def _outputs_with(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without advice on kernels and settings that a tiny model has no use for."""
+    """Silences advice on kernels and settings that a tiny model has no use for."""
     logger = transformers.logging.get_logger("transformers")
     level = logger.level
     with warnings.catch_warnings():

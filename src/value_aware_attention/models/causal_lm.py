@@ -24,7 +24,7 @@ __all__ = ["CausalLanguageModel", "CausalLanguageModelConfig", "sinusoidal_posit
 
 
 class CausalLanguageModelConfig(PreTrainedConfig):
-    """Sizes, kernel and attention of a `CausalLanguageModel`, all of them plain values.
+    """Holds sizes, kernel and attention of a `CausalLanguageModel`, all of them plain values.
 
     `kernel` is kept as the name and the arguments of its class, `trained_attention` as its target
     and arguments; None = exact attention. The sizes have transformers' names too (`hidden_size`).
@@ -58,7 +58,10 @@ class CausalLanguageModelConfig(PreTrainedConfig):
             raise ValueError(f"width is {width}; it must be even and divisible by heads = {heads}")
         self.vocabulary_size = vocabulary_size
         self.layers, self.width, self.heads, self.feedforward = layers, width, heads, feedforward
-        self.kernel = kernel if isinstance(kernel, Mapping) else _kernel_as_dict(kernel)
+        if not isinstance(kernel, Mapping):
+            arguments = asdict(kernel)  # type: ignore[call-overload]
+            kernel = {"name": type(kernel).__name__, "arguments": arguments}
+        self.kernel = kernel
         self.dropout = dropout
         attention = trained_attention
         described = asdict(attention) if isinstance(attention, TrainedAttention) else attention
@@ -67,7 +70,7 @@ class CausalLanguageModelConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *names: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What config.json says; ValueError where that is not of a `CausalLanguageModel`."""
+        """Reads config.json; ValueError where that is not of a `CausalLanguageModel`."""
         config, rest = super().get_config_dict(*names, **options)
         if config.get("model_type") != cls.model_type:
             raise ValueError(
@@ -78,7 +81,7 @@ class CausalLanguageModelConfig(PreTrainedConfig):
 
 
 class CausalLanguageModel(PreTrainedModel):
-    """A pre-norm Transformer decoder whose every layer attends with `kernel`.
+    """Models text with a pre-norm Transformer decoder whose every layer attends with `kernel`.
 
     Sinusoidal positions, embeddings times sqrt(width), ReLU, a norm after the last layer, input and
     output embeddings tied. At the paper's size (6 layers, width 512, 8 heads, feedforward 2048,
@@ -103,13 +106,13 @@ class CausalLanguageModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *names: Any, **options: Any) -> "CausalLanguageModel":
-        """The model that `save_pretrained` wrote, in evaluation mode; only safetensors are read."""
+        """Loads what `save_pretrained` wrote, in evaluation mode; only safetensors are read."""
         return super().from_pretrained(*names, **options | {"use_safetensors": True})
 
     def hidden(
         self, input_ids: Int[Tensor, "batch N"], attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch N width"]:
-        """What the output embeddings are multiplied with: position n has seen tokens 0 .. n."""
+        """Computes the final hidden states: position n has seen tokens 0 .. n."""
         weight = self.embedding.weight
         width = weight.shape[1]
         positions = sinusoidal_positions(input_ids.shape[1], width, device=weight.device)
@@ -128,7 +131,7 @@ class CausalLanguageModel(PreTrainedModel):
         attention_mask: Tensor | None = None,
         use_cache: bool = False,
     ) -> CausalLMOutput:
-        """Logits (batch, N, vocabulary) of the token after each position.
+        """Returns logits (batch, N, vocabulary) of the token after each position.
 
         `attention_mask` is transformers', (batch, N), 0 = padding. There is no cache to use.
         """
@@ -136,10 +139,10 @@ class CausalLanguageModel(PreTrainedModel):
         return CausalLMOutput(logits=nn.functional.linear(hidden, self.embedding.weight))
 
     def init_weights(self) -> None:
-        """Nothing: the modules' constructors have drawn them."""
+        """Does nothing: the modules' constructors have drawn the weights."""
 
     def _init_weights(self, module: nn.Module) -> None:
-        """transformers asks for this where a checkpoint lacks weights."""
+        """Does nothing where a checkpoint lacks weights, for which transformers calls it."""
         raise ValueError(
             f"{self.name_or_path} lacks weights of {type(module).__name__}: train the model again"
         )
@@ -188,7 +191,7 @@ class _CausalAttention(nn.Module):
 def sinusoidal_positions(
     length: int, width: int, *, device: torch.device | None = None
 ) -> Float[Tensor, "N width"]:
-    """sin(n w_i) then cos(n w_i), w_i = 10000^(-i / (width/2 - 1)): fairseq's halves."""
+    """Computes sin(n w_i) then cos(n w_i), w_i = 10000^(-i / (width/2 - 1)): fairseq's halves."""
     steps = torch.arange(width // 2, device=device, dtype=torch.float32)
     frequencies = torch.exp(steps * (-math.log(10000.0) / max(1, width // 2 - 1)))
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies
@@ -200,10 +203,6 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _kernel_as_dict(kernel: Kernel) -> dict[str, Any]:
-    return {"name": type(kernel).__name__, "arguments": asdict(kernel)}  # type: ignore[call-overload]
 
 
 def _kernel_from_dict(config: Mapping[str, Any]) -> Kernel:

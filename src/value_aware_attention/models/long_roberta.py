@@ -21,7 +21,7 @@ SIZES = {
 
 
 class BlockPositions(nn.Module):
-    """Position i = block q + r is embedded as R[r] + Q[q]: "POSq" in Table 4.
+    """Embeds position i = block q + r as R[r] + Q[q]: "POSq" in Table 4.
 
     It takes the place of RoBERTa's table and is asked for the same rows: `reserved` ones first (the
     last of them for padding), then position 0. R starts from the first `reserved + block` rows of
@@ -37,7 +37,7 @@ class BlockPositions(nn.Module):
         self.blocks = nn.Parameter(table.new_zeros(-(-length // block), table.shape[1]))  # Q
 
     def table(self) -> Float[Tensor, "rows width"]:
-        """R and Q folded: the ordinary table of `reserved + length` rows with the same values."""
+        """Folds R and Q into the ordinary table of `reserved + length` rows, with equal values."""
         reserved, within = self.within.tensor_split([self.reserved])
         positions = (self.blocks[:, None] + within).flatten(0, 1)[: self.length]
         return torch.cat([reserved, positions])
@@ -60,7 +60,7 @@ def build_roberta(
     pad_token: int = 1,
     eos_token: int = 2,
 ) -> RobertaForMaskedLM:
-    """A RoBERTa with random weights for sequences of `length` tokens.
+    """Builds a RoBERTa with random weights for sequences of `length` tokens.
 
     Positions past `block` are `BlockPositions`; with length <= block the model is a plain one.
     """
@@ -93,7 +93,7 @@ def warm_start(
     dropout: float,
     **sizes: int,
 ) -> RobertaForMaskedLM:
-    """A trained RoBERTa (a folder, or a name on the Hugging Face hub) for `length` tokens.
+    """Loads a trained RoBERTa (a folder, or a name on the Hugging Face hub) for `length` tokens.
 
     Up to `block` positions it is the checkpoint as it is; past it R is the checkpoint's table and
     Q is zero. `sizes` are those the checkpoint must have, by their names in `build_roberta`. Raises
@@ -129,7 +129,7 @@ def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[
 
 
 def read_config(checkpoint: str | Path) -> RobertaConfig:
-    """The config of a trained RoBERTa.
+    """Reads the config of a trained RoBERTa.
 
     Raises FileNotFoundError where there is none, ValueError for a model of another type.
     """

@@ -36,7 +36,7 @@ def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> Rober
 
 
 def masked_kernel(attention: TrainedAttention) -> Kernel | None:
-    """None, RoBERTa's own exponential kernel, or the one `attention` computes where it is not."""
+    """Returns the kernel that `attention` needs; None where RoBERTa's exponential kernel serves."""
     kernels = attention.kernels
     return None if not kernels or Exponential in kernels else kernels[0]()
 
@@ -54,7 +54,7 @@ def save_masked(model: RobertaForMaskedLM, folder: Path) -> None:
 
 
 def load_masked(folder: Path | str) -> RobertaForMaskedLM:
-    """The model that `save_masked` wrote, with its own attention, in evaluation mode.
+    """Loads the model that `save_masked` wrote, with its own attention, in evaluation mode.
 
     Raises OSError where there is none, ValueError where its files do not belong together.
     """
@@ -77,7 +77,7 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
 
 
 def _method_state(model: RobertaForMaskedLM) -> dict[str, Tensor]:
-    """Parameters and buffers of the methods, by their names in the model."""
+    """Collects parameters and buffers of the methods, by their names in the model."""
     methods = [
         name
         for name, module in model.named_modules()

@@ -13,15 +13,15 @@ __all__ = ["FourierMixing", "LinearMixing", "Mixing", "MixingSublayer", "RandomM
 
 
 class Mixing(nn.Module, ABC):
-    """Hidden states in, mixed over positions and over width; no queries, keys or values."""
+    """Mixes hidden states over positions and over width, without queries, keys or values."""
 
     @abstractmethod
     def forward(self, hidden: Float[Tensor, "*batch N width"]) -> Float[Tensor, "*batch N width"]:
-        """The mixed hidden states."""
+        """Returns the mixed hidden states."""
 
 
 class FourierMixing(Mixing):
-    """The real part of the Fourier transform over positions and width (Lee-Thorp et al., 2021).
+    """Takes the real Fourier transform over positions and width (Lee-Thorp et al., 2021).
 
     Y = Re(F_N X F_width), unscaled as in FNet: fft2(x).real, O(N log N), nothing to learn. bf16 and
     fp16 are transformed in fp32.
@@ -34,7 +34,7 @@ class FourierMixing(Mixing):
 
 
 class _MatrixMixing(Mixing):
-    """Y = S X W with an S for `length` positions and a W of width x width.
+    """Computes Y = S X W with an S for `length` positions and a W of width x width.
 
     A shorter sequence uses the first rows and columns of S; a longer one raises ValueError.
     """
@@ -61,7 +61,7 @@ class _MatrixMixing(Mixing):
         return f"length={self.length}, width={self.width}, seed={self.seed}"
 
     def _drawn(self, deviations: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """S and W with independent normal entries, from the seed alone."""
+        """Draws S and W with independent normal entries, from the seed alone."""
         generator = torch.Generator().manual_seed(self.seed)
         draws = (torch.randn(n, n, generator=generator) for n in (self.length, self.width))
         positions, hidden = (x * std for x, std in zip(draws, deviations, strict=True))
@@ -69,7 +69,7 @@ class _MatrixMixing(Mixing):
 
 
 class LinearMixing(_MatrixMixing):
-    """Y = S X W with learned S and W, the paper's Linear encoder (Lee-Thorp et al., 2021).
+    """Computes Y = S X W with learned S and W, the paper's Linear encoder (Lee-Thorp et al., 2021).
 
     Entries start from N(0, 0.02^2), as in FNet's code.
     """
@@ -81,7 +81,7 @@ class LinearMixing(_MatrixMixing):
 
 
 class RandomMixing(_MatrixMixing):
-    """Y = S X W with random S and W that never change, the paper's Random encoder.
+    """Computes Y = S X W with random S and W that never change, the paper's Random encoder.
 
     Entries are normal with variance 1 / length and 1 / width: the scale is kept, as in FNet's code.
     """
@@ -93,7 +93,7 @@ class RandomMixing(_MatrixMixing):
 
 
 class MixingSublayer(nn.Module):
-    """norm(x + mixing(x)), in the place of a RoBERTa layer's self-attention sublayer.
+    """Computes norm(x + mixing(x)), in the place of a RoBERTa layer's self-attention sublayer.
 
     As in FNet there is no output projection and no dropout. FNet ignores padding, so that what
     stands in padded positions moves the others; here padded positions enter the mixing as zeros.
@@ -113,11 +113,7 @@ class MixingSublayer(nn.Module):
     ) -> tuple[Float[Tensor, "batch N width"], None]:
         entering = hidden_states
         if attention_mask is not None:
-            entering = hidden_states.where(_seen(attention_mask), 0.0)
+            mask = attention_mask[:, 0, 0, :, None]  # (batch, 1, N, N), boolean or additive
+            seen = mask if mask.dtype == torch.bool else mask == 0
+            entering = hidden_states.where(seen, 0.0)
         return self.output["LayerNorm"](hidden_states + self.mixing(entering)), None
-
-
-def _seen(attention_mask: Tensor) -> Tensor:
-    """transformers' mask (batch, 1, N, N), boolean or additive, as (batch, N, 1), True = seen."""
-    key_row = attention_mask[:, 0, 0, :, None]
-    return key_row if key_row.dtype == torch.bool else key_row == 0

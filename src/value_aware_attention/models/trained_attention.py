@@ -25,7 +25,7 @@ LIBRARY = __name__.partition(".")[0] + "."
 
 @dataclass(frozen=True)
 class TrainedAttention:
-    """An `Approximation` or a `Mixing` by its full name, and its arguments.
+    """Names an `Approximation` or a `Mixing` by its full name, with its arguments.
 
     Called with a layer's index it makes that layer's own module, with a seed of its own where
     `seed` is among the arguments. Raises ValueError where `target` is neither, or takes others.
@@ -50,21 +50,21 @@ class TrainedAttention:
 
     @property
     def name(self) -> str:
-        """The name of the class."""
+        """Returns the name of the class."""
         return self.target.rpartition(".")[2]
 
     @property
     def is_mixing(self) -> bool:
-        """True where there is no attention at all."""
+        """Tells whether the model mixes tokens without any attention."""
         return issubclass(self.method_class(), Mixing)
 
     @property
     def kernels(self) -> tuple[type, ...]:
-        """The kernels it computes; empty = every kernel."""
+        """Returns the kernels that it computes; empty = every kernel."""
         return getattr(self.method_class(), "kernels", ())
 
     def method_class(self) -> type[nn.Module]:
-        """The class named by `target`."""
+        """Returns the class named by `target`."""
         module, _, name = self.target.rpartition(".")
         try:
             found = getattr(import_module(module), name)
@@ -100,7 +100,7 @@ class TrainedAttention:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "TrainedAttention | None":
-        """What a model's config names as its `trained_attention`; None where it is exact.
+        """Reads the `trained_attention` of a model's config; None where attention is exact.
 
         A config may come from anyone, so nothing is imported for it but this library: a method of
         another module is found only where the program has imported that itself. Raises ValueError

@@ -21,10 +21,10 @@ from value_aware_study.data.token_arrays import Tokens, rearrange
 
 
 class CausalBatches(Dataset[Tensor]):
-    """Training batches of a causal LM: int64 (batch_size, length + 1), inputs [:-1], targets [1:].
+    """Yields training batches of a causal LM: int64 (batch_size, length + 1).
 
-    The stream is cut into blocks of `length` tokens plus the next one; every epoch starts the cut
-    at another offset and visits the blocks in another order.
+    Inputs are [:-1] and targets [1:]. The stream is cut into blocks of `length` tokens plus the
+    next one; every epoch starts the cut at another offset and visits the blocks in another order.
     """
 
     def __init__(self, path: Path, *, length: int, batch_size: int, steps: int, seed: int) -> None:
@@ -51,7 +51,7 @@ class CausalBatches(Dataset[Tensor]):
 
 
 class MaskedSequences:
-    """The instances of several sources as sequences of `length` tokens, and how to mask them.
+    """Reads the instances of several sources as sequences of `length` tokens, and masks them.
 
     Instances shorter than `length` are joined within their source (`rearrange`).
     """
@@ -78,11 +78,13 @@ class MaskedSequences:
         return self.ends[-1]
 
     def tokens(self, indices: Sequence[int]) -> Tensor:
-        """Unmasked sequences, int64 (len(indices), length)."""
+        """Returns unmasked sequences, int64 (len(indices), length)."""
         return torch.from_numpy(np.stack([self._sequence(index) for index in indices]))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(_mixed(seed))
+        # neighbouring integers as torch seeds would do; SeedSequence keeps (1, 2) and (2, 1) apart
+        entropy = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1)
+        generator = torch.Generator().manual_seed(int(entropy))
         inputs, labels = mask_tokens(
             tokens,
             generator=generator,
@@ -101,7 +103,7 @@ class MaskedSequences:
 
 
 class MaskedBatches(Dataset[dict[str, Tensor]]):
-    """Training batches of a masked LM: input_ids and labels, int64 (batch_size, length).
+    """Yields training batches of a masked LM: input_ids and labels, int64 (batch_size, length).
 
     Every epoch visits the sequences of all sources in another order, masked anew (dynamic masking).
     """
@@ -124,7 +126,7 @@ class MaskedBatches(Dataset[dict[str, Tensor]]):
 
 
 class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
-    """Evaluation batches of a masked LM: sequences and masks that never change.
+    """Yields evaluation batches of a masked LM: sequences and masks that never change.
 
     The sequences of all sources are in a random order drawn from `seed`, so that the first `limit`
     (None: all) are a sample of all sources; the mask of the i-th is drawn from (seed, i) alone,
@@ -176,8 +178,3 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=4)
 def _offset(count: int, seed: int, epoch: int) -> int:
     return int(np.random.default_rng((seed, epoch, 1)).integers(count))
-
-
-def _mixed(seed: Sequence[int]) -> int:
-    # neighbouring integers as torch seeds would do; SeedSequence keeps (1, 2) and (2, 1) apart
-    return int(np.random.SeedSequence(tuple(seed)).generate_state(1, np.uint64)[0] >> np.uint64(1))

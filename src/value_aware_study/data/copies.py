@@ -67,7 +67,7 @@ def copied_words(train: Iterable[str], groups: Sequence[Sequence[str]]) -> list[
 
 
 def _passages(text: str) -> Iterator[str]:
-    """The passages of a text with the blank lines after them; joined they are the text."""
+    """Splits a text into passages with the blank lines after them; joined they are the text."""
     passage: list[str] = []
     for line in text.splitlines(keepends=True):
         ends = passage and passage[-1][0].isspace()  # with a blank or an indented line
@@ -83,7 +83,7 @@ def _words(text: str) -> list[str]:
 
 
 def _ngrams(words: list[str]) -> Hashes:
-    """A hash of each of the len(words) - 12 13-grams, the same within a process only."""
+    """Hashes each of the len(words) - 12 13-grams, the same within a process only."""
     words_hashed = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
     count = max(0, len(words) - NGRAM + 1)
     hashes = np.zeros(count, np.uint64)
@@ -93,7 +93,7 @@ def _ngrams(words: list[str]) -> Hashes:
 
 
 def _covered(ngrams: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each word lies in one of the n-grams that are true; n-gram i starts at word i."""
+    """Tells whether each word lies in one of the true n-grams; n-gram i starts at word i."""
     if not len(ngrams):
         return np.zeros(0, bool)
     return np.convolve(ngrams, np.ones(NGRAM, np.int64)) > 0

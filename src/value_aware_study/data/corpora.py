@@ -88,7 +88,7 @@ def write_corpus(
 
 
 def read_texts(files: Iterable[Path]) -> Iterator[str]:
-    """The texts of files written by `write_corpus`, one after the other."""
+    """Yields the texts of files written by `write_corpus`, one after the other."""
     for file in files:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
@@ -120,7 +120,7 @@ def _write_source(
 
 
 def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
-    """The words of each source's evaluation text, and how many of them are copies of training."""
+    """Counts the words of each source's evaluation text, and those copied from training text."""
     held = {name: list(read_texts([folder / name / "evaluation.jsonl"])) for name in names}
     words = copied_words(
         read_texts(folder / name / "train.jsonl" for name in names), list(held.values())
@@ -134,7 +134,7 @@ def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
 def _assigned(
     documents: Iterable[Document], key: str, evaluation: float, validation: float
 ) -> Iterator[Document]:
-    """Documents with a split, empty ones dropped; the one next to be evaluated comes last."""
+    """Yields documents with a split, without empty ones; the next to be evaluated comes last."""
     next_to_go: tuple[float, str] | None = None
     evaluated = False
     for position, document in enumerate(documents):
@@ -165,7 +165,7 @@ def _uniform(key: str) -> float:
 
 
 class _Writer:
-    """JSON lines, counted."""
+    """Writes JSON lines and counts them."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("w", encoding="utf-8")

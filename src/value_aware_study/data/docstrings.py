@@ -17,7 +17,7 @@ FILES_WORTH_A_POOL = 64
 
 
 class Docstrings:
-    """The docstrings of an installed package: one document per module, in the order of paths.
+    """Reads the docstrings of an installed package: one document per module, in the order of paths.
 
     The package is found and parsed, never imported; test folders are left out, and a docstring
     that occurs again in the package is kept once. The same version gives the same bytes.
@@ -40,7 +40,7 @@ class Docstrings:
 
 
 def docstrings_of(file: Path) -> list[str]:
-    """The docstrings of a Python file in source order, cleaned; none if it does not parse."""
+    """Returns a Python file's docstrings in source order, cleaned; none if it does not parse."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):

@@ -9,7 +9,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "evaluation")
 
 @dataclass(frozen=True)
 class Document:
-    """A text and the split its publisher put it in; None leaves the choice to `write_corpus`."""
+    """Holds a text and its publisher's split; None leaves the choice to `write_corpus`."""
 
     text: str
     split: Split | None = None

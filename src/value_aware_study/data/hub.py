@@ -14,7 +14,7 @@ SECONDS_TO_ANSWER = 10
 
 
 class HubDocuments:
-    """A data set whose rows are documents: the text in column `field`.
+    """Streams a data set whose rows are documents: the text in column `field`.
 
     `path` and `name` are those of `datasets.load_dataset` (which since version 4 runs no loading
     script); a local folder laid out like the hub's repository does as well. `splits` maps the
@@ -59,7 +59,7 @@ class HubDocuments:
         return f"{readable}-{sha256(json.dumps(what).encode()).hexdigest()[:8]}"
 
     def _read(self, hub_split: str, position: "_Position") -> Iterator[str]:
-        """The texts behind `position`, which moves with them."""
+        """Yields the texts behind `position`, which moves with them."""
         rows = position.behind(self._load(hub_split))
         while (row := self._next(rows, hub_split, position)) is not None:
             text = row.get(self.field)
@@ -106,14 +106,14 @@ class HubDocuments:
 
 
 class HubArticles(HubDocuments):
-    """A data set whose rows are the lines of WikiText: rows are joined into articles."""
+    """Streams a data set whose rows are the lines of WikiText: rows are joined into articles."""
 
     def _texts(self, rows: Iterator[str]) -> Iterator[str]:
         return articles(rows)
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be reached at all, in seconds: its client tries for a minute."""
+    """Tells in seconds whether the hub can be reached at all: its client tries for a minute."""
     from huggingface_hub import constants, get_session
 
     try:
@@ -124,7 +124,7 @@ def hub_answers() -> bool:
 
 
 class _Position:
-    """How far a data set was read, and how to go on behind it without reading it all again."""
+    """Tells how far a data set was read, so that reading goes on without a new start."""
 
     def __init__(self, rows: int = 0, state: dict[str, Any] | None = None) -> None:
         self.rows, self.state = rows, state
@@ -143,7 +143,7 @@ class _Position:
 
 
 class _KeptRows:
-    """Texts on the disk, a JSON string a line, and the position of the data set behind them.
+    """Keeps texts on the disk, a JSON string a line, and the position of the data set behind them.
 
     The position is written after the texts, so that a kill leaves at most lines that it does not
     count: they are cut off.
@@ -166,7 +166,7 @@ class _KeptRows:
             yield json.loads(line)
 
     def added(self, texts: Iterator[str]) -> Iterator[str]:
-        """The texts, kept as they pass by."""
+        """Yields the texts and keeps them as they pass by."""
         for text in texts:
             self.file.write(json.dumps(text, ensure_ascii=False).encode() + b"\n")
             if self.file.tell() > self.bytes + BYTES_BETWEEN_POSITIONS:

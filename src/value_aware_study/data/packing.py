@@ -24,7 +24,7 @@ DOCUMENTS_PER_BATCH = 64  # whole books too: bounds the memory
 def token_stream(
     file: Path, tokenizer: "PreTrainedTokenizerFast", *, seed: int | None, cache_dir: Path
 ) -> "Dataset":
-    """The documents of one source and split as tokens: `input_ids`, `</s>` after each document.
+    """Tokenizes the documents of one source and split: `input_ids`, `</s>` after each document.
 
     The documents are in random order drawn from `seed`; None keeps the order of the file. Specials
     written in a text are text. The Arrow files lie in `cache_dir` and may be deleted afterwards.
@@ -68,7 +68,7 @@ def token_stream(
 
 
 def count_tokens(stream: "Dataset") -> int:
-    """Tokens of a stream, `</s>` included."""
+    """Counts the tokens of a stream, `</s>` included."""
     return sum(len(block) for block in _blocks(stream))
 
 

@@ -15,7 +15,7 @@ SUFFIXES = (".txt", ".jsonl", ".tokens")
 
 
 class TextFiles:
-    """Local text: a file, a folder (read recursively) or a glob; each file plain or `.gz`.
+    """Reads local text: a file, a folder (read recursively) or a glob; each file plain or `.gz`.
 
     `.txt`: one document a file. `.jsonl`: the string `field` of each line. `.tokens`: WikiText's
     format, one document per level-1 heading ` = Title = `. With `evaluation_path`, `path` is the
@@ -54,7 +54,7 @@ class TextFiles:
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
-    """WikiText's lines joined into articles; every line is kept, its end is a token of the corpus.
+    """Joins WikiText's lines into articles; every line is kept, its end is a token of the corpus.
 
     An article starts at a level-1 heading (` = Title = `, a section has ` = = `) between two empty
     lines; without the empty lines, formulas and scores would pass for headings.

@@ -24,5 +24,5 @@ def rearrange(instances: Tokens, length: int) -> Tokens:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
-    """The smallest of uint16 and int32 that holds every id."""
+    """Returns the smallest of uint16 and int32 that holds every id."""
     return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)

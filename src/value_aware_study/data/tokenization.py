@@ -21,7 +21,7 @@ SPECIALS = {
 
 
 class ByteLevelBPE:
-    """Byte-level BPE trained on the corpus: ids 0-4 are `<s> <pad> </s> <unk> <mask>`, then bytes.
+    """Trains byte-level BPE on the corpus: ids 0-4 are `<s> <pad> </s> <unk> <mask>`, then bytes.
 
     Merges are learned from a sample of at most `training_characters` characters: the documents
     whose hash is lowest, so the sample does not depend on their order.
@@ -51,7 +51,7 @@ class ByteLevelBPE:
 
 
 class WordLevel:
-    """The paper's word-level vocabulary: every training type, split at white space (A.2).
+    """Builds the paper's word-level vocabulary: every training type, split at white space (A.2).
 
     As in fairseq, a line ends in `</s>`, `<unk>` in the text is the special, ids 0-3 are
     `<s> <pad> </s> <unk>`, then types by falling count, padded to a multiple of
@@ -84,14 +84,17 @@ class WordLevel:
 
 
 class PretrainedTokenizer:
-    """A published tokenizer: a name on the hub, a saved folder, or a folder with RoBERTa's
-    `vocab.json` and `merges.txt`."""
+    """Loads a published tokenizer.
+
+    `path` is a name on the hub, a saved folder, or a folder with RoBERTa's `vocab.json` and
+    `merges.txt`.
+    """
 
     def __init__(self, *, path: str) -> None:
         self.path = path
 
     def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-        """The tokenizer as published, from the hub's cache where the hub does not answer.
+        """Loads the tokenizer as published, from the hub's cache where the hub does not answer.
 
         `texts` are not read.
         """
@@ -121,7 +124,7 @@ class PretrainedTokenizer:
 
 
 def sample(texts: Iterable[str], characters: int) -> list[str]:
-    """The texts of lowest hash, in order, that hold at most `characters` characters together.
+    """Selects the texts of lowest hash, in order, with at most `characters` characters together.
 
     One text longer than that is cut. Memory stays below twice the bound plus one text.
     """
@@ -141,7 +144,7 @@ def sample(texts: Iterable[str], characters: int) -> list[str]:
 def _lowest(
     keyed_texts: list[tuple[bytes, str]], characters: int
 ) -> tuple[list[tuple[bytes, str]], bytes]:
-    """The prefix in key order within the bound (at least one text), and the first key left out."""
+    """Selects the prefix in key order within the bound (at least one text), and the next key."""
     ordered = sorted(keyed_texts)
     held = 0
     for count, (key, text) in enumerate(ordered):

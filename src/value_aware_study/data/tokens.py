@@ -18,6 +18,7 @@ from value_aware_study.data.packing import (
 )
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "write_tokens",
 ]
 
-Counts = dict[str, dict[str, dict[str, int]]]
+Counts = dict[str, dict[str, int]]
 
 
 @runtime_checkable
@@ -68,16 +69,14 @@ def write_tokens(
     """
     _check_written(corpus, sources)
     built = tokenizer.build(read_texts(corpus / name / "train.jsonl" for name in sources))
-    counts: Counts = {name: {} for name in sources}
+    counts: dict[str, Counts] = {name: {} for name in sources}
     for folder in filter(None, (stream_folder, instance_folder)):
         built.save_pretrained(folder / "tokenizer")
     with TemporaryDirectory(prefix="arrow-", dir=scratch) as arrow:
         for split in SPLITS:
             order = seed if split == "train" or stream_folder is None else None
-            streams = {
-                name: token_stream(file, built, seed=order, cache_dir=Path(arrow))
-                for name, file in _files(corpus, sources, split).items()
-            }
+            options = {"tokenizer": built, "seed": order, "cache_dir": Path(arrow)}
+            streams = _streams(corpus, sources, split, **options)
             for name, stream in streams.items():
                 counts[name][split] = {"tokens": count_tokens(stream)}
             if stream_folder is not None and streams:
@@ -93,18 +92,22 @@ def write_tokens(
                 if split == "validation":
                     _write_validation(streams, built, length, target)
                     continue
-                rows = _write_instances(streams, sources, split, built, length, target)
-                for name, count in rows.items():
-                    tokens = count * (length - 2)
-                    counts[name][split] |= {"instances": count, "instance_tokens": tokens}
+                written = _write_instances(streams, sources, split, built, length, target)
+                for name, count in written.items():
+                    counts[name][split] |= count
     return {"vocabulary_size": len(built), "sources": counts}
 
 
-def _files(corpus: Path, sources: Iterable[str], split: str) -> dict[str, Path]:
-    """A split's file of each source; of validation text there may be none."""
-    files = {name: corpus / name / f"{split}.jsonl" for name in sources}
-    optional = split == "validation"
-    return {n: f for n, f in files.items() if not optional or (f.exists() and f.stat().st_size)}
+def _streams(
+    corpus: Path, sources: Iterable[str], split: str, **options: Any
+) -> dict[str, "Dataset"]:
+    """Tokenizes a split of each source; of validation text there may be none."""
+    streams = {}
+    for name in sources:
+        file = corpus / name / f"{split}.jsonl"
+        if split != "validation" or (file.exists() and file.stat().st_size):
+            streams[name] = token_stream(file, **options)
+    return streams
 
 
 def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
@@ -122,23 +125,24 @@ def _write_instances(
     tokenizer: "PreTrainedTokenizerFast",
     length: int,
     folder: Path,
-) -> dict[str, int]:
-    """Instances of one length and split, each source apart; their number per source."""
-    rows = {}
+) -> Counts:
+    """Writes the instances of one length and split, each source apart; counts them per source."""
+    counts: Counts = {}
     for name, stream in streams.items():
         path = folder / name / f"{split}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         quota = getattr(sources[name], split)
-        rows[name] = write_instances(
+        rows = write_instances(
             stream, path, tokenizer=tokenizer, instance_length=length, quota=quota
         )
-    return rows
+        counts[name] = {"instances": rows, "instance_tokens": rows * (length - 2)}
+    return counts
 
 
 def _write_validation(
     streams: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", length: int, folder: Path
 ) -> None:
-    """Instances of all sources together, whose own validation texts may be a few words."""
+    """Writes instances of all sources together, whose own validation texts may be a few words."""
     from datasets import concatenate_datasets
 
     text = concatenate_datasets(list(streams.values())) if streams else None
@@ -149,7 +153,7 @@ def _write_validation(
 
 
 def held_out_split(folder: Path | str, tokens: int) -> str:
-    """The split on which learning curves are measured: "evaluation" where validation is too short.
+    """Names the split of learning curves: "evaluation" where validation text is too short.
 
     Of a corpus with few documents there may be no validation text, or less than `tokens`.
     """
@@ -160,7 +164,7 @@ def held_out_split(folder: Path | str, tokens: int) -> str:
 def masked_sequences(
     *, folder: Path | str, split: str, length: int, fraction: float
 ) -> MaskedSequences:
-    """The masked LM's sequences that `write_tokens` left in `folder`, all sources together.
+    """Reads the masked LM's sequences that `write_tokens` left in `folder`, all sources together.
 
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
     A.1); otherwise the shorter ones are joined (Table 4).

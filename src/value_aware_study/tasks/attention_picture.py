@@ -13,14 +13,14 @@ __all__ = ["effective_weights", "first_head"]
 
 
 def first_head(call: LayerCall, positions: int) -> LayerCall:
-    """The first sequence and head of a call, cut to its first positions."""
+    """Cuts a call to its first sequence and head, and to its first positions."""
     query, key, value = (x[0, 0, :positions] for x in (call.query, call.key, call.value))
     return LayerCall(query, key, value, call.kernel, call.is_causal)
 
 
 @torch.inference_mode()
 def effective_weights(method: nn.Module, call: LayerCall) -> Float[Tensor, "N M"]:
-    """W with output = W @ value: what the method puts in the place of alpha, negative included.
+    """Finds W with output = W @ value: what the method uses for alpha, negative included.
 
     A method that names its keys says so itself; any other is linear in the values, so that the
     identity in their place reads W off.

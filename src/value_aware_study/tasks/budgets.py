@@ -14,7 +14,7 @@ POINTS = 16
 
 
 class Affordable(NamedTuple):
-    """A parameter and what the method then costs."""
+    """Holds a parameter and what the method then costs."""
 
     parameter: int
     cost: float
@@ -22,7 +22,7 @@ class Affordable(NamedTuple):
 
 
 def cost_in_keys(method: nn.Module, *, length: int, head_dim: int, is_causal: bool) -> float:
-    """`error.budget` over the head_dim + value_dim multiply-adds that attending to one key takes.
+    """Divides `error.budget` by the head_dim + value_dim multiply-adds of attending to one key.
 
     For self-attention over `length` positions with values as wide as the queries.
     """
@@ -39,7 +39,7 @@ def closest_to_budget(
     is_causal: bool,
     within: float,
 ) -> Affordable | None:
-    """The parameter 1 to `length` whose cost is closest to `keys`, searched from coarse to fine.
+    """Searches the parameter 1 to `length` whose cost is closest to `keys`, from coarse to fine.
 
     None where no cost is within the share `within` of `keys`: a pattern may have no such setting,
     as strided attention never sees fewer than about 2 sqrt(2 length) keys. Parameters that `build`
@@ -65,7 +65,7 @@ def closest_to_budget(
 
 
 def _spread(low: int, high: int) -> list[int]:
-    """A few integers from low to high, both included; all of them where they are few."""
+    """Lists a few integers from low to high, both included; all of them where they are few."""
     step = max(1, (high - low) // POINTS)
     return [*range(low, high, step), high]
 
@@ -73,7 +73,7 @@ def _spread(low: int, high: int) -> list[int]:
 def _cost(
     build: Callable[[int], nn.Module], parameter: int, length: int, head_dim: int, is_causal: bool
 ) -> float:
-    """The cost in keys; infinite where the method refuses the parameter."""
+    """Computes the cost in keys; infinite where the method refuses the parameter."""
     try:
         method = build(parameter)
         return cost_in_keys(method, length=length, head_dim=head_dim, is_causal=is_causal)

@@ -29,7 +29,7 @@ __all__ = ["CausalTask", "context_windows"]
 
 
 def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first scored, end) of each window over a stream of `targets` predictions.
+    """Lists (start, first scored, end) of each window over a stream of `targets` predictions.
 
     A window holds at most `length` inputs; it scores the predictions first..end-1 and reads the up
     to `context` inputs before them, as fairseq does; the first windows have less. Raises ValueError
@@ -42,7 +42,7 @@ def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[i
 
 
 class CausalTask:
-    """A causal LM and a stream of evaluation tokens, read in windows; `units` None = all of them.
+    """Scores a causal LM on a stream of tokens, read in windows; `units` None = all of them.
 
     Fewer are taken evenly spaced, so that they sample the whole stream. Raises ValueError for a
     stream no longer than `length`, or with tokens that the model does not have, and for a model
@@ -118,11 +118,11 @@ class CausalTask:
         return asked.expand(len(windows), -1)
 
     def _losses(self, windows: list[tuple[int, int, int]]) -> NDArray[np.float64]:
-        """Summed nats over the scored targets of each window; all windows of the same shape."""
+        """Sums nats over the scored targets of each window; all windows of the same shape."""
         return self.target_losses(windows).double().sum(dim=1).cpu().numpy()
 
     def target_losses(self, windows: list[tuple[int, int, int]]) -> Float[Tensor, "batch scored"]:
-        """The nats of every scored target; all windows of the same shape."""
+        """Computes the nats of every scored target; all windows of the same shape."""
         context = windows[0][1] - windows[0][0]
         rows = torch.from_numpy(
             np.stack([self.stream[start : end + 1] for start, _, end in windows]).astype(np.int64)
@@ -137,7 +137,7 @@ class CausalTask:
         return [int(token) for token in self.stream[start : start + count]]
 
     def recorded_windows(self) -> list[tuple[int, int, int]]:
-        """The full windows that `layer_calls` records, evenly spaced over those evaluated."""
+        """Selects the full windows that `layer_calls` records, evenly spaced over all."""
         full = [window for window in self.windows if window[2] - window[0] == self.length]
         if not full:
             raise ValueError(
@@ -161,7 +161,7 @@ class CausalTask:
 
 
 def _same_length(windows: list[tuple[int, int, int]], batch_size: int) -> Iterator[list[int]]:
-    """Indices of windows in batches of one shape (inputs and scored targets)."""
+    """Groups indices of windows into batches of one shape (inputs and scored targets)."""
     shapes: dict[tuple[int, int], list[int]] = {}
     for index, (start, first, end) in enumerate(windows):
         shapes.setdefault((first - start, end - start), []).append(index)

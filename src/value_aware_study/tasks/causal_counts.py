@@ -26,7 +26,7 @@ __all__ = ["CausalCounts"]
 
 @dataclass(frozen=True, eq=False)
 class CausalCounts:
-    """Unigram, bigram, and the bigram of no more tokens than the causal LM was trained on.
+    """Scores unigram, bigram, and the bigram of no more tokens than the causal LM was trained on.
 
     `training` is the file of the training stream, `batches` what the model was trained on.
     """
@@ -35,7 +35,7 @@ class CausalCounts:
     batches: CausalBatches
 
     def __call__(self, task: CausalTask, exact: UnitSums) -> dict[str, Baseline]:
-        """Each one's perplexity on the task's targets, with its paired interval around exact."""
+        """Returns each model's perplexity on the task's targets, with its paired interval."""
         vocabulary_size = task.model.config.vocabulary_size
         stream = np.load(self.training, mmap_mode="r")
         every = pair_counts(_rows_of_stream(stream), vocabulary_size)
@@ -56,20 +56,20 @@ class CausalCounts:
 
 
 def _nats(task: CausalTask, probabilities: Callable[[Tokens, Tokens], Probabilities]) -> UnitSums:
-    """-log p of the targets of each of the task's windows."""
+    """Computes -log p of the targets of each of the task's windows."""
     windows = [np.asarray(task.stream[first : end + 1]) for _, first, end in task.windows]
     totals = [-np.log(probabilities(window[:-1], window[1:])).sum() for window in windows]
     return UnitSums(np.array(totals), np.array([len(window) - 1.0 for window in windows]))
 
 
 def _rows_of_stream(stream: Tokens) -> Iterator[Tokens]:
-    """The stream as single rows, each from the last token of the one before."""
+    """Yields the stream as single rows, each from the last token of the one before."""
     for start in range(0, len(stream) - 1, TOKENS_AT_ONCE):
         yield np.asarray(stream[None, start : start + TOKENS_AT_ONCE + 1])
 
 
 def _rows_of_batches(batches: CausalBatches) -> Iterator[Tokens]:
-    """The rows that a model is trained on, several batches together."""
+    """Yields the rows that a model is trained on, several batches together."""
     together = max(1, TOKENS_AT_ONCE // (batches.batch_size * batches.length))
     for start in range(0, len(batches), together):
         steps = range(start, min(start + together, len(batches)))

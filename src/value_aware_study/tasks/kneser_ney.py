@@ -24,7 +24,7 @@ TOKENS_AT_ONCE = 2**22
 
 
 class Bigram:
-    """Interpolated Kneser-Ney (Ney, Essen and Kneser, 1994) from the counts c(v, w) of pairs.
+    """Smooths bigram counts c(v, w) by interpolated Kneser-Ney (Ney, Essen and Kneser, 1994).
 
     p(w | v) = max(c(v, w) - D, 0) / c(v) + D N(v .) / c(v) p(w)
     p(w) = (N(. w) + 1) / (N(. .) + V), also after a v that nothing was seen to follow
@@ -47,23 +47,23 @@ class Bigram:
         self.by_following = self.by_previous.tocsc()
 
     def probabilities(self, previous: Tokens, following: Tokens) -> Probabilities:
-        """p(following | previous), pair by pair."""
+        """Computes p(following | previous), pair by pair."""
         kept = self.by_previous[previous, following]
         return kept + self.rest[previous] * self.continuation[following]
 
     def after(self, previous: Tokens) -> Probabilities:
-        """p(w | previous) of every token w, (tokens, V)."""
+        """Computes p(w | previous) of every token w, (tokens, V)."""
         kept = self.by_previous[previous].toarray()
         return kept + np.outer(self.rest[previous], self.continuation)
 
     def before(self, following: Tokens) -> Probabilities:
-        """p(following | w) after every token w, (tokens, V)."""
+        """Computes p(following | w) after every token w, (tokens, V)."""
         kept = self.by_following[:, following].toarray().T
         return kept + np.outer(self.continuation[following], self.rest)
 
 
 def pair_counts(blocks: Iterable[Tokens], vocabulary_size: int) -> csr_array:
-    """c(v, w): how often w comes right after v in the rows of the blocks, (rows, length) each."""
+    """Counts c(v, w): how often w comes right after v in the rows of blocks (rows, length)."""
     counts = csr_array((vocabulary_size, vocabulary_size), dtype=np.int64)
     for block in blocks:
         pairs = block[:, :-1].ravel(), block[:, 1:].ravel()
@@ -72,12 +72,12 @@ def pair_counts(blocks: Iterable[Tokens], vocabulary_size: int) -> csr_array:
 
 
 def unigram(counts: csr_array) -> Probabilities:
-    """p(w) = (c(w) + 1) / (c + V), of the tokens that were counted after another one."""
+    """Computes p(w) = (c(w) + 1) / (c + V), of the tokens that were counted after another one."""
     of_token = counts.sum(axis=0) + 1
     return of_token / of_token.sum()
 
 
 def counted(places: tuple[Tokens, Tokens], shape: tuple[int, int]) -> csr_array:
-    """How often each place of a matrix is named."""
+    """Counts how often each place of a matrix is named."""
     ones = np.ones(len(places[0]), dtype=np.int64)
     return coo_array((ones, places), shape).tocsr()  # adds up what is at the same place

@@ -25,7 +25,7 @@ __all__ = ["MaskedTask"]
 
 
 class MaskedTask:
-    """A masked LM and its evaluation sequences; sequence i is masked from (seed, i) alone.
+    """Scores a masked LM on evaluation sequences; sequence i is masked from (seed, i) alone.
 
     `units` None = all of them; fewer are taken evenly spaced over all sources. With `piece` each
     sequence, masked as a whole, is read in parts of that many tokens, each by itself: a model of
@@ -92,7 +92,7 @@ class MaskedTask:
         return UnitSums(totals.numpy(), counts.numpy())
 
     def _wrong(self, rows: slice) -> Tensor:
-        """Wrong predictions per sequence; only masked positions go through the output layer."""
+        """Counts wrong predictions per sequence; the output layer reads masked positions alone."""
         labels = self.labels[rows].to(self.device)
         hidden = self.model.roberta(self.inputs[rows].to(self.device)).last_hidden_state
         masked = labels >= 0

@@ -29,7 +29,7 @@ QUERIES_AT_ONCE = 256
 
 @dataclass(frozen=True, eq=False)
 class MaskedCounts:
-    """The likeliest ordinary token: of all, after the left neighbour, between both neighbours.
+    """Predicts the likeliest ordinary token: of all, after the left neighbour, between both.
 
     argmax_w c(l, w, r) + p(w | l, r), with p(w | l, r) ~ p(w | l) p(r | w) of `Bigram` and c the
     count of the triple: a triple that was seen decides, the bigrams break its ties and stand in
@@ -40,7 +40,7 @@ class MaskedCounts:
     training: MaskedSequences
 
     def __call__(self, task: MaskedTask, exact: UnitSums) -> dict[str, Baseline]:
-        """Each one's error on the task's masked tokens, with its paired interval around exact."""
+        """Returns each model's error on the task's masked tokens, with its paired interval."""
         size, mask = self.training.vocabulary_size, self.training.mask_token
         labels = task.labels.numpy()
         rows, columns = np.nonzero(labels >= 0)

@@ -22,7 +22,7 @@ class ScoredRows:
     """The positions that are scored in the batch that the model reads next."""
 
     def in_last_layer(self, method: Layerwise, layers: int) -> Layerwise:
-        """The same methods, the last of `layers` with the scored rows alone."""
+        """Returns the same methods, the last of `layers` with the scored rows alone."""
 
         def build(layer: int) -> nn.Module:
             built = method(layer)
@@ -48,7 +48,7 @@ class _AskedRows(nn.Module):
         attn_mask: Bool[Tensor, "#B #H #N #N"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "B H N V"]:
-        """The method's output at the rows asked for."""
+        """Returns the method's output at the rows asked for."""
         call = LayerCall(query, key, value, kernel, is_causal, attn_mask=attn_mask)
         asked = self.scored.asked
         # Where a sequence has fewer than the others, some of its other rows fill up.

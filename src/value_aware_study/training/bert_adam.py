@@ -11,7 +11,7 @@ __all__ = ["BertAdam"]
 
 
 class BertAdam(Optimizer):
-    """Adam without bias correction; eps after the root; weight decay before the learning rate.
+    """Runs Adam without bias correction; eps after the root; weight decay before the learning rate.
 
         g <- g min(1, max_grad_norm / (||g|| + 1e-6))    for every parameter tensor on its own
         m <- beta1 m + (1 - beta1) g
@@ -54,7 +54,7 @@ class BertAdam(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient, once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -34,7 +34,7 @@ class ResumableCheckpoint(Callback):
         self.every, self.evaluate_every = every, evaluate_every
 
     def newest(self) -> tuple[int, Path | None]:
-        """Steps taken by, and file of, the newest whole checkpoint this run can continue."""
+        """Finds the newest whole checkpoint this run can continue: steps taken, and file."""
         for path, whole in self.files.newest_first():
             if not whole:
                 LOG.warning("%s is damaged: the run continues from the one before it, if any", path)
@@ -67,7 +67,7 @@ class ResumableCheckpoint(Callback):
 
 
 class StepProgress(Callback):
-    """One bar over all steps of the run, with the latest loss and metric.
+    """Draws one progress bar over all steps of the run, with the latest loss and metric.
 
     Lightning's bars count epochs, and lose the total when a run continues.
     """

@@ -22,7 +22,7 @@ CHUNK = 2**21  # logits at a time: 8 MB, what a processor's cache holds
 
 
 class CausalTraining(LanguageModeling):
-    """Next-token prediction; a batch is (batch, length + 1) tokens.
+    """Trains on next-token prediction; a batch is (batch, length + 1) tokens.
 
     By default with fairseq's AdamW: weight decay on every parameter, no clipping. The loss goes
     through the full vocabulary in chunks of tokens, so that the logits of a batch (of 70 GB at the

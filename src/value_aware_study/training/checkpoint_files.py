@@ -15,7 +15,7 @@ __all__ = ["CheckpointFiles"]
 
 
 class CheckpointFiles(CheckpointIO):
-    """last.ckpt and the one before it, previous.ckpt, in a folder that one run has at a time.
+    """Keeps last.ckpt and the one before it, previous.ckpt, in a folder that one run has at a time.
 
     Lightning's own files go through the machine's temporary folder, where a kill leaves them
     behind, and are not flushed to the disk before they take the place of older ones.
@@ -47,7 +47,7 @@ class CheckpointFiles(CheckpointIO):
             yield
 
     def newest_first(self) -> list[tuple[Path, bool]]:
-        """The checkpoints there are, and whether their bytes are those that were written."""
+        """Yields the checkpoints, newest first, and whether their bytes are as written."""
         return [(path, _is_whole(path)) for path in (self.last, self.previous) if path.is_file()]
 
     def remove(self) -> None:
@@ -57,7 +57,7 @@ class CheckpointFiles(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """At every moment one of the two names is a whole checkpoint, also after a power cut."""
+        """Writes so that at every moment, also of a power cut, one name is a whole checkpoint."""
         with self.unfinished.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
@@ -90,7 +90,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _flush_names(folder: Path) -> None:
-    """A rename is on the disk only when its folder is."""
+    """Flushes the folder: a rename is on the disk only when its folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -39,50 +39,48 @@ def fit(
     train_batches: Dataset[Any],
     evaluation_batches: Dataset[Any],
     *,
-    steps: int,
     evaluate_every: int,
     checkpoint_every: int,
     checkpoint_folder: Path,
     fingerprint: str,
-    devices: int = 1,
-    nodes: int = 1,
-    accumulate: int = 1,
-    workers: int = 0,
-    compile: bool = False,
-    checkpoint_activations: bool = False,
-    peak_flops: float | None = None,
+    workers: int,
+    compile: bool,
+    checkpoint_activations: bool,
+    peak_flops: float | None,
     **trainer: Any,
 ) -> list[dict[str, float]]:
-    """Takes `steps` optimizer steps, step s on train_batches[s]; returns the learning curve.
+    """Takes an optimizer step on every one of `train_batches`; returns the learning curve.
 
     The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
-    steps and for the last. Every one of `devices` on each of `nodes` machines takes its share of a
-    batch's rows, in `accumulate` micro-batches one after the other; the step is the same. `workers`
-    processes read batches ahead. `trainer` are arguments of Lightning's Trainer; the rest is said
-    in `_prepare`.
+    steps and for the last. `trainer` are arguments of Lightning's Trainer, of which it calls
+    `nodes` num_nodes and `accumulate` accumulate_grad_batches. Every one of `devices` on each of
+    the nodes takes its share of a batch's rows, in `accumulate` micro-batches one after the other;
+    the step is the same. `workers` processes read batches ahead. `_prepare` says the rest.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
     with exit code 143. Raises ValueError for settings that leave nothing to do, a batch that does
     not divide, what is not there, and a folder in which another run is going.
     """
-    check_micro_batches(devices * nodes, accumulate)
-    _check(train_batches, steps, evaluate_every, checkpoint_every)
+    check_micro_batches(trainer["devices"] * trainer["nodes"], trainer["accumulate"])
+    steps = len(train_batches)  # type: ignore[arg-type]
+    _check_steps(steps, evaluate_every, checkpoint_every)
     checkpoint = ResumableCheckpoint(
         CheckpointFiles(checkpoint_folder),
-        fingerprint=f"{fingerprint}, {accumulate} micro-batches",
+        fingerprint=f"{fingerprint}, {trainer['accumulate']} micro-batches",
         every=checkpoint_every,
         evaluate_every=evaluate_every,
     )
-    trainer |= {"max_steps": steps, "devices": devices, "num_nodes": nodes}
     with _quiet(), torch.random.fork_rng(devices=[]):
-        made = _trainer(checkpoint, accumulate, **trainer)
+        made = _trainer(checkpoint, steps, **trainer)
         _prepare(module, made, compile, checkpoint_activations, peak_flops)
         _run(made, module, checkpoint, train_batches, evaluation_batches, workers)
     return module.curve
 
 
-def _trainer(checkpoint: ResumableCheckpoint, accumulate: int, **options: Any) -> Trainer:
-    """Lightning's Trainer, without what this module does itself.
+def _trainer(
+    checkpoint: ResumableCheckpoint, steps: int, *, nodes: int, accumulate: int, **options: Any
+) -> Trainer:
+    """Builds Lightning's Trainer, without what this module does itself.
 
     Raises ValueError for an argument that it does not have, or that is not the user's to choose,
     and for devices that are not there.
@@ -92,6 +90,8 @@ def _trainer(checkpoint: ResumableCheckpoint, accumulate: int, **options: Any) -
     try:
         return Trainer(
             **options,
+            max_steps=steps,
+            num_nodes=nodes,
             logger=logger,
             accumulate_grad_batches=accumulate,
             val_check_interval=checkpoint.evaluate_every * accumulate,
@@ -118,10 +118,12 @@ def _prepare(
 ) -> None:
     """Sets what changes the costs of a step and no number.
 
-    `compile` compiles every layer with torch.compile, on first use; `checkpoint_activations`
-    computes the layers' activations again in the backward pass instead of keeping them.
-    `peak_flops`, operations a second of one device, is for the log of utilisation; None = that of
-    the GPU, if its name and the precision are known.
+    `compile` compiles every layer with torch.compile, on first use: they share one short
+    compilation, and no name of a weight changes. Each shape is compiled by itself, so that an
+    evaluation's last batch slows no training step. `checkpoint_activations` computes the layers'
+    activations again in the backward pass instead of keeping them. `peak_flops`, operations a
+    second of one device, is for the log of utilisation; None = that of the GPU, if its name and the
+    precision are known.
     """
     device = trainer.strategy.root_device
     if peak_flops is None and device.type == "cuda":
@@ -129,8 +131,10 @@ def _prepare(
     module.peak_flops = peak_flops
     if checkpoint_activations:
         module.checkpoint_activations()
-    if compile:
-        _compile_layers(module, device)
+    if compile and (reason := missing_compiler(device.type)):
+        raise ValueError(f"compile is true, but {reason}")
+    for layer in module.layers() if compile else ():
+        layer.compile(dynamic=False)
 
 
 def _run(
@@ -169,17 +173,6 @@ def _run(
             checkpoint.files.remove()
 
 
-def _compile_layers(module: LanguageModeling, device: torch.device) -> None:
-    """Layer by layer: they share one short compilation, and no name of a weight changes.
-
-    Each shape is compiled by itself, so that an evaluation's last batch slows no training step.
-    """
-    if reason := missing_compiler(device.type):
-        raise ValueError(f"compile is true, but {reason}")
-    for layer in module.layers():
-        layer.compile(dynamic=False)
-
-
 def _plugins(files: CheckpointFiles) -> list[Any]:
     """Lightning on Slurm would requeue a job by itself and continue it from a file of its own,
     whose step and settings nobody compares; here a started-again run finds its last checkpoint."""
@@ -188,7 +181,7 @@ def _plugins(files: CheckpointFiles) -> list[Any]:
 
 
 class _Items(Sampler[int]):
-    """What is still to be read; the length is that of the whole run, which Lightning counts."""
+    """Samples the items still to be read; its length is that of the whole run, for Lightning."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
@@ -200,19 +193,17 @@ class _Items(Sampler[int]):
         return self.stop
 
 
-def _check(batches: Any, steps: int, evaluate_every: int, checkpoint_every: int) -> None:
+def _check_steps(steps: int, evaluate_every: int, checkpoint_every: int) -> None:
     if min(steps, evaluate_every, checkpoint_every) < 1:
         raise ValueError(
             f"steps {steps}, evaluate_every {evaluate_every} and checkpoint_every "
             f"{checkpoint_every} must be at least 1"
         )
-    if len(batches) < steps:
-        raise ValueError(f"{len(batches)} training batches are too few for {steps} steps")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Lightning's notices about hardware, and warnings that no user can act on."""
+    """Silences Lightning's notices about hardware, and warnings that no user can act on."""
     loggers = [logging.getLogger(name) for name in LIGHTNING]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

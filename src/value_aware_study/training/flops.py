@@ -26,7 +26,7 @@ for some GPUs and not for others, and does not find an H200 by the name torch gi
 def training_flops(
     tokens: float, *, parameters: int, layers: int, width: int, length: int
 ) -> float:
-    """tokens (6 N + 12 layers width length): forward and backward (Chowdhery et al. 2022, App. B).
+    """Computes tokens (6 N + 12 layers width length), both passes (Chowdhery et al. 2022, App. B).
 
     A multiply-add is two operations and the backward pass twice the forward one. N = `parameters`
     are the weights that every token is multiplied with: the output layer's, not the embeddings,
@@ -37,13 +37,13 @@ def training_flops(
 
 
 def dense_parameters(modules: Iterable[nn.Module]) -> int:
-    """Weights of all linear layers, biases left out."""
+    """Counts the weights of all linear layers, biases left out."""
     linear = (m for module in modules for m in module.modules() if isinstance(m, nn.Linear))
     return sum(layer.weight.numel() for layer in linear)
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """What a named GPU does at best, operations a second; None where that is not known.
+    """Looks up a named GPU's peak operations a second; None where that is not known.
 
     `precision` is Lightning's: known are those whose products are bf16 or fp16.
     """

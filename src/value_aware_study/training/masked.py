@@ -19,7 +19,7 @@ BERT_ADAM = partial(BertAdam, lr=1.0, betas=(0.9, 0.98), weight_decay=0.01, max_
 
 
 class MaskedTraining(LanguageModeling):
-    """Masked-token prediction; a batch has input_ids and labels, -100 where nothing is asked.
+    """Trains on masked-token prediction; a batch has input_ids and labels, -100 = not asked.
 
     The output layer sees the masked positions only: the same loss as on all of them, much cheaper.
     By default with Table 4's BertAdam; biases and norms do not decay, as in BERT's code. The metric

@@ -12,7 +12,7 @@ Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward pass reads of a step's batch."""
+    """Holds what one forward and backward pass reads of a step's batch."""
 
     rows: Batch
     position: int  # within its step
@@ -20,7 +20,7 @@ class MicroBatch(NamedTuple):
 
 
 class MicroBatches(Dataset[MicroBatch]):
-    """Item s * accumulate + i: the rows i, i + accumulate, ... of batch s."""
+    """Cuts batch s into items s * accumulate + i: its rows i, i + accumulate, ..."""
 
     def __init__(
         self,

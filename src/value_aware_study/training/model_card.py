@@ -12,7 +12,7 @@ PAPER = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
 
 
 class Task(NamedTuple):
-    """A kind of language model, as the hub and transformers name it."""
+    """Names a kind of language model as the hub and transformers do."""
 
     tag: str
     name: str
@@ -37,7 +37,7 @@ METRICS = {
 
 
 def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str) -> str:
-    """A model card in the hub's format: metadata, and what a training run measured and set.
+    """Writes a model card in the hub's format: metadata, and what a training run measured and set.
 
     `metrics` is what the run records: model, parameters, steps, tokens, hyperparameters, the
     learning curve, and the last loss with the perplexity (causal) or error (masked). `data` names
@@ -75,7 +75,7 @@ Measured during training, on the first batches of the held-out documents.
 
 
 def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str) -> ModelCardData:
-    """The hub's metadata, the loss and the `metric` on held-out text among them."""
+    """Returns the hub's metadata, the loss and the `metric` on held-out text among them."""
     task = TASKS[metric].tag
     return ModelCardData(
         language="en",
@@ -97,7 +97,7 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
 
 
 def _loading(metrics: Mapping[str, Any], task: Task) -> str:
-    """Code that runs beside the model's folder."""
+    """Writes code that runs beside the model's folder."""
     name = metrics["model"]
     if task is TASKS["error"] and "attention" in metrics["hyperparameters"]:
         return f"""from transformers import AutoTokenizer
@@ -121,7 +121,7 @@ def _hyperparameters(values: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Markdown; columns that no row has are left out."""
+    """Writes a Markdown table; columns that no row has are left out."""
     used = {key: label for key, label in columns.items() if any(key in row for row in rows)}
     lines = [used.values(), ["---"] * len(used)]
     lines += [[_number(row.get(key, "")) for key in used] for row in rows]

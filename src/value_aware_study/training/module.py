@@ -25,7 +25,7 @@ SHOWN = ("/loss", "/perplexity", "/error")  # in the progress bar
 
 
 class LanguageModeling(LightningModule):
-    """A model in training; subclasses say what the loss is, `optimizer` takes the steps.
+    """Trains a model; subclasses say what the loss is, `optimizer` takes the steps.
 
     `optimizer` makes one of parameter groups, with lr = 1, which `schedule` multiplies: the 2-D
     parameters of the layers (`hidden` true), other matrices, and vectors (`hidden` false).
@@ -62,12 +62,12 @@ class LanguageModeling(LightningModule):
 
     @abstractmethod
     def loss(self, batch: Batch, targets: float | None = None) -> Tensor:
-        """Nats of the batch's targets divided by `targets`; None = their number: the mean."""
+        """Computes nats of the batch's targets divided by `targets`; None = their number."""
 
     @staticmethod
     @abstractmethod
     def count_targets(batch: Batch) -> int:
-        """How many tokens are to be predicted."""
+        """Counts the tokens to be predicted."""
 
     @abstractmethod
     def totals(self, batch: Batch) -> dict[str, Tensor]:
@@ -75,28 +75,28 @@ class LanguageModeling(LightningModule):
 
     @abstractmethod
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """The evaluation's loss and metric, from the sums over all its batches."""
+        """Computes the evaluation's loss and metric, from the sums over all its batches."""
 
     @abstractmethod
     def tokens(self, batch: Batch) -> int:
-        """How many tokens the model reads."""
+        """Counts the tokens that the model reads."""
 
     @abstractmethod
     def layers(self) -> list[nn.Module]:
-        """The layers that the model repeats."""
+        """Returns the layers that the model repeats."""
 
     @abstractmethod
     def flops(self, batch: Batch, targets: float) -> float:
-        """Operations of a forward and backward pass, `targets` tokens being predicted."""
+        """Counts operations of a forward and backward pass, `targets` tokens being predicted."""
 
     def checkpoint_activations(self) -> None:
-        """From now on training keeps the layers' inputs, and computes the rest again."""
+        """Makes the backward pass compute the layers' activations again."""
         # transformers 5.23 renamed it
         newer = getattr(self.model, "activation_checkpointing_enable", None)
         (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Hidden matrices, other matrices and vectors, those of them that there are."""
+        """Groups parameters: hidden matrices, other matrices and vectors, without empty groups."""
         hidden = [p for layer in self.layers() for p in layer.parameters() if p.ndim == 2]
         known = set(map(id, hidden))
         others = [p for p in self.parameters() if p.ndim > 1 and id(p) not in known]
@@ -118,7 +118,7 @@ class LanguageModeling(LightningModule):
         }
 
     def on_before_batch_transfer(self, batch: Batch | MicroBatch, dataloader_idx: int) -> Any:
-        """Each process of a distributed run takes its share of the rows; `validation_step` too."""
+        """Takes this process's share of the rows; `validation_step` does so too."""
         if not isinstance(batch, MicroBatch):
             return batch
         return batch._replace(rows=self._share(batch.rows))
@@ -199,7 +199,7 @@ class LanguageModeling(LightningModule):
         return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
     def _log_values(self, values: dict[str, float]) -> None:
-        """To every logger, at the number of steps taken."""
+        """Logs values to every logger, at the number of steps taken."""
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
         shown = {name: value for name, value in values.items() if name.endswith(SHOWN)}

@@ -44,7 +44,7 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient, once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

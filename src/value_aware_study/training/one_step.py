@@ -13,7 +13,7 @@ __all__ = ["one_step"]
 
 
 def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
-    """Loss (nats), seconds and peak memory (GiB) of forward, backward and update on `batch`.
+    """Measures loss (nats), seconds and peak memory (GiB) of a training step on `batch`.
 
     The module and the batch are on the same device. Memory is that of the GPU, or the most the
     process ever held. Raises ValueError where the loss or a parameter is not finite afterwards.

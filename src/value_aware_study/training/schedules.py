@@ -7,14 +7,14 @@ __all__ = ["InverseSquareRoot", "LinearWarmupDecay", "Schedule"]
 
 
 class Schedule(Protocol):
-    """The learning rate of the optimizer step that follows n others."""
+    """Computes the learning rate of the optimizer step that follows n others."""
 
     def __call__(self, n: int) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSquareRoot:
-    """fairseq's schedule (A.2), W warm-up steps up to the peak.
+    """Computes fairseq's schedule (A.2), W warm-up steps up to the peak.
 
     n < W:   initial + n (peak - initial) / W
     n >= W:  peak sqrt(W / n)
@@ -32,7 +32,7 @@ class InverseSquareRoot:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearWarmupDecay:
-    """BERT's schedule (A.1): up to the peak over a share of the steps, then down to zero.
+    """Computes BERT's schedule (A.1): up to the peak over a share of the steps, then down to zero.
 
     W = warmup_proportion * steps
     n < W:   peak n / W

@@ -41,7 +41,7 @@ ENGINES: dict[str, ModuleType] = {"compiled": compiled, "torch": batched}
 
 
 def engine(device: str = "cpu") -> str:
-    """The engine that searches on such a device where none is asked for: a key of ENGINES.
+    """Returns the engine, a key of ENGINES, that searches on a device where none is asked for.
 
     "compiled" on a CPU where the library can be built, "torch" elsewhere; they round differently.
     """
@@ -52,7 +52,7 @@ def engine(device: str = "cpu") -> str:
 def solve(
     problem: Problem, r: int, search: str, engine: str | None = None
 ) -> tuple[Int[Tensor, "H N R"], Float[Tensor, "H N R"]]:
-    """Indices and weights of at most R = min(r, M) keys; at most V + 1 of them have a weight."""
+    """Returns indices and weights of R = min(r, M) keys; at most V + 1 of them have a weight."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
     effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
@@ -70,8 +70,8 @@ def solve(
 
 def solve_path(
     problem: Problem, r: int, search: str, engine: str | None = None
-) -> Float[Tensor, "H N {r}"]:
-    """||o - o~||^2 of the best set found of every size 1 to r, recomputed from keys and weights."""
+) -> Float[Tensor, "H N R"]:
+    """Returns ||o - o~||^2 of the best set of every size 1 to r, recomputed from its weights."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
     indices, weights, undone = _engine(problem, engine).search(problem, slots, search, slots)
@@ -95,7 +95,7 @@ def solve_path(
 def optimal_weights(
     problem: Problem, indices: Int[Tensor, "H N R"], engine: str | None = None
 ) -> Float[Tensor, "H N R"]:
-    """The weights on given keys that come closest to the output; 0 for hidden or repeated keys."""
+    """Solves for the closest weights on given keys; hidden or repeated keys get weight 0."""
     weights, undone = _engine(problem, engine).weigh(problem, indices)
     for head, rows, part in problem.in_fp64(undone):
         found = optimal_weights(part, indices[head, rows][None], engine)[0]
@@ -104,7 +104,7 @@ def optimal_weights(
 
 
 def _engine(problem: Problem, name: str | None) -> ModuleType:
-    """The one asked for; without a name the compiled one where it runs."""
+    """Returns the engine asked for; without a name the compiled one where it runs."""
     on_cpu = problem.value.device.type == "cpu"
     if name == "compiled" and not on_cpu:
         raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
@@ -112,7 +112,7 @@ def _engine(problem: Problem, name: str | None) -> ModuleType:
 
 
 def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """(N, S) errors of (N, S, R) choices of one head, without a gathered copy of the values."""
+    """Computes errors (N, S) of one head's choices (N, S, R) without gathering the values."""
     bags = embedding_bag(
         indices.flatten(0, -2), value, per_sample_weights=weights.flatten(0, -2), mode="sum"
     )
@@ -134,7 +134,7 @@ def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) 
 
 
 def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Caratheodory for one row by non-negative least squares, whose active set is independent."""
+    """Solves one row by non-negative least squares, whose active set is independent."""
     alive = alpha.nonzero()[:, 0]
     points = value[alive].double()
     share = alpha[alive].double() / alpha[alive].double().sum()

@@ -42,7 +42,7 @@ NEAREST = 8
 
 @dataclass
 class _ActiveSets:
-    """One set of keys per row, with the best weights on it. Slots from `size` on are empty."""
+    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty."""
 
     Q: Float[Tensor, "B K W"]
     """Orthonormal rows: R_inverse @ the lifted atoms."""
@@ -72,7 +72,7 @@ class _ActiveSets:
     def of_one(
         cls, atom: Tensor, key: Tensor, scale: Tensor, zero: Tensor, capacity: int
     ) -> "_ActiveSets":
-        """Sets of one key each; atom (B, V) is its value minus o, scale the largest ||v - o||^2."""
+        """Makes sets of one key; atom (B, V) is its value - o, scale the largest ||v - o||^2."""
         rows, width = atom.shape[0], atom.shape[1] + 1
         squared = atom.square().sum(-1)
         lift = torch.maximum(squared, 1e-4 * scale).sqrt()
@@ -95,7 +95,7 @@ class _ActiveSets:
         return sets
 
     def take(self, rows: Tensor) -> "_ActiveSets":
-        """The sets of some rows, copied."""
+        """Copies the sets of some rows."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     def done(self) -> Bool[Tensor, " B"]:
@@ -195,7 +195,7 @@ class _ActiveSets:
         self.rebuild(rows)
 
     def cheapest(self, rows: Tensor, spare_last: bool) -> tuple[Tensor, Tensor]:
-        """The atom whose removal costs least, and the error if no weight then turns negative."""
+        """Finds the atom whose removal costs least, and the error if no weight turns negative."""
         wanted, size = self.unconstrained[rows], self.size[rows, None]
         slots = torch.arange(wanted.shape[1], device=rows.device)
         cost = wanted.square() / self.R_inverse[rows].square().sum(1).clamp_min(_tiny(wanted))
@@ -218,7 +218,7 @@ def _tiny(x: Tensor) -> float:
 
 
 class _Kept:
-    """The best set found of every size (or of all sizes up to r, where `sizes` is 1)."""
+    """Holds the best set found of every size (or of all sizes up to r, where `sizes` is 1)."""
 
     def __init__(self, rows: int, sizes: int, r: int, like: Tensor) -> None:
         self.r = r
@@ -249,7 +249,7 @@ class _Kept:
 
 
 class _Rows:
-    """The queries still searched: per head the same number, so that one product scans them all."""
+    """Holds the queries still searched, equally many per head: one product scans them all."""
 
     PER_ROW = ("row", "output", "scale", "zero", "inverse")
 
@@ -272,7 +272,7 @@ class _Rows:
         self.inverse = pad(inverse, (0, -inverse.shape[1] % GROUPS))
 
     def atoms(self, keys: Int[Tensor, "B ..."]) -> Float[Tensor, "B ... V"]:
-        """v - o of the keys of every row."""
+        """Returns v - o of the keys of every row."""
         count, width = self.problem.value.shape[1:]
         head = torch.arange(self.heads, device=keys.device).repeat_interleave(self.queries)
         shape = [-1, *[1] * (keys.dim() - 1)]
@@ -281,7 +281,7 @@ class _Rows:
         return value - self.output.view(*shape, width)
 
     def nearest(self) -> Int[Tensor, " B"]:
-        """The key of the value closest to o, the first among equals (Eq. 3).
+        """Finds the key of the value closest to o, the first among equals (Eq. 3).
 
         Distances here are differences of squares: those that come close are computed again.
         """
@@ -292,7 +292,7 @@ class _Rows:
         return keys.gather(-1, closest)[:, 0]
 
     def steepest(self, sets: _ActiveSets) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
-        """Slope <v - x, o - x> / ||v - o|| and key of the steepest of every group."""
+        """Finds slope <v - x, o - x> / ||v - o|| and key of the steepest atom of every group."""
         shift = sets.error - (sets.residual * self.output).sum(-1)
         residual = sets.residual.unflatten(0, (self.heads, -1))
         shift = shift.view(self.heads, -1, 1)
@@ -302,17 +302,17 @@ class _Rows:
         return most, place * GROUPS + torch.arange(GROUPS, device=place.device)
 
     def widen(self, times: int) -> None:
-        """Every query `times` times, next to each other."""
+        """Repeats every query `times` times, next to each other."""
         self.queries *= times
         for name in self.PER_ROW:
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
     def fullest(self, live: Bool[Tensor, " B"]) -> int:
-        """Live rows of the head that has most."""
+        """Returns the number of live rows in the head that has most."""
         return int(live.view(self.heads, -1).sum(1).max())
 
     def keep(self, live: Bool[Tensor, " B"], most: int) -> Tensor:
-        """Goes on with the live rows, per head padded to `most`; the positions kept."""
+        """Keeps the live rows, padded per head to `most`; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
         first = torch.arange(self.heads, device=live.device)[:, None] * self.queries
         kept = (order[:, :most] + first).flatten()
@@ -323,7 +323,7 @@ class _Rows:
 
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
-    """max over M and its place, M being short; the values are >= 0."""
+    """Returns the maximum over M and its index, for a short M and entries >= 0."""
     if groups.dtype != torch.float32:
         return groups.max(dim=1)
     # One vectorised pass instead of a slow one: the place goes into the lowest bits of the number.
@@ -335,7 +335,7 @@ def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[
 
 
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
+    """Returns indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
 
     And the rows (H, N) whose values this precision does not resolve, which are left undone.
     """
@@ -351,7 +351,7 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
 
 
 def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
-    """Queries searched together."""
+    """Returns how many queries are searched together."""
     keys, width = problem.value.shape[1:]
     size = min(r, width) + 2
     numbers = 2 * size * (width + 1) + size**2 + 4 * keys
@@ -380,7 +380,7 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
 
 
 def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> Bool[Tensor, " B"]:
-    """Fills `kept`; which rows it leaves to fp64."""
+    """Fills `kept` and returns the rows that it leaves to fp64."""
     capacity = min(r + 1, problem.value.shape[2] + 1, problem.value.shape[1])
     weights = problem.weights.flatten(0, 1)
     few = _keep_few(problem, weights, r, kept)
@@ -418,7 +418,7 @@ def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
 def _grow(
     rows: _Rows, sets: _ActiveSets, kept: _Kept, live: Tensor, reach: int, effort: str
 ) -> None:
-    """Forward steps, each followed by backward steps unless the search is "fast"."""
+    """Takes forward steps, each followed by backward steps unless the search is "fast"."""
     while most := rows.fullest(live):
         if most < 0.7 * rows.queries:
             chosen = rows.keep(live, most)
@@ -441,7 +441,7 @@ def _grow(
 
 
 def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """Of the groups' steepest keys near the steepest of all, the one that leaves least error."""
+    """Finds, of the steepest keys of the groups, the one whose addition leaves least error."""
     gain = _gain(rows, sets, slope, keys)
     ordered = slope.sort(dim=-1, descending=True).values
     looks = (LOOKS // sets.size).clamp(2, GROUPS)[:, None]
@@ -450,7 +450,7 @@ def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tenso
 
 
 def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """descent^2 / (part of the atom outside the span)^2 for candidate keys (B, G)."""
+    """Computes descent^2 / (part of the atom outside the span)^2 for candidate keys (B, G)."""
     keys = keys.clamp_max(rows.problem.value.shape[1] - 1)
     lift = sets.lift[:, None, None].expand(-1, keys.shape[1], 1)
     atoms = torch.cat([rows.atoms(keys), lift], dim=-1)
@@ -463,7 +463,7 @@ def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor
 
 
 def _backward(rows: _Rows, sets: _ActiveSets, kept: _Kept, which: Tensor) -> None:
-    """While giving up an atom beats the best set of that size, give it up.
+    """Removes atoms as long as that improves on the best set of the smaller size.
 
     At most as often as the size reached, a bound that does not depend on r: a search for more keys
     passes through everything that a search for fewer has seen.
@@ -516,7 +516,7 @@ def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
 
 
 def _child_errors(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """The error after adding a key, exact as long as no weight turns negative."""
+    """Computes the error after adding a key, exact as long as no weight turns negative."""
     lift, error = sets.lift.square()[:, None], sets.error[:, None]
     grown = _gain(rows, sets, slope, keys) * (lift / (lift + error)).square() / lift
     missing = (error / (lift + error) - grown).clamp_min(0)
@@ -532,7 +532,7 @@ def _hashed(keys: Tensor) -> Tensor:
 
 
 def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` best children of different support: places (rows, width) and which exist."""
+    """Selects the `width` best children of different support: places (rows, width), which exist."""
     error, order = error.sort(dim=-1)
     considered = min(error.shape[1], 4 * width)
     error, order = error[:, :considered], order[:, :considered]
@@ -567,7 +567,7 @@ def _guard(rows: _Rows, r: int, kept: _Kept) -> None:
 def _separated(
     atoms: Float[Tensor, "B C V"], share: Float[Tensor, "B C"], enough: Float[Tensor, " B"]
 ) -> Bool[Tensor, " B"]:
-    """Whether every combination of the keys provably leaves at least `enough`.
+    """Tells whether every combination of the keys provably leaves at least the error `enough`.
 
     A plane between them and o shows it. It turns, from the mean by attention weight, towards the
     keys closest to o.
@@ -623,7 +623,7 @@ def _solve_on(
 def weigh(
     problem: Problem, indices: Int[Tensor, "H N R"]
 ) -> tuple[Float[Tensor, "H N R"], Bool[Tensor, "H N"]]:
-    """The best weights on the keys named, and the rows left undone as in `search`.
+    """Solves for the weights on the keys named; returns the rows left undone too, as in `search`.
 
     A repeated or hidden key gets none.
     """

@@ -40,7 +40,7 @@ QUERIES_PER_TASK = 96
 
 
 class _Call(ctypes.Structure):
-    """`Call` of active_set.cpp, which does not compile unless both have the same size."""
+    """Mirrors `Call` of active_set.cpp, which does not compile unless both have the same size."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("value", "packed", "norms", "output", "weights")),
@@ -61,7 +61,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-f
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled search, built once per machine and source; None where it cannot be built.
+    """Builds the compiled search once per machine and source; None where it cannot be built.
 
     It is code, so it comes only from where nobody else could have put it: where others may write
     to the cache, every process builds its own.
@@ -87,7 +87,7 @@ def _installed_compiler() -> list[str]:
 
 
 def _cache() -> Path | None:
-    """The user's cache, made if need be; None, with a warning, where others could write to it."""
+    """Creates the user's cache folder; None, with a warning, where others could write to it."""
     above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = above / "value_aware_attention"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,13 +102,13 @@ def _cache() -> Path | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether only this user may change what is at the path."""
+    """Tells whether only this user may change what is at the path."""
     status = path.stat()
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _build(compiler: list[str], folder: Path) -> Path:
-    """The shared library of this source, compiler and kind of processor, in a folder."""
+    """Compiles the shared library of this source, compiler and kind of processor into a folder."""
     # The macros tell the compiler's version and every instruction set that "native" stands for.
     macros = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
     kind = subprocess.run(macros, capture_output=True, check=True).stdout
@@ -126,7 +126,7 @@ def _build(compiler: list[str], folder: Path) -> Path:
 
 
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
+    """Returns indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
 
     And the rows (H, N) whose values this precision does not resolve, which are left undone.
     """
@@ -140,7 +140,7 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
 
 
 def weigh(problem: Problem, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The best weights (H, N, R) on the keys named, and the rows left undone as in `search`."""
+    """Solves for the weights (H, N, R) on the keys named, as `weigh` of batched.py."""
     chosen = indices.contiguous()
     mass = problem.value.new_empty(chosen.shape)
     _run("weigh", problem, chosen.shape[-1], 0, chosen, mass, mass)
@@ -177,7 +177,7 @@ def _call(
     results: tuple[Tensor, Tensor, Tensor],
     keep_alive: list[Tensor],
 ) -> _Call:
-    """One head's tensors, laid out for vectors: rows padded with zeros, values also in tiles."""
+    """Lays one head's tensors out for vectors: rows padded with zeros, values also in tiles."""
     value, output = problem.value[head], problem.output[head]
     keys, dim = value.shape
     spare = -(dim + 1) % LANES + 1

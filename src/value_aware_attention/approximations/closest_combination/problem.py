@@ -45,7 +45,7 @@ SMALLEST = 2.0**-60
 
 @dataclass(frozen=True)
 class Problem:
-    """For every query the point o = sum_i alpha_i v_i to be written with few of the values."""
+    """Holds for every query the point o = sum_i alpha_i v_i, to be written with few values."""
 
     value: Float[Tensor, "H M V"]
     """Centred: only differences of values matter, and large common offsets cost digits."""
@@ -60,7 +60,7 @@ class Problem:
     """The values as they came, with all their digits; None: `value`, times `unit`."""
 
     def zero(self) -> Float[Tensor, "H N"]:
-        """The ||o - o~||^2 that counts as none, row by row.
+        """Returns the ||o - o~||^2 that counts as 0, row by row.
 
         A part of how far the values lie from o, weighted by alpha (the mean distance, squared, or
         the mean square, the smaller bound), or what rounding leaves of o: a value that the row does
@@ -77,7 +77,7 @@ class Problem:
     def in_fp64(
         self, rows: Bool[Tensor, "H N"]
     ) -> Iterator[tuple[int, Int[Tensor, " K"], "Problem"]]:
-        """Each head that has such rows, their numbers, and the problem of these K alone."""
+        """Yields each head that has such rows, their indices, and the problem of these K alone."""
         given = self.value * self.unit[:, None, None] if self.given is None else self.given
         for head, some in enumerate(rows.any(dim=-1).tolist()):
             if some:
@@ -95,7 +95,7 @@ def unresolved(
     farthest: Float[Tensor, "*batch"],
     output: Float[Tensor, "*batch V"],
 ) -> Bool[Tensor, "*batch"]:
-    """Rows whose squared distances from o, infinite where hidden, fp32 cannot tell apart.
+    """Finds rows whose squared distances from o (infinite where hidden) fp32 cannot tell apart.
 
     Most values lie closer to o than 1e-3 of the largest distance, or of ||o||, of centred values:
     next to one value far away, or in a row far from the centre, little is left of the others'
@@ -109,7 +109,7 @@ def unresolved(
 
 
 def flatten(call: Call) -> Problem:
-    """One attention call as a Problem; H counts all leading dimensions together."""
+    """Makes a Problem of one attention call; H counts all leading dimensions together."""
     weights, batch = call.weights, call.batch
     (queries, keys), heads = weights.shape[-2:], torch.Size(batch).numel()
     weights = weights.expand(*batch, queries, keys).reshape(heads, queries, keys)

@@ -1,0 +1,123 @@
+"""Checks the shapes in annotations at run time, with jaxtyping and beartype, under pytest alone.
+
+jaxtyping's own import hook checks every annotation of a module. That would put its errors before
+the ValueErrors of the public boundary, double the time of the tests, and stop torch.compile.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import cache, cached_property, wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from inspect import isclass, isfunction
+from types import ModuleType
+from typing import Any, get_args
+
+import torch
+from beartype import beartype
+from jaxtyping import AbstractArray, jaxtyped
+
+__all__ = ["CHECKED", "check_shapes", "checked"]
+
+LIBRARY = (
+    *("approximations", "attention", "call", "error", "flex", "hugging_face", "kernels"),
+    *("models", "partial"),
+)
+STUDY = ("benchmarking", "data", "tasks", "training")
+CHECKED = (
+    *(f"value_aware_attention.{name}" for name in LIBRARY),
+    *(f"value_aware_study.{name}" for name in STUDY),
+)
+PUBLIC = {
+    "attention",
+    "attention_weights",
+    "Approximation.forward",
+    "Exact.forward",
+    "SparseApproximation.select",
+    "OptimalValueAware.path",
+    "ValueAwareKeysAttentionWeights.path",
+    "Call.of",
+}
+"""The public boundary: it raises ValueErrors of its own, and what it calls is checked."""
+
+
+def check_shapes(*packages: str) -> None:
+    """Checks the functions of packages and modules, none of which may have been imported."""
+    imported = [package for package in packages if package in sys.modules]
+    assert not imported, f"{imported} are imported already"
+    sys.meta_path.insert(0, _Finder(packages))
+
+
+def checked(item: Any) -> Any:
+    """Returns a function whose calls are checked, or a class with such methods.
+
+    Functions without a shape in their annotations, and everything else, are returned as given.
+    """
+    if isclass(item):
+        for name, attribute in list(vars(item).items()):
+            if (checks := _checked_attribute(attribute)) is not attribute:
+                setattr(item, name, checks)
+        return item
+    return _checked_function(item) if isfunction(item) else item
+
+
+def _checked_attribute(attribute: Any) -> Any:
+    if isinstance(attribute, classmethod | staticmethod):
+        return type(attribute)(checked(attribute.__func__))
+    if isinstance(attribute, property):
+        return property(checked(attribute.fget), attribute.fset)
+    if isinstance(attribute, cached_property):
+        attribute.func = checked(attribute.func)
+        return attribute
+    return checked(attribute) if isfunction(attribute) else attribute
+
+
+def _checked_function(function: Any) -> Any:
+    shapes = {name: x for name, x in function.__annotations__.items() if _has_shape(x)}
+    if not shapes or function.__qualname__ in PUBLIC:
+        return function
+    # The shapes alone: of a tuple of any length beartype looks at a random item, and the tests'
+    # random numbers would depend on it.
+    function.__annotations__ = shapes
+
+    @cache
+    def typed() -> Any:  # made at the first call: many functions are never called
+        return beartype(function)
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():  # which cannot trace the checks
+            return function(*arguments, **options)
+        with jaxtyped("context"):  # the letters of one call mean one number each
+            return typed()(*arguments, **options)
+
+    return call
+
+
+def _has_shape(annotation: Any) -> bool:
+    if isclass(annotation) and issubclass(annotation, AbstractArray):
+        return True
+    return any(map(_has_shape, get_args(annotation)))
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not any(f"{name}.".startswith(f"{package}.") for package in self.packages):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        for name, item in list(vars(module).items()):
+            if getattr(item, "__module__", None) == module.__name__:
+                setattr(module, name, checked(item))
