@@ -8,6 +8,7 @@ A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polyno
                            approximation=optimal_v_oblivious approximation.r=1,4,16,65
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -83,7 +84,7 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
             )
         check_counts(counts(cfg))
         check_checkpoint(cfg)
-        if not is_first():
+        if not (is_first() and sys.stderr.isatty()):
             disable_progress_bar()
         try:
             yield own_device()

@@ -22,6 +22,7 @@ TARGETS = {
     "report": ("report",),
     "survey": ("survey_report",),
 }
+QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 SECONDS = Path("outputs/seconds.json")
 """Of the last run of each stage; `make publish` keeps them for the plan of others."""
 RUNNING, SKIPPED = "Running stage '", "Stage '"
@@ -65,7 +66,7 @@ def reproduce(targets: Sequence[str], stages: Sequence[str]) -> dict[str, float]
 
     Raises ValueError where a stage failed; what it said is shown.
     """
-    environment = os.environ | ({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"})
+    environment = os.environ | ({} if sys.stderr.isatty() else QUIET)
     process = subprocess.Popen(
         ["dvc", "repro", *targets], stdout=subprocess.PIPE, text=True, env=environment
     )
