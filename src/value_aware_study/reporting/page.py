@@ -51,9 +51,10 @@ FIRST = (
 )
 
 PRETRAINED = """
-Output error, matching keys and skewness of the attention of a pretrained model, on real text, are
-on <a href='probe/all-MiniLM-L6-v2/index.html'>a page of their own</a>; such a page is written for
-any model by <code>python -m pipelines.probe</code>, outside the pipeline.
+Figures 6 to 8 for the attention of a pretrained model, on real text, are on
+<a href='pretrained/index.html'>a page of their own</a>, written by
+<code>python -m pipelines.pretrained</code>; <code>python -m pipelines.probe</code> writes one for
+any model. No stage of the pipeline does.
 """
 
 GRID = """
