@@ -73,19 +73,18 @@ def reproduce(targets: Sequence[str], stages: Sequence[str]) -> dict[str, float]
     assert process.stdout is not None
     seconds: dict[str, float] = {}
     said: list[str] = []
-    running, since = "", 0.0
+    running, since, begun = "", 0.0, 0
 
     def ended() -> None:
         if running:
             seconds[running] = round(time.monotonic() - since, 1)
-            place = f"[{stages.index(running) + 1:>2}/{len(stages)}]"
-            print(f"{place} {running}: {seconds[running]:,.0f} s", flush=True)
+            print(f"{begun:>2}/{len(stages)} {running}: {seconds[running]:,.0f} s", flush=True)
             write_json(SECONDS, verdict.kept(SECONDS) | seconds)
 
     for line in process.stdout:
         if line.startswith(RUNNING) or (line.startswith(SKIPPED) and "skipping" in line):
             ended()
-            running, said = "", []
+            running, said, begun = "", [], begun + 1
             if line.startswith(RUNNING):
                 running, since = line.removeprefix(RUNNING).rpartition("'")[0], time.monotonic()
         said.append(line)
