@@ -24,6 +24,7 @@ from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
 from value_aware_attention.measurement.measure import (
     LayerOptions,
     Method,
+    Show,
     measure,
 )
 from value_aware_attention.measurement.record import Attention, Cell, Record
@@ -121,26 +122,13 @@ def probe(
     task = _task(model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed,
                  draw=draw)  # fmt: skip
     methods = default_methods(search) if methods is None else methods
-    lines = Lines(task.metric, list(methods))
-
-    def printed(result: Attention | Cell) -> None:
-        with tqdm.external_write_mode():
-            for line in lines(result):
-                show(line)  # type: ignore[misc]
-
+    layers = LayerOptions(
+        rows=rows, search=search, between=between, skewness_gap=skewness_gap,
+        kernels=tuple(kernels), seed=seed,
+    )  # fmt: skip
     record = measure(
-        task,
-        methods,
-        sizes=sizes,
-        cache=cache,
-        layers=LayerOptions(
-            rows=rows, search=search, between=between, skewness_gap=skewness_gap,
-            kernels=tuple(kernels), seed=seed,
-        ),
-        cell_errors=False,
-        name=name,
-        show=printed if show else None,
-        progress=show is not None,
+        task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
+        show=_printing(show, Lines(task.metric, list(methods))), progress=show is not None,
     )  # fmt: skip
     read = task.windows
     text_read = replace(
@@ -148,6 +136,19 @@ def probe(
         share_read=read.share_read,
     )  # fmt: skip
     return Report(replace(record, text=text_read))
+
+
+def _printing(show: Callable[[str], None] | None, lines: Lines) -> Show | None:
+    """Shows the lines that a result completes, above the progress bar."""
+    if show is None:
+        return None
+
+    def printed(result: Attention | Cell) -> None:
+        with tqdm.external_write_mode():
+            for line in lines(result):
+                show(line)
+
+    return printed
 
 
 def _task(
