@@ -113,8 +113,8 @@ def probe(
     `kernel` None is the model's own; another is put into it post hoc. `kernels` are more for the
     layers alone, on the model's own queries, keys and values; `between` and `skewness_gap` measure
     more there (`measurement.LayerOptions`). With `cache`, a folder, what was computed before is
-    found again. `show` gets lines of text as results come in, and with it a
-    progress bar is drawn. Raises ValueError, before any work, for what cannot be measured.
+    found again. `show` gets lines of text as results come in; with it a progress bar is drawn.
+    Raises ValueError, before any work, for what cannot be measured.
     """
     OptimalValueAware(1, search)  # refuses another search
     if rows < 1:
@@ -130,12 +130,18 @@ def probe(
         task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
         show=_printing(show, Lines(task.metric, list(methods))), progress=show is not None,
     )  # fmt: skip
-    read = task.windows
-    text_read = replace(
-        record.text, available_units=read.available, tokens=read.text_tokens,
+    return Report(_of_windows(record, task.windows))
+
+
+def _of_windows(record: Record, read: TextWindows) -> Record:
+    """Adds what share of the text was read."""
+    text = replace(
+        record.text,
+        available_units=read.available,
+        tokens=read.text_tokens,
         share_read=read.share_read,
-    )  # fmt: skip
-    return Report(replace(record, text=text_read))
+    )
+    return replace(record, text=text)
 
 
 def _printing(show: Callable[[str], None] | None, lines: Lines) -> Show | None:
