@@ -19,6 +19,7 @@ from value_aware_attention.approximations import (
     OptimalValueOblivious,
     SlidingWindow,
 )
+from value_aware_attention.arguments import check_at_least
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
 from value_aware_attention.measurement.measure import (
@@ -117,8 +118,7 @@ def probe(
     Raises ValueError, before any work, for what cannot be measured.
     """
     OptimalValueAware(1, search)  # refuses another search
-    if rows < 1:
-        raise ValueError(f"rows is {rows}; it must be at least 1")
+    check_at_least(1, rows=rows)
     task = _task(model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed,
                  draw=draw)  # fmt: skip
     methods = default_methods(search) if methods is None else methods
