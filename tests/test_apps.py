@@ -90,7 +90,7 @@ def record(folder: Path, model: str) -> Record:
 
 
 def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
-    results = {path.name for path in (made / "results").iterdir()}
+    results = {path.name for path in (made / "report").iterdir()}
     wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
     wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md"}
     assert wanted <= results
@@ -184,7 +184,7 @@ def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/tokens/causal/evaluation.npy"
     task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
-    with (made / "results/grid.csv").open() as file:
+    with (made / "report/grid.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["model"] == "causal_elu"]
     rows = [row for row in rows if row["approximation"] in methods]
     for row in random.Random(0).sample(rows, 3):
@@ -323,7 +323,7 @@ def test_a_model_card_says_what_the_metrics_say_and_its_code_loads_the_model(
 
 def test_no_record_names_the_machine(made: Path) -> None:
     cards = (made / "outputs/models").glob("*/README.md")
-    for path in [*(made / "results").glob("*.[chm]*"), *cards]:
+    for path in [*(made / "report").glob("*.[chm]*"), *cards]:
         assert str(made) not in path.read_text()
 
 
@@ -462,10 +462,10 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
 
 
 def test_the_survey_leaves_a_page_with_claims_distances_patterns_and_training(made: Path) -> None:
-    written = {path.name for path in (made / "results/survey").iterdir()}
+    written = {path.name for path in (made / "outputs/survey_report").iterdir()}
     wanted = {"index.html", "claims.md", "distance.csv", "trained.csv", "exponents.csv"}
     wanted |= {"distance_causal_elu.png", "patterns_masked_long.png", "figure_9.png", "growth.png"}
     assert wanted <= written
-    page = (made / "results/survey/index.html").read_text()
+    page = (made / "outputs/survey_report/index.html").read_text()
     assert page.index("distance_causal_elu") < page.index("figure_9") < page.index("id='cells'")
     assert str(made) not in page

@@ -1,7 +1,7 @@
 """What a method loses on a model's own text: end metric, output error, keys needed.
 
-    record = measurement.measure(task, {"window": lambda r, layer: SlidingWindow(r)}, sizes=[4, 16])
-    record.to_json()
+record = measurement.measure(task, {"window": lambda r, layer: SlidingWindow(r)}, sizes=[4, 16])
+record.to_json()
 """
 
 from value_aware_attention.measurement.cells import Setting
