@@ -18,7 +18,7 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.source import source_hash
 from value_aware_study.benchmarking import Plan, Setting, Subject, measure
-from value_aware_study.reporting.survey_records import summary
+from value_aware_study.report.survey_records import summary
 
 
 @app("benchmark")

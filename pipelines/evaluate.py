@@ -49,9 +49,9 @@ from value_aware_attention.measurement.measure import measure_own
 from value_aware_attention.measurement.record import Baseline, Cell, read
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
-from value_aware_attention.measurement.strict_json import to_json
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_study.report.explorer import Exploration
 from value_aware_study.tasks.explorer import explored_model
 
 EXPLORED = {
@@ -229,7 +229,7 @@ def exploration(cfg: DictConfig, task: Task) -> str:
     unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))
     shown = [call.unit(unit) for call in calls]
     model = explored_model(cfg.name, shown, texts[unit], EXPLORED, cfg.explored.sizes)
-    return to_json(asdict(model))
+    return Exploration(tuple(cfg.explored.sizes), tuple(EXPLORED), (model,)).to_json()
 
 
 def own_attention(cfg: DictConfig, record: Record, attention: TrainedAttention) -> dict[str, Any]:

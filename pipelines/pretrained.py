@@ -2,8 +2,8 @@
 
 python -m pipelines.pretrained [probe.windows=8] [probe.search=best]
 
-Needs requirements-dev.txt, which brings the weights. Writes results/pretrained/, which no stage of
-dvc.yaml reads.
+Needs requirements-dev.txt, which brings the weights. Writes outputs/probe/<model>/, which the
+report shows.
 """
 
 from importlib.util import find_spec
@@ -21,12 +21,12 @@ WEIGHTS = "model.safetensors"
 
 @app("pretrained")
 def main(cfg: DictConfig) -> None:
-    """Writes <results>/: record.json, tables, figures and a page."""
+    """Writes <results>/<model>/: record.json, tables, figures and a page."""
     folder = str(encoder_folder(cfg))
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     probed(
         cfg.probe, load_model(folder), load_tokenizer(folder), texts, name=cfg.model,
-        folder=Path(cfg.results), description=cfg.description,
+        folder=Path(cfg.results) / cfg.model, description=cfg.description,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from value_aware_attention.hugging_face.checkpoints import load_model, load_toke
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.probe import probe
 from value_aware_study.data.text_files import TextFiles
-from value_aware_study.reporting.probe import write_probe
+from value_aware_study.report.model import write_probe
 
 SHORT = ("model", "text", "tokenizer")
 """Arguments that stand for probe.<name>: Hydra would take some for config groups."""

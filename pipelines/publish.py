@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from pipelines.app import app, new_folder, write_json
 from pipelines.tracking import summary
 from pipelines.verdict import CLAIMS, SUMMARY, TIMES, kept
-from value_aware_study.reporting.results import read_folder
+from value_aware_study.report.results import read_folder
 
 
 @app("publish")

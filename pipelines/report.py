@@ -1,25 +1,58 @@
-"""Stage report: the paper's tables and figures from the records, ours beside the paper's.
+"""Stage report: one page of the paper's claims, tables and figures, ours beside the paper's.
 
 python -m pipelines.report
+
+The survey and probed models are on it where they were measured.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from pipelines.app import app
-from value_aware_study.reporting.page import write_report
-from value_aware_study.reporting.results import files_of, read_folder
+from value_aware_attention.measurement.record import Record
+from value_aware_study.report import Section, write_page
+from value_aware_study.report.explorer import Exploration
+from value_aware_study.report.pages import report_page
+from value_aware_study.report.results import Results, files_of, read_folder
+from value_aware_study.report.survey import survey_section
 
 
 @app("report")
 def main(cfg: DictConfig) -> None:
-    """Writes <results>/*.csv, *.md, *.png and index.html."""
-    records = read_folder(cfg.records)
+    """Writes <report>/index.html, and a .csv, .md and .png of each exhibit."""
     tokens = json.loads(Path(cfg.tokens).read_text())
     metrics = [json.loads(file.read_text()) for file in files_of(cfg.training)]
-    write_report(records, {m["model"]: m for m in metrics}, tokens, Path(cfg.results))
+    results = Results.of(read_folder(cfg.records), {m["model"]: m for m in metrics}, tokens)
+    survey = survey_of(cfg, results.records)
+    write_page(report_page(results, survey, (), explored(cfg)), Path(cfg.report))
+
+
+def explored(cfg: DictConfig) -> Exploration | None:
+    """What the evaluations left for the token explorer."""
+    files = sorted(Path(cfg.explored).glob("*.json"))
+    found = [Exploration.from_json(file.read_text(encoding="utf-8")) for file in files]
+    return Exploration.of(found) if found else None
+
+
+def survey_of(cfg: DictConfig, evaluated: list[Record]) -> Section | None:
+    """The survey of these models; records of other checkpoints are left out, and named."""
+    found, trained, benchmark = Path(cfg.survey), Path(cfg.trained), Path(cfg.benchmark)
+    surveyed = read_folder(found) if any(found.glob("*.json")) else []
+    variants = read_folder(trained) if any(trained.glob("*.json")) else []
+    measured = json.loads(benchmark.read_text()) if benchmark.exists() else {}
+    if not surveyed and not variants and not measured:
+        return None
+    known = {record.hashes.get("checkpoint") for record in evaluated}
+    same = [record for record in surveyed if record.hashes.get("checkpoint") in known]
+    others = [record.model for record in surveyed if record not in same]
+    section = survey_section(same, variants, measured)
+    if not others:
+        return section
+    said = f"Left out, of other checkpoints than the evaluation's: {', '.join(others)}."
+    return replace(section, lead=f"{section.lead} {said}")
 
 
 if __name__ == "__main__":

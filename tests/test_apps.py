@@ -20,8 +20,8 @@ from pipelines.app import app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.measurement import Record
 from value_aware_attention.models import CausalLanguageModel, load_masked
-from value_aware_study.reporting.claims import answers
-from value_aware_study.reporting.results import Results
+from value_aware_study.report.claims import answers
+from value_aware_study.report.results import Results
 from value_aware_study.tasks.causal import CausalTask
 
 ROOT = Path(__file__).parents[1]
@@ -41,11 +41,10 @@ CHAIN = (
     "evaluate kernel=elu attention=sliding_window",
     "evaluate model=masked length=short attention=linear_mixing",
     "evaluate model=masked length=long attention=lsh",
-    "report",
     "survey kernel=elu",
     "survey model=masked length=long",
     "benchmark",
-    "survey_report",
+    "report",
 )
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -20,7 +20,7 @@ from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
 from value_aware_study.cards import cards
-from value_aware_study.reporting.published import TABLE_1
+from value_aware_study.report.published import TABLE_1
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"

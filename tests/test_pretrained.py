@@ -88,10 +88,10 @@ def test_the_app_writes_a_record_and_its_figures(
     package: Path, texts: Path, tmp_path: Path
 ) -> None:
     run(*overrides(texts, tmp_path))
-    folder = tmp_path / "results/pretrained"
+    folder = tmp_path / "outputs/probe/tiny"
     text = (folder / "record.json").read_text()
     record = Record.from_json(text)
-    assert {"output_error.png", "index.html"} <= {path.name for path in folder.iterdir()}
+    assert {"model_output_error.png", "index.html"} <= {path.name for path in folder.iterdir()}
     assert str(tmp_path) not in text
     assert (record.model, record.metric, record.text.description) == ("tiny", "cosine", "made up")
     assert [(a.kernel, a.post_hoc) for a in record.attention] == [
@@ -122,7 +122,7 @@ def test_what_is_missing_is_said_in_one_line(
         run(*overrides(texts, tmp_path), change)
     message = str(stopped.value.code)
     assert message.startswith("error: ") and named in message and "\n" not in message
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "outputs/probe").exists()
 
 
 def test_the_encoder_that_is_committed_about_is_the_one_installed(

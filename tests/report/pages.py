@@ -59,11 +59,15 @@ def small_page() -> Page:
         Table(frame, as_text(frame)),
     )  # fmt: skip
     models = Exhibit("models", f"Models {SLY}", SLY, table=Table(table, as_text(table)))
+    picked = Exhibit(
+        "picked", "One of two", "", charts=figure, table=Table(table, as_text(table)),
+        choices=[SLY, "the other"],
+    )  # fmt: skip
     explorer = Exhibit("explorer", "A text", "Pick a token.", exploration=exploration())
     return Page(
         "How much is lost?", f"A lead {SLY}.",
         [
-            Section("claims", "The claims", "", [few]),
+            Section("claims", "The claims", "", [few, picked]),
             Section("model", "Your model", "What it does.", [models, explorer]),
         ],
     )  # fmt: skip

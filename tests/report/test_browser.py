@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="no browser: apt-get install chromium"),
 ]
 POINTS = "#hero-chart-1 .mark-symbol.role-mark path"
-DRAWN = "[...document.querySelectorAll('.chart')].every(c => c.dataset.drawn === 'yes')"
+SHOWN = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
+DRAWN = f"{SHOWN}.every(c => c.dataset.drawn === 'yes')"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,15 @@ def test_the_legend_toggles_a_series(opened: Any) -> None:
     opened.locator("#hero-chart-1 .role-legend-label text", has_text="by output").click()
     opened.wait_for_timeout(100)
     assert before in (None, "1") and float(points.first.get_attribute("opacity")) < 0.2
+
+
+def test_another_choice_shows_its_panels(opened: Any) -> None:
+    panels = opened.locator("[data-exhibit=picked] .panel")
+    assert [panels.nth(place).is_visible() for place in (0, 1)] == [True, False]
+    opened.locator("[data-exhibit=picked] select").select_option("the other")
+    opened.wait_for_function(DRAWN)
+    assert [panels.nth(place).is_visible() for place in (0, 1)] == [False, True]
+    assert panels.nth(1).locator("svg").bounding_box()["width"] > 300
 
 
 def colours(tab: Any) -> list[str]:

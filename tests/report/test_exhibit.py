@@ -1,5 +1,6 @@
 """Tables as CSV, Markdown and LaTeX, what they are sorted by, and parts that make no page."""
 
+import altair as alt
 import pandas as pd
 import pytest
 
@@ -63,6 +64,8 @@ def test_parts_that_make_no_page_are_refused_in_one_line(table: Table) -> None:
         Table(table.data, table.display.head(1))
     with pytest.raises(ValueError, match="empty has neither a table nor an exploration"):
         Exhibit("empty", "", "")
+    with pytest.raises(ValueError, match="odd has 1 panels for 2 choices"):
+        Exhibit("odd", "", "", charts=[alt.Chart()], table=table, choices=["a", "b"])
     with pytest.raises(ValueError, match=r"'\.\./x' cannot name a part"):
         Exhibit("../x", "", "", table=table)
     with pytest.raises(ValueError, match="two parts of the page are named twice"):

@@ -15,6 +15,7 @@ from value_aware_study.report.explorer import Exploration
 FILES = {
     "index.html",
     *("hero.csv", "hero.md", "hero.png"),
+    *("picked.csv", "picked.md", "picked.png"),
     *("models.csv", "models.md"),
     "explorer.json",
 }
@@ -98,6 +99,13 @@ def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -
     assert json.loads(elements.text["models-data"])["csv"].startswith(f"model,error\n{SLY},")
 
 
+def test_the_panels_of_one_choice_are_shown(report: Path) -> None:
+    article = (report / "index.html").read_text(encoding="utf-8").split('data-exhibit="picked"')[1]
+    panels = re.findall(r'<div class="panel"( hidden)?>', article.split("</article>")[0])
+    assert panels == ["", " hidden"]
+    assert "<option>&lt;script&gt;alert(1)&lt;/script&gt;</option>" in article
+
+
 def test_the_exploration_is_read_back(report: Path, page: Page) -> None:
     text = (report / "explorer.json").read_text(encoding="utf-8")
     assert Exploration.from_json(text) == list(page.exhibits())[-1].exploration
@@ -109,7 +117,7 @@ def test_a_failed_report_leaves_the_old_one(
     (tmp_path / "index.html").write_text("old")
     (tmp_path / "mine.txt").write_text("kept")
 
-    def fail(charts: object) -> bytes:
+    def fail(charts: object, rows: int) -> bytes:
         raise OSError("disk full")
 
     monkeypatch.setattr(page_module, "png", fail)

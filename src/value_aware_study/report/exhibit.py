@@ -104,6 +104,8 @@ class Exhibit:
 
     `name` is its anchor and its files' stem. `notes` are paragraphs folded away. `charts` are the
     panels of the figure, as wide as their place; `table` holds their numbers, or stands alone.
+    `choices` name what the panels are of, as many for each; the page shows those of one.
+    What is `folded` is seen once its heading's detail is opened.
     """
 
     name: str
@@ -113,11 +115,18 @@ class Exhibit:
     charts: Sequence[Panel] = ()
     table: Table | None = None
     exploration: Exploration | None = None
+    choices: Sequence[str] = ()
+    folded: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)
         if self.table is None and self.exploration is None:
             raise ValueError(f"the exhibit {self.name} has neither a table nor an exploration")
+        if self.choices and len(self.charts) % len(self.choices):
+            raise ValueError(
+                f"the exhibit {self.name} has {len(self.charts)} panels for {len(self.choices)} "
+                "choices; every choice needs as many"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The record behind the token explorer: what each head of a model does with one short text."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -58,6 +59,18 @@ class Exploration:
     def to_json(self) -> str:
         """As compact JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
+        """The models of all of them; ValueError where they are of different sizes or methods."""
+        first = explorations[0]
+        for other in explorations:
+            for name in ("sizes", "methods"):
+                given, known = getattr(other, name), getattr(first, name)
+                if given != known:
+                    raise ValueError(f"the {name} of explorations are {known} and {given}, not one")
+        models = tuple(model for exploration in explorations for model in exploration.models)
+        return cls(first.sizes, first.methods, models)
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":

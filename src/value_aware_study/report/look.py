@@ -17,7 +17,9 @@ import vl_convert
 
 __all__ = [
     "COLOURS",
+    "OPACITY",
     "SERIES",
+    "SHOWN",
     "THEME",
     "Mark",
     "Panel",
@@ -26,6 +28,7 @@ __all__ = [
     "dots",
     "log_axis",
     "png",
+    "ramp",
     "reference",
     "specification",
     "toggled",
@@ -42,10 +45,16 @@ COLOURS = {
     "blue": ("#0072b2", "#4aa5dc"),
     "vermillion": ("#d55e00", "#f07f35"),
     "green": ("#008a64", "#1fb58b"),
-    "purple": ("#b65d91", "#d68bb5"),
+    "purple": ("#b65d91", "#c2719f"),
     "orange": ("#b07800", "#e69f00"),
     "sky": ("#3a8fc4", "#7cc6f0"),
     "grey": ("#737373", "#9a9a9a"),
+    "deep": ("#0a3a66", "#cfe6fa"),
+    "plum": ("#8a2d6c", "#e6a6cc"),
+    "wine": ("#56123f", "#f7d3e8"),
+    "teal": ("#00838f", "#3fc1cf"),
+    "brown": ("#8c5a2b", "#c99a6b"),
+    "olive": ("#6b7a00", "#b5c437"),
 }
 SERIES = tuple(COLOURS)[5:]
 """Names of the colours that a series may have."""
@@ -107,6 +116,20 @@ SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", togg
 OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
 
 
+RAMP = (
+    Mark.of("sky"),
+    Mark.of("blue", "square"),
+    Mark.of("deep", "triangle-up"),
+    Mark.of("orange", "diamond"),
+    Mark.of("grey", "cross"),
+)
+
+
+def ramp(names: Sequence[str]) -> dict[str, Mark]:
+    """Marks of ordered series, such as sizes: a hue that stands out more and more, by shape too."""
+    return {name: RAMP[place % len(RAMP)] for place, name in enumerate(names)}
+
+
 def direction(title: str, better: Literal["lower", "higher"]) -> str:
     """The title of an axis, with the direction that is better."""
     return f"{title}, {better} is better"
@@ -114,7 +137,8 @@ def direction(title: str, better: Literal["lower", "higher"]) -> str:
 
 def log_axis(title: str) -> alt.X:
     """A logarithmic axis of values, labelled with powers of ten in one form: 1e-4, 1e0, 1e2."""
-    axis = alt.Axis(labelExpr="'1e' + round(log(datum.value) / LN10)", tickCount=6)
+    power = "'1e' + round(log(datum.value) / LN10)"
+    axis = alt.Axis(labelExpr=power, tickCount=6, labelOverlap="parity", labelSeparation=8)
     return alt.X("value:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
 
 
@@ -132,22 +156,22 @@ def dots(
     marks: Mapping[str, Mark],
     x: alt.X,
     published: pd.DataFrame | None = None,
+    order: Sequence[str] = (),
 ) -> list[alt.Chart]:
-    """A dot with its interval for each series of each row; rows sorted by their mean.
+    """A dot with its interval for each series of each row; rows in `order`, or by their mean.
 
     `published` values of the same rows and series are hollow marks.
     """
-    order = frame.groupby("name")["value"].mean().sort_values().index.tolist()
+    order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     y = alt.Y("name:N", sort=order, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False))
     shapes = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
     low = x.copy()
     low.shorthand = "low:Q"
     base = _base(frame, marks, x).encode(y=y)
     shape = alt.Shape("series:N", scale=shapes)
-    layers = [
-        base.mark_rule(strokeWidth=1.6).encode(x=low, x2="high:Q"),
-        base.mark_point(filled=True, size=90).encode(y=y, shape=shape),
-    ]
+    layers = [base.mark_point(filled=True, size=90).encode(y=y, shape=shape)]
+    if _ends(frame):
+        layers.insert(0, base.mark_rule(strokeWidth=1.6).encode(x=low, x2="high:Q"))
     if published is not None:
         outlined = _base(published, marks, x).encode(y=y, shape=shape)
         layers.append(outlined.mark_point(filled=False, strokeWidth=1.8, size=130))
@@ -155,11 +179,10 @@ def dots(
 
 
 def reference(value: float, name: str) -> list[alt.Chart]:
-    """A dashed vertical line at a value, such as exact attention's, with its name at its foot."""
+    """A dashed vertical line at a value, such as exact attention's, with its name above it."""
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(x="value:Q")
-    label = base.mark_text(align="left", baseline="bottom", dx=4, dy=-3)
-    foot = alt.value(alt.ExprRef("height"))
-    return [base.mark_rule(strokeDash=[5, 4]), label.encode(y=foot, text="name:N")]
+    label = base.mark_text(baseline="bottom", dy=-4).encode(y=alt.value(0), text="name:N")
+    return [base.mark_rule(strokeDash=[5, 4]), label]
 
 
 def toggled(layers: Sequence[alt.Chart], step: int = 24) -> Panel:
@@ -168,10 +191,15 @@ def toggled(layers: Sequence[alt.Chart], step: int = 24) -> Panel:
     return alt.layer(*layers).properties(width="container", height=rows * step).add_params(SHOWN)
 
 
+def _ends(frame: pd.DataFrame) -> list[str]:
+    """The columns of the interval, where it is known of some value."""
+    return [name for name in ("low", "high") if name in frame and frame[name].notna().any()]
+
+
 def _base(
     frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, legend: Side = "bottom"
 ) -> alt.Chart:
-    columns = [name for name in ("name", "series", "value", "low", "high") if name in frame]
+    columns = ["name", "series", "value", *_ends(frame)]
     colours = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
     numbers = [alt.Tooltip(f"{name}:Q", format=".5~g") for name in columns[2:]]
     return alt.Chart(frame[columns]).encode(
@@ -182,19 +210,20 @@ def _base(
     )
 
 
-def specification(chart: Panel | alt.HConcatChart) -> dict[str, Any]:
+def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
     """A chart as Vega-Lite, for the page, whose script adds the theme."""
     with alt.data_transformers.enable("default", max_rows=None):
         given: dict[str, Any] = chart.to_dict()
     return {name: part for name, part in given.items() if name not in ("$schema", "config")}
 
 
-def png(charts: Sequence[Panel]) -> bytes:
-    """Panels side by side as a PNG at twice its size; the same charts give the same bytes."""
-    width = (WIDTH - GAP * (len(charts) - 1)) // len(charts)
+def png(charts: Sequence[Panel], rows: int = 1) -> bytes:
+    """Rows of panels as a PNG at twice its size; the same charts give the same bytes."""
+    columns = len(charts) // rows
+    width = (WIDTH - GAP * (columns - 1)) // columns
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
-        panels = alt.hconcat(*(chart.properties(width=width) for chart in charts))
+        panels = alt.concat(*(chart.properties(width=width) for chart in charts), columns=columns)
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
     given = json.dumps(specification(panels) | {"config": theme})
     light = re.sub(rf"var\(--({'|'.join(COLOURS)})\)", lambda found: COLOURS[found[1]][0], given)

@@ -27,9 +27,13 @@ function fitted() {
   };
 }
 
+// On a phone a legend is one column, whatever the figure says.
+const narrow = (specification) =>
+  JSON.parse(JSON.stringify(specification).replace(/"columns":\d+/g, '"columns":1'));
+
 function draw(place, specification, config = fitted()) {
   const options = { mode: "vega-lite", renderer: "svg", actions: false, config };
-  return window.vegaEmbed(place, specification, options);
+  return window.vegaEmbed(place, phone() ? narrow(specification) : specification, options);
 }
 
 async function drawOnce(place) {
@@ -57,12 +61,21 @@ charts.forEach((place) => seen.observe(place));
 
 // The others when there is nothing else to do, so that all are there when the page is printed.
 async function drawRest() {
-  const next = charts.find((place) => !place.dataset.drawn);
+  const next = charts.find((place) => !place.dataset.drawn && !place.closest("[hidden], details:not([open])"));
   if (!next) return;
   await drawOnce(next);
   idle(drawRest);
 }
 window.addEventListener("load", () => idle(drawRest));
+
+// Of a figure with choices the panels of one are shown; they are drawn once they are.
+function choose({ target }) {
+  const panels = [...target.closest("article").querySelectorAll(".panel")];
+  const each = panels.length / target.options.length;
+  panels.forEach((panel, place) => (panel.hidden = Math.floor(place / each) !== target.selectedIndex));
+  window.dispatchEvent(new Event("resize"));
+}
+document.querySelectorAll(".choice select").forEach((select) => select.addEventListener("change", choose));
 
 // A figure is saved in light colours on white, whatever the page shows.
 const inLight = (value) =>
@@ -70,7 +83,9 @@ const inLight = (value) =>
 
 async function save(article, format) {
   const name = article.dataset.exhibit;
+  const panels = article.querySelectorAll(".panel");
   for (const [place, chart] of read(name).charts.entries()) {
+    if (panels[place].hidden) continue;
     const config = { ...inLight(theme), background: colours.ground[0] };
     const wide = { ...inLight(chart), width: 640, autosize: "fit-x" };
     const { view, finalize } = await draw(document.createElement("div"), wide, config);

@@ -54,7 +54,7 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
         path.with_suffix(".md").write_text(text, encoding="utf-8")
         path.with_suffix(".csv").write_text(exhibit.table.csv(), encoding="utf-8")
     if exhibit.charts:
-        path.with_suffix(".png").write_bytes(png(exhibit.charts))
+        path.with_suffix(".png").write_bytes(png(exhibit.charts, rows=len(exhibit.choices) or 1))
     if exhibit.exploration:
         path.with_suffix(".json").write_text(exhibit.exploration.to_json(), encoding="utf-8")
 

@@ -1,0 +1,116 @@
+"""What every caption says: scale, data, hardware, and on how much the numbers were measured."""
+
+from collections.abc import Iterable, Mapping
+
+from value_aware_attention.measurement.record import Record
+from value_aware_study.report.results import Results
+
+NOT_THE_SAME_EXPERIMENT = (
+    "Ours and the paper's are different models on different text: compare the order of the "
+    "methods and the distances between them, not the levels."
+)
+INTERVAL = (
+    "Intervals are paired 95% intervals of the change from exact attention on the same evaluation "
+    "text, added to the exact value; they cover the choice of evaluation text, not the training "
+    "run."
+)
+OPTIMAL = (
+    "OVO keeps the r largest attention weights, renormalised; OVA is the convex combination of at "
+    "most r values closest to the exact output."
+)
+BEST_FOUND = (
+    "OVA is proved optimal at r = 1 and from r = d + 1 on (d: the head size); between, it is best "
+    "found, an upper bound on the optimal error."
+)
+BASELINES = (
+    "OVO keys + optimal weights and OVA keys + attention weights are the two halves of the step: "
+    "only the weights, or only the keys, are chosen for the output. α|v|, 2-norm (Kobayashi et "
+    "al., 2020) or 1-norm (VATP), and CAOTE choose keys by a score of weight and value and "
+    "renormalise the weights."
+)
+OUTPUT_ERROR = (
+    "Relative output error: the sum of |o − õ|² over queries, heads and layers, divided by that of "
+    "|o|²; its 95% interval is over the recorded windows or sequences (Student's t)."
+)
+MATCH = (
+    "Keys chosen by attention weight (OVO) match r value-aware keys (OVA) from the smallest number "
+    "on whose output error is at most theirs, errors pooled: |o − õ|² summed over queries, heads "
+    "and layers. The 95% interval is over windows or sequences: the numbers of keys at which the "
+    "paired difference of the two errors may be zero (Student's t test, inverted)."
+)
+MATCH_OF_QUERIES = (
+    "Median and quartiles are over queries, each matched alone: the smallest number of its keys by "
+    "weight with at most its own error of r value-aware keys."
+)
+DRAWS = (
+    "Random methods: means over the seeds, with the seeds' mean interval, which covers the text "
+    "and not the draws; the range over the seeds is given apart."
+)
+SEEDS = f"LSH and ORF are random. {DRAWS}"
+NOT_JOINED = "Curves of fewer than three settings are not joined."
+NO_RECORDS = "No model of this kind was evaluated."
+
+
+def keys(records: Iterable[Record], paper: int) -> str:
+    """A reminder that the same r is another share of the keys in a shorter sequence."""
+    lengths = sorted({record.length for record in records})
+    ours = " and ".join(map(str, lengths)) or "no"
+    return f"r counts keys and is no share of them: ours have {ours} keys, the paper's {paper}."
+
+
+def plural(count: int, unit: str) -> str:
+    """ "1 window", "1,024 windows"."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
+def measured_on(record: Record) -> str:
+    """How much text exact attention was evaluated on: "5,000 masked tokens in 90 sequences"."""
+    kind = "masked token" if record.task == "masked" else "target"
+    return f"{plural(record.text.targets, kind)} in {plural(record.text.units, record.unit)}"
+
+
+def recorded_on(records: Iterable[Record]) -> str:
+    """On how many units output errors and skewness were measured: not all of the evaluation's."""
+    models: dict[str, list[str]] = {}
+    for record in records:
+        if (units := record.text.recorded_units) is not None:
+            models.setdefault(plural(units, record.unit), []).append(record.model)
+    if not models:
+        return "On how many windows or sequences was not recorded."
+    parts = (f"{units} ({', '.join(names)})" for units, names in models.items())
+    return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
+
+
+def versions(installed: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
+
+
+def _setting(record: Record) -> str:
+    data, hardware = record.text.description, record.run_on.hardware
+    return f"{record.scale} scale; data: {data}; hardware: {hardware}"
+
+
+def settings_of(records: Iterable[Record]) -> str:
+    """Scale, data and hardware alone, for what was measured on recorded attention calls."""
+    return " ".join(f"Ours: {setting}." for setting in dict.fromkeys(map(_setting, records)))
+
+
+def _model(record: Record) -> str:
+    size = f"{record.length} tokens, heads of {record.head_dim} dimensions"
+    return f"{record.model}: {size}, {measured_on(record)}"
+
+
+def ours(records: Iterable[Record]) -> str:
+    """What our numbers were made on: scale, data and hardware once, then each model's sizes."""
+    models: dict[str, list[str]] = {}
+    for record in records:
+        models.setdefault(_setting(record), []).append(_model(record))
+    sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
+    return " ".join(sentences) or NO_RECORDS
+
+
+def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
+    """A note that names the models that an exhibit would show too; none where all are there."""
+    known = {record.model for record in results.records}
+    missing = [name for name in expected if name not in known]
+    return [f"Not evaluated yet: {', '.join(missing)}."] if missing else []

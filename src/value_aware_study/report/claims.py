@@ -1,0 +1,297 @@
+"""What the paper claims, each claim answered from our records alone."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.record import Record
+from value_aware_study.report.claim import VERDICTS, Answer, Finding
+from value_aware_study.report.comparison import (
+    EXACT,
+    Model,
+    Setting,
+    Sums,
+    aware,
+    compared,
+    difference,
+    is_above,
+    oblivious,
+)
+from value_aware_study.report.formatting import number, signed, times
+from value_aware_study.report.gap import gap_rows
+from value_aware_study.report.measurements import of_models
+from value_aware_study.report.published import (
+    SHORT_EXACT,
+    TABLE_1,
+    TABLE_2,
+    TABLE_2_COLUMNS,
+)
+from value_aware_study.report.results import KERNELS, Results
+
+__all__ = ["CLAIMS", "about", "answers"]
+
+SIZES = (1, 65)
+"""The r of the paper's tables."""
+WINDOWS = (4, 16, 65)
+EVERY = ("causal", "long", "short")
+"""The models, as `models` names them."""
+ROUNDING = 1e-5
+"""Of the longest value: what errs by no more than that is exact in single precision."""
+
+
+ORF = Setting("orf", {"features": 256, "scaling": "paper"})
+FEW_LSH, MANY_LSH = (
+    Setting("lsh", {"r": r, "rounds": rounds}) for r, rounds in ((64, 4), (512, 16))
+)
+
+
+def trainings(results: Results) -> list[list[Model]]:
+    """The causal models of the kernels, once for every time that all of them were trained."""
+    runs: dict[str, list[Model]] = {}
+    for kernel in KERNELS:
+        name = f"causal_{kernel}"
+        for record in results.causal:
+            if record.model.startswith(name):
+                again = record.model.removeprefix(name).replace("_", " ")
+                runs.setdefault(again, []).append(Model(f"{kernel}{again}", record))
+    return list(runs.values())
+
+
+def models(results: Results, *names: str) -> list[Model]:
+    """The causal models of every training for "causal", else the masked one of that length."""
+    known = {"causal": [model for training in trainings(results) for model in training]}
+    for name in ("long", "short"):
+        found = results.models(f"masked_{name}")
+        known[name] = [Model(f"masked {name}", record) for record in found]
+    return [model for name in names for model in known[name]]
+
+
+Find = Callable[[Results], Iterable[Finding]]
+
+
+def compares(names: Sequence[str], first: Setting, second: Setting, *, above: bool) -> Find:
+    """Finds in each model whether one setting's loss is above (or below) the other's."""
+    return lambda results: compared(models(results, *names), first, second, above=above)
+
+
+def one_more_than_head_size(results: Results) -> Iterator[Finding]:
+    """The largest output error of head size + 1 value-aware keys, over all queries read."""
+    what = "largest |o − õ| of head size + 1 value-aware keys, over the longest value"
+    for model in models(results, *EVERY):
+        r = model.record.head_dim + 1
+        for cell in model.record.cells:
+            error = cell.error.largest_error if cell.error else None
+            if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
+                yield Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what)
+
+
+def order_of_kernels(results: Results) -> Iterator[Finding]:
+    """Polynomial above elu above exponential, in what OVO adds to the loss."""
+    for training in trainings(results):
+        by_kernel = {model.record.kernel: model for model in training}
+        names = [name for name in ("polynomial", "elu", "exponential") if name in by_kernel]
+        order = [by_kernel[name] for name in names]
+        yield from _in_order(order, "")
+
+
+def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
+    """The kernel whose trained model has flatter attention above the next one, in the same."""
+    for training in trainings(results):
+        known = [model for model in training if model.record.attention]
+        known.sort(key=lambda model: -model.effective_keys)
+        keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in known)
+        yield from _in_order(known, f", the flatter first (effective keys: {keys})")
+
+
+def flatter_is_wider(results: Results) -> Iterator[Finding]:
+    """In each layer, the rank correlation over kernels of effective keys and OVO over OVA error."""
+    frame = gap_rows(of_models(results))
+    layers = (layer for _, layer in frame.groupby(["model", "layer"]))
+    ranks = [layer["share"].rank().corr(layer["gap"].rank()) for layer in layers]
+    known = np.array([rank for rank in ranks if math.isfinite(rank)])
+    if not len(known):
+        return
+    ends = [float(end) for end in ratio_of_sums(known, np.ones(len(known)))]
+    mean, low, high = (signed(end, 2) for end in ends)
+    what = (
+        "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put on "
+        "a layer's queries and keys"
+    )
+    sentence = f"mean of {len(known)} layers {mean} ({low} to {high})"
+    yield Finding(sentence, is_above(ends), what, *ends)
+
+
+def longer_is_better(results: Results) -> Iterator[Finding]:
+    """The long model against the short one, which reads the same text in pieces."""
+    what = "long model against the short one, same masked tokens"
+    for long, short in zip(models(results, "long"), models(results, "short"), strict=False):
+        if text := short.record.baselines.get("longer_text"):
+            exact = long.sums(EXACT)
+            yield from difference(
+                what, "exact attention", "error", exact, Sums.of([text]), above=False
+            )
+
+
+def lsh_against_oblivious(results: Results, paper: Setting, *, above: bool) -> Iterator[Finding]:
+    """LSH of the paper's keys and rounds, or what is closest to it, against OVO-65."""
+    for model in models(results, "long"):
+        if setting := _closest_lsh(model.record, paper):
+            yield from compared([model], setting, oblivious(65), above=above)
+
+
+def _in_order(models: Sequence[Model], how: str) -> Iterator[Finding]:
+    """At each size, whether OVO adds more to the loss of a model than to that of the next one."""
+    for setting in map(oblivious, SIZES):
+        for first, second in pairwise(models):
+            yield from difference(
+                f"perplexity of {setting.label} over exact's{how}",
+                f"{first.label} / {second.label}",
+                "perplexity",
+                first.added(setting),
+                second.added(setting),
+                above=True,
+            )
+
+
+def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
+    """The one with the most keys and rounds up to the paper's that does not see all keys."""
+    most = paper.parameters
+    given = (cell.parameters for cell in record.cells if cell.approximation == "lsh")
+    fitting = [
+        (its["r"], its["rounds"])
+        for its in given
+        if its["r"] <= most["r"] and its["rounds"] <= most["rounds"] and its["r"] < record.length
+    ]
+    if not fitting:
+        return None
+    r, rounds = max(fitting)
+    return Setting("lsh", {"r": r, "rounds": rounds})
+
+
+def _table_1(*settings: Setting) -> str:
+    """ "error 88.6 (OVA 1), 96.6 (OVO 1) %" """
+    errors = {Setting(cell.approximation, cell.parameters).label: cell.error for cell in TABLE_1}
+    each = (f"{errors[one.label]:g} ({one.label})" for one in settings)
+    return f"error {', '.join(each)} % (Table 1)"
+
+
+def _table_2(first: Setting, second: Setting) -> str:
+    """ "perplexity 280.3 against 1,031.1 (exponential), ..." """
+    columns = {(name, r): place for place, (_, name, r) in enumerate(TABLE_2_COLUMNS)}
+    places = [columns[one.approximation, one.parameters.get("r")] for one in (first, second)]
+    pairs = (
+        f"{' against '.join(number(row[place]) for place in places)} ({kernel})"
+        for kernel, row in TABLE_2.items()
+    )
+    return f"perplexity {', '.join(pairs)} (Table 2)"
+
+
+def _added_in_table_2() -> str:
+    """ "over exact, OVO-1 × 33.8 (exponential), ..." """
+    sizes = []
+    for column in ("OVO-1", "OVO-65"):
+        place = [name for name, _, _ in TABLE_2_COLUMNS].index(column)
+        each = (f"{times(row[place] / row[0])} ({kernel})" for kernel, row in TABLE_2.items())
+        sizes.append(f"{column} {', '.join(each)}")
+    return f"perplexity over exact's {'; '.join(sizes)} (Table 2)"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, its numbers, and what is looked at here."""
+
+    text: str
+    published: str
+    finds: Sequence[Find]
+
+
+CLAIMS = (
+    Claim(
+        "One value-aware key loses less than one chosen by weight.",
+        f"{_table_2(aware(1), oblivious(1))}; {_table_1(aware(1), oblivious(1))}.",
+        [compares(EVERY, aware(1), oblivious(1), above=False)],
+    ),
+    Claim(
+        "Head size + 1 value-aware keys equal exact attention.",
+        f"Section 3; {_table_2(aware(65), EXACT)}; {_table_1(aware(65), EXACT)}.",
+        [one_more_than_head_size],
+    ),
+    Claim(
+        "65 keys chosen by weight lose against exact attention.",
+        f"{_table_2(oblivious(65), EXACT)}; {_table_1(oblivious(65), EXACT)}.",
+        [compares(("causal", "long"), oblivious(65), EXACT, above=True)],
+    ),
+    Claim(
+        "By weight, polynomial loses most, then elu, exponential.",
+        f"{_added_in_table_2()}.",
+        [order_of_kernels],
+    ),
+    Claim(
+        "Flatter attention widens the gap between the two.",
+        "argued in section 3; section 4 explains the order of the kernels by it.",
+        [flatter_is_wider, flatter_kernels_lose_more],
+    ),
+    Claim(
+        "ORF and LSH of few keys lose against 65 keys by weight.",
+        f"{_table_1(ORF, FEW_LSH, oblivious(65))}.",
+        [
+            compares(("long",), ORF, oblivious(65), above=True),
+            partial(lsh_against_oblivious, paper=FEW_LSH, above=True),
+        ],
+    ),
+    Claim(
+        "LSH of many keys does better than 65 keys by weight.",
+        f"{_table_1(MANY_LSH, oblivious(65))}.",
+        [partial(lsh_against_oblivious, paper=MANY_LSH, above=False)],
+    ),
+    Claim(
+        "The model of long sequences errs less than of short ones.",
+        f"error {TABLE_1[0].error:g} against {SHORT_EXACT:g} % (section 4).",
+        [longer_is_better],
+    ),
+    Claim(
+        "A window loses against exact and against r by weight.",
+        "Figure 1, masked LM; no number is printed.",
+        [
+            compares(("causal", "long"), Setting("sliding_window", {"r": r}), other, above=True)
+            for r in WINDOWS
+            for other in (EXACT, oblivious(r))
+        ],
+    ),
+)
+
+
+def answers(results: Results) -> list[Answer]:
+    """Every claim with its findings; with none where a model or a setting was not evaluated."""
+    return [
+        Answer(
+            claim.text,
+            [finding for find in claim.finds for finding in find(results)],
+            claim.published,
+        )
+        for claim in CLAIMS
+    ]
+
+
+def about(results: Results) -> str:
+    """How to read the verdicts."""
+    return (
+        f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
+        "95% intervals over windows or sequences of the same evaluation text (for correlations: "
+        "over layers); they do not cover the draws of random methods, which are means over seeds. "
+        f"{_trained(len(trainings(results)))}"
+    )
+
+
+def _trained(times: int) -> str:
+    if times <= 1:
+        return "Every model was trained once, from one seed: verdicts are about this training run."
+    return (
+        f"The causal models were trained {times} times, from as many seeds, and every one has to "
+        "agree; the masked models once: verdicts on them are about this training run."
+    )

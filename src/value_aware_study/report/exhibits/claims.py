@@ -1,0 +1,66 @@
+"""What the paper claims, what was measured here, and every comparison behind the verdicts."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from value_aware_study.report.claim import MARKS, VERDICTS, Answer
+from value_aware_study.report.claims import about, answers
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.results import Results
+
+__all__ = ["exhibit"]
+
+HOLDS = {True: "yes", False: "no", None: ""}
+
+
+def exhibit(results: Results) -> list[Exhibit]:
+    """The verdicts, a row a claim, and the findings that they rest on."""
+    found = answers(results)
+    return [_verdicts(found), _findings(found, about(results))]
+
+
+def _verdicts(found: Sequence[Answer]) -> Exhibit:
+    display = pd.DataFrame(
+        {
+            "claim": [answer.claim for answer in found],
+            "verdict": [answer.verdict for answer in found],
+            "ours": ["; ".join(answer.found()) or "not measured" for answer in found],
+            "the paper's": [answer.published for answer in found],
+        }
+    )
+    counts = display["verdict"].value_counts(sort=False)
+    said = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
+    return Exhibit(
+        "claims",
+        "The paper's claims, measured here",
+        f"Of {len(found)} claims: {said}.",
+        [VERDICTS],
+        table=Table(display, display),
+    )
+
+
+def _findings(found: Sequence[Answer], read: str) -> Exhibit:
+    """One row a finding; a claim without findings has one without them."""
+    rows = [
+        {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published} | of_it
+        for answer in found
+        for of_it in ([vars(finding) for finding in answer.findings] or [{}])
+    ]
+    columns = ["claim", "verdict", "published", "what", "sentence", "holds"]
+    data = pd.DataFrame(rows, columns=[*columns, "estimate", "low", "high"])
+    holds = [holds if isinstance(holds, bool) else None for holds in data["holds"]]
+    display = data[["claim", "what", "sentence"]].fillna("")
+    display = display.rename(columns={"what": "compared", "sentence": "measured"})
+    measured = data["sentence"].notna()
+    display["agrees"] = [
+        MARKS[one] if known else "not measured" for one, known in zip(holds, measured, strict=True)
+    ]
+    return Exhibit(
+        "findings",
+        "Every comparison behind the verdicts",
+        "One line a comparison, with its interval: ✓ agrees, ✗ contradicts, ? is open.",
+        [read],
+        table=Table(data.assign(holds=[HOLDS[one] for one in holds]), display),
+        folded=True,
+    )

@@ -1,0 +1,58 @@
+"""Which models were evaluated, on which text, and on what machine: said once."""
+
+import pandas as pd
+
+from value_aware_study.report.captions import measured_on, versions
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import number
+from value_aware_study.report.results import Results
+
+__all__ = ["exhibit"]
+
+INTRODUCTION = (
+    "Language models are trained with exact attention, then evaluated with the attention of every "
+    "layer replaced by an approximation. Numbers called the paper's are those printed in "
+    "Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to larger models "
+    "trained on other text."
+)
+REPRODUCE = (
+    "Every number and picture on this page is written by the report stage of the pipeline from the "
+    "records of the evaluation; make repro runs all of it, from the text to this page."
+)
+
+
+def exhibit(results: Results) -> Exhibit:
+    """One row a model: what it is, and its metric with exact attention on how much text."""
+    data = pd.DataFrame([_row(results, name) for name in results.names()])
+    display = data.drop(columns="value")
+    display.insert(5, "exact attention", list(map(_exact, data["metric"], data["value"])))
+    display = display.drop(columns="metric").rename(columns=lambda name: name.replace("_", " "))
+    runs = [
+        f"Scale {one.scale}; data: {one.text.description}; hardware: {one.run_on.hardware}, "
+        f"{one.run_on.threads} threads; {versions(one.run_on.versions)}."
+        for one in results.records
+    ]
+    return Exhibit(
+        "models",
+        "Models, text and machine",
+        "What every number above was measured on.",
+        [INTRODUCTION, *dict.fromkeys(runs), REPRODUCE],
+        table=Table(data, display.astype(str)),
+    )
+
+
+def _row(results: Results, name: str) -> dict[str, object]:
+    [record] = results.models(name)
+    return {
+        "model": name,
+        "kernel": record.kernel,
+        "length": record.length,
+        "head_dim": record.head_dim,
+        "measured_on": measured_on(record),
+        "metric": record.metric,
+        "value": results.find(name, "exact").get("value"),
+    }
+
+
+def _exact(metric: str, value: float | None) -> str:
+    return f"{metric} {number(value)}{' %' if metric == 'error' else ''}"

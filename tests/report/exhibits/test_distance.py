@@ -1,0 +1,142 @@
+"""Every method at equal budgets: the panels, the table and the sentences made from them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from surveyed import cell, survey_record, survey_results
+from synthetic import UNKNOWN, with_cells
+
+from value_aware_study.report.exhibits import distance, patterns, trained
+from value_aware_study.report.exhibits.distance import budget_settings, findings
+from value_aware_study.report.formatting import DASH
+from value_aware_study.report.measurements import FLOOR
+from value_aware_study.report.results import Results
+
+
+def rows(chart):
+    return [row for data in chart.to_dict()["datasets"].values() for row in data]
+
+
+@pytest.mark.parametrize(("task", "expected"), [("causal", math.log(131.0)), ("masked", 131.0)])
+def test_seeds_are_averaged_and_perplexities_become_nats(task: str, expected: float) -> None:
+    frame = budget_settings(survey_results(task))
+    assert len(frame) == 2 * 6 and "exact" not in set(frame["approximation"])
+    keys = frame[frame["approximation"] == "random_keys"]
+    assert keys["value"].tolist() == pytest.approx([expected] * 2, rel=1e-4)
+    assert keys["relative_output_error"].tolist() == pytest.approx([0.8, 0.8])
+    assert keys["cost"].tolist() == pytest.approx([16.32, 65.28])
+
+
+def test_the_panels_draw_every_method_at_every_budget() -> None:
+    shown = distance.exhibit(survey_results())
+    error, cost = shown.charts
+    assert shown.choices == ["causal, elu"] and "causal, elu" in error.to_dict()["title"]
+    drawn = [row for row in rows(error) if "low" in row]
+    assert {row["series"] for row in drawn} == {"16 keys", "64 keys"}
+    assert min(row["value"] for row in drawn) == FLOOR
+    found = {(row["name"], row["series"]): row for row in drawn}
+    strided = found["strided", "16 keys"]
+    assert [strided[name] for name in ("low", "value", "high")] == pytest.approx([0.15, 0.2, 0.3])
+    order = error.to_dict()["layer"][-1]["encoding"]["y"]["sort"]
+    assert order[0] == distance.LIMIT
+    assert order == cost.to_dict()["layer"][-1]["encoding"]["y"]["sort"]
+    added = {(row["name"], row["series"]): row["value"] for row in rows(cost) if "low" in row}
+    assert added["strided", "16 keys"] == pytest.approx(math.log(1.05))
+
+
+def test_the_limit_is_the_edge_of_what_is_shaded() -> None:
+    shade = distance.exhibit(survey_results()).charts[0].layer[0]
+    assert shade.to_dict()["mark"]["type"] == "rect"
+    assert shade.data["value"].tolist() == pytest.approx([0.04, FLOOR])
+
+
+def test_a_cost_beyond_all_others_is_a_number_at_the_edge() -> None:
+    def worse(one):
+        far = one.approximation == "sliding_window" and one.budget == 16
+        return replace(one, value=5000.0, low=None, high=None) if far else one
+
+    [_, cost] = distance.exhibit(Results.of([with_cells(survey_record("masked"), worse)])).charts
+    drawn = rows(cost)
+    assert [row["text"] for row in drawn if "text" in row] == ["+4,900.0 ▸"]
+    assert max(row["value"] for row in drawn if "value" in row) < 100
+
+
+def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
+    said = findings(budget_settings(survey_results()))
+    known = "At 16 keys the closest practical method is strided: output error 0.2 (0.15 to 0.3)"
+    assert known in said
+    assert "× 5.00 OVA's (0.04)" in said and "× 0.50 OVO's (0.4)" in said
+    assert "far above OVA's (0)" in said  # nothing to divide by at 64 keys
+
+    def closer(one):
+        near = replace(one.error, relative=0.001)
+        return replace(one, error=near) if one.approximation == "sliding_window" else one
+
+    moved = budget_settings(Results.of([with_cells(survey_record(), closer)]))
+    assert "closest practical method is sliding window" in findings(moved)
+
+
+def test_the_table_has_every_setting_sorted_within_a_budget() -> None:
+    table = distance.exhibit(survey_results()).table
+    assert len(table.data) == len(table.display) == 12
+    first = table.display["method"].tolist()[:6]
+    assert first == ["OVA", "sampled from α", "strided", "OVO", "sliding window", "random keys"]
+    assert "stride" not in table.display.columns
+    row = table.display.iloc[2]
+    assert row["output error"] == "0.2 (0.15 to 0.3)" and row["range over seeds"] == DASH
+    drawn = table.display.iloc[5]
+    assert drawn["range over seeds"] == f"{math.log(130):.2f} to {math.log(132):.2f}"
+    ends = table.data[["relative_output_error_low", "relative_output_error_high"]]
+    assert (ends.iloc[:, 0] <= ends.iloc[:, 1]).all()
+
+
+def test_notes_say_what_an_output_error_is_and_on_how_many_units_it_was_measured() -> None:
+    said = " ".join(distance.exhibit(survey_results()).notes)
+    assert "the sum of |o − õ|² over queries, heads and layers, divided by that of |o|²" in said
+    assert "Measured on 8 windows (causal_elu), evenly spaced" in said
+    assert "covers the text and not the draws" in said
+    assert "50 targets in 40 windows" in said and "synthetic" in said  # the end metric's own
+
+
+def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
+    shown = patterns.exhibit([survey_record(), survey_record("masked", picture=None)])
+    exact, other = shown.charts
+    assert shown.choices == ["causal, elu"]
+    assert exact.to_dict()["title"] == "causal, elu: exact attention"
+    drawn = [(row["query"], row["key"], row["weight"], row["strength"]) for row in rows(exact)]
+    assert drawn == [(0, 0, 1.0, 1.0), (1, 0, 0.5, 1.0), (1, 1, -0.25, 0.5)]
+    assert '["def", "f"][datum.value]' in str(exact.to_dict())
+    assert {row["method"] for row in rows(other)} == {"Nyström (2.5)"}
+    assert shown.table.data["keys with a weight"].tolist() == [1.5, 1.5]
+    assert patterns.exhibit([survey_record(picture=None)]) is None
+
+
+def test_a_trained_model_stands_beside_the_same_method_swapped_in() -> None:
+    exact = replace(survey_record("masked"), model="masked_short")
+    alone = replace(exact, cells=(cell("exact", {}, None, 0.0, 90.0),))
+    windows = replace(
+        alone,
+        model="masked_short_sliding_window",
+        trained_with="SlidingWindow",
+        arguments={"r": 16, "engine": None},
+    )
+    fourier = replace(alone, model="masked_short_fourier_mixing", trained_with="FourierMixing")
+    shown = trained.exhibit([windows, fourier], [exact])
+    table = shown.table
+    assert table.data["trained"].tolist() == [90.0, 90.0]
+    assert table.data["swapped"][0] == 120.0 and math.isnan(table.data["swapped"][1])
+    assert table.display["attention"].tolist() == [
+        "sliding window (r = 16)",
+        "Fourier mixing (FNet)",
+    ]
+    assert "One training run each" in shown.notes[0]
+    assert trained.exhibit([], [exact]) is None
+
+
+@pytest.mark.parametrize("task", ["causal", "masked"])
+def test_a_single_unit_has_no_interval_in_table_and_figure(task: str) -> None:
+    single = with_cells(survey_record(task), lambda one: replace(one, **UNKNOWN))
+    shown = distance.exhibit(Results.of([single]))
+    assert set(shown.table.display["interval"]) == {DASH}
+    assert not any("low" in row for row in rows(shown.charts[1]))

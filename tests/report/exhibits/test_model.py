@@ -1,0 +1,200 @@
+"""A probed model's section and page from its record: what they say, draw and write."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from synthetic import AWARE, OBLIVIOUS, gap_cell, probed, with_attention
+
+from value_aware_attention.measurement.record import Record, SkewnessGap
+from value_aware_study.report import page as page_module
+from value_aware_study.report.exhibits.model_heads import heat_size, two_digits
+from value_aware_study.report.measurements import sentence
+from value_aware_study.report.model import model_section, write_probe
+from value_aware_study.report.oracles import NAMES
+
+HEADLINE = "On <tiny>, 4 value-aware keys match 8."
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return probed()
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("value_aware_study.report.model.headline", lambda record: HEADLINE)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "png", lambda charts, rows: b"")
+
+
+def exhibits(record: Record) -> dict:
+    section = model_section(record)
+    return {exhibit.name.removeprefix("model_"): exhibit for exhibit in section.exhibits}
+
+
+def rows(chart: object) -> list[dict]:
+    return [row for data in chart.to_dict()["datasets"].values() for row in data]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_files_hold_the_record(record: Record, tmp_path: Path) -> None:
+    write_probe(record, tmp_path)
+    heads = pd.read_csv(tmp_path / "heads.csv")
+    errors = record.attention[0].output_error
+    assert len(heads) == 2 * 2 * 4 * 5  # methods, layers, heads, sizes
+    row = heads[(heads.layer == 1) & (heads["head"] == 2) & (heads.method == AWARE)]
+    stored = [at for at in errors.errors if (at.layer, at.head, at.method) == (1, 2, AWARE)]
+    assert row.error.tolist() == pytest.approx([at.error for at in stored])
+    assert row.high.tolist() == pytest.approx([at.high for at in stored])
+    layers = pd.read_csv(tmp_path / "model_layers.csv")
+    assert layers.layer.tolist() == ["all layers", "layer 0", "layer 1"]
+    needed = {
+        (row.layer, row.method, row.share): row for row in errors.keys_needed if row.head is None
+    }
+    assert layers[f"{AWARE}_0.05_high"][2] == needed[1, AWARE, 0.05].high
+    by_head = pd.read_csv(tmp_path / "model_keys_by_head.csv")
+    assert len(by_head) == 2 * 2 * 4 and set(by_head.columns) >= {"value", "low", "high"}
+    metric = pd.read_csv(tmp_path / "model_end_metric.csv")
+    assert metric.value.tolist() == pytest.approx([cell.value for cell in record.cells])
+    matching = pd.read_csv(tmp_path / "model_matching_keys.csv")
+    assert matching.keys_needed.tolist() == [match.keys for match in errors.matching_keys]
+    assert Record.from_json((tmp_path / "record.json").read_text()) == record
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_begins_with_what_was_found_and_says_how(record: Record, tmp_path: Path) -> None:
+    write_probe(replace(record, model="<tiny>"), tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert "<p>On &lt;tiny&gt;, 4 value-aware keys match 8.</p>" in page and "<tiny>" not in page
+    for text in (
+        "A causal query sees its past alone",
+        "&lt;tiny&gt; (TinyForCausalLM, 2 layers of 4 heads of 8 dimensions), exponential kernel",
+        "3 of 6 windows of 16 tokens, 50% of the text&#39;s 96 tokens",
+        "32 queries of each head and window",
+        "hardware: no hardware, synthetic; torch 0.0.",
+    ):
+        assert text in page
+    assert "post hoc" not in page and "skewness" not in page.lower()
+
+
+def test_another_kernel_than_the_models_own_is_said(record: Record) -> None:
+    not_causal = replace(record.attention[0].output_error, causal=False)
+    section = model_section(with_attention(record, post_hoc=True, output_error=not_causal))
+    assert "post hoc" in section.lead
+    notes = [note for exhibit in section.exhibits for note in exhibit.notes]
+    assert not any("A causal query" in note for note in notes)
+
+
+def test_kernels_put_in_post_hoc_stand_beside_the_models_own() -> None:
+    given = probed(("exponential", "elu"))
+    cells = tuple(gap_cell(layer, degree, 4, {"4": 2}) for layer in (0, 1) for degree in (0, 2))
+    gap = SkewnessGap(rows=64, cells=cells)
+    shown = exhibits(with_attention(given, skewness_gap=gap))
+    matching = shown["matching_keys"]
+    assert f"elu, post hoc: {sentence(given.attention[1].output_error)}." in matching.notes
+    assert [panel.to_dict()["title"] for panel in matching.charts] == [
+        "exponential, its own",
+        "elu, post hoc",
+    ]
+    assert set(matching.table.data.model) == {"exponential, its own", "elu, post hoc"}
+    assert len(shown["output_error"].charts) == 2
+    assert len(shown["skewness_gap"].table.data) == len(cells)
+    assert "skewness_gap" not in exhibits(given)
+
+
+def test_one_window_is_a_section_without_intervals() -> None:
+    shown = exhibits(probed(known=False))
+    for name in ("end_metric", "layers", "output_error"):
+        for panel in shown[name].charts:
+            assert not any(row.get("low") for row in rows(panel))
+    assert set(shown["end_metric"].table.display["95% interval"]) == {"–", "30.00 to 30.00"}
+
+
+def test_the_same_record_gives_the_same_bytes(record: Record, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_probe(record, tmp_path / name)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_a_failure_leaves_the_folder_as_it_was(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.html").write_text("before")
+    monkeypatch.setattr(page_module, "png", lambda charts, rows: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_probe(record, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert (tmp_path / "index.html").read_text() == "before"
+
+
+def test_heat_maps_have_a_cell_for_every_layer_and_head(record: Record) -> None:
+    assert heat_size(record) == 4
+    shown = exhibits(record)
+    for name in ("error_by_head", "keys_by_head"):
+        by_weight, for_output = shown[name].charts
+        assert by_weight.to_dict()["title"] == NAMES[OBLIVIOUS]
+        for panel in (by_weight, for_output):
+            assert len({(row["layer"], row["head"]) for row in rows(panel)}) == 2 * 4
+    [stored] = [
+        at.error
+        for at in record.attention[0].output_error.errors
+        if (at.layer, at.head, at.method, at.r) == (1, 3, OBLIVIOUS, 4)
+    ]
+    cells = {(row["layer"], row["head"]): row for row in rows(shown["error_by_head"].charts[0])}
+    assert cells[1, 3]["value"] == pytest.approx(100 * stored)
+
+
+@pytest.mark.parametrize(
+    ("percent", "text"),
+    [(5e-4, "<.01"), (0.0149, "0.015"), (0.35, "0.35"), (3.46, "3.5"), (216.0, "220")],
+)
+def test_a_cell_has_two_significant_digits(percent: float, text: str) -> None:
+    assert two_digits(percent) == text
+
+
+def test_one_head_that_is_nearly_exact_does_not_take_the_scale(record: Record) -> None:
+    errors = record.attention[0].output_error
+    lowest = min(at.error for at in errors.errors if at.head is not None and at.r == 4)
+    small = tuple(
+        replace(at, error=1e-12) if (at.layer, at.head, at.r) == (0, 0, 4) else at
+        for at in errors.errors
+    )
+    shown = exhibits(with_attention(record, output_error=replace(errors, errors=small)))
+    scale = shown["error_by_head"].charts[0].to_dict()["layer"][0]["encoding"]["color"]["scale"]
+    assert scale["clamp"] and 1e-12 < scale["domain"][0] < 100 * lowest
+
+
+def test_the_layers_figure_has_every_count(record: Record) -> None:
+    shares = sorted({row.share for row in record.attention[0].output_error.keys_needed})
+    panels = dict(zip(shares, exhibits(record)["layers"].charts, strict=True))
+    for row in record.attention[0].output_error.keys_needed:
+        if row.head is None:
+            place = "all layers" if row.layer is None else f"layer {row.layer}"
+            counts = {(at["series"], at["name"], at["value"]) for at in rows(panels[row.share])}
+            assert (NAMES[row.method], place, row.keys) in counts
+
+
+def test_the_bars_are_the_matching_keys(record: Record) -> None:
+    [panel] = exhibits(record)["matching_keys"].charts
+    counts = {(row["series"], row["name"]): row["value"] for row in rows(panel)}
+    for match in record.attention[0].output_error.matching_keys:
+        if match.layer is None:
+            assert counts[NAMES[OBLIVIOUS], f"r = {match.r}"] == match.keys
+            assert counts[NAMES[AWARE], f"r = {match.r}"] == match.r
+
+
+def test_axes_say_what_is_better(record: Record) -> None:
+    for metric, title in (("cosine", "states, higher"), ("perplexity", "perplexity, lower")):
+        [panel] = exhibits(replace(record, metric=metric))["end_metric"].charts
+        assert f"{title} is better" in str(panel.to_dict())
+
+
+def test_a_section_of_another_name_has_other_anchors(record: Record) -> None:
+    names = [exhibit.name for exhibit in model_section(record, "second").exhibits]
+    assert names and all(name.startswith("second_") for name in names)

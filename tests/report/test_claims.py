@@ -1,0 +1,245 @@
+"""Verdicts from SYNTHETIC records: unit totals with the mean and the spread that a test needs."""
+
+import csv
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from synthetic import attention, ends, error, gap_cell, output_error, record, skewness
+
+from value_aware_attention.measurement.record import Baseline, Cell
+from value_aware_study.report.claim import Answer, Finding
+from value_aware_study.report.claims import CLAIMS, about, answers, claims_csv
+from value_aware_study.report.results import Results
+
+UNITS = 30
+HOLDS, IN_PART, NOT_HERE, OPEN = "holds", "in part", "not at this scale", "undecided"
+KERNELS = ("exponential", "polynomial", "elu")
+BY_WEIGHT, BY_OUTPUT = "optimal_v_oblivious", "optimal_v_aware"
+
+
+def cell(approximation, mean, noise=0.0, **parameters):
+    """100 targets a unit; `noise` moves every other unit's mean loss up and the rest down."""
+    return Cell(
+        approximation=approximation,
+        parameters=parameters,
+        error=with_largest(1e-6),
+        **ends(mean, mean, mean, mean) | units(mean, noise),
+    )
+
+
+def units(mean, noise=0.0, counts=100.0):
+    means = mean + noise * np.resize([1.0, -1.0], UNITS)
+    return {"unit_totals": tuple(100 * means), "unit_counts": (counts,) * UNITS}
+
+
+def with_largest(largest):
+    return error(0.0, 0.0, 0.0, (0.0,), largest_error=largest)
+
+
+def causal(kernel, *cells, exact=3.0, **more):
+    cells = [cell("exact", exact), *cells]
+    return record(f"causal_{kernel}", "causal", kernel, 512, cells, **more)
+
+
+def masked(name, *cells, exact=0.5, **more):
+    cells = [cell("exact", exact), *cells]
+    return record(f"masked_{name}", "masked", "exponential", 512, cells, **more)
+
+
+def found_in(records):
+    return answers(Results.of(records))
+
+
+def verdict(records, words):
+    (answer,) = (answer for answer in found_in(records) if words in answer.claim)
+    return answer.verdict
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        ([], "not measured"),
+        ([True, True], HOLDS),
+        ([True, False], IN_PART),
+        ([True, None], IN_PART),
+        ([False, False], NOT_HERE),
+        ([False, None], NOT_HERE),
+        ([None], OPEN),
+    ],
+)
+def test_a_verdict_is_no_firmer_than_its_findings(held, expected):
+    assert Answer("claim", [Finding("s", holds) for holds in held]).verdict == expected
+
+
+# How far the first kernel's and the others' loss is from what it is compared with, and its noise.
+@pytest.mark.parametrize(
+    ("first", "others", "noise", "expected"),
+    [
+        (0.1, 0.1, 0.1, HOLDS),  # half an interval is 0.04
+        (0.01, 0.01, 0.1, OPEN),
+        (-0.1, -0.1, 0.1, NOT_HERE),
+        (-0.1, 0.1, 0.1, IN_PART),
+    ],
+)
+@pytest.mark.parametrize("words", ["One value-aware key", "65 keys chosen by weight", "A window"])
+def test_a_claim_over_kernels_needs_all_of_them_beyond_their_intervals(
+    words, first, others, noise, expected
+):
+    """Value-aware below by weight, 65 by weight above exact, and a window above both."""
+    records = []
+    for kernel, lost in zip(KERNELS, (first, others, others), strict=True):
+        one, rest = cell(BY_OUTPUT, 4.0 - lost, noise, r=1), cell(BY_WEIGHT, 4.0, r=1)
+        some = cell(BY_WEIGHT, 3.0 + lost, noise, r=65)
+        window, by_weight = cell("sliding_window", 3 + lost, noise, r=4), cell(BY_WEIGHT, 3, r=4)
+        records.append(causal(kernel, one, rest, some, window, by_weight))
+    assert verdict(records, words) == expected
+
+
+def test_the_masked_models_are_held_to_the_first_claim_too():
+    good, bad = cell(BY_OUTPUT, 0.6, 0.01, r=1), cell(BY_WEIGHT, 0.7, r=1)
+    assert verdict([masked("long", good, bad), masked("short", good, bad)], "One value") == HOLDS
+    turned = masked("short", cell(BY_OUTPUT, 0.7, r=1), cell(BY_WEIGHT, 0.6, 0.01, r=1))
+    assert verdict([masked("long", good, bad), turned], "One value") == IN_PART
+
+
+@pytest.mark.parametrize(("error", "expected"), [(1e-6, HOLDS), (1e-3, NOT_HERE)])
+def test_head_size_and_one_is_exact_to_rounding_only(error, expected):
+    exact = replace(cell(BY_OUTPUT, 3.0, r=65), error=with_largest(error))
+    fewer = replace(cell(BY_OUTPUT, 3.0, r=64), error=with_largest(1.0))
+    assert verdict([causal("elu", exact, fewer)], "Head size") == expected
+
+
+def of_layers(gap_cells=None, keys=100):
+    """What was measured in the layers: the effective keys, and the skewness gap."""
+    skew = (replace(skewness(1)[0], effective_keys=keys),)
+    return (attention("elu", output_error(512, [1.0], {}, []), gap_cells, skew=skew),)
+
+
+def kernels_losing(*lost, noise=0.0):
+    """Exponential, polynomial, elu; noise on the last, all from different exact losses."""
+    return [
+        causal(
+            kernel,
+            *(cell(BY_WEIGHT, exact + more, moved, r=r) for r in (1, 65)),
+            exact=exact,
+            attention=of_layers(keys=keys),
+        )
+        for kernel, exact, more, moved, keys in zip(
+            KERNELS, (3.0, 4.0, 5.0), lost, (0.0, 0.0, noise), (50, 200, 100), strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "noise", "expected"),
+    [
+        ((0.1, 0.9, 0.5), 0.1, HOLDS),
+        ((0.5, 0.51, 0.5), 0.1, OPEN),
+        ((0.9, 0.1, 0.5), 0.1, NOT_HERE),
+        ((0.1, 0.3, 0.5), 0.1, IN_PART),
+    ],
+)
+def test_the_order_of_kernels_is_of_what_is_lost_not_of_the_loss(lost, noise, expected):
+    """polynomial, elu, exponential is also the order of their effective keys here."""
+    records = kernels_losing(*lost, noise=noise)
+    assert verdict(records, "polynomial loses most") == expected
+    assert verdict(records, "Flatter attention") == expected
+
+
+def test_kernels_are_compared_within_a_training_and_every_training_has_to_agree():
+    once, other = kernels_losing(0.1, 0.9, 0.5), kernels_losing(0.9, 0.1, 0.5)
+    again = [replace(record, model=f"{record.model}_second") for record in other]
+    assert verdict(once, "polynomial loses most") == HOLDS
+    assert verdict([*once, *again], "polynomial loses most") == IN_PART
+    assert "trained once" in about(Results.of(once))
+    assert "trained 2 times" in about(Results.of([*once, *again]))
+    assert len(found_in([*once, *again])[3].findings) == 8
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [((1, 1, 1, 1), HOLDS), ((-1, -1, -1, -1), NOT_HERE), ((1, -1, 1, -1), OPEN)],
+)
+def test_flatness_is_correlated_with_the_gap_layer_by_layer(signs, expected):
+    cells = [
+        gap_cell(layer, degree, 100 - 10 * degree, {"4": 5 - sign * degree / 2 + 0.1 * layer})
+        for layer, sign in enumerate(signs)
+        for degree in (0, 2, 4, 6)
+    ]
+    # one kernel of each layer is out of order, more or less of them
+    cells[0] = replace(cells[0], effective_keys=75)
+    cells[4] = replace(cells[4], effective_keys=65)
+    given = causal("elu", attention=of_layers(cells))
+    assert verdict([given], "Flatter attention") == expected
+
+
+def long_model(orf, few, many, noise=0.02):
+    """Errors of ORF and LSH above those of 65 keys by weight; three seeds of each."""
+    random = [("orf", orf, {"features": 256, "scaling": "paper"})]
+    random += [("lsh", few, {"r": 32, "rounds": 4}), ("lsh", many, {"r": 128, "rounds": 16})]
+    random += [("lsh", -many, {"r": 512, "rounds": 16}), ("lsh", -few, {"r": 16, "rounds": 4})]
+    cells = [cell(BY_WEIGHT, 0.6, r=65)]
+    for name, more, parameters in random:
+        for seed, moved in enumerate((-0.1, 0.0, 0.1)):
+            cells.append(cell(name, 0.6 + more + moved, noise, seed=seed, **parameters))
+    return masked("long", *cells)
+
+
+@pytest.mark.parametrize(
+    ("orf", "few", "many", "expected"),
+    [
+        (0.1, 0.1, -0.1, (HOLDS, HOLDS)),
+        (0.001, 0.001, -0.001, (OPEN, OPEN)),
+        (-0.1, -0.1, 0.1, (NOT_HERE, NOT_HERE)),
+        (0.1, -0.1, -0.1, (IN_PART, HOLDS)),
+    ],
+)
+def test_orf_and_lsh_against_65_keys_are_means_over_seeds(orf, few, many, expected):
+    """LSH: the largest settings up to the paper's; one that sees all 512 keys is not looked at."""
+    records = [long_model(orf, few, many)]
+    assert (verdict(records, "ORF and LSH"), verdict(records, "LSH of many")) == expected
+
+
+@pytest.mark.parametrize(
+    ("long", "noise", "expected"), [(0.4, 0.1, HOLDS), (0.49, 0.1, OPEN), (0.6, 0.1, NOT_HERE)]
+)
+def test_long_and_short_are_compared_on_the_same_masked_tokens(long, noise, expected):
+    def on_text(counts):
+        text = Baseline(**ends(0.5, 0.5, 0.5, 0.5) | units(0.5, noise, counts), length=512)
+        return masked("short", exact=0.9, baselines={"longer_text": text})
+
+    short, other = on_text(100.0), on_text(99.0)
+    assert verdict([masked("long", exact=long), short], "long sequences") == expected
+    assert verdict([masked("long", exact=long), other], "long sequences") == "not measured"
+    assert verdict([masked("long", exact=long), masked("short")], "long seq") == "not measured"
+
+
+def test_without_records_nothing_is_measured_and_every_claim_is_listed():
+    found = found_in([causal("elu")])
+    assert len(found) == len(CLAIMS) == 9
+    assert {answer.verdict for answer in found} == {"not measured"}
+    assert all(answer.published for answer in found)
+
+
+def test_a_single_unit_decides_nothing():
+    two = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, r=1)]
+    alone = [
+        replace(given, unit_totals=given.unit_totals[:1], unit_counts=(100.0,)) for given in two
+    ]
+    assert verdict([causal("elu", *alone)], "One value") == OPEN
+
+
+def test_numbers_are_ratios_of_perplexities_and_points_of_error():
+    both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
+    errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
+    found = found_in([causal("elu", *both), masked("long", *errors)])
+    published, line = found[0].lines()
+    assert published.startswith("Published: perplexity 280.3 against 1,031.1 (exponential)")
+    assert line.startswith("OVA 1 against OVO 1: elu × 0.607 (")
+    assert ", masked long −5.00 points (" in line
+    rows = list(csv.DictReader(io.StringIO(claims_csv(found))))
+    assert float(rows[0]["estimate"]) == pytest.approx(np.exp(-0.5), rel=1e-5)
+    assert rows[0]["holds"] == "yes" and float(rows[1]["estimate"]) == pytest.approx(-5)
+    assert {row["claim"] for row in rows} == {claim.text for claim in CLAIMS}
