@@ -29,7 +29,8 @@ from transformers.utils.logging import disable_progress_bar
 from pipelines.app import app, check_counts, plain, write_json, write_text
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
-from pipelines.tracking import SHORT, log_record, row, summary, tracked
+from pipelines.summary import SHORT, row, summary
+from pipelines.tracking import log_record, tracked
 from value_aware_attention.approximations import (
     LeaveOneOutKeys,
     OptimalValueAware,
