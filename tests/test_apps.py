@@ -89,7 +89,7 @@ def record(folder: Path, model: str) -> Record:
 
 
 def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
-    results = {path.name for path in (made / "results").iterdir()}
+    results = {path.name for path in (made / "report").iterdir()}
     wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
     wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md"}
     assert wanted <= results
@@ -183,7 +183,7 @@ def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/tokens/causal/evaluation.npy"
     task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
-    with (made / "results/grid.csv").open() as file:
+    with (made / "report/grid.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["model"] == "causal_elu"]
     rows = [row for row in rows if row["approximation"] in methods]
     for row in random.Random(0).sample(rows, 3):
@@ -322,7 +322,7 @@ def test_a_model_card_says_what_the_metrics_say_and_its_code_loads_the_model(
 
 def test_no_record_names_the_machine(made: Path) -> None:
     cards = (made / "outputs/models").glob("*/README.md")
-    for path in [*(made / "results").glob("*.[chm]*"), *cards]:
+    for path in [*(made / "report").glob("*.[chm]*"), *cards]:
         assert str(made) not in path.read_text()
 
 

@@ -8,7 +8,6 @@ from value_aware_study.reporting.measured_report import matching_table
 
 from value_aware_study.report.measurements import (
     error_rows,
-    matching_keys,
     of_kernels,
     of_models,
     sentence,

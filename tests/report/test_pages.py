@@ -92,7 +92,7 @@ def test_the_page_is_whole_and_self_contained(report):
     page = Page()
     page.feed(text)
     assert not page.open
-    own = set(page.links) - {"probe/all-MiniLM-L6-v2/index.html"}
+    own = set(page.links) - {"pretrained/index.html"}
     assert len(own) == len(set(page.links)) - 1 and all((report / link).is_file() for link in own)
     assert len(page.images) == 8 and all(image["alt"] for image in page.images)
     assert not re.search(r"https?://|<script", text)
