@@ -13,7 +13,7 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro survey publish experiments plots test test-slow lint setup setup-dev clean
+.PHONY: help repro survey publish experiments plots test test-slow lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -44,6 +44,10 @@ lint: setup-dev  ## style, formatting and types
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
 
+docs: setup-dev  ## the manual and the API as a site: site/index.html
+	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --quiet  # strict: mkdocs.yml
+	@echo site/index.html
+
 setup: $(VENV)/.installed  ## the virtual environment with the pinned requirements
 setup-dev: $(VENV)/.installed-dev  ## the same with what tests and checks need
 
@@ -63,4 +67,4 @@ $(VENV)/.installed-dev: requirements-dev.txt requirements-cluster.txt $(VENV)/.i
 	@touch $@
 
 clean:  ## remove the environment, outputs and caches, keep results
-	rm -rf $(VENV) outputs report logs .cache
+	rm -rf $(VENV) outputs report site logs .cache

@@ -9,6 +9,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
+from pipelines.provenance import file_hash
+from pipelines.tracking import record_made
 from value_aware_study.data.corpora import write_corpus
 
 
@@ -25,6 +27,7 @@ def main(cfg: DictConfig) -> None:
         remove_copies=cfg.remove_copies,
     )
     write_json(cfg.metrics, counts)
+    record_made(cfg, "corpus", {}, "corpus", [file_hash([cfg.folder])])
 
 
 if __name__ == "__main__":

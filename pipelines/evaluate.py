@@ -8,6 +8,7 @@ A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polyno
                            approximation=optimal_v_oblivious approximation.r=1,4,16,65
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -28,7 +29,8 @@ from transformers.utils.logging import disable_progress_bar
 from pipelines.app import app, check_counts, plain, write_json, write_text
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
-from pipelines.tracking import SHORT, log_record, row, summary, tracked
+from pipelines.summary import SHORT, row, summary
+from pipelines.tracking import log_record, tracked
 from value_aware_attention.approximations import (
     LeaveOneOutKeys,
     OptimalValueAware,
@@ -83,7 +85,7 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
             )
         check_counts(counts(cfg))
         check_checkpoint(cfg)
-        if not is_first():
+        if not (is_first() and sys.stderr.isatty()):
             disable_progress_bar()
         try:
             yield own_device()

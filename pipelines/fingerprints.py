@@ -23,6 +23,8 @@ FOLDER = Path("outputs/fingerprints")
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "trainer", "choice"}
 """Of a stage's section: what changes no result, and what only a running app knows."""
+WITHOUT = {"pipelines.tracking"}
+"""Modules that change no result: what W&B is told."""
 
 
 def main() -> None:
@@ -68,7 +70,10 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     }
     own = {name for name in targets(values) if name.startswith(PACKAGES)}
     modules = {f"pipelines.{app}", *map(defining_module, own)}
-    return {"values": values, "code": code_hashes(*sorted(modules), packages=PACKAGES)}
+    return {
+        "values": values,
+        "code": code_hashes(*sorted(modules), packages=PACKAGES, without=WITHOUT),
+    }
 
 
 def targets(value: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Writes the tables of methods in README.md and docs/methods.md, from their cards and classes.
+"""Writes the table of methods in docs/methods.md, from their cards and classes.
 
 python -m pipelines.method_tables
 """
@@ -12,43 +12,30 @@ from pipelines.methods import method_class
 from value_aware_attention.approximations.support import KERNELS, Support, support
 from value_aware_study.cards import Card, cards
 
-README, METHODS = "README.md", "docs/methods.md"
+METHODS = Path("docs/methods.md")
 TABLE = re.compile(r"(<!-- python -m pipelines\.method_tables -->\n)(?:\|.*\n)*")
 
 
 def main() -> None:
-    """Writes the tables where they stand, in the current folder."""
+    """Writes the table where it stands, in the current folder."""
     with ending_with_one_line():
-        for file in (README, METHODS):
-            path = Path(file)
-            path.write_text(renewed(file, path.read_text(encoding="utf-8")), encoding="utf-8")
+        METHODS.write_text(renewed(METHODS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def renewed(file: str, text: str) -> str:
-    """The text of one of the files with its table as it is to be."""
-    table = markdown(readme_rows() if file == README else method_rows())
-    return TABLE.sub(lambda found: found[1] + table, text)
-
-
-def readme_rows() -> Iterator[tuple[str, ...]]:
-    """What each method keeps and supports, for those that keep less than everything."""
-    yield "", "what it keeps", "kernels", "causal", "mask"
-    for card in cards().values():
-        if card.keeps:
-            row = support(method_class(card))
-            mask = "any" if row.any_mask else "padding"
-            yield call(card), card.keeps, kernels(row), yes(row.causal), mask
+def renewed(text: str) -> str:
+    """The text of the file with its table as it is to be."""
+    return TABLE.sub(lambda found: found[1] + markdown(method_rows()), text)
 
 
 def method_rows() -> Iterator[tuple[str, ...]]:
-    """The names of each method, and all that it supports."""
+    """The names of each method, what it keeps, and all that it supports."""
     flags = ("causal", "padding", "any mask", "gradients to query and key")
-    yield "method", "option", "in figures", "kernels", *flags
+    yield "method", "what it keeps", "option", "in figures", "kernels", *flags
     for card in cards().values():
         row = support(method_class(card))
         supported = map(yes, (row.causal, row.padding, row.any_mask, row.gradients))
         label = card.label.replace("|", "\\|")
-        yield call(card), f"`{card.name}`", label, kernels(row), *supported
+        yield call(card), card.keeps, f"`{card.name}`", label, kernels(row), *supported
 
 
 def call(card: Card) -> str:

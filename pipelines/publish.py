@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipelines.app import app, new_folder, write_json
-from pipelines.tracking import summary
+from pipelines.summary import summary
 from pipelines.verdict import CLAIMS, SUMMARY, TIMES, kept
 from value_aware_study.report.results import read_folder
 

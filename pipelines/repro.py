@@ -22,6 +22,7 @@ TARGETS = {
     "report": ("report",),
     "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
 }
+QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 SECONDS = Path("outputs/seconds.json")
 """Of the last run of each stage; `make publish` keeps them for the plan of others."""
 RUNNING, SKIPPED = "Running stage '", "Stage '"
@@ -67,26 +68,25 @@ def reproduce(targets: Sequence[str], stages: Sequence[str]) -> dict[str, float]
 
     Raises ValueError where a stage failed; what it said is shown.
     """
-    environment = os.environ | ({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"})
+    environment = os.environ | ({} if sys.stderr.isatty() else QUIET)
     process = subprocess.Popen(
         ["dvc", "repro", *targets], stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
     seconds: dict[str, float] = {}
     said: list[str] = []
-    running, since = "", 0.0
+    running, since, begun = "", 0.0, 0
 
     def ended() -> None:
         if running:
             seconds[running] = round(time.monotonic() - since, 1)
-            place = f"[{stages.index(running) + 1:>2}/{len(stages)}]"
-            print(f"{place} {running}: {seconds[running]:,.0f} s", flush=True)
+            print(f"{begun:>2}/{len(stages)} {running}: {seconds[running]:,.0f} s", flush=True)
             write_json(SECONDS, verdict.kept(SECONDS) | seconds)
 
     for line in process.stdout:
         if line.startswith(RUNNING) or (line.startswith(SKIPPED) and "skipping" in line):
             ended()
-            running, said = "", []
+            running, said, begun = "", [], begun + 1
             if line.startswith(RUNNING):
                 running, since = line.removeprefix(RUNNING).rpartition("'")[0], time.monotonic()
         said.append(line)

@@ -11,6 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, new_folder, write_json
+from pipelines.provenance import file_hash
+from pipelines.tracking import record_made
 from value_aware_study.data.tokens import SourceQuota, write_tokens
 
 
@@ -36,6 +38,9 @@ def main(cfg: DictConfig) -> None:
             made = [write(causal, **shared, **stream), write(masked, **shared, **instances)]
     documents = json.loads(Path(cfg.corpus_metrics).read_text())
     write_json(cfg.metrics, counts(documents, made[0], made[-1]))
+    parts = [Path(cfg.folder) / part for part in ("causal", "causal/evaluation.npy", "masked")]
+    hashes = [file_hash([part]) for part in parts]
+    record_made(cfg, "tokens", {"corpus": file_hash([cfg.corpus])}, "data", hashes)
 
 
 def write(task: dict, **options: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import plain, write_json
+from pipelines.summary import row, summary
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
-from value_aware_attention.measurement.record import Cell
-from value_aware_attention.probe.lines import match
-
-SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
 @contextmanager
@@ -89,28 +85,18 @@ def log_record(run: Any, record: Record) -> None:
     run.summary.update(summary(record) | {"grid": wandb.Table(dataframe=rows.astype(object))})
 
 
-def row(record: Record, cell: Cell) -> dict[str, Any]:
-    """A cell as a line of a table."""
-    metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
-    error = {"relative_output_error": cell.error.relative} if cell.error else {}
-    named = {"model": record.model, "approximation": cell.approximation}
-    return named | dict(cell.parameters) | metric | error
+def record_made(
+    cfg: DictConfig, stage: str, read: Mapping[str, str], kind: str, made: Sequence[str]
+) -> None:
+    """Tells W&B, where it is online, what a stage read and the artifacts it made, by sha256.
 
-
-def summary(record: Record) -> dict[str, float]:
-    """The few numbers of a model that runs are compared by.
-
-    Its metric with exact attention, and with 1, 4 and d + 1 keys chosen by weight (OVO) and for the
-    output (OVA); how many keys by weight match 4 value-aware ones.
+    Offline there is no lineage, and no run for what logs nothing.
     """
-    found = {"exact": record.cells[0].value}
-    for cell in record.cells:
-        r = cell.parameters.get("r")
-        if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
-            found[f"{SHORT[cell.approximation]}_{r}"] = cell.value
-    if record.attention and (matched := match(record.attention[0].output_error, 4)):
-        found["keys_matching_4"] = matched.keys
-    return found
+    if (cfg.run or {}).get("mode") != "online":
+        return
+    with tracked(cfg, stage, stage, **read) as run:
+        for sha256 in made:
+            link(run, "log_artifact", kind, sha256)
 
 
 def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> Any:

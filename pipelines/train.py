@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from pipelines.app import check_counts, new_folder, plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
-from pipelines.tracking import tracked
+from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.training.fit import fit
 from value_aware_study.training.micro_batches import check_micro_batches
@@ -67,27 +67,41 @@ def train(
     first_batch = batches[0]
     step_flops = module.flops(first_batch, module.count_targets(first_batch))
     check_gpu(cfg, cfg.name, lambda: cfg.fit.steps * step_flops)
-    run_or_none = tracked(cfg, "train", cfg.name, data=data) if first else nullcontext()
-    with memory_shortage_named(cfg), run_or_none as run:
-        curve = fit(
-            module,
-            batches,
-            held_out,
-            evaluate_every=cfg.training.evaluate_every,
-            checkpoint_every=cfg.training.checkpoint_every,
-            log_every_n_steps=cfg.training.log_every,
-            checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
-            fingerprint=fingerprint,
-            logger=WandbLogger(experiment=run) if run else None,
-            **cfg.trainer,
-        )
-    if not all(math.isfinite(point["loss"]) for point in curve):
-        raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
-    if not first:
-        return
-    record = metrics(cfg, module.model, curve, facts)
+    with tracked(cfg, "train", cfg.name, data=data) if first else nullcontext() as run:
+        with memory_shortage_named(cfg):
+            curve = fit(
+                module,
+                batches,
+                held_out,
+                evaluate_every=cfg.training.evaluate_every,
+                checkpoint_every=cfg.training.checkpoint_every,
+                log_every_n_steps=cfg.training.log_every,
+                checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
+                fingerprint=fingerprint,
+                logger=StepLogger(experiment=run) if run else None,
+                **cfg.trainer,
+            )
+        if not all(math.isfinite(point["loss"]) for point in curve):
+            raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
+        if first:
+            write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
+            if run:
+                link(run, "log_artifact", "checkpoint", file_hash([Path(cfg.models) / cfg.name]))
+
+
+class StepLogger(WandbLogger):
+    """Logs with the optimizer step as W&B's own, which every reader of its files draws by."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.experiment.log(dict(metrics), step=step)
+
+
+def write_model(
+    cfg: DictConfig, model: nn.Module, save: Callable[..., None], record: dict[str, Any]
+) -> None:
+    """The model's folder, whole or not at all, and its metrics."""
     with new_folder(Path(cfg.models) / cfg.name) as folder:
-        save(module.model, folder)
+        save(model, folder)
         # Beside the model, so that the folder alone says how to read text into it, and what it is.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
         (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")

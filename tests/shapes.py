@@ -21,7 +21,7 @@ __all__ = ["CHECKED", "check_shapes", "checked"]
 
 LIBRARY = (
     *("approximations", "attention", "call", "error", "flex", "hugging_face", "kernels"),
-    *("models", "partial"),
+    *("measurement", "models", "partial", "probe"),
 )
 STUDY = ("benchmarking", "data", "tasks", "training")
 CHECKED = (

@@ -322,7 +322,7 @@ def test_a_model_card_says_what_the_metrics_say_and_its_code_loads_the_model(
 
 def test_no_record_names_the_machine(made: Path) -> None:
     cards = (made / "outputs/models").glob("*/README.md")
-    for path in [*(made / "results").glob("*.[chm]*"), *cards]:
+    for path in [*(made / "report").glob("*.[chm]*"), *cards]:
         assert str(made) not in path.read_text()
 
 
@@ -455,11 +455,12 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
     assert len(seeds) == len(set(seeds)) == 3
 
 
-def test_the_survey_leaves_a_page_with_claims_distances_patterns_and_training(made: Path) -> None:
-    written = {path.name for path in (made / "results/survey").iterdir()}
-    wanted = {"index.html", "claims.md", "distance.csv", "trained.csv", "exponents.csv"}
-    wanted |= {"distance_causal_elu.png", "patterns_masked_long.png", "figure_9.png", "growth.png"}
+def test_the_report_has_the_survey_with_claims_distances_patterns_and_training(made: Path) -> None:
+    written = {path.name for path in (made / "report").iterdir()}
+    wanted = {"survey_claims.md", "distance.csv", "trained.csv", "forward.csv", "methods.md"}
+    wanted |= {"distance.png", "patterns.png", "time_memory_short.png"}
     assert wanted <= written
-    page = (made / "results/survey/index.html").read_text()
-    assert page.index("distance_causal_elu") < page.index("figure_9") < page.index("id='cells'")
+    page = (made / "report/index.html").read_text()
+    places = [page.index(f'data-exhibit="{name}"') for name in ("distance", "patterns", "cells")]
+    assert places == sorted(places)
     assert str(made) not in page

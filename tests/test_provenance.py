@@ -3,12 +3,13 @@
 import json
 import platform
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipelines.provenance import cores_of, processor, run_on
+from value_aware_attention.measurement.run_on import cores_of, processor, run_on
 
 CORE = "processor\t: {}\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
 
@@ -34,6 +35,6 @@ def test_a_system_without_cpuinfo_tells_less(tmp_path: Path) -> None:
 def test_what_numbers_were_made_on_names_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "a-host-name")
     monkeypatch.setattr(socket, "gethostname", lambda: "a-host-name")
-    where = run_on()
+    where = asdict(run_on())
     assert where["processor"] == processor() and where["threads"] == torch.get_num_threads()
     assert "a-host-name" not in json.dumps(where)

@@ -82,7 +82,7 @@ def test_a_stage_runs_again_where_a_value_it_reads_or_what_it_reads_from_changed
     commands = dict(started)
     assert commands["train_causal@elu"][:2] == ["pipelines.train_causal", "kernel=elu"]
     assert f"paths.outputs={tmp_path}/outputs/smoke" in commands["train_causal@elu"]
-    assert f"paths.results={tmp_path}/outputs/smoke/results" in commands["report"]
+    assert f"paths.report={tmp_path}/outputs/smoke/report" in commands["report"]
     elsewhere = ("trainer.accumulate=2", "logger=none")
     assert again(started, tmp_path, *elsewhere) == []
     changed = ("evaluation.causal_units=2", "masked.long.steps=7")
@@ -105,16 +105,6 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
             run.main()
     assert "\n" not in str(stop.value)
     assert again(started, tmp_path) == STAGES[3:]
-
-
-def test_the_records_of_a_run_meant_for_a_gpu_are_published(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert again(started, tmp_path, "trainer=bf16")[-2:] == ["report", "publish"]
-    _, words = started[-1]
-    assert words[0] == "pipelines.publish"
-    assert f"paths.outputs={tmp_path}/outputs/smoke" in words
 
 
 def test_without_a_gpu_the_cost_is_named_before_any_work(

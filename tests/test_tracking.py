@@ -1,5 +1,6 @@
 """What W&B gets: curves against r, summaries that runs are compared by, a sweep that composes."""
 
+from contextlib import nullcontext
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -111,3 +112,33 @@ def test_the_workspace_opens_on_loss_against_r() -> None:
 def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"^error: workspace\.entity is not set"):
         run_app("workspace", tmp_path)
+
+
+def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online() -> None:
+    """Offline nothing is: W&B keeps no lineage of such runs."""
+    for mode, expected in (("offline", []), ("online", [("use_artifact", "data", "ab12")])):
+        linked: list[tuple[str, str, str]] = []
+        run = SimpleNamespace(
+            settings=wandb.Settings(mode=mode),
+            use_artifact=lambda artifact: linked.append(
+                ("use_artifact", artifact.type, artifact.metadata["sha256"])
+            ),
+        )
+        tracking.link(run, "use_artifact", "data", "ab12")
+        assert linked == expected
+    digests = set()
+    for sha256 in ("ab12", "ab12", "cd34"):
+        made: list[wandb.Artifact] = []
+        run = SimpleNamespace(settings=wandb.Settings(mode="online"), log_artifact=made.append)
+        tracking.link(run, "log_artifact", "data", sha256)
+        digests.add(made[0].digest)
+    assert len(digests) == 2  # the same content is the same version
+
+
+def test_corpus_and_tokens_open_a_run_only_online(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(tracking, "tracked", lambda cfg, stage, *given, **facts: nullcontext())
+    monkeypatch.setattr(tracking, "link", lambda run, how, kind, sha256: opened.append(sha256))
+    for run in ({"mode": "offline"}, None, {"mode": "online"}):
+        tracking.record_made(OmegaConf.create({"run": run}), "tokens", {}, "data", ["ab12"])
+    assert opened == ["ab12"]

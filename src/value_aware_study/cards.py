@@ -33,7 +33,7 @@ class Card:
     place: float = math.inf
     """Where it stands in tables, legends and records, smallest first."""
     keeps: str = ""
-    """What it keeps of attention, for the README; empty = not listed there."""
+    """What it keeps of attention, for the table of methods."""
     oracle: bool = False
     """It looks at the exact weights or outputs: what a practical method would predict."""
     mark: Mapping[str, Any] = field(default_factory=dict)

@@ -104,3 +104,10 @@ def test_validation_documents_are_drawn_beside_the_evaluation_documents(tmp_path
     counts = {split: part["documents"] for split, part in drawn["a"].items()}
     assert counts["train"] + counts["validation"] == plain["a"]["train"]["documents"]
     assert 50 < counts["validation"] < 110  # mean 80, standard deviation 8
+
+
+def test_a_text_too_short_for_a_13_gram_is_kept() -> None:
+    """However short: it holds no copied passage."""
+    texts = ["", "one", "a few words", " ".join(12 * ["word"]), " ".join(13 * ["word"])]
+    kept = list(without_copies((Document(text, "train") for text in texts), set()))
+    assert [document.text for document in kept] == texts

@@ -8,7 +8,6 @@ from value_aware_study.report.exhibits import hero
 from value_aware_study.report.exhibits import matching_keys as matching
 from value_aware_study.report.measurements import (
     error_rows,
-    matching_keys,
     of_kernels,
     of_models,
     sentence,

@@ -87,13 +87,13 @@ def call(*, is_causal: bool) -> LayerCall:
 )
 def test_the_weights_read_off_give_the_output(method: torch.nn.Module, is_causal: bool) -> None:
     shown = first_head(call(is_causal=is_causal), 12)
-    assert shown.query.shape == shown.key.shape == (12, WIDTH)
+    assert shown.query.shape == shown.key.shape == (1, 1, 12, WIDTH)
     weights = effective_weights(method, shown)
     options = {"kernel": shown.kernel, "is_causal": is_causal}
     output = method(shown.query, shown.key, shown.value, **options)
-    torch.testing.assert_close(weights @ shown.value, output, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(weights @ shown.value[0, 0], output[0, 0], atol=1e-5, rtol=1e-4)
     if is_causal:
         assert weights.triu(1).abs().max() <= 1e-6
     if isinstance(method, Exact):
         exact = attention_weights(shown.query, shown.key, is_causal=is_causal)
-        torch.testing.assert_close(weights, exact)
+        torch.testing.assert_close(weights, exact[0, 0])

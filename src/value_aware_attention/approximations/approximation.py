@@ -147,7 +147,7 @@ class SparseApproximation(Approximation):
             # Every key that a pattern keeps may be masked: o~ = 0, wherever values are centred.
             if (nothing := weights.sum(dim=-1) == 0).any():
                 error = call.seen.output().square().sum(dim=-1).where(nothing, error)
-                small = small & ~nothing
+                small = small & ~(nothing & (error > 0))
             chosen = SparseWeights(indices, weights, error)
             return self.recomputed(call, chosen, small)
 

@@ -60,13 +60,14 @@ def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batc
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
     """Counts the pairs of query and key that the pattern keeps, for the last N of M positions."""
-    return sum(_count(piece, queries, keys) for piece in pattern.pieces)
-
-
-def _count(piece: Piece, queries: int, keys: int) -> int:
-    if piece.listed is not None:
-        return int(_listed(piece, queries, keys)[1].sum())
-    return sum(int(_seen(piece, *some).sum()) for some in _candidates(piece, queries, keys))
+    count = 0
+    for piece in pattern.pieces:
+        if piece.listed is not None:
+            count += int(_listed(piece, queries, keys)[1].sum())
+            continue
+        for candidates in _candidates(piece, queries, keys):
+            count += int(_seen(piece, *candidates).sum())
+    return count
 
 
 def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:

@@ -47,7 +47,9 @@ class FixedPattern(Approximation):
         """Returns which of `keys` positions each may see; under a causal mask some of its past."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
-        tensors = _as_given(call)
+        # For FlexAttention: on CUDA in the caller's precision, which is fast.
+        dtype = call.dtype if call.query.is_cuda else call.query.dtype
+        tensors = call.query.to(dtype), call.key.to(dtype), call.value.to(dtype)
         if self._takes_flex(call, unsupported_reason(*tensors, call.kernel)):
             return self._by_flex(call, tensors)
         return block_sparse_attention(call, self._pattern_of(call))
@@ -95,12 +97,6 @@ class SparseFixedPattern(FixedPattern, SparseApproximation):
         weights = masked_softmax(scores.gather(-1, indices), seen)
         weights = weights.expand(*call.batch, *kept.shape)
         return indices.expand(weights.shape), weights
-
-
-def _as_given(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value for FlexAttention: on CUDA in the caller's precision, which is fast."""
-    dtype = call.dtype if call.query.is_cuda else call.query.dtype
-    return call.query.to(dtype), call.key.to(dtype), call.value.to(dtype)
 
 
 @lru_cache(maxsize=8)

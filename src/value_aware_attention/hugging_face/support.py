@@ -176,8 +176,9 @@ def try_architecture(kind: str) -> Result:
         model = tiny(kind)
         batch, visible = _batch(model.config)
         eager = _outputs(model, batch, visible)
+        methods = Exact(), OptimalValueOblivious(1), _Unmasked()
         try:
-            through = [_outputs_with(model, method, batch, visible) for method in _methods()]
+            through = [_outputs_with(model, method, batch, visible) for method in methods]
         except ValueError as reason:
             return _refused(str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0])
     scale = eager.abs().max()
@@ -215,10 +216,6 @@ class _Unmasked(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         return Exact()(query, key, value, kernel=options["kernel"])
-
-
-def _methods() -> tuple[nn.Module, ...]:
-    return Exact(), OptimalValueOblivious(1), _Unmasked()
 
 
 def _tiny_config(kind: str) -> PreTrainedConfig:

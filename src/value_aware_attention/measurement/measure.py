@@ -114,6 +114,9 @@ def measure(
         attention = tuple(work.attention(chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
     record = _record(task, cells, name, description)
+    if attention and not cell_errors:
+        units = attention[0].output_error.units
+        record = replace(record, text=replace(record.text, recorded_units=units))
     return replace(record, kernel=type(task.kernel).__name__.lower(), attention=attention)
 
 

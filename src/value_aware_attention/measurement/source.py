@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -25,12 +25,14 @@ def source_hash(*modules: str, packages: tuple[str, ...] = OURS) -> str:
     return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
 
 
-def code_hashes(*modules: str, packages: tuple[str, ...] = OURS) -> dict[str, str]:
+def code_hashes(
+    *modules: str, packages: tuple[str, ...] = OURS, without: Collection[str] = ()
+) -> dict[str, str]:
     """Module -> sha256 of its syntax tree, of the import closure; file -> sha256 for C++ beside it.
 
     Docstrings, comments and layout of Python are not in the tree: a change of them is none.
     """
-    files = import_closure(*modules, packages=packages)
+    files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
     beside = {source for file in files.values() for source in file.parent.glob("*.cpp")}
     return hashes | {source.name: sha256(source.read_bytes()).hexdigest() for source in beside}
@@ -45,7 +47,9 @@ def _tree_hash(source: bytes) -> str:
     return sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def import_closure(*modules: str, packages: tuple[str, ...] = OURS) -> dict[str, Path]:
+def import_closure(
+    *modules: str, packages: tuple[str, ...] = OURS, without: Collection[str] = ()
+) -> dict[str, Path]:
     """Module -> file, of `modules` and of everything they import from `packages`.
 
     By the text of their imports, those within functions too; nothing is run for it. A name that a
@@ -59,7 +63,7 @@ def import_closure(*modules: str, packages: tuple[str, ...] = OURS) -> dict[str,
         if (file := _file(module)) is None:
             raise ValueError(f"the module is {module!r}; it must have a file of Python source")
         found[module] = file
-        waiting |= _imports(file, packages) - set(found)
+        waiting |= _imports(file, packages) - set(found) - set(without)
     return found
 
 

@@ -58,7 +58,10 @@ class CausalLanguageModelConfig(PreTrainedConfig):
             raise ValueError(f"width is {width}; it must be even and divisible by heads = {heads}")
         self.vocabulary_size = vocabulary_size
         self.layers, self.width, self.heads, self.feedforward = layers, width, heads, feedforward
-        self.kernel = kernel if isinstance(kernel, Mapping) else _kernel_as_dict(kernel)
+        if not isinstance(kernel, Mapping):
+            arguments = asdict(kernel)  # type: ignore[call-overload]
+            kernel = {"name": type(kernel).__name__, "arguments": arguments}
+        self.kernel = kernel
         self.dropout = dropout
         attention = trained_attention
         described = asdict(attention) if isinstance(attention, TrainedAttention) else attention
@@ -200,10 +203,6 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _kernel_as_dict(kernel: Kernel) -> dict[str, Any]:
-    return {"name": type(kernel).__name__, "arguments": asdict(kernel)}  # type: ignore[call-overload]
 
 
 def _kernel_from_dict(config: Mapping[str, Any]) -> Kernel:

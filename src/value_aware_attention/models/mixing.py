@@ -113,11 +113,7 @@ class MixingSublayer(nn.Module):
     ) -> tuple[Float[Tensor, "batch N width"], None]:
         entering = hidden_states
         if attention_mask is not None:
-            entering = hidden_states.where(_seen(attention_mask), 0.0)
+            mask = attention_mask[:, 0, 0, :, None]  # (batch, 1, N, N), boolean or additive
+            seen = mask if mask.dtype == torch.bool else mask == 0
+            entering = hidden_states.where(seen, 0.0)
         return self.output["LayerNorm"](hidden_states + self.mixing(entering)), None
-
-
-def _seen(attention_mask: Tensor) -> Tensor:
-    """transformers' mask (batch, 1, N, N), boolean or additive, as (batch, N, 1), True = seen."""
-    key_row = attention_mask[:, 0, 0, :, None]
-    return key_row if key_row.dtype == torch.bool else key_row == 0

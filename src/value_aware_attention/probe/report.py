@@ -19,11 +19,13 @@ from value_aware_attention.approximations import (
     OptimalValueOblivious,
     SlidingWindow,
 )
+from value_aware_attention.arguments import check_at_least
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
 from value_aware_attention.measurement.measure import (
     LayerOptions,
     Method,
+    Show,
     measure,
 )
 from value_aware_attention.measurement.record import Attention, Cell, Record
@@ -112,42 +114,47 @@ def probe(
     `kernel` None is the model's own; another is put into it post hoc. `kernels` are more for the
     layers alone, on the model's own queries, keys and values; `between` and `skewness_gap` measure
     more there (`measurement.LayerOptions`). With `cache`, a folder, what was computed before is
-    found again. `show` gets lines of text as results come in, and with it a
-    progress bar is drawn. Raises ValueError, before any work, for what cannot be measured.
+    found again. `show` gets lines of text as results come in; with it a progress bar is drawn.
+    Raises ValueError, before any work, for what cannot be measured.
     """
     OptimalValueAware(1, search)  # refuses another search
-    if rows < 1:
-        raise ValueError(f"rows is {rows}; it must be at least 1")
+    check_at_least(1, rows=rows)
     task = _task(model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed,
                  draw=draw)  # fmt: skip
     methods = default_methods(search) if methods is None else methods
-    lines = Lines(task.metric, list(methods))
+    layers = LayerOptions(
+        rows=rows, search=search, between=between, skewness_gap=skewness_gap,
+        kernels=tuple(kernels), seed=seed,
+    )  # fmt: skip
+    record = measure(
+        task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
+        show=_printing(show, Lines(task.metric, list(methods))), progress=show is not None,
+    )  # fmt: skip
+    return Report(_of_windows(record, task.windows))
+
+
+def _of_windows(record: Record, read: TextWindows) -> Record:
+    """Adds what share of the text was read."""
+    text = replace(
+        record.text,
+        available_units=read.available,
+        tokens=read.text_tokens,
+        share_read=read.share_read,
+    )
+    return replace(record, text=text)
+
+
+def _printing(show: Callable[[str], None] | None, lines: Lines) -> Show | None:
+    """Shows the lines that a result completes, above the progress bar."""
+    if show is None:
+        return None
 
     def printed(result: Attention | Cell) -> None:
         with tqdm.external_write_mode():
             for line in lines(result):
-                show(line)  # type: ignore[misc]
+                show(line)
 
-    record = measure(
-        task,
-        methods,
-        sizes=sizes,
-        cache=cache,
-        layers=LayerOptions(
-            rows=rows, search=search, between=between, skewness_gap=skewness_gap,
-            kernels=tuple(kernels), seed=seed,
-        ),
-        cell_errors=False,
-        name=name,
-        show=printed if show else None,
-        progress=show is not None,
-    )  # fmt: skip
-    read = task.windows
-    text_read = replace(
-        record.text, available_units=read.available, tokens=read.text_tokens,
-        share_read=read.share_read,
-    )  # fmt: skip
-    return Report(replace(record, text=text_read))
+    return printed
 
 
 def _task(

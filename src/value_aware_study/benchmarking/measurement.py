@@ -74,7 +74,7 @@ def measure(
     passes = plan.passes()
     count = sum(len(lengths) * len(subjects) + 1 for lengths in passes.values())
     cells: list[Cell] = []
-    with tqdm(total=count, unit="measurement") as progress:
+    with tqdm(total=count, unit="measurement", disable=None) as progress:
         for name, lengths in passes.items():
             run = _Pass(name, lengths, subjects, plan, setting, cache)
             cells.extend(run.cells(progress))

@@ -82,7 +82,9 @@ class MaskedSequences:
         return torch.from_numpy(np.stack([self._sequence(index) for index in indices]))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(_mixed(seed))
+        # neighbouring integers as torch seeds would do; SeedSequence keeps (1, 2) and (2, 1) apart
+        entropy = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1)
+        generator = torch.Generator().manual_seed(int(entropy))
         inputs, labels = mask_tokens(
             tokens,
             generator=generator,
@@ -176,8 +178,3 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=4)
 def _offset(count: int, seed: int, epoch: int) -> int:
     return int(np.random.default_rng((seed, epoch, 1)).integers(count))
-
-
-def _mixed(seed: Sequence[int]) -> int:
-    # neighbouring integers as torch seeds would do; SeedSequence keeps (1, 2) and (2, 1) apart
-    return int(np.random.SeedSequence(tuple(seed)).generate_state(1, np.uint64)[0] >> np.uint64(1))

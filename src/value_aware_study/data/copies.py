@@ -34,7 +34,7 @@ def without_copies(documents: Iterable[Document], seen: set[int]) -> Iterator[Do
         copied = _covered(np.fromiter((h in seen for h in hashes), bool, len(hashes)))
         ends = np.cumsum([len(part) for part in words])
         shares = [
-            copied[end - len(part) : end].mean() if part else 0.0
+            copied[end - len(part) : end].mean() if part and hashes else 0.0  # no 13-gram: no copy
             for part, end in zip(words, ends, strict=True)
         ]
         kept = [part for part, share in zip(parts, shares, strict=True) if share < 0.5]

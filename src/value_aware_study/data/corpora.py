@@ -103,7 +103,7 @@ def _write_source(
     fractions: tuple[float, float],
 ) -> dict[str, Counts]:
     folder.mkdir(parents=True)
-    progress = tqdm(documents, desc=name, unit=" documents", mininterval=1.0)
+    progress = tqdm(documents, desc=name, unit=" documents", mininterval=1.0, disable=None)
     with ExitStack() as stack:
         writers: dict[Split, _Writer] = {
             split: stack.enter_context(_Writer(folder / f"{split}.jsonl")) for split in SPLITS

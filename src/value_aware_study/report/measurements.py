@@ -90,20 +90,13 @@ def error_rows(output_error: OutputError, method: str, layer: int | None = None)
     ]
 
 
-def matching_keys(
-    output_error: OutputError, r: int, layer: int | None = None
-) -> MatchingKeys | None:
-    """How many keys by weight match r value-aware ones (`captions.MATCH`), as the record has it."""
-    found = (m for m in output_error.matching_keys if (m.r, m.layer) == (r, layer))
-    return next(found, None)
-
-
 def sentence(output_error: OutputError) -> str:
     """ "4 value-aware keys match 69 (65 to 76) keys chosen by attention weight, 8 match ..."
 
     With the 95% intervals, and the median of single queries.
     """
-    found = [match for r in SENTENCE_SIZES if (match := matching_keys(output_error, r))]
+    pooled = (match for match in output_error.matching_keys if match.layer is None)
+    found = [match for match in pooled if match.r in SENTENCE_SIZES]
     if not found:
         return "how many keys match value-aware keys was not measured"
     first, *others = found

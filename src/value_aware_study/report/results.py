@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import pandas as pd
@@ -202,14 +202,10 @@ def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
 def _mean_of_seeds(rows: Sequence[Row]) -> Row:
     """Mean of the seeds: arithmetic for an error, geometric (mean of nats) for a perplexity."""
     row, values = dict(rows[0]), [row["value"] for row in rows]
-    mean = _geometric_mean if row["metric"] == "perplexity" else fmean
+    mean = geometric_mean if row["metric"] == "perplexity" else fmean
     if len(rows) > 1:
         for name in (*MEASURES[1:], *OUTPUT_ERRORS):
             average = mean if name in ("value", "low", "high") else fmean
             known = [row[name] for row in rows if row[name] is not None]
             row[name] = average(known) if len(known) == len(rows) else None
     return row | {"seeds": len(rows), "seeds_low": min(values), "seeds_high": max(values)}
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(fmean(math.log(value) for value in values))

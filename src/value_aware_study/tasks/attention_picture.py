@@ -14,7 +14,7 @@ __all__ = ["effective_weights", "first_head"]
 
 def first_head(call: LayerCall, positions: int) -> LayerCall:
     """Cuts a call to its first sequence and head, and to its first positions."""
-    query, key, value = (x[0, 0, :positions] for x in (call.query, call.key, call.value))
+    query, key, value = (x[:1, :1, :positions] for x in (call.query, call.key, call.value))
     return LayerCall(query, key, value, call.kernel, call.is_causal)
 
 
@@ -28,7 +28,7 @@ def effective_weights(method: nn.Module, call: LayerCall) -> Float[Tensor, "N M"
     options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
     keys = call.key.shape[-2]
     if isinstance(method, SparseApproximation):
-        return method.select(call.query, call.key, call.value, **options).dense(keys)
+        return method.select(call.query, call.key, call.value, **options).dense(keys)[0, 0]
     identity = torch.eye(keys, dtype=call.value.dtype, device=call.value.device)
     weights: Tensor = method(call.query, call.key, identity, **options)
-    return weights
+    return weights[0, 0]

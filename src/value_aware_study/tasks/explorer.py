@@ -48,11 +48,11 @@ def _cut(call: LayerCall, positions: int) -> LayerCall:
     """The first sequence of a call, cut to its first positions."""
     if call.key.shape[-2] < positions:
         raise ValueError(f"{positions} tokens given for a call of {call.key.shape[-2]} keys")
-    query, key, value = (x[0, :, :positions] for x in (call.query, call.key, call.value))
+    query, key, value = (x[:1, :, :positions] for x in (call.query, call.key, call.value))
     mask = call.attn_mask
     if mask is not None:
-        mask = mask[0, :, :positions, :positions]
-    return LayerCall(query, key, value, call.kernel, call.is_causal, 0, mask)
+        mask = mask[:1, :, :positions, :positions]
+    return LayerCall(query, key, value, call.kernel, call.is_causal, attn_mask=mask)
 
 
 def _explored_layer(
@@ -60,12 +60,12 @@ def _explored_layer(
 ) -> list[Head]:
     options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
     options["attn_mask"] = call.attn_mask
-    exact = attention_weights(call.query, call.key, **options)
+    exact = attention_weights(call.query, call.key, **options)[0]
 
     def chosen(method: SparseApproximation) -> Chosen:
         selected = method.select(call.query, call.key, call.value, **options)
-        weights = selected.dense(call.key.shape[-2])
-        return weights, _relative_error(weights, exact, call.value)
+        weights = selected.dense(call.key.shape[-2])[0]
+        return weights, _relative_error(weights, exact, call.value[0])
 
     by_size = [[chosen(method(size)) for method in methods.values()] for size in sizes]
     heads, queries, _ = exact.shape

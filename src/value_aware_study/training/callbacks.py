@@ -79,7 +79,7 @@ class StepProgress(Callback):
             desc="training",
             unit="step",
             mininterval=0.5,
-            disable=not trainer.is_global_zero,
+            disable=None if trainer.is_global_zero else True,  # None: drawn on a terminal alone
         )
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, *arguments: Any) -> None:

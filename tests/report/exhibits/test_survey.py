@@ -1,5 +1,6 @@
 """The survey's section, from FABRICATED measurements: power laws of the length."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from value_aware_study.report.survey import survey_section
 from value_aware_study.report.survey_claims import CLAIMS, answers
 from value_aware_study.report.survey_records import Measurements, summary
 
+SLY = "<script>alert(1)</script>"
 LENGTHS = (128, 256, 512, 1024, 2048)
 BEYOND = (2048, 4096, 8192)
 SLOW = (1.0, 1.5, 0.9, 1.0, 1.2, 1.0)
@@ -224,6 +226,17 @@ def test_the_section_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
     arguments = exhibits(section)["methods"].table.markdown()
     assert "stride = √L" in arguments and "rank = min(L, 64)" in arguments
     assert "length = 0.25 L" in arguments
+
+
+def test_tokens_and_names_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("value_aware_study.report.page.png", lambda charts, rows: b"")
+    given = survey_record()
+    picture = replace(given.picture, tokens=(SLY, "f"))
+    variant = replace(given, model=SLY, trained_with="SlidingWindow", arguments={"r": 2})
+    section = survey_section([replace(given, picture=picture)], [variant], record(AGREES))
+    page = write_page(Page("", "", [section]), tmp_path).read_text()
+    assert SLY not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert r"\u003cscript\u003ealert(1)" in page  # a word on an axis
 
 
 def test_what_was_not_measured_is_left_out_and_named() -> None:

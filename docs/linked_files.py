@@ -1,0 +1,46 @@
+"""Makes a part of the site what its pages link to outside of docs/: results, source, CHANGELOG.
+
+A link of docs/ that leads out of it, ](../results/claims.md), is right in a checkout. The site has
+that file at results/claims.md, beside the pages.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
+OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
+
+
+def on_files(files: Files, *, config: Any) -> None:
+    """Adds the files: all of results/, and each that a page of docs/ links to."""
+    texts = [file.content_string for file in files.documentation_pages()]
+    linked = {found for text in texts for found in OUTSIDE.findall(text)}
+    results = (path for path in (ROOT / "results").rglob("*") if path.is_file())
+    for path in {*results, *(ROOT / name for name in (*PAGES, *linked))}:
+        if path.is_file() and not _is_replaced(path):
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Writes links as they lead from the page's place in the site."""
+    if page.file.src_uri in PAGES:
+        return markdown.replace("](docs/", "](")
+    if page.file.src_uri.startswith("results/"):
+        return markdown.replace("../docs/", "../")
+    return OUTSIDE.sub(_inside, markdown)
+
+
+def _inside(link: re.Match[str]) -> str:
+    """The link without its way out of docs/; a folder's is that of its README."""
+    target = link[1]
+    return f"]({target}README.md" if target.endswith("/") else f"]({target}"
+
+
+def _is_replaced(path: Path) -> bool:
+    """A README would be written to the index.html that its folder has."""
+    return path.name == "README.md" and (path.parent / "index.html").exists()

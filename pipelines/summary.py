@@ -1,0 +1,34 @@
+"""The few numbers of a record that runs are compared by, and its cells as lines of a table."""
+
+from typing import Any
+
+from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
+from value_aware_attention.measurement.record import Cell
+from value_aware_attention.probe.lines import match
+
+SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
+
+
+def row(record: Record, cell: Cell) -> dict[str, Any]:
+    """A cell as a line of a table."""
+    metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
+    error = {"relative_output_error": cell.error.relative} if cell.error else {}
+    named = {"model": record.model, "approximation": cell.approximation}
+    return named | dict(cell.parameters) | metric | error
+
+
+def summary(record: Record) -> dict[str, float]:
+    """The few numbers of a model that runs are compared by.
+
+    Its metric with exact attention, and with 1, 4 and d + 1 keys chosen by weight (OVO) and for the
+    output (OVA); how many keys by weight match 4 value-aware ones.
+    """
+    found = {"exact": record.cells[0].value}
+    for cell in record.cells:
+        r = cell.parameters.get("r")
+        if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
+            found[f"{SHORT[cell.approximation]}_{r}"] = cell.value
+    if record.attention and (matched := match(record.attention[0].output_error, 4)):
+        found["keys_matching_4"] = matched.keys
+    return found

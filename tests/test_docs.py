@@ -1,0 +1,72 @@
+"""The site builds without a warning and without a network; what the pages name exists."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+import value_aware_attention
+from value_aware_attention import approximations
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PROSE = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "Makefile", "mkdocs.yml"))]
+MODULE = re.compile(r"\b(?:value_aware_attention|value_aware_study|pipelines|benchmarks)(?:\.\w+)+")
+FILE = re.compile(r"`((?:conf|docs|src|pipelines|tests|benchmarks|notebooks|\.github)/[\w./-]+)`")
+EXAMPLE = re.compile("largest_values|LargestValues")  # of docs/add-a-method.md, which is run
+FETCHED = re.compile(r"""<(?:script|img|iframe)[^>]*src=["']?https?:|<link[^>]*href=["']?https?:""")
+
+
+@pytest.mark.slow
+def test_the_site_builds_from_a_checkout_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "https_proxy": "http://localhost:9"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for module in value_aware_attention.__all__:
+        assert f"<code>{module}</code>" in (tmp_path / "api/index.html").read_text()
+    methods = (tmp_path / "api/approximations.html").read_text()
+    for name in approximations.__all__:
+        assert f'id="{approximations.__name__}.{name}"' in methods
+    assert "exp(scale &lt;q, k&gt;)" in (tmp_path / "api/kernels.html").read_text()
+    assert (tmp_path / "results/index.html").exists()
+    for page in tmp_path.glob("**/*.html"):
+        assert not FETCHED.search(page.read_text()), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_says_first_what_it_is_for(page: Path) -> None:
+    heading, sentence = page.read_text().split("\n\n")[:2]
+    assert heading.startswith("# ") and sentence[0].isalpha(), sentence
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_modules_and_files_that_are_named_exist(page: Path) -> None:
+    text = page.read_text()
+    for name in MODULE.findall(text):
+        if not EXAMPLE.search(name):
+            assert exists(name), name
+    for file in FILE.findall(text):
+        assert EXAMPLE.search(file) or (ROOT / file).exists(), file
+
+
+def test_modules_that_comments_of_the_configuration_name_exist() -> None:
+    for file in [ROOT / "params.yaml", ROOT / "dvc.yaml", *(ROOT / "conf").rglob("*.yaml")]:
+        for name in MODULE.findall("\n".join(re.findall("#.*", file.read_text()))):
+            assert exists(name), name
+
+
+def exists(name: str) -> bool:
+    """Whether it is a module of ours, or something in one."""
+    path = Path(*name.split("."))
+    if any((ROOT / above / path).with_suffix(".py").exists() for above in ("", "src")):
+        return True
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
