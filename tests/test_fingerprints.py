@@ -121,7 +121,7 @@ def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(compu
     code = set(found["code"])
     assert {"pipelines.train_causal", "value_aware_study.training.muon"} <= code
     assert {"value_aware_attention.flex", "value_aware_study.training.fit"} <= code
-    assert not {name for name in code if ".evaluation." in name or ".reporting" in name}
+    assert not {name for name in code if ".evaluation." in name or ".report." in name}
 
 
 def test_a_value_that_does_not_compose_is_one_line_and_leaves_the_fingerprints(tree: Path) -> None:
