@@ -460,11 +460,12 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
     assert len(seeds) == len(set(seeds)) == 3
 
 
-def test_the_survey_leaves_a_page_with_claims_distances_patterns_and_training(made: Path) -> None:
-    written = {path.name for path in (made / "outputs/survey_report").iterdir()}
-    wanted = {"index.html", "claims.md", "distance.csv", "trained.csv", "exponents.csv"}
-    wanted |= {"distance_causal_elu.png", "patterns_masked_long.png", "figure_9.png", "growth.png"}
+def test_the_report_has_the_survey_with_claims_distances_patterns_and_training(made: Path) -> None:
+    written = {path.name for path in (made / "report").iterdir()}
+    wanted = {"survey_claims.md", "distance.csv", "trained.csv", "forward.csv", "methods.md"}
+    wanted |= {"distance.png", "patterns.png", "time_memory_short.png"}
     assert wanted <= written
-    page = (made / "outputs/survey_report/index.html").read_text()
-    assert page.index("distance_causal_elu") < page.index("figure_9") < page.index("id='cells'")
+    page = (made / "report/index.html").read_text()
+    places = [page.index(f'data-exhibit="{name}"') for name in ("distance", "patterns", "cells")]
+    assert places == sorted(places)
     assert str(made) not in page

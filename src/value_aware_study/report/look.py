@@ -142,7 +142,9 @@ def log_axis(title: str) -> alt.X:
     return alt.X("value:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
 
 
-def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str) -> list[alt.Chart]:
+def bars(
+    frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None
+) -> list[alt.Chart]:
     """A horizontal bar for each series of each row, its value at its end; `rows` is their title."""
     y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
     base = _base(frame, marks, x, legend="top")

@@ -195,6 +195,12 @@ def test_axes_say_what_is_better(record: Record) -> None:
         assert f"{title} is better" in str(panel.to_dict())
 
 
+def test_what_was_not_measured_is_left_out(record: Record) -> None:
+    errors = replace(record.attention[0].output_error, matching_keys=())
+    shown = exhibits(with_attention(record, output_error=errors))
+    assert "matching_keys" not in shown and "end_metric" in shown
+
+
 def test_a_section_of_another_name_has_other_anchors(record: Record) -> None:
     names = [exhibit.name for exhibit in model_section(record, "second").exhibits]
     assert names and all(name.startswith("second_") for name in names)

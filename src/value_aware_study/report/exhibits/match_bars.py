@@ -23,9 +23,11 @@ LARGEST = 16
 """Value-aware keys; more are in the table."""
 
 
-def exhibit(record: Record, name: str, setting: str) -> Exhibit:
-    """A pair of bars for each number of value-aware keys, a panel for each kernel."""
-    kernels = of_kernels(record)
+def exhibit(record: Record, name: str, setting: str) -> Exhibit | None:
+    """A pair of bars for each number of value-aware keys, for each kernel; None without any."""
+    kernels = [one for one in of_kernels(record) if one.output_error.matching_keys]
+    if not kernels:
+        return None
     found = [f"{one.label}: {sentence(one.output_error)}." for one in kernels]
     return Exhibit(
         name,

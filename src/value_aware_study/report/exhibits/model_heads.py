@@ -99,7 +99,7 @@ def _heat_map(frame: pd.DataFrame, method: str) -> Panel:
     first = max(float(frame["value"].quantile(0.01)), 1e-6)
     last = max(float(frame["value"].max()), first * 1.01)
     scale = alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True)
-    shown = ["layer:O", "head:O", alt.Tooltip("value:Q", format=".3~g")]
+    shown: list[Any] = ["layer:O", "head:O", alt.Tooltip("value:Q", format=".3~g")]
     if frame["low"].notna().all():
         shown += [alt.Tooltip(f"{end}:Q", format=".3~g") for end in ("low", "high")]
     places = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)

@@ -23,17 +23,18 @@ ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
 READ = (
     "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
     "larger the weight, relative to the largest of its row; vermillion: negative. First layer, "
-    "first head, attention restricted to the tokens shown. Each method has the setting that "
+    "first head, attention restricted to the tokens shown; less than half a percent is not drawn. Each method has the setting that "
     "costs nearest to the budget; its cost, in brackets, is in keys a query."
 )
 
 
 def exhibit(measured: Sequence[records.Record]) -> Exhibit | None:
     """Exact attention beside a method that the reader picks, for each model with a picture."""
-    drawn = [record for record in measured if record.picture and record.picture.panels]
+    found = {model_label(one): one.picture for one in measured if one.picture}
+    drawn = {model: picture for model, picture in found.items() if len(picture.panels) > 1}
     if not drawn:
         return None
-    data = pd.DataFrame([row for record in drawn for row in _rows(record)])
+    data = pd.DataFrame([row for model, picture in drawn.items() for row in _rows(model, picture)])
     display = data.assign(
         cost=[number(cost) for cost in data["cost"]],
         **{"keys with a weight": [number(keys) for keys in data["keys with a weight"]]},
@@ -43,26 +44,26 @@ def exhibit(measured: Sequence[records.Record]) -> Exhibit | None:
         "What each method attends to",
         "The weights of every method on the same words, beside exact attention's.",
         [READ],
-        [panel for record in drawn for panel in _panels(record)],
+        [panel for model, picture in drawn.items() for panel in _panels(model, picture)],
         Table(data, display),
-        choices=[model_label(record) for record in drawn],
+        choices=list(drawn),
     )
 
 
-def _rows(record: records.Record) -> list[dict[str, Any]]:
+def _rows(model: str, picture: records.Picture) -> list[dict[str, Any]]:
     """What a model's panels show, a row each."""
     return [
-        {"model": model_label(record), "method": method_label(panel.approximation)}
+        {"model": model, "method": method_label(panel.approximation)}
         | {"cost": panel.cost}
         | {"keys with a weight": fmean(sum(map(bool, row)) for row in panel.weights)}
-        for panel in record.picture.panels
+        for panel in picture.panels
     ]
 
 
-def _panels(record: records.Record) -> list[Panel]:
+def _panels(model: str, picture: records.Picture) -> list[Panel]:
     """Exact attention, and the other methods behind a list to pick one from."""
-    tokens = record.picture.tokens
-    exact, *others = record.picture.panels
+    tokens = picture.tokens
+    exact, *others = picture.panels
     frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
     names = list(dict.fromkeys(frame["method"]))
     pick = alt.binding_select(options=names, name="method ")
@@ -70,8 +71,8 @@ def _panels(record: records.Record) -> list[Panel]:
     left = _heat_map(pd.DataFrame(_cells(exact)), tokens)
     right = _heat_map(frame, tokens).add_params(picked).transform_filter(picked)
     return [
-        left.properties(title=f"{model_label(record)}: exact attention"),
-        right.properties(title=f"{model_label(record)}: a method"),
+        left.properties(title=f"{model}: exact attention"),
+        right.properties(title=f"{model}: a method"),
     ]
 
 
@@ -97,7 +98,7 @@ def _cells(panel: records.Panel) -> list[dict[str, Any]]:
     """One row a pair that is seen: its weight, and that as a share of its query's largest."""
     cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
     name = method_label(panel.approximation) + cost
-    cells = [
+    cells: list[dict[str, Any]] = [
         {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
         | {"strength": round(abs(weight) / (max(map(abs, row)) or 1.0), 3)}
         for query, row in enumerate(panel.weights)
