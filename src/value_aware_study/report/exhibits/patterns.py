@@ -23,8 +23,9 @@ ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
 READ = (
     "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
     "larger the weight, relative to the largest of its row; vermillion: negative. First layer, "
-    "first head, attention restricted to the tokens shown; less than half a percent is not drawn. Each method has the setting that "
-    "costs nearest to the budget; its cost, in brackets, is in keys a query."
+    "first head, attention restricted to the tokens shown; less than half a percent is not drawn. "
+    "Each method has the setting that costs nearest to the budget; its cost, in brackets, is in "
+    "keys a query."
 )
 
 
@@ -44,7 +45,11 @@ def exhibit(measured: Sequence[records.Record]) -> Exhibit | None:
         "What each method attends to",
         "The weights of every method on the same words, beside exact attention's.",
         [READ],
-        [panel for model, picture in drawn.items() for panel in _panels(model, picture)],
+        [
+            panel
+            for place, (model, picture) in enumerate(drawn.items())
+            for panel in _panels(model, picture, f"pick{place}")
+        ],
         Table(data, display),
         choices=list(drawn),
     )
@@ -60,19 +65,20 @@ def _rows(model: str, picture: records.Picture) -> list[dict[str, Any]]:
     ]
 
 
-def _panels(model: str, picture: records.Picture) -> list[Panel]:
-    """Exact attention, and the other methods behind a list to pick one from."""
+def _panels(model: str, picture: records.Picture, param: str) -> list[Panel]:
+    """Exact attention, and the other methods behind a list to pick one from, by `param`."""
     tokens = picture.tokens
     exact, *others = picture.panels
     frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
     names = list(dict.fromkeys(frame["method"]))
     pick = alt.binding_select(options=names, name="method ")
-    picked = alt.selection_point(name="method", fields=["method"], bind=pick, value=names[0])
+    picked = alt.selection_point(name=param, fields=["method"], bind=pick, value=names[0])
+    title = json.dumps(f"{model}: ")
     left = _heat_map(pd.DataFrame(_cells(exact)), tokens)
     right = _heat_map(frame, tokens).add_params(picked).transform_filter(picked)
     return [
         left.properties(title=f"{model}: exact attention"),
-        right.properties(title=f"{model}: a method"),
+        right.properties(title=alt.Title(alt.ExprRef(f"{title} + {param}_method"))),
     ]
 
 
