@@ -6,6 +6,7 @@ The survey and probed models are on it where they were measured.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pipelines.app import app
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report import Section, write_page
 from value_aware_study.report.explorer import Exploration
+from value_aware_study.report.model import model_section
 from value_aware_study.report.pages import report_page
 from value_aware_study.report.results import Results, files_of, read_folder
 from value_aware_study.report.survey import survey_section
@@ -27,7 +29,16 @@ def main(cfg: DictConfig) -> None:
     metrics = [json.loads(file.read_text()) for file in files_of(cfg.training)]
     results = Results.of(read_folder(cfg.records), {m["model"]: m for m in metrics}, tokens)
     survey = survey_of(cfg, results.records)
-    write_page(report_page(results, survey, (), explored(cfg)), Path(cfg.report))
+    probed = [read(file) for file in sorted(Path(cfg.probe).glob("*/record.json"))]
+    names = ["model", *(f"model_{place}" for place in range(2, len(probed) + 1))]
+    models = [model_section(*one) for one in zip(probed, names, strict=False)]
+    page = report_page(results, survey, models, explored(cfg), probed)
+    write_page(page, Path(cfg.report))
+
+
+def read(file: Path) -> Record:
+    """The record of a probe."""
+    return Record.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
 def explored(cfg: DictConfig) -> Exploration | None:
@@ -37,7 +48,7 @@ def explored(cfg: DictConfig) -> Exploration | None:
     return Exploration.of(found) if found else None
 
 
-def survey_of(cfg: DictConfig, evaluated: list[Record]) -> Section | None:
+def survey_of(cfg: DictConfig, evaluated: Sequence[Record]) -> Section | None:
     """The survey of these models; records of other checkpoints are left out, and named."""
     found, trained, benchmark = Path(cfg.survey), Path(cfg.trained), Path(cfg.benchmark)
     surveyed = read_folder(found) if any(found.glob("*.json")) else []

@@ -89,10 +89,10 @@ def record(folder: Path, model: str) -> Record:
 
 
 def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
-    results = {path.name for path in (made / "report").iterdir()}
+    report = {path.name for path in (made / "report").iterdir()}
     wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
-    wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md"}
-    assert wanted <= results
+    wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
+    assert wanted | {"hero.png", "explorer.json"} <= report
     assert not list(made.rglob("*.partial"))
 
 
@@ -352,7 +352,7 @@ def test_no_record_names_the_machine(made: Path) -> None:
             "train_causal scale=gpu trainer.accelerator=gpu",
             ("operations of training", "days", "trainer.accelerator=auto"),
         ),
-        ("headline report.records=/no/such/folder", ("/no/such/folder", "no records")),
+        ("report report.records=/no/such/folder", ("/no/such/folder", "no records")),
         ("train_causal attention=lsh", ("LSH", "is_causal")),
         ("train_causal attention=fourier_mixing", ("FourierMixing", "causal")),
         ("train_causal kernel=elu attention=orf", ("OrthogonalRandomFeatures", "Elu")),
@@ -432,11 +432,6 @@ def test_plan_prints_the_papers_sizes(made: Path, capsys: pytest.CaptureFixture[
     for number in ("156,000,256", "31,520", "2,476,000", "2,500,000", "4,096", "operations"):
         assert number in printed
     assert "79 hours of training in all" in printed and "an estimate, not measured" in printed
-
-
-def test_the_headline_names_the_report(made: Path, run: Run, capsys) -> None:
-    run("headline")
-    assert "index.html" in capsys.readouterr().out
 
 
 def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None:

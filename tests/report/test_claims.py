@@ -1,7 +1,5 @@
 """Verdicts from SYNTHETIC records: unit totals with the mean and the spread that a test needs."""
 
-import csv
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +8,8 @@ from synthetic import attention, ends, error, gap_cell, output_error, record, sk
 
 from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.claim import Answer, Finding
-from value_aware_study.report.claims import CLAIMS, about, answers, claims_csv
+from value_aware_study.report.claims import CLAIMS, about, answers
+from value_aware_study.report.exhibits import claims as exhibits
 from value_aware_study.report.results import Results
 
 UNITS = 30
@@ -235,11 +234,23 @@ def test_numbers_are_ratios_of_perplexities_and_points_of_error():
     both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
     errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
     found = found_in([causal("elu", *both), masked("long", *errors)])
-    published, line = found[0].lines()
-    assert published.startswith("Published: perplexity 280.3 against 1,031.1 (exponential)")
+    [line] = found[0].found()
+    assert found[0].published.startswith("perplexity 280.3 against 1,031.1 (exponential)")
     assert line.startswith("OVA 1 against OVO 1: elu × 0.607 (")
     assert ", masked long −5.00 points (" in line
-    rows = list(csv.DictReader(io.StringIO(claims_csv(found))))
-    assert float(rows[0]["estimate"]) == pytest.approx(np.exp(-0.5), rel=1e-5)
-    assert rows[0]["holds"] == "yes" and float(rows[1]["estimate"]) == pytest.approx(-5)
-    assert {row["claim"] for row in rows} == {claim.text for claim in CLAIMS}
+
+
+def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
+    both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
+    errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
+    given = Results.of([causal("elu", *both), masked("long", *errors)])
+    verdicts, findings = exhibits.exhibit(given)
+    rows = verdicts.table.data
+    assert rows["claim"].tolist() == [claim.text for claim in CLAIMS]
+    assert rows["verdict"].tolist() == ["holds", *["not measured"] * 8]
+    assert verdicts.caption == "Of 9 claims: holds 1, not measured 8."
+    found = findings.table.data
+    assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
+    assert found["holds"][0] == "yes" and float(found["estimate"][1]) == pytest.approx(-5)
+    assert set(found["claim"]) == {claim.text for claim in CLAIMS}
+    assert findings.table.display["agrees"].tolist() == ["✓", "✓", *["not measured"] * 8]

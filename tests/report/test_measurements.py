@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 from synthetic import curve, output_error, probed, without_attention
 from synthetic import match as match_of
-from value_aware_study.reporting.headline import headline
-from value_aware_study.reporting.measured_report import matching_table
 
+from value_aware_study.report.exhibits import hero
+from value_aware_study.report.exhibits import matching_keys as matching
 from value_aware_study.report.measurements import (
     error_rows,
     of_kernels,
@@ -91,7 +91,8 @@ def test_only_the_models_own_kernel_is_called_its_own():
 
 
 def test_the_table_has_pooled_counts_with_intervals_and_its_csv_the_layers(results):
-    table = matching_table("keys_needed", of_models(results), "setting.")
+    shown = matching.layers(of_models(results))
+    table = shown.table
     errors = results.models("causal_elu")[0].attention[0].output_error
     needed = matching_keys(errors, 4)
     rows = table.data[(table.data["model"] == "causal, elu") & (table.data["r"] == 4)]
@@ -100,27 +101,24 @@ def test_the_table_has_pooled_counts_with_intervals_and_its_csv_the_layers(resul
     assert rows["keys_needed"].tolist() == [match.keys for match in matches]
     for name in ("low", "high", "median", "lower_quartile", "upper_quartile"):
         assert rows[name].tolist() == [getattr(match, name) for match in matches]
-    shown = table.display[table.display["model"] == "causal, elu"]
-    [row] = shown[shown["r, value-aware keys"] == "4"].to_dict("records")
+    display = table.display[table.display["model"] == "causal, elu"]
+    pooled = display[display["layer"] == "all"]
+    [row] = pooled[pooled["r, value-aware keys"] == "4"].to_dict("records")
     assert row["keys by weight"] == f"{needed.keys}"
     assert row["95% interval"] == f"{needed.low} to {needed.high}"
     assert row["median query"] == f"{needed.median}"
+    notes = " ".join([*shown.notes, *matching.exhibit(of_models(results), "matching").notes])
     for words in (
-        "best found", "conservative", "256 queries of 8 windows in each of 4 layers", "setting.",
+        "best found", "conservative", "256 queries of 8 windows in each of 4 layers",
         "errors pooled", "test, inverted", "256 queries of 8 sequences in each of 2 layers",
     ):  # fmt: skip
-        assert words in table.caption
+        assert words in notes
 
 
-def test_a_table_without_measurements_is_empty_and_says_so():
-    table = matching_table("keys_needed", [], "")
-    assert table.data.empty and "No output error was measured" in table.caption
-    assert table.csv().startswith("model,layer,r,keys_needed")
-
-
-def test_the_headline_has_a_line_for_each_measured_model(records):
-    text = headline(records)
-    for record in records:
-        for attention in record.attention:
-            assert sentence(attention.output_error) in text
-    assert "match" not in headline(without_attention(records))
+def test_the_answer_is_of_the_first_record_that_has_one(results):
+    shown = hero.exhibit([*without_attention(results.records[:1]), *results.causal])
+    needed = matching_keys(results.causal[0].attention[0].output_error, 4)
+    assert f"4 keys as with {needed.keys}," in shown.title and "causal, exp" in shown.caption
+    assert shown.table.data["r"].tolist() == [1, 2, 4, 8, 16]
+    assert "tiny" in hero.exhibit([probed(), *results.causal]).caption
+    assert hero.exhibit(without_attention(results.records)) is None

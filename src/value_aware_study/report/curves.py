@@ -86,7 +86,7 @@ def powers(kind: Any, field: str, title: str, values: Collection[float], room: f
 
 
 def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
-    """An axis of changes from exact attention's value: even up to `around`, logarithmic beyond.
+    """An axis of changes, 0 marked "exact": even up to `around`, logarithmic beyond.
 
     The paper's changes are many times ours; both are to be read.
     """
@@ -96,7 +96,8 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
     scale = alt.Scale(type="symlog", constant=around, domain=ends, nice=False)
     ticks = [step for step in STEPS if around <= step <= 1.15 * high]
     below = [-step for step in STEPS if around <= step <= -low]
-    axis = alt.Axis(values=[*below, 0.0, *ticks], format="~r", labelOverlap="greedy")
+    label = "datum.value ? format(datum.value, '~r') : 'exact'"
+    axis = alt.Axis(values=[*below, 0.0, *ticks], labelExpr=label, labelOverlap="greedy")
     return alt.Y("value:Q", title=title, scale=scale, axis=axis)
 
 
@@ -114,7 +115,7 @@ def curves(
     low = y.copy()
     low.shorthand = "low:Q"
     layers = [base.mark_line(strokeWidth=look.line).transform_filter(f"datum.points >= {JOINED}")]
-    if "low" in frame and frame["low"].notna().any():
+    if _ends(frame):
         layers.insert(0, base.mark_rule(strokeWidth=0.8 * look.line).encode(y=low, y2="high:Q"))
     shape = _shape(marks)
     layers.append(base.mark_point(filled=True, size=look.point).encode(shape=shape))
@@ -125,7 +126,7 @@ def curves(
 
 
 def _base(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y) -> alt.Chart:
-    numbers = [name for name in ("count", "value", "low", "high") if name in frame]
+    numbers = ["count", "value", *_ends(frame)]
     kept = [name for name in ("series", *numbers, "points") if name in frame]
     colours = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
     return alt.Chart(frame[kept]).encode(
@@ -137,16 +138,22 @@ def _base(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y) ->
     )
 
 
+def _ends(frame: pd.DataFrame) -> list[str]:
+    """The columns of the interval, where it is known of some value."""
+    return [name for name in ("low", "high") if name in frame and frame[name].notna().any()]
+
+
 def _shape(marks: Mapping[str, Mark]) -> alt.Shape:
     scale = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
     return alt.Shape("series:N", scale=scale)
 
 
-def level(value: float, name: str) -> list[alt.Chart]:
-    """A dashed horizontal line at a value, with its name under its left end."""
+def level(value: float, name: str = "") -> list[alt.Chart]:
+    """A dashed horizontal line at a value, with its name, if it has one, under its left end."""
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(y="value:Q")
     label = base.mark_text(align="left", baseline="top", dy=5)
-    return [base.mark_rule(strokeDash=[5, 4]), label.encode(x=alt.value(6), text="name:N")]
+    line = base.mark_rule(strokeDash=[5, 4])
+    return [line, label.encode(x=alt.value(6), text="name:N")] if name else [line]
 
 
 def upright(count: int, name: str) -> list[alt.Chart]:

@@ -14,7 +14,7 @@ KERNEL_MARKS = {
     "polynomial (deg 2)": Mark.of("brown", "triangle-up"),
     "elu": Mark.of("sky", "square"),
 }
-SHORT, LONG = Mark.of("grey", "square"), Mark.of("wine", "cross")
+SHORT, LONG = Mark.of("grey", "square"), Mark.of("olive", "cross")
 OTHER = Mark.of("grey")
 """Of what has no mark of its own."""
 

@@ -1,31 +1,22 @@
+"""Output error, matching keys and skewness of every model: the measured numbers, drawn."""
+
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from synthetic import probed, with_attention
-from value_aware_study.reporting.measured_report import measured_figures
-from value_aware_study.reporting.output_error_figures import (
-    BOUND,
-    FLOOR,
-    LABEL_GAP,
-    curve_labels,
-    matching_keys_figure,
-    output_error_figure,
-)
 
-from value_aware_study.report.gap import (
-    gap_findings,
-    gap_rows,
-    skewness_figure,
-)
-from value_aware_study.report.measurements import error_rows, of_kernels, of_models
+from value_aware_study.report.exhibits import matching_keys, output_error, skewness_gap
+from value_aware_study.report.exhibits.output_error import BOUND_LABEL
+from value_aware_study.report.gap import gap_findings, gap_rows
+from value_aware_study.report.measurements import FLOOR, error_rows, of_kernels, of_models
+from value_aware_study.report.oracles import NAMES
 from value_aware_study.report.results import Results
 
-DRAW = (output_error_figure, matching_keys_figure, skewness_figure)
 
-
-def rows(chart):
-    return [row for data in chart.to_dict()["datasets"].values() for row in data]
+def rows(*charts):
+    return [
+        row for chart in charts for data in chart.to_dict()["datasets"].values() for row in data
+    ]
 
 
 def with_gaps(results, change):
@@ -44,88 +35,68 @@ def measured(results):
     return of_models(results)
 
 
+def errors(measured):
+    return output_error.exhibit(measured, "errors", "setting.", column="model")
+
+
 def test_the_output_error_has_a_panel_a_model_and_every_method(measured):
-    chart = output_error_figure(measured).to_dict()
-    titles = [panel["title"] for panel in chart["concat"]]
-    assert titles == [item.label for item in measured] and len(titles) == 4
-    drawn = rows(output_error_figure(measured[:1]))
-    assert {row["series"] for row in drawn} == set(curve_labels().values())
+    shown = errors(measured)
+    titles = [panel.to_dict()["title"] for panel in shown.charts]
+    assert titles == list(shown.choices) == [item.label for item in measured] and len(titles) == 4
+    drawn = {row["series"] for row in rows(shown.charts[0]) if "series" in row}
+    assert drawn >= {*NAMES.values(), BOUND_LABEL, "CAOTE"} and len(drawn) == 8
 
 
 def test_pooled_and_layer_curves_are_the_measured_ones(measured):
     item = measured[0]
-    drawn = rows(output_error_figure([item]))
+    data = errors([item]).table.data
     for method in ("optimal_v_oblivious", "optimal_v_aware"):
-        for name, layer in (("pooled", None), ("3", 3)):
-            of_layer = {
-                row["r"]: row["error"]
-                for row in drawn
-                if row["series"] == curve_labels()[method] and row["layer"] == name
-            }
+        for name, layer in (("all", None), ("3", 3)):
+            chosen = data[(data["method"] == method) & (data["layer"] == name)]
             expected = {
                 row["r"]: row["error"] for row in error_rows(item.output_error, method, layer)
             }
-            assert {1, 2, 4, 8, 16, 32, 64, max(expected)} <= set(of_layer)
-            for r, error in of_layer.items():
-                assert error == pytest.approx(max(expected[r], FLOOR))
-    assert {row["layer"] for row in drawn if row["series"] == BOUND} == {"pooled"}
+            found = dict(zip(chosen["r"], chosen["error"], strict=True))
+            assert {r for r in expected if r.bit_count() == 1} | {max(expected)} == set(found)
+            assert all(error == pytest.approx(expected[r]) for r, error in found.items())
+    assert set(data[data["method"] == "maurey_bound"]["layer"]) == {"all"}
 
 
 def test_no_error_is_drawn_below_the_floor(measured):
-    drawn = [row["error"] for row in rows(output_error_figure(measured))]
+    drawn = [
+        row["value"] for panel in errors(measured).charts for row in rows(panel) if "value" in row
+    ]
     assert min(drawn) == FLOOR
 
 
 def test_kernels_put_in_post_hoc_have_panels_and_known_intervals_bars():
     kernels = of_kernels(probed(("exponential", "elu")))
-    chart = output_error_figure(kernels).to_dict()
-    titles = [panel["title"] for panel in chart["concat"]]
+    titles = [panel.to_dict()["title"] for panel in errors(kernels).charts]
     assert titles == ["exponential, its own", "elu, post hoc"]
-    bars = [row for row in rows(output_error_figure(kernels[:1])) if "high" in row]
-    assert {(row["series"], row["r"]) for row in bars} == {
-        (series, r) for series in ("OVO", "OVA") for r in (1, 2, 4, 8, 9)
+    shown = errors(kernels[:1])
+    bars = [row for row in rows(shown.charts[0]) if row.get("high") is not None]
+    assert {(row["series"], row["count"]) for row in bars} == {
+        (series, r) for series in NAMES.values() for r in (1, 2, 4, 8, 9)
     }
-    assert all(row["error"] < row["high"] for row in bars)
+    assert all(row["value"] < row["high"] for row in bars)
+    assert not any("Maurey" in note for note in shown.notes)
     [unknown] = of_kernels(probed(known=False))
-    assert not any("high" in row for row in rows(output_error_figure([unknown])))
-    for given, said in ((kernels, "as bars"), ([unknown], "without intervals")):
-        [figure] = measured_figures(given, {"output_error": ("name", "")}, "setting.")
-        assert said in figure.caption and "Maurey" not in figure.caption
-
-
-def test_only_the_bound_is_dashed(measured):
-    chart = output_error_figure(measured[:1]).to_dict()
-    dashed = {
-        row["series"]
-        for layer in chart["concat"][0]["layer"]
-        if "strokeDash" in layer["mark"]
-        for row in chart["datasets"][layer["data"]["name"]]
-    }
-    assert dashed == {BOUND}
+    assert not any("high" in row for row in rows(errors([unknown]).charts[0]))
 
 
 def test_matching_keys_draws_the_counts_and_the_diagonal(measured):
-    drawn = rows(matching_keys_figure(measured))
+    drawn = rows(*matching_keys.exhibit(measured, "matching").charts)
     expected = {
         (item.label, match.r): match.keys
         for item in measured
         for match in item.output_error.matching_keys
         if match.layer is None
     }
-    found = {(row["series"], row["r"]): row["needed"] for row in drawn if "series" in row}
-    assert all(row["low"] < row["needed"] < row["high"] for row in drawn if "series" in row)
-    assert found == expected
-    assert all(row["text"] == str(row["needed"]) for row in drawn if "series" in row)
-    assert [(row["r"], row["needed"]) for row in drawn if "series" not in row] == [(1, 1), (32, 32)]
-
-
-def test_labels_of_one_size_keep_their_distance(measured):
-    drawn = [row for row in rows(matching_keys_figure(measured)) if "series" in row]
-    for r in (1, 2, 4, 8, 16, 32):
-        places = sorted(row["label_at"] for row in drawn if row["r"] == r)
-        assert len(places) == 4
-        assert all(b / a >= LABEL_GAP * 0.999 for a, b in pairwise(places))
-    assert all(row["label_at"] <= row["needed"] for row in drawn)
+    of_series = [row for row in drawn if "series" in row]
+    assert {(row["series"], row["count"]): row["value"] for row in of_series} == expected
+    assert all(row["low"] < row["value"] < row["high"] for row in of_series)
+    ends = [(row["count"], row["value"]) for row in drawn if "series" not in row]
+    assert (1, 1) in ends and (32, 32) in ends
 
 
 def test_the_gap_is_the_ratio_of_the_two_errors_against_effective_keys(measured):
@@ -146,12 +117,17 @@ def test_an_error_of_zero_keeps_the_gap_finite(results):
     assert frame["gap"].tolist() == pytest.approx(expected)
 
 
-def test_skewness_has_the_own_kernels_first_and_a_panel_a_model(measured):
-    titles = [p["title"] for p in skewness_figure(measured).to_dict()["concat"]]
-    assert titles[0] == "every model, own kernel"
-    assert titles[1:] == [item.label for item in measured]
-    alone = skewness_figure(measured[:1]).to_dict()["concat"]
-    assert [panel["title"] for panel in alone] == ["causal, exponential"]
+def test_skewness_has_every_layer_by_degree_and_the_mean_of_a_model(measured):
+    shown = skewness_gap.exhibit(measured)
+    drawn, table = rows(*shown.charts), shown.table.data
+    kernels = {row["kernel"] for row in drawn}
+    assert kernels == {"degree 0", "degree 2", "degree 4", "degree 6", "own kernel"}
+    layers = table[(table["model"] == "causal, elu") & (table["series"] == "degree 4")]["gap"]
+    mean = layers.prod() ** (1 / len(layers))
+    assert len(layers) == 4 and shown.folded
+    found = [r["gap"] for r in drawn if (r["series"], r["kernel"]) == ("causal, elu", "degree 4")]
+    assert any(value == pytest.approx(mean) for value in found)
+    assert set(layers) <= set(found)
 
 
 def test_findings_are_computed_from_the_points(results, measured):
@@ -166,14 +142,8 @@ def test_findings_are_computed_from_the_points(results, measured):
     assert gap_findings([]) == ""
 
 
-@pytest.mark.parametrize("draw", DRAW)
-def test_nothing_measured_draws_a_sentence(draw):
-    (row,) = rows(draw([]))
-    assert "not measured" in row["message"] or "were not" in row["message"]
-
-
-def test_a_record_may_lack_the_skewness_gap(results):
+def test_what_was_not_measured_has_no_figure(results):
+    assert errors([]) is matching_keys.exhibit([], "matching") is skewness_gap.exhibit([]) is None
     records = [with_attention(r, skewness_gap=None) for r in results.records if r.attention]
     some = of_models(Results.of(records))
-    assert len(rows(output_error_figure(some))) > 20
-    assert "message" in rows(skewness_figure(some))[0] and gap_rows(some).empty
+    assert errors(some) and skewness_gap.exhibit(some) is None and gap_rows(some).empty

@@ -5,16 +5,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from synthetic import UNKNOWN, ends, with_cells
-from value_aware_study.reporting.page import headline
-from value_aware_study.reporting.tables import (
-    ALONE,
-    BOTH_NEIGHBOURS,
-    skewness_table,
-    table_1,
-    table_2,
-)
 
 from value_aware_attention.measurement.record import Baseline
+from value_aware_study.report.exhibits import skewness, table_1, table_2
+from value_aware_study.report.exhibits.table_1 import ALONE, BOTH_NEIGHBOURS
 from value_aware_study.report.formatting import DASH, interval, number, signed, times
 from value_aware_study.report.published import TABLE_1, TABLE_2
 from value_aware_study.report.results import Results
@@ -30,7 +24,7 @@ def cell_of(results, model, approximation, **parameters):
 
 
 def test_table_1_has_our_cell_beside_the_papers(results):
-    rows = table_1(results).data.set_index("method")
+    rows = table_1.exhibit(results).table.data.set_index("method")
     cell = cell_of(results, "masked_long", "optimal_v_oblivious", r=65)
     row = rows.loc["OVO 65"]
     assert row["paper"] == 43.5
@@ -41,7 +35,7 @@ def test_table_1_has_our_cell_beside_the_papers(results):
 
 
 def test_table_1_sets_the_papers_orf_beside_orf_as_written(results):
-    rows = table_1(results).data.set_index("method")
+    rows = table_1.exhibit(results).table.data.set_index("method")
     assert rows.loc["ORF 256 features, as written", "paper"] == 89.79
     assert math.isnan(rows.loc["ORF 256 features, Performer scaling", "paper"])
     assert rows["paper"].notna().sum() == len(TABLE_1) + 1
@@ -49,7 +43,7 @@ def test_table_1_sets_the_papers_orf_beside_orf_as_written(results):
 
 
 def test_table_2_has_perplexities_intervals_and_ratios(results):
-    rows = table_2(results).data.set_index(["kernel", "column"])
+    rows = table_2.exhibit(results).table.data.set_index(["kernel", "column"])
     exact = cell_of(results, "causal_elu", "exact").value
     cell = cell_of(results, "causal_elu", "optimal_v_aware", r=1)
     row = rows.loc[("elu", "OVA-1")]
@@ -74,31 +68,43 @@ def with_counts(records):
 
 def test_what_needs_no_attention_stands_beside_it(records):
     given = Results.of(with_counts(records))
-    first = table_1(given)
+    first = table_1.exhibit(given).table
     rows, shown = first.data.set_index("method"), first.display.set_index("method")
     assert rows.loc[BOTH_NEIGHBOURS, "value"] == rows.loc["most frequent token", "value"] == 90
-    assert shown.loc[BOTH_NEIGHBOURS, "95% interval"] == "80.0 to 99.0"
+    assert shown.loc[BOTH_NEIGHBOURS, "95% interval of ours"] == "80.0 to 99.0"
     assert math.isnan(rows.loc["left neighbour, counts", "value"])
     alone = cell_of(given, "masked_long", "sliding_window", r=1)
     assert rows.loc[ALONE, "value"] == alone.value
     assert rows.loc["short model, exact, same text", "value"] == 47.5
-    second = table_2(given)
+    second = table_2.exhibit(given).table
     rows = second.data.set_index(["kernel", "column"])
     exact = cell_of(given, "causal_elu", "exact").value
     assert rows.loc[("elu", "bigram"), "ratio"] == pytest.approx(90 / exact)
-    shown = second.display.set_index(["kernel", "perplexity"])
-    assert shown.loc[("elu", "95% interval"), "bigram"] == "80.0 to 99.0"
-    assert shown.loc[("elu", "paper"), "bigram"] == DASH
-    assert shown.loc[("elu", "ours"), "bigram, tokens read"] == DASH
-    assert "90.0" in headline(given.records)
+    shown = second.display.set_index(["kernel", "attention"])
+    assert shown.loc[("elu", "bigram"), "95% interval of ours"] == "80.0 to 99.0"
+    assert shown.loc[("elu", "bigram"), "paper (× exact)"] == DASH
+    assert shown.loc[("elu", "bigram, tokens read"), "ours (× exact)"] == DASH
 
 
-def test_a_missing_kernel_is_a_row_of_dashes(records):
+def test_ours_and_the_papers_are_pairs_of_a_value_and_its_ratio_to_exact(results):
+    shown = table_2.exhibit(results).table.display.set_index(["kernel", "attention"])
+    cell = cell_of(results, "causal_elu", "optimal_v_aware", r=1)
+    exact = cell_of(results, "causal_elu", "exact").value
+    ours = f"{number(cell.value)} ({times(cell.value / exact)})"
+    assert shown.loc[("elu", "OVA-1"), "ours (× exact)"] == ours
+    assert shown.loc[("elu", "OVA-1"), "paper (× exact)"] == "837.4 (× 23.7)"
+    assert shown.loc[("elu", "exact"), "paper (× exact)"] == "35.3 (× 1.00)"
+    first = table_1.exhibit(results).table.display.set_index("method")
+    assert first.loc["OVO 65", "paper (× exact)"] == "43.5 (× 1.80)"
+
+
+def test_a_missing_kernel_is_dashes_and_named(records):
     rest = [record for record in records if record.model != "causal_polynomial"]
-    display = table_2(Results.of(rest)).display
-    lines = display[display["kernel"] == "polynomial (deg 2)"].set_index("perplexity")
-    assert set(lines.loc["ours", ["exact", "OVO-1", "OVA-65"]]) == {DASH}
-    assert lines.loc["paper", "OVO-1"] == "6,700.2"
+    shown = table_2.exhibit(Results.of(rest))
+    lines = shown.table.display.set_index(["kernel", "attention"]).loc["polynomial (deg 2)"]
+    assert set(lines["ours (× exact)"]) == {DASH}
+    assert lines.loc["OVO-1", "paper (× exact)"] == "6,700.2 (× 196)"
+    assert shown.notes[-1] == "Not evaluated yet: causal_polynomial."
 
 
 def test_a_budget_above_the_length_is_a_dash(records):
@@ -107,28 +113,21 @@ def test_a_budget_above_the_length_is_a_dash(records):
         for record in records
     ]
     cut = Results.of(few)
-    table = table_1(cut)
-    assert table.display.set_index("method").loc["OVO 65", "ours, error %"] == DASH
-    assert set(table_2(cut).display.iloc[0][["OVO-65", "OVA-65"]]) == {DASH}
+    table = table_1.exhibit(cut).table
+    assert table.display.set_index("method").loc["OVO 65", "ours (× exact)"] == DASH
+    lines = table_2.exhibit(cut).table.display.set_index("attention")
+    assert set(lines.loc[["OVO-65", "OVA-65"], "ours (× exact)"]) == {DASH}
 
 
 def test_an_interval_of_one_unit_is_a_dash(records):
     one = [with_cells(record, lambda cell: replace(cell, **UNKNOWN)) for record in records]
     single = Results.of(one)
-    assert set(table_1(single).display["95% interval"]) == {DASH}
-    assert "nan" not in table_2(single).markdown()
-
-
-def test_captions_say_what_it_was_measured_on(results):
-    for table in (table_1(results), table_2(results), skewness_table(results)):
-        assert "synthetic scale" in table.caption
-        assert "synthetic test records" in table.caption and "no hardware" in table.caption
-    for table in (table_1(results), table_2(results)):
-        assert "5,000" in table.caption and "in 90" in table.caption
+    assert set(table_1.exhibit(single).table.display["95% interval of ours"]) == {DASH}
+    assert "nan" not in table_2.exhibit(single).table.markdown()
 
 
 def test_skewness_has_every_kernel_and_layer(results):
-    table = skewness_table(results)
+    table = skewness.exhibit(results).table
     pairs = {(row["model"], row["layer"]) for row in table.data.to_dict("records")}
     models = [record.model for record in results.records if record.attention]
     assert len(models) == 4
@@ -136,19 +135,18 @@ def test_skewness_has_every_kernel_and_layer(results):
     assert table.display.iloc[0]["queries with a weight over 1/2, %"] == "25.0"
 
 
+def test_without_models_there_is_no_table(results):
+    empty = Results.of([])
+    assert table_1.exhibit(empty) is table_2.exhibit(empty) is skewness.exhibit(empty) is None
+
+
 def test_csv_reads_back_and_markdown_is_rectangular(results):
-    table = table_1(results)
+    table = table_1.exhibit(results).table
     back = pd.read_csv(io.StringIO(table.csv()))
     assert back["value"].tolist() == pytest.approx(table.data["value"].tolist(), nan_ok=True)
     lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert len(lines) == len(table.display) + 2
-
-
-def test_headline_has_both_tables_and_survives_missing_models(records):
-    text = headline(records)
-    assert "1,031.1" in text and "OVA 65" in text and "as written" in text
-    assert DASH in headline(records[:1])
 
 
 @pytest.mark.parametrize(

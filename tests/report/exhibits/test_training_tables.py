@@ -1,12 +1,12 @@
 import pytest
-from value_aware_study.reporting.training_tables import table_3, table_4, table_4_causal
 
+from value_aware_study.report.exhibits import table_3, table_4
 from value_aware_study.report.formatting import DASH, setting_value, tokens_count
 from value_aware_study.report.published import TABLE_3, TABLE_4_LONG
 
 
 def test_table_3_counts_each_source_and_keeps_the_papers_rows(tokens):
-    table = table_3(tokens)
+    table = table_3.exhibit(tokens).table
     rows = table.data.set_index("corpus")
     assert rows.loc["numpy", ["all", "training", "evaluation"]].tolist() == [17200, 14790, 2040]
     assert table.display.set_index("corpus").loc["scipy", "evaluation tokens"] == DASH
@@ -19,11 +19,11 @@ def test_table_3_says_how_much_of_the_evaluation_text_is_copied():
         "a": {"train": {"tokens": 90}, "evaluation": parts | {"copied_words": 3}},
         "b": {"train": {"tokens": 90}, "evaluation": parts | {"copied_words": 1}},
     }
-    table = table_3({"sources": sources})
-    rows = table.display.set_index("corpus")
+    shown = table_3.exhibit({"sources": sources})
+    rows = shown.table.display.set_index("corpus")
     assert rows.loc[["a", "b"], "copied words, %"].tolist() == ["1.5", "0.5"]
     assert rows.loc["PG19 (Rae et al., 2020)", "copied words, %"] == DASH
-    assert "1.0% in all" in table.caption
+    assert "1.0% in all" in shown.notes[0]
 
 
 def test_the_papers_training_tokens_are_ten_million_instances_of_510():
@@ -32,7 +32,7 @@ def test_the_papers_training_tokens_are_ten_million_instances_of_510():
 
 
 def test_table_4_sets_ours_beside_the_paper_and_dashes_what_is_missing(training):
-    rows = table_4(training).display.set_index("hyperparameter")
+    rows = table_4.exhibit(training)[0].table.display.set_index("hyperparameter")
     assert rows.loc["sequence length (SQL)"].tolist() == ["512", DASH, "4,096", "512"]
     assert rows.loc["learning rate (LR)"].tolist() == ["5e-6", DASH, "5e-6", "0.0005"]
     assert rows.loc["block part of the positions (POSq)"].tolist() == ["n", "n", "y", "y"]
@@ -40,19 +40,19 @@ def test_table_4_sets_ours_beside_the_paper_and_dashes_what_is_missing(training)
 
 
 def test_table_4_says_that_the_papers_steps_disagree():
-    caption = table_4({}).caption
-    assert "2.5M" in caption and "9.904M" in caption
+    [note] = table_4.exhibit({})[0].notes
+    assert "2.5M" in note and "9.904M" in note
     instances = TABLE_4_LONG["steps"] * TABLE_4_LONG["batch_size"] / TABLE_4_LONG["epochs"]
     assert instances == 9_904_000
 
 
 def test_a_hyperparameter_without_a_row_gets_one(training):
-    rows = table_4_causal(training).display.set_index("hyperparameter")
+    rows = table_4.exhibit(training)[1].table.display.set_index("hyperparameter")
     assert rows.loc["precision"].tolist() == [DASH, "32-true", "32-true", "32-true"]
 
 
 def test_nothing_trained_leaves_the_papers_column():
-    rows = table_4_causal({}).display.set_index("hyperparameter")
+    rows = table_4.exhibit({})[1].table.display.set_index("hyperparameter")
     assert rows.loc["warm-up steps", "paper"] == "4,000"
     assert set(rows["ours"]) == {DASH}
 

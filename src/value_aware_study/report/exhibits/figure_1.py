@@ -77,7 +77,7 @@ def _panel(
     y = change_axis(POINTS, [*ours["value"], *ours["low"], *ours["high"], *theirs["value"]], 1.0)
     x = count_axis(title, counts)
     drawn, hollow = (part.assign(count=part[of].astype(float)) for part in (ours, theirs))
-    layers: list[alt.Chart] = level(0.0, "exact")
+    layers: list[alt.Chart] = level(0.0)
     if of == "r":
         keys = int(ours["head_dim"].iloc[0]) + 1
         layers += upright(keys, f"d + 1 = {keys}")

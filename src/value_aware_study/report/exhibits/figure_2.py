@@ -32,7 +32,7 @@ def exhibit(results: Results) -> Exhibit | None:
     theirs = theirs.assign(series=theirs["kernel"].map(KERNEL_LABELS), count=theirs["r"])
     y = change_axis(NATS, [*ours["value"], *ours["low"], *ours["high"], *theirs["value"]], 0.1)
     x = count_axis(KEYS, ours["count"].tolist())
-    layers = [*level(0.0, "exact"), *curves(ours, KERNEL_MARKS, x, y, published=theirs)]
+    layers = [*level(0.0), *curves(ours, KERNEL_MARKS, x, y, published=theirs)]
     notes = [
         "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
         "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the axis is "

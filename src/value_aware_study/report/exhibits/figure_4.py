@@ -76,7 +76,7 @@ def _panel(frame: pd.DataFrame, name: str) -> Panel:
             alt.Tooltip("value:Q", format=".5~g"),
         ],
     )
-    layers = [*level(0.0, "exact"), points]
+    layers = [*level(0.0), points]
     return figure(layers, f"{name}: rank correlation {_correlation(frame)}")
 
 

@@ -113,7 +113,7 @@ def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, look: Look, others: pd.Data
     y = change_axis(title, shown, AROUND[task])
     marked = upright(keys, f"d + 1 = {keys}") if rows["count"].max() >= keys else []
     lines = curves(rows, method_marks(rows), x, y, look, theirs)
-    return figure([*_band(others, x, y), *level(0.0, "exact"), *marked, *lines])
+    return figure([*_band(others, x, y), *level(0.0), *marked, *lines])
 
 
 def _band(others: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:

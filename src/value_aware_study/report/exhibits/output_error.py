@@ -1,12 +1,13 @@
 """Output error in a model's own queries, keys and values against the number of keys kept."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement.record import OutputError
+from value_aware_attention.measurement.record import ErrorAtSize, OutputError
 from value_aware_study.report import captions
 from value_aware_study.report.curves import count_axis, curves, figure, powers, upright
 from value_aware_study.report.exhibit import Exhibit, Table
@@ -67,20 +68,27 @@ def _label(method: str) -> str:
     return BOUND_LABEL if method == BOUND else full_name(method)
 
 
-def _powers(output_error: OutputError, method: str, layer: int | None) -> list[dict[str, Any]]:
-    """The curve at powers of two, and at its last size."""
+def _shown(
+    output_error: OutputError, method: str, layer: int | None, known: Container[int]
+) -> list[dict[str, Any]]:
+    """The curve at powers of two, at its last size, and where its interval is known."""
     rows = error_rows(output_error, method, layer)
-    return [row for row in rows if row["r"].bit_count() == 1 or row is rows[-1]]
+    last = rows[-1]["r"]
+    return [row for row in rows if (r := row["r"]).bit_count() == 1 or r == last or r in known]
 
 
 def _rows(measured: Measured) -> Iterator[dict[str, Any]]:
     """One row a point: every method pooled, and each layer of the oracles."""
     errors = measured.output_error
-    ends = {(at.method, at.layer, at.r): at for at in errors.errors if at.head is None}
+    ends: dict[Any, dict[int, ErrorAtSize]] = defaultdict(dict)
+    for at in errors.errors:
+        if at.head is None:
+            ends[at.method, at.layer][at.r] = at
     for method in errors.methods:
         for layer in (None, *(range(errors.layers) if method in OPTIMAL else ())):
-            for row in _powers(errors, method, layer):
-                known = ends.get((method, layer, row["r"]))
+            of_curve = ends[method, layer]
+            for row in _shown(errors, method, layer, of_curve):
+                known = of_curve.get(row["r"])
                 yield {
                     "method": method,
                     "layer": "all" if layer is None else str(layer),
@@ -115,7 +123,7 @@ def _panel(measured: Measured) -> Panel:
 def _marks(pooled: pd.DataFrame) -> dict[str, Mark]:
     others = method_marks(pooled.assign(approximation=""))
     others |= {BOUND_LABEL: Mark.of("grey", "stroke")}
-    names = [*MARKS, *(name for name in dict.fromkeys(pooled["series"]) if name not in MARKS)]
+    names = [*MARKS, *(name for name in others if name not in MARKS)]
     return {name: MARKS.get(name) or Mark(*others[name]) for name in names}
 
 

@@ -18,6 +18,7 @@ __all__ = ["exhibit"]
 
 TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
 TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
+SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
 EXPLAINED = (
     "Section 3 argues that the flatter the attention weights, the more the values decide which "
     "keys matter: for a polynomial kernel of degree 0 all weights are equal, and with the degree "
@@ -59,9 +60,9 @@ def _panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
     frame = frame.rename(columns={"model": "series", "series": "kernel"})
     means = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
     mean = np.exp(means["log"].mean()).rename("gap").reset_index()
-    x = alt.X(
-        "kernel:N", title=None, sort=sorted(frame["kernel"].unique()), axis=alt.Axis(labelAngle=0)
-    )
+    named = alt.Axis(labelAngle=0, labelExpr=SHORT)
+    order = sorted(frame["kernel"].unique())
+    x = alt.X("kernel:N", title="degree, or the model's own kernel", sort=order, axis=named)
     title = f"OVO error / OVA error, r = {SIZE}"
     ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
     scale = alt.Scale(type="log", domain=ends, nice=False)
