@@ -78,7 +78,7 @@ def test_an_evaluation_logs_its_curves_against_r_and_a_summary(
         for measured in ("perplexity", "relative output error")
         for method in ("optimal_v_oblivious", "optimal_v_aware")
     }
-    keys = {"exact", "OVO_1", "OVO_4", "OVA_1", "OVA_4", "keys_matching_4", "grid"}
+    keys = {"exact", "OVO_1", "OVO_4", "OVA_1", "OVA_4", "match_4", "grid"}
     assert set(run.summary) == keys
     assert run.summary["OVA_4"] == run.history[4]["perplexity/optimal_v_aware"]
     assert len(run.facts["checkpoint_sha256"]) == len(run.facts["data_sha256"]) == 64
