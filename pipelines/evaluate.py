@@ -249,7 +249,6 @@ def own_attention(cfg: DictConfig, record: Record, attention: TrainedAttention) 
         arguments=dict(attention.arguments),
     )
     write(cfg, cfg.trained, record)
-    write_json(Path(cfg.metrics) / f"{cfg.name}.json", summary(record))
     return row(record, record.cells[0])
 
 

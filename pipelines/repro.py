@@ -45,7 +45,7 @@ def run(name: str) -> None:
     print(f"{len(stages)} stages{about}; those that are up to date are passed over", flush=True)
     began = time.monotonic()
     seconds = reproduce(TARGETS[name], stages)
-    if name != "report":  # the page reads what the survey leaves, where there is a survey
+    if name != "report":  # the page shows the survey's records, where there are any
         seconds |= reproduce(("--force", "--single-item", "report"), ["report"])
     done = (time.monotonic() - began) / 60
     print(f"{len(seconds)} stages run in {done:.1f} minutes", flush=True)

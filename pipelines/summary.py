@@ -22,7 +22,7 @@ def summary(record: Record) -> dict[str, float]:
     """The few numbers of a model that runs are compared by.
 
     Its metric with exact attention, and with 1, 4 and d + 1 keys chosen by weight (OVO) and for the
-    output (OVA); how many keys by weight match 4 value-aware ones.
+    output (OVA); `match_4`, how many keys by weight match 4 value-aware ones.
     """
     found = {"exact": record.cells[0].value}
     for cell in record.cells:
@@ -30,5 +30,5 @@ def summary(record: Record) -> dict[str, float]:
         if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
             found[f"{SHORT[cell.approximation]}_{r}"] = cell.value
     if record.attention and (matched := match(record.attention[0].output_error, 4)):
-        found["keys_matching_4"] = matched.keys
+        found["match_4"] = matched.keys
     return found

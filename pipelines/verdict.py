@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-REPORT, PUBLISHED, METRICS = Path("report"), Path("results"), Path("outputs/metrics/evaluate")
+REPORT, PUBLISHED, METRICS = Path("report"), Path("results"), Path("outputs/summary")
 SUMMARY, CLAIMS, TIMES = "summary.json", "claims.csv", "seconds.json"
 
 

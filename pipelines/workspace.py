@@ -43,7 +43,7 @@ def built(entity: str, project: str) -> workspaces.Workspace:
         log_x=True,
         log_y=True,
     )
-    columns = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4", "keys_matching_4")
+    columns = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4", "match_4")
     compared = panels.ParallelCoordinatesPlot(
         title="Models compared",
         columns=[
