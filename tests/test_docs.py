@@ -33,7 +33,7 @@ def test_the_site_builds_from_a_checkout_alone(tmp_path: Path) -> None:
     for name in approximations.__all__:
         assert f'id="{approximations.__name__}.{name}"' in methods
     assert "exp(scale &lt;q, k&gt;)" in (tmp_path / "api/kernels.html").read_text()
-    assert (tmp_path / "results/index.html").exists()
+    assert (tmp_path / "results/laptop/index.html").exists()
     for page in tmp_path.glob("**/*.html"):
         assert not FETCHED.search(page.read_text()), page
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from value_aware_attention.measurement.record import (
+    AWARE,
+    OBLIVIOUS,
     Attention,
     KeysNeeded,
     MatchingKeys,
@@ -19,7 +21,7 @@ from value_aware_study.report.results import Results
 
 Rows = list[dict[str, Any]]
 
-OPTIMAL = OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
+OPTIMAL = (OBLIVIOUS, AWARE)
 SENTENCE_SIZES = (4, 8, 16)
 FLOOR = 1e-6
 """Smaller relative errors, zero included, are drawn here: below it is mostly rounding."""
