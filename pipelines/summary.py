@@ -3,8 +3,7 @@
 from typing import Any
 
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
-from value_aware_attention.measurement.record import Cell
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
 from value_aware_attention.probe.lines import match
 
 SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}

@@ -12,14 +12,11 @@ from value_aware_attention.attention import attention
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.keys_needed import keys_needed, matching_keys
 from value_aware_attention.measurement.layer_errors import (
-    AWARE,
-    OBLIVIOUS,
-    SHARES,
     LayerErrors,
     layer_errors,
     output_error,
 )
-from value_aware_attention.measurement.record import OutputError
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, OutputError
 from value_aware_attention.measurement.sampled_rows import sample_rows
 from value_aware_attention.measurement.tasks import LayerCall
 

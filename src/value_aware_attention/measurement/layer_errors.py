@@ -27,6 +27,9 @@ from value_aware_attention.measurement.keys_needed import (
     matching_keys_of_queries,
 )
 from value_aware_attention.measurement.record import (
+    AWARE,
+    OBLIVIOUS,
+    SHARES,
     Curve,
     ErrorAtSize,
     KeysNeeded,
@@ -37,10 +40,7 @@ from value_aware_attention.measurement.sampled_rows import SampledRows, sample_r
 from value_aware_attention.measurement.tasks import LayerCall
 
 __all__ = [
-    "AWARE",
     "MATCHED",
-    "OBLIVIOUS",
-    "SHARES",
     "LayerErrors",
     "layer_errors",
     "oblivious_path",
@@ -48,10 +48,7 @@ __all__ = [
     "rounded",
 ]
 
-OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 KEYS_ONLY, MAUREY = "value_aware_keys_attention_weights", "maurey_bound"
-SHARES = (0.01, 0.05, 0.1)
-"""Relative output errors that keys are counted for."""
 MATCHED = (1, 2, 4, 8, 16, 32)
 """Numbers of value-aware keys that keys by weight are counted for."""
 BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {

@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 from value_aware_attention.measurement import strict_json
 
 __all__ = [
+    "AWARE",
+    "OBLIVIOUS",
+    "SHARES",
     "VERSION",
     "Attention",
     "Baseline",
@@ -37,6 +40,10 @@ __all__ = [
 VERSION = 1
 """Of the schema: raised whenever a record of before cannot be read as one of now."""
 
+OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
+"""What the two optimal choices are called in records"""
+SHARES = (0.01, 0.05, 0.1)
+"""Relative output errors that `KeysNeeded` are counted for"""
 Numbers = tuple[float, ...]
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS, SHARES
 from value_aware_attention.measurement.record import (
+    AWARE,
+    OBLIVIOUS,
+    SHARES,
     Attention,
     Cell,
     KeysNeeded,

@@ -21,14 +21,13 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.arguments import check_at_least
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.layer_errors import AWARE, OBLIVIOUS
 from value_aware_attention.measurement.measure import (
     LayerOptions,
     Method,
     Show,
     measure,
 )
-from value_aware_attention.measurement.record import Attention, Cell, Record
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Attention, Cell, Record
 from value_aware_attention.measurement.text_windows import TextWindows, text_windows
 from value_aware_attention.measurement.windows import (
     WindowTask,
