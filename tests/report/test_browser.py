@@ -2,14 +2,19 @@
 
 import csv
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic import probed
 
-from tests.report.pages import SLY, numbers, small_page
+from tests.report.pages import SLY, exploration, numbers, small_page
 from value_aware_study.report import write_page
+from value_aware_study.report.model import model_section
+from value_aware_study.report.pages import report_page
+from value_aware_study.report.results import Results
 
 api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -169,3 +174,46 @@ def test_nothing_hinders_a_reader(opened: Any, width: int, scheme: str) -> None:
 def test_titles_and_tokens_are_no_code(opened: Any) -> None:
     assert opened.locator("h3", has_text="Models").inner_text().startswith(f"Models {SLY}")
     assert len(numbers()) == opened.locator("#hero-table tbody tr").count()
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, records: Any, training: Any, tokens: Any
+) -> Path:
+    """The report's own page, of synthetic records of all models and of a probed one."""
+    results = Results.of(records, training, tokens)
+    models = [model_section(probed())]
+    page = report_page(results, None, models, exploration(), [probed()])
+    return write_page(page, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+def test_the_reports_own_page_opens_and_hinders_no_reader(
+    browser: Any, whole: Path, width: int, scheme: str
+) -> None:
+    """Under 2 s and 8 MB, no wider than its window, every figure drawn, and clean for axe-core."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    said: list[str] = []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    began = time.monotonic()
+    tab.goto(whole.as_uri())
+    tab.locator("#hero-chart-1 svg").wait_for()
+    assert time.monotonic() - began < 2 and whole.stat().st_size < 8e6
+    tab.evaluate("document.querySelectorAll('details.folded').forEach(one => (one.open = true))")
+    tab.wait_for_function(DRAWN)
+    assert tab.evaluate("document.documentElement.scrollWidth") == width and said == []
+    found = axe.Axe().run(tab).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    tab.close()
+
+
+def test_a_folded_exhibit_is_drawn_once_it_is_opened(browser: Any, whole: Path) -> None:
+    tab = browser.new_page(viewport={"width": 1400, "height": 900})
+    tab.goto(f"{whole.as_uri()}#figure_8")
+    article = tab.locator("article[data-exhibit=figure_8]")
+    assert article.locator("svg").count() == 0
+    article.locator(".folded > summary").click()
+    article.locator("svg").wait_for()
+    tab.close()

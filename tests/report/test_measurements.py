@@ -13,11 +13,6 @@ from value_aware_study.report.measurements import (
     sentence,
 )
 
-
-def match_at(errors, r, layer=None):
-    return next((m for m in errors.matching_keys if (m.r, m.layer) == (r, layer)), None)
-
-
 # Two layers of norms 1 and 9: weighed by them, errors pool to the numbers in the tests.
 OBLIVIOUS = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0], [9.0, 8.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.0]]
 AWARE = [[0.8, 0.3, 0.3, 0.0, 0.0], [6.0, 4.4, 2.3, 0.7, 0.0]]
@@ -46,6 +41,12 @@ def test_errors_pool_as_sums_over_the_sum_of_norms():
     assert pooled == pytest.approx([0.68, 0.47, 0.26, 0.07, 0.0])
     assert errors_of(measured(), "optimal_v_aware", layer=1)[0] == pytest.approx(6 / 9)
     assert [row["r"] for row in error_rows(measured(), "optimal_v_aware")] == [1, 2, 3, 4, 5]
+
+
+def test_a_match_is_the_records_own_pooled_or_of_a_layer():
+    assert matching_keys(measured(), 2).keys == 20 and matching_keys(measured(), 2).low == 19
+    assert matching_keys(measured(), 2, layer=1).keys == 21
+    assert matching_keys(measured(), 16) is None
 
 
 def test_the_sentence_has_the_counts_with_their_intervals_and_the_median_query():
@@ -93,10 +94,10 @@ def test_the_table_has_pooled_counts_with_intervals_and_its_csv_the_layers(resul
     shown = matching.layers(of_models(results))
     table = shown.table
     errors = results.models("causal_elu")[0].attention[0].output_error
-    needed = match_at(errors, 4)
+    needed = matching_keys(errors, 4)
     rows = table.data[(table.data["model"] == "causal, elu") & (table.data["r"] == 4)]
     assert rows["layer"].tolist() == ["all", 0, 1, 2, 3]
-    matches = [needed, *(match_at(errors, 4, layer) for layer in range(4))]
+    matches = [needed, *(matching_keys(errors, 4, layer) for layer in range(4))]
     assert rows["keys_needed"].tolist() == [match.keys for match in matches]
     for name in ("low", "high", "median", "lower_quartile", "upper_quartile"):
         assert rows[name].tolist() == [getattr(match, name) for match in matches]
@@ -116,7 +117,7 @@ def test_the_table_has_pooled_counts_with_intervals_and_its_csv_the_layers(resul
 
 def test_the_answer_is_of_the_first_record_that_has_one(results):
     shown = hero.exhibit([*without_attention(results.records[:1]), *results.causal])
-    needed = match_at(results.causal[0].attention[0].output_error, 4)
+    needed = matching_keys(results.causal[0].attention[0].output_error, 4)
     assert f"4 keys as with {needed.keys}," in shown.title and "causal, exp" in shown.caption
     assert shown.table.data["r"].tolist() == [1, 2, 4, 8, 16]
     assert "tiny" in hero.exhibit([probed(), *results.causal]).caption
