@@ -1,7 +1,7 @@
 """Makes a part of the site what its pages link to outside of docs/: results, source, CHANGELOG.
 
-A link of docs/ that leads out of it, ](../results/laptop/claims.md), is right in a checkout. The site has
-that file at results/laptop/claims.md, beside the pages.
+A link of docs/ that leads out of it, ](../results/laptop/claims.md), is right in a checkout. The
+site has that file at results/laptop/claims.md, beside the pages.
 """
 
 import re

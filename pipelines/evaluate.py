@@ -206,14 +206,13 @@ def write_summary(cfg: DictConfig, record: Record) -> None:
 
 
 def curves(record: Record) -> str:
-    """The end metric of the two optimal choices against r, as CSV."""
+    """The end metric of the two optimal choices against r, as CSV, where both were measured."""
     cells = [cell for cell in record.cells if cell.approximation in SHORT]
     values = {(cell.parameters["r"], SHORT[cell.approximation]): cell.value for cell in cells}
-    sizes = sorted({r for r, _ in values})
-    columns = list(SHORT.values())
-    lines = (",".join(str(values.get((r, name), "")) for name in columns) for r in sizes)
-    rows = (f"{r},{line}" for r, line in zip(sizes, lines, strict=True))
-    return "\n".join([f"r,{','.join(columns)}", *rows]) + "\n"
+    names = list(SHORT.values())
+    both = (r for r in sorted({r for r, _ in values}) if all((r, name) in values for name in names))
+    rows = [",".join(map(str, [r, *(values[r, name] for name in names)])) for r in both]
+    return "\n".join([f"r,{','.join(names)}", *rows]) + "\n"
 
 
 def exploration(cfg: DictConfig, task: Task) -> str:
