@@ -220,7 +220,7 @@ def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
 
 
 def png(charts: Sequence[Panel], rows: int = 1) -> bytes:
-    """Rows of panels as a PNG at twice its size; the same charts give the same bytes."""
+    """Rows of panels as a PNG at twice its size, of a few rows; the same charts, the same bytes."""
     columns = len(charts) // rows
     width = (WIDTH - GAP * (columns - 1)) // columns
     with warnings.catch_warnings():
@@ -229,4 +229,4 @@ def png(charts: Sequence[Panel], rows: int = 1) -> bytes:
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
     given = json.dumps(specification(panels) | {"config": theme})
     light = re.sub(rf"var\(--({'|'.join(COLOURS)})\)", lambda found: COLOURS[found[1]][0], given)
-    return vl_convert.vegalite_to_png(light, scale=2)
+    return vl_convert.vegalite_to_png(light, scale=2 if rows == 1 else 1.25)
