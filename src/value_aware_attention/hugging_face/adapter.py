@@ -57,21 +57,23 @@ def replace_attention(
     else the exponential with its scaling; any other is put into a model that was not trained with
     it. `layers` and `heads` None are all of them; the rest, and attention to another sequence,
     stays exact. `caches.AfterPrefix` is given key-value heads as they are, so that a group of query
-    heads keeps one set, and what it needs of the model; the others get them repeated. Where a method is given one
-    query at a time (generation with a cache), it gets the past keys as the model does.
+    heads keeps one set, and what it needs of the model; the others get them repeated. Where a
+    method is given one query at a time (generation with a cache), it gets the past keys as the
+    model does.
     On exit, also after an exception, the model is as it was; contexts nest.
     Raises ValueError for a model without transformers' attention interface, and for what no
     approximation can honour: logit soft-capping, attention sinks, position bias, attention
     dropout, output_attentions, a method that is not causal in a causal model.
     """
     check_model(model)
-    methods = {
+    methods: dict[nn.Module, Any] = {
         module: _method(approximation, number)
         for module, number in chosen_layers(model, layers).items()
     }
     check_methods(model, methods)
     check_heads(heads, getattr(model.config, "num_attention_heads", None))
     exact = Exact()
+    others: dict[nn.Module, Any]
     others = {layer: exact for layer in [*attention_layers(model), *cross_attention_layers(model)]}
     repeats = Repeats(methods.values())
     shared = {
