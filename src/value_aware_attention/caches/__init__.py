@@ -15,7 +15,7 @@ from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
 from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.observed import KeptKeys, Layer, Observed
+from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
 from value_aware_attention.caches.reference import best_set, least_error
 from value_aware_attention.caches.value_aware import ValueAware
@@ -29,7 +29,6 @@ __all__ = [
     "KeptKeys",
     "KeyDiff",
     "KeyNorm",
-    "Layer",
     "LeaveOneOut",
     "Observed",
     "ObservedAttention",

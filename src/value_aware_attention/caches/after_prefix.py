@@ -11,11 +11,12 @@ from value_aware_attention.arguments import arguments_shown, check_at_least, che
 from value_aware_attention.attention import attention
 from value_aware_attention.caches.groups import Groups
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.observed import KeptKeys, Layer, Observed, kept_state
+from value_aware_attention.caches.observed import KeptKeys, Observed, kept_state
 from value_aware_attention.caches.queries import OBSERVED, Choice, visible_pairs
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.layer import Layer
 from value_aware_attention.partial import attention_state
 
 __all__ = ["AfterPrefix"]
@@ -39,6 +40,9 @@ class AfterPrefix(Approximation):
     `sinks` first and `recent` last keys are always kept, counted in r. `every`: so many rows later
     the method chooses again among what it kept and all keys since (a growing cache).
     """
+
+    shares_keys = True
+    """The adapter gives it key-value heads as the model has them, and the model's `Layer`."""
 
     def __init__(
         self,

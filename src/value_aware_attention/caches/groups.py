@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.caches.observed import Layer
 from value_aware_attention.call import Call
+from value_aware_attention.layer import Layer
 
 __all__ = ["Groups"]
 

@@ -1,6 +1,5 @@
 """What a cache method may look at when it chooses keys, and what it keeps of them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,24 +9,10 @@ from torch import Tensor
 
 from value_aware_attention.attention import working_precision
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.layer import Rotary
 from value_aware_attention.partial import AttentionState, attention_state, finite
 
-__all__ = ["KeptKeys", "Layer", "Observed", "Rotary", "kept_state"]
-
-Rotary = Callable[[Tensor, Tensor], Tensor]
-"""(queries (..., N, D), shift (N)) -> the queries as they are that many positions later."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Holds what a model's layer tells of itself beside queries, keys and values."""
-
-    projection: Float[Tensor, "H V E"] | None = None
-    """The output projection W_o of each query head; without bias."""
-    rotary: Rotary | None = None
-    """None: positions are not rotated into queries and keys."""
-    repeated: tuple[Tensor, Tensor, Tensor] | None = None
-    """Queries, keys and values (B, heads, T, .) of the prefix read once more after itself."""
+__all__ = ["KeptKeys", "Observed", "kept_state"]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from value_aware_attention.caches.observed import Layer
 from value_aware_attention.call import Call
+from value_aware_attention.layer import Layer
 from value_aware_attention.partial import attention_state
 
 __all__ = ["OBSERVED", "Choice", "visible_pairs"]

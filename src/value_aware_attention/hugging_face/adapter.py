@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.caches import AfterPrefix
 from value_aware_attention.hugging_face.cache_layers import (
     Repeats,
     SharedKeys,
@@ -79,7 +78,7 @@ def replace_attention(
     shared = {
         layer: SharedKeys(method, layer, rotary_of(model), repeats)
         for layer, method in methods.items()
-        if isinstance(method, AfterPrefix)
+        if getattr(method, "shares_keys", False)
     }
     name = f"{OWN}_{uuid.uuid4().hex}"
     with ExitStack() as restored:
@@ -113,7 +112,7 @@ def set_attention(
         check_call(getattr(getattr(layer, "dropout", None), "p", 0.0), {})
     methods = {layer: approximation(number) for number, layer in enumerate(layers)}
     check_methods(model, methods)
-    if any(isinstance(method, AfterPrefix) for method in methods.values()):
+    if any(getattr(method, "shares_keys", False) for method in methods.values()):
         raise ValueError("AfterPrefix is not trained with; replace_attention measures it")
     for layer, method in methods.items():
         layer.approximation = method

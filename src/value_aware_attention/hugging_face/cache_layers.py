@@ -1,4 +1,4 @@
-"""What cache methods are told of a Hugging Face model: output projections, rotation, a second pass."""
+"""What cache methods are told of a model: heads in groups, projections, rotation, a second pass."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.caches import AfterPrefix, Layer
-from value_aware_attention.caches.observed import Rotary
+from value_aware_attention.layer import Layer, Rotary
 
 __all__ = ["Repeats", "SharedKeys", "output_projection", "repeated", "rotary_of"]
 
@@ -91,8 +90,8 @@ class Repeats:
     """Records what each layer attends with when the model reads its prefix once more."""
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
-        found = [m for m in methods if isinstance(m, AfterPrefix) and m.observed == "repeat"]
-        prefixes = {method.prefix for method in found}
+        found = [method for method in methods if getattr(method, "observed", None) == "repeat"]
+        prefixes: set[Any] = {getattr(method, "prefix", None) for method in found}
         if len(prefixes) > 1:
             raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
         self.prefix: int | None = next(iter(prefixes), None)
@@ -145,9 +144,9 @@ class Repeats:
 
 @dataclass(frozen=True)
 class SharedKeys:
-    """Gives an `AfterPrefix` the heads of one layer as groups that share their keys."""
+    """Gives a method such as `caches.AfterPrefix` a layer's heads as groups that share keys."""
 
-    method: AfterPrefix
+    method: nn.Module
     module: nn.Module
     rotary: Rotary | None
     repeats: Repeats
