@@ -1,6 +1,7 @@
 """Tasks whose answers stand in the context: what is asked, what is scored, what is best."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -52,9 +53,12 @@ def test_rows_depend_on_the_generator_alone(task: InContextTask) -> None:
 
 @settings(max_examples=30)
 @given(
-    pairs=st.integers(1, 6), more=st.integers(0, 9), asks=st.integers(1, 15), spare=st.integers(0, 3),
+    pairs=st.integers(1, 6),
+    more=st.integers(0, 9),
+    asks=st.integers(1, 15),
+    spare=st.integers(0, 3),
     seed=SEEDS,
-)  # fmt: skip
+)
 def test_every_key_that_is_asked_was_stated_with_the_value_that_is_scored(
     pairs: int, more: int, asks: int, spare: int, seed: int
 ) -> None:
@@ -96,7 +100,7 @@ def test_bayes_is_the_integral_over_all_laws(chain: list[int]) -> None:
     """Of two states, by quadrature: the probability of moving to state 1 from the last one."""
     grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     likelihood = torch.ones_like(grid)
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in pairwise(chain):
         if before == chain[-1]:
             likelihood *= grid if after else 1 - grid
     expected = float((likelihood * grid).sum() / likelihood.sum())
@@ -150,14 +154,18 @@ def test_answers_are_measured_row_by_row_after_the_prefix(task: InContextTask) -
 
 
 def test_batches_are_functions_of_seed_and_step() -> None:
-    def item(seed: int, step: int) -> Tensor:
-        return InContextBatches(RECALL, batch_size=4, steps=9, seed=seed)[step]["input_ids"]
+    def item(seed: int, step: int, split: str = "train") -> Tensor:
+        batches = InContextBatches(RECALL, batch_size=4, steps=9, seed=seed, split=split)
+        return batches[step]["input_ids"]
 
     assert item(1, 2).shape == (4, RECALL.length)
     assert torch.equal(item(1, 2), item(1, 2))
-    assert len({tuple(item(*at).flatten().tolist()) for at in ((1, 2), (2, 1), (1, 3), (0, 2))}) == 4
+    items = [item(*at) for at in ((1, 2), (2, 1), (1, 3), (0, 2), (1, 2, "validation"))]
+    assert len(torch.stack(items).unique(dim=0)) == 5
     with pytest.raises(IndexError, match=r"step 9 is outside 0 .. 8"):
         item(1, 9)
+    with pytest.raises(ValueError, match="split is 'test'; it must be one of train, validation"):
+        item(1, 2, "test")
 
 
 @pytest.mark.parametrize(

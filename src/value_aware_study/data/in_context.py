@@ -19,6 +19,8 @@ from value_aware_attention.measurement.masking import IGNORED
 
 __all__ = ["AssociativeRecall", "Copying", "InContextBatches", "InContextTask", "MarkovChains"]
 
+SPLITS = ("train", "validation", "evaluation")
+
 Batch = dict[str, Tensor]
 
 
@@ -214,10 +216,18 @@ class Copying(InContextTask):
 
 
 class InContextBatches(Dataset[Batch]):
-    """Yields a task's batches by optimizer step: item s is a function of (seed, s) alone."""
+    """Yields a task's batches by step: item s is a function of (seed, s, split) alone.
 
-    def __init__(self, task: InContextTask, *, batch_size: int, steps: int, seed: int) -> None:
+    Rows of another split are other rows, with any seed. Raises ValueError for an unknown split.
+    """
+
+    def __init__(
+        self, task: InContextTask, *, batch_size: int, steps: int, seed: int, split: str
+    ) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
         self.task, self.batch_size, self.steps, self.seed = task, batch_size, steps, seed
+        self.split = SPLITS.index(split)
 
     def __len__(self) -> int:
         return self.steps
@@ -226,8 +236,8 @@ class InContextBatches(Dataset[Batch]):
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} is outside 0 .. {self.steps - 1}")
         # SeedSequence keeps (1, 2) and (2, 1) apart
-        entropy = np.random.SeedSequence((self.seed, step)).generate_state(1, np.uint64)[0]
-        generator = torch.Generator().manual_seed(int(entropy >> np.uint64(1)))
+        mixed = np.random.SeedSequence((self.seed, step, self.split)).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(mixed[0] >> np.uint64(1)))
         return self.task.draw(self.batch_size, generator)
 
 
