@@ -66,10 +66,11 @@ class InContextTask(ABC):
 class AssociativeRecall(InContextTask):
     """Multi-query associative recall (MQAR, Arora et al. 2023): k v k v ..., then keys are asked.
 
-    The prefix states each of `pairs` (key, value) pairs at least once, at random; after it every
-    key is asked once, in random order, and its value follows, again and again up to `length`. A
-    row's keys are distinct, and so are its values. Scored is the value of every key that the row
-    has held before.
+    The prefix states each of `pairs` (key, value) pairs at least once, at random; after it keys are
+    asked at random and their values follow. A row's keys are distinct, and so are its values.
+    Scored is the value of every key that the row has held before. Where keys = values = pairs, a
+    row is told from others by which value belongs to which key alone, and nothing easier can be
+    learned first.
     """
 
     pairs: int
@@ -97,7 +98,9 @@ class AssociativeRecall(InContextTask):
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
         keys = _permutations((rows, self.keys), generator)[:, : self.pairs]
         values = self.keys + _permutations((rows, self.values), generator)[:, : self.pairs]
-        order = torch.cat([self._stated(rows, generator), self._asked(rows, generator)], 1)
+        asks = (self.length - self.prefix) // 2
+        asked = torch.randint(self.pairs, (rows, asks), generator=generator)
+        order = torch.cat([self._stated(rows, generator), asked], 1)
         key, value = keys.gather(1, order), values.gather(1, order)
         known = (order[:, :, None] == order[:, None, :]).tril(-1).any(-1)
         labels = torch.stack([value.where(known, IGNORED), torch.full_like(value, IGNORED)], -1)
@@ -113,11 +116,13 @@ class AssociativeRecall(InContextTask):
         order[:, : self.pairs] = torch.arange(self.pairs)
         return order.gather(1, _permutations((rows, slots), generator))
 
-    def _asked(self, rows: int, generator: torch.Generator) -> Int[Tensor, "rows asks"]:
-        """Which pair is asked after the prefix: each once, then each once more, and so on."""
-        asks = (self.length - self.prefix) // 2
-        rounds = -(-asks // self.pairs)
-        return _permutations((rows, rounds, self.pairs), generator).flatten(1)[:, :asks]
+    def _served(self, batch: Batch) -> Int[Tensor, "rows N"]:
+        """Labels of keys not asked since the prefix: their values stand nowhere else."""
+        served = batch["input_ids"][:, self.prefix :]
+        again = (served[:, :, None] == served[:, None, :]).tril(-1).any(-1)
+        labels = super()._served(batch)
+        labels[:, self.prefix :].masked_fill_(again, IGNORED)
+        return labels
 
 
 @dataclass(frozen=True, kw_only=True)
