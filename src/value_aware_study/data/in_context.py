@@ -67,24 +67,18 @@ class AssociativeRecall(InContextTask):
     """Multi-query associative recall (MQAR, Arora et al. 2023): k v k v ..., then keys are asked.
 
     The prefix states each of `pairs` (key, value) pairs at least once, at random; after it keys are
-    asked at random and their values follow. A row's keys are distinct, and so are its values.
-    Scored is the value of every key that the row has held before. Where keys = values = pairs, a
-    row is told from others by which value belongs to which key alone, and nothing easier can be
-    learned first.
+    asked at random and their values follow. Scored is the value of every key that the row has held
+    before. Keys are the even tokens and values the odd ones, and every row has all of them: rows
+    differ in which value belongs to which key alone.
     """
 
     pairs: int
     prefix: int
     length: int
-    keys: int
-    values: int
 
     def __post_init__(self) -> None:
-        if self.pairs < 1 or self.pairs > min(self.keys, self.values):
-            raise ValueError(
-                f"pairs is {self.pairs}; it must be at least 1 and at most keys = {self.keys} "
-                f"and values = {self.values}"
-            )
+        if self.pairs < 2:
+            raise ValueError(f"pairs is {self.pairs}; it must be at least 2")
         if self.prefix % 2 or self.length % 2 or not 2 * self.pairs <= self.prefix < self.length:
             raise ValueError(
                 f"prefix {self.prefix} and length {self.length} must be even, the prefix at least "
@@ -93,15 +87,14 @@ class AssociativeRecall(InContextTask):
 
     @property
     def vocabulary_size(self) -> int:
-        return self.keys + self.values
+        return 2 * self.pairs
 
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
-        keys = _permutations((rows, self.keys), generator)[:, : self.pairs]
-        values = self.keys + _permutations((rows, self.values), generator)[:, : self.pairs]
+        values = 2 * _permutations((rows, self.pairs), generator) + 1
         asks = (self.length - self.prefix) // 2
         asked = torch.randint(self.pairs, (rows, asks), generator=generator)
         order = torch.cat([self._stated(rows, generator), asked], 1)
-        key, value = keys.gather(1, order), values.gather(1, order)
+        key, value = 2 * order, values.gather(1, order)
         known = (order[:, :, None] == order[:, None, :]).tril(-1).any(-1)
         labels = torch.stack([value.where(known, IGNORED), torch.full_like(value, IGNORED)], -1)
         return {
