@@ -71,13 +71,18 @@ def cache_settings(
     gaps_of: Sequence[str] = (),
     **options: Any,
 ) -> list[CacheSetting]:
-    """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s."""
-    return [
-        CacheSetting(
-            name, look, r, AfterPrefix(build(r), observed=look, **options), gaps=name in gaps_of
-        )
-        for r, (name, build), look in product(sizes, methods.items(), observed)
-    ]
+    """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s.
+
+    A method that chooses alike whatever the queries is listed once, as observing "nothing".
+    """
+    found = []
+    for r, (name, build) in product(sizes, methods.items()):
+        method = build(r)
+        for look in observed if method.observes else observed[:1]:
+            after = AfterPrefix(method, observed=look, **options)
+            label = look if method.observes else "nothing"
+            found.append(CacheSetting(name, label, r, after, gaps=name in gaps_of))
+    return found
 
 
 @torch.inference_mode()
