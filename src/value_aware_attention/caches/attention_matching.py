@@ -22,6 +22,8 @@ class AttentionMatching(CacheMethod):
         super().__init__(r)
         if method is not None and method.r != r:
             raise ValueError(f"r is {r}; the method given keeps {method.r}")
+        if method is not None and method.refits:
+            raise ValueError(f"method is a {type(method).__name__} that refits; one refit is made")
         self.method = method
         self.kernels = () if method is None else method.kernels
 

@@ -18,11 +18,13 @@ class CriticalValues(CacheMethod):
     """Keeps r/2 keys by the scores of a method, the others by (score + 1e-4) mean ||W_o v_j||_1.
 
     CriticalKV (Feng et al., 2025, arXiv 2502.03805); the mean is over the heads of the group.
-    Without an output projection W_o is the identity.
+    Without an output projection W_o is the identity. Raises ValueError for a method that searches.
     """
 
     def __init__(self, method: CacheMethod) -> None:
         super().__init__(method.r)
+        if type(method).scores is CacheMethod.scores:
+            raise ValueError(f"method is a {type(method).__name__}; it must be one that has scores")
         self.method = method
         self.kernels = method.kernels
 

@@ -64,7 +64,7 @@ class CacheMethod(nn.Module):
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
         first = first.masked_fill(protected(seen), largest)
-        return top_keys(first, available(seen), r)
+        return top_keys(first[..., None, :], available(seen)[..., None, :], r).squeeze(-2)
 
     @staticmethod
     def kept(seen: Observed, indices: Int[Tensor, "*batch R"]) -> KeptKeys:

@@ -40,7 +40,7 @@ def least_error(output: Float[Tensor, "*batch n V"], r: int) -> Float[Tensor, " 
     Whatever keys, biases or values the slots hold, o~ lies in an affine space of r - 1 dimensions,
     so the error is at least sum_{k >= r} sigma_k^2 of the centred outputs. 0 from r = V + 1 on:
     beyond the head size no number of slots is too small, only the weights that q·k can produce
-    are. Rows must attend to nothing beside the slots.
+    are. Every row must attend to some of the slots, and to nothing beside them.
     """
     centred = output - output.mean(dim=-2, keepdim=True)
     return torch.linalg.svdvals(centred.double())[..., r - 1 :].square().sum(dim=-1)

@@ -70,8 +70,9 @@ def rotary_of(model: nn.Module) -> Rotary | None:
     def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
         angles = [x.double() for x in module(query.float(), shift[None])]
         cos, sin = (x / getattr(module, "attention_scaling", 1.0) for x in angles)
-        rotated, _ = apply(query.double(), query.double(), cos[0], sin[0], unsqueeze_dim=0)
-        return rotated.to(query.dtype)
+        turned = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
+        rotated, _ = apply(turned, turned, cos[0], sin[0], unsqueeze_dim=0)
+        return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
 
     return rotary
 
@@ -104,11 +105,13 @@ class Repeats:
         if self.prefix is None:
             yield
             return
-        handle = model.register_forward_pre_hook(self._read_again, with_kwargs=True)
+        before = model.register_forward_pre_hook(self._read_again, with_kwargs=True)
+        after = model.register_forward_hook(self._forget)
         try:
             yield
         finally:
-            handle.remove()
+            before.remove()
+            after.remove()
             self.recorded.clear()
 
     def _read_again(
@@ -116,17 +119,24 @@ class Repeats:
     ) -> None:
         if self.is_recording:
             return
-        tokens = options.get("input_ids", inputs[0] if inputs else None)
-        if tokens is None:
+        given = signature(model.forward).bind_partial(*inputs, **options).arguments
+        if given.get("input_ids") is None:
             raise ValueError("observed is 'repeat'; the model must be given input_ids")
-        mask = options.get("attention_mask")
-        given = {} if mask is None else {"attention_mask": self._twice(model, mask)}
+        names = ("input_ids", "attention_mask", "position_ids")
+        twice = {x: self._twice(model, given[x]) for x in names if given.get(x) is not None}
+        if "position_ids" in twice:
+            twice["position_ids"][:, self.prefix :] += self.prefix
         self.is_recording = True
         try:
             with torch.no_grad():
-                model(input_ids=self._twice(model, tokens), use_cache=False, **given)
+                model(**twice, use_cache=False)
         finally:
             self.is_recording = False
+
+    def _forget(self, *_: Any) -> None:
+        """Keeps nothing for a call of a part of the model, which reads nothing again."""
+        if not self.is_recording:
+            self.recorded.clear()
 
     def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
         """The prefix and, after it, its first tokens again: as many as there are positions for."""
