@@ -55,7 +55,7 @@ SAME: dict[str, Choice] = {
 
 
 class OfLayer(ObservedAttention):
-    """kvpress's TOVA, as the paper's: one set for all heads of a layer."""
+    """kvpress's TOVA, as its authors': one set for all heads of a layer."""
 
     def scores(self, seen: Observed) -> Tensor:
         return super().scores(seen).mean(dim=-2, keepdim=True).expand(*seen.batch, -1)
@@ -69,7 +69,7 @@ class PerRow(ObservedAttention):
 
 
 class WithoutSinks(ExpectedAttention):
-    """kvpress's expected attention: the softmax leaves the sinks out, the paper's is over all."""
+    """kvpress's expected attention: the softmax is over the keys without the sinks."""
 
     def scores(self, seen: Observed) -> Tensor:
         left = {name: getattr(seen, name)[..., 4:, :] for name in ("key", "value")}
@@ -130,8 +130,8 @@ def model_layers() -> tuple[tuple[Tensor, Tensor, Tensor], Layer]:
 def shown(method: CacheMethod, **options: Any) -> Shown:
     """Lets a method choose keys of all layers at once."""
     spy, (tensors, layer) = Shown(method), model_layers()
-    choice = AfterPrefix(spy, prefix=LENGTH, **{"sinks": 0, "recent": 0} | options)
-    choice(*tensors, is_causal=True, layer=layer)
+    options = {"prefix": LENGTH, "sinks": 0, "recent": 0} | options
+    AfterPrefix(spy, **options)(*tensors, is_causal=True, layer=layer)
     return spy
 
 
@@ -179,3 +179,9 @@ def test_a_score_of_dropkv_is_the_error_of_all_keys_but_one() -> None:
         others = (others + (others >= dropped)).expand(*seen.batch, -1)
         errors.append(seen.error(CacheMethod.kept(seen, others)))
     torch.testing.assert_close(LeaveOneOut(12).scores(seen), torch.stack(errors, dim=-1))
+
+
+def test_a_growing_cache_expects_queries_from_the_next_row_on() -> None:
+    """However few keys are left by then."""
+    seen = shown(ExpectedAttention(12), prefix=LENGTH - 8, every=4).seen
+    assert (seen.keys, seen.start) == (16, LENGTH)
