@@ -1,6 +1,8 @@
 """A cache method as an approximation: later queries see what it kept of the prefix."""
 
 from dataclasses import replace
+from inspect import signature
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -114,6 +116,35 @@ class AfterPrefix(Approximation):
         with torch.autocast(value.device.type, enabled=False):
             return self.approximate(call, layer).to(value.dtype)
 
+    def like(self, method: CacheMethod, **changed: Any) -> "AfterPrefix":
+        """Returns another method after the same prefix, with other options where they are given."""
+        options = {name: getattr(self, name) for name in signature(type(self)).parameters}
+        return AfterPrefix(**options | {"method": method} | changed)
+
+    @torch.no_grad()
+    def observe(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+        layer: Layer | None = None,
+    ) -> Observed:
+        """Returns what the method sees when it first chooses: `method.keep` of it is its choice.
+
+        Raises ValueError as `forward` does.
+        """
+        call = self.check(
+            Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
+        )
+        groups = Groups.of(call)
+        call, layer = groups.call(call), groups.layer(layer or Layer())
+        start = call.keys if self.prefix is None else self.prefix
+        return self._observed(call, _every_key(call)[..., :start], start, layer)
+
     def check(self, call: Call) -> Call:
         super().check(call)
         keys, queries = call.keys, call.query.shape[-2]
@@ -139,8 +170,7 @@ class AfterPrefix(Approximation):
     def approximate(self, call: Call, layer: Layer | None = None) -> Float[Tensor, "*batch N V"]:
         groups = Groups.of(call)
         grouped, layer = groups.call(call), groups.layer(layer or Layer())
-        pool = torch.arange(call.keys, device=call.key.device)
-        pool = pool.expand(*grouped.key.shape[:-3], -1)
+        pool = _every_key(grouped)
         if self.prefix is None:
             kept = self._keep(grouped, pool, call.keys, layer)
             return groups.restored(_served(grouped, kept, call.keys))
@@ -219,6 +249,10 @@ class AfterPrefix(Approximation):
 
     def extra_repr(self) -> str:
         return arguments_shown(self)
+
+
+def _every_key(call: Call) -> Int[Tensor, "*own M"]:
+    return torch.arange(call.keys, device=call.key.device).expand(*call.key.shape[:-3], -1)
 
 
 def _available(call: Call) -> Bool[Tensor, "*#own M"]:

@@ -108,8 +108,13 @@ def repeat(choice: Choice) -> dict[str, Any]:
 
 
 def hindsight(choice: Choice) -> dict[str, Any]:
-    """The queries to come, with the later keys that they see beside."""
-    rows = choice.spaced(choice.served)
+    """The queries to come, with the later keys that they see beside.
+
+    Spaced from the first on: of an encoder's, as many as half of all are those between `noncausal`.
+    """
+    count = min(choice.rows, len(choice.served))
+    spaced = [choice.served[i * len(choice.served) // count] for i in range(count)]
+    rows = torch.tensor(spaced, device=choice.pool.device)
     found = choice.attending(rows)
     if choice.start == choice.call.keys:
         return found
