@@ -28,6 +28,7 @@ def main(cfg: DictConfig) -> None:
         sizes=[max(1, keys // part) for part in cfg.parts],
         observed=cfg.observed,
         gaps_of=cfg.gaps_of,
+        only=cfg.only,
         prefix=texts.prefix,
         rows=cfg.rows,
     )
@@ -50,7 +51,7 @@ def build(cfg: DictConfig, name: str, r: int) -> CacheMethod:
 def log_errors(run: Any, record: CacheRecord) -> None:
     """Every method's output error and end metrics against r, which is the step."""
     for r in sorted({cell.r for cell in record.cells}) if run else ():
-        found = {}
+        found: dict[str, float | None] = {}
         for cell in (cell for cell in record.cells if cell.r == r):
             numbers = {"relative output error": cell.error, **cell.ends}
             label = f"{cell.method} ({cell.observed})"

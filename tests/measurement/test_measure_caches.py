@@ -129,7 +129,9 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     record = measure_caches(
         model, [CacheBatch({"input_ids": tokens})], settings, model_name="tiny", task="random"
     )
-    observed, hindsight = (cell(record, "value_aware", look, 4) for look in ("noncausal", "hindsight"))
+    observed, hindsight = (
+        cell(record, "value_aware", look, 4) for look in ("noncausal", "hindsight")
+    )
     assert observed.error.value > hindsight.error.value > 0
     assert observed.ends["cosine_distance"].value > 0
     assert cell(record, "value_aware", "noncausal", 12).error.value == pytest.approx(0, abs=1e-10)

@@ -31,7 +31,7 @@ DROPS = 64
 """How many drops are followed by updates before everything is computed again."""
 SHARE = 0.05
 """The share of the remaining keys that `eliminate_by_shares` drops at once."""
-BREADTH = 4
+BREADTH = 8
 """How many keys an exchange tries to drop: the cheapest ones."""
 GAIN = 1e-5
 """The least relative gain for which keys are exchanged."""

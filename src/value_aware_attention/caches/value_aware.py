@@ -1,7 +1,5 @@
 """The set of keys whose joint loss changes the observed outputs least."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -26,8 +24,6 @@ from value_aware_attention.caches.refit import refitted
 
 __all__ = ["ValueAware"]
 
-EXCHANGED = 3
-"""From how many starts, the best ones, keys are exchanged."""
 IN_CACHE = 2**18
 """Weights of the heads that are searched at once on a CPU, whose cache holds so many."""
 
@@ -43,7 +39,7 @@ class ValueAware(CacheMethod):
 
     Optimal where one key is free (r = 1, or one more than the protected) and where one is dropped;
     best found elsewhere. `search` "fast" drops 5% of the keys at a time; "best" exchanges keys
-    until none helps, from the three best starts. `refit` gives the keys biases and values of their own, as
+    until none helps, from every start. `refit` gives the keys biases and values of their own, as
     `AttentionMatching` does.
     """
 
@@ -89,10 +85,11 @@ class ValueAware(CacheMethod):
         free = self.r - int(rows.protected.sum(dim=-1).min())
         if free == 1 or self.search == "best":
             starts.append(extend(rows, self.r))
-        best = _least(rows, starts, EXCHANGED)
         if self.search == "best":
-            best = _least(rows, [*best, *(exchange(rows, start) for start in best)], 1)
-        return best[0]
+            starts = [exchange(rows, start) for start in starts]
+        errors = torch.stack([rows.error(start) for start in starts])
+        best: Int[Tensor, " B"] = errors.argmin(dim=0)
+        return torch.stack(starts)[best, torch.arange(len(best), device=best.device)]
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts scores, distances, and the nine numbers that a drop takes of each pair left.
@@ -102,15 +99,6 @@ class ValueAware(CacheMethod):
         drops = keys - min(self.r, keys)
         pairs = rows * drops * (keys + self.r) / 2
         return rows * keys * (head_dim + 2 * value_dim) + 9 * pairs
-
-
-def _least(
-    rows: Rows, sets: Sequence[Bool[Tensor, "B M"]], count: int
-) -> Bool[Tensor, "S B M"]:
-    """Returns the sets that leave the least error, the least first."""
-    errors = torch.stack([rows.error(kept) for kept in sets])
-    order: Int[Tensor, "S B"] = errors.argsort(dim=0, stable=True)[:count]
-    return torch.stack(list(sets)).take_along_dim(order[..., None], dim=0)
 
 
 def _mask(kept: KeptKeys, rows: Rows) -> Bool[Tensor, "B M"]:

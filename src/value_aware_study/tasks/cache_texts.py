@@ -39,8 +39,8 @@ def in_context_texts(
     batches = []
     for seed in seeds:
         rows = InContextBatches(task, batch_size=units, steps=1, seed=seed, split="evaluation")[0]
-        inputs = {"input_ids": rows["input_ids"]}
-        batches.append(CacheBatch(inputs | {"use_cache": False}, rest=rows, seed=seed))  # type: ignore[dict-item]
+        inputs = {"input_ids": rows["input_ids"], "use_cache": False}
+        batches.append(CacheBatch(inputs, rest=rows, seed=seed))
     return CacheTexts(model, batches, task.prefix, task.metrics)
 
 
@@ -66,8 +66,8 @@ def stream_texts(
 
 
 def encoder_texts(
-    *, requirement: str, package: str, folder: str, texts: Mapping[str, Iterable[Document]], length: int,
-    seeds: Sequence[int], units: int,
+    *, requirement: str, package: str, folder: str, texts: Mapping[str, Iterable[Document]],
+    length: int, seeds: Sequence[int], units: int,
 ) -> CacheTexts:  # fmt: skip
     """Takes `units` windows a seed of texts for an encoder whose weights come with a package."""
     found = str(weights_folder(requirement=requirement, package=package, folder=folder))
