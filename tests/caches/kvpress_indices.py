@@ -132,8 +132,8 @@ def main() -> None:
             written[f"{name}/{r}"] = kept_by(press(ratio), model, text, written["key"])
         for name, press in KVZIP.items():
             written[f"{name}/{r}"] = kept_by_kvzip(press(ratio), model, text)
-    packages = {name: version(name) for name in ("kvpress", "transformers", "torch")}
-    save_file({name: x.contiguous() for name, x in written.items()}, WRITTEN, packages)
+    packages = ", ".join(f"{name} {version(name)}" for name in ("kvpress", "transformers", "torch"))
+    save_file({name: x.contiguous() for name, x in written.items()}, WRITTEN, {"by": packages})
 
 
 if __name__ == "__main__":
