@@ -109,6 +109,14 @@ def ours(records: Iterable[Record]) -> str:
     return " ".join(sentences) or NO_RECORDS
 
 
+def seeds(results: Results, drawn: str = "") -> str:
+    """That numbers have a range over seeds too, and how it is drawn; nothing without replicates."""
+    times = len(results.trainings())
+    if times == 1:
+        return ""
+    return f" Each kernel was trained {times} times: range over seeds{drawn}; interval: over text."
+
+
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
     """A note that names the models that an exhibit would show too; none where all are there."""
     known = {record.model for record in results.records}

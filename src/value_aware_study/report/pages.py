@@ -60,7 +60,7 @@ def report_page(
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
-    shown = hero.exhibit([*pretrained, *results.causal, *results.records])
+    shown = hero.exhibit([*pretrained, *results.causal, *results.records], results)
     sections = [
         _section(
             "answer",

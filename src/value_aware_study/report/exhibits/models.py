@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from value_aware_attention.measurement.record import Record
 from value_aware_study.report.captions import measured_on, versions
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import number
@@ -23,14 +24,16 @@ REPRODUCE = (
 
 def exhibit(results: Results) -> Exhibit:
     """One row a model: what it is, and its metric with exact attention on how much text."""
-    data = pd.DataFrame([_row(results, name) for name in results.names()])
+    ordered = sorted(results.records, key=lambda record: record.task != "causal")
+    trained = [one for record in ordered for one in (record, *results.replicates_of(record))]
+    data = pd.DataFrame(list(map(_row, trained)))
     display = data.drop(columns="value")
     display.insert(5, "exact attention", list(map(_exact, data["metric"], data["value"])))
     display = display.drop(columns="metric").rename(columns=lambda name: name.replace("_", " "))
     runs = [
         f"Scale {one.scale}; data: {one.text.description}; hardware: {one.run_on.hardware}, "
         f"{one.run_on.threads} threads; {versions(one.run_on.versions)}."
-        for one in results.records
+        for one in (*results.records, *results.replicates)
     ]
     return Exhibit(
         "models",
@@ -41,16 +44,16 @@ def exhibit(results: Results) -> Exhibit:
     )
 
 
-def _row(results: Results, name: str) -> dict[str, object]:
-    [record] = results.models(name)
+def _row(record: Record) -> dict[str, object]:
+    exact = (cell.value for cell in record.cells if cell.approximation == "exact")
     return {
-        "model": name,
+        "model": record.model,
         "kernel": record.kernel,
         "length": record.length,
         "head_dim": record.head_dim,
         "measured_on": measured_on(record),
         "metric": record.metric,
-        "value": results.find(name, "exact").get("value"),
+        "value": next(exact, None),
     }
 
 
