@@ -52,8 +52,8 @@ FEW_LSH, MANY_LSH = (
 
 def models(results: Results, *names: str) -> list[Model]:
     """The causal models of the kernels for "causal", else the masked one of that length."""
-    found = {kernel: results.of_kernel(kernel) for kernel in KERNELS}
-    known = {"causal": [Model(kernel, record) for kernel, record in found.items() if record]}
+    causal = {kernel: results.of_kernel(kernel) for kernel in KERNELS}
+    known = {"causal": [Model(kernel, record) for kernel, record in causal.items() if record]}
     for name in ("long", "short"):
         found = results.models(f"masked_{name}")
         known[name] = [Model(f"masked {name}", record) for record in found]
@@ -116,7 +116,7 @@ def flatter_is_wider(results: Results) -> Iterator[Finding]:
     )
     label = f"mean of {len(known)} layers"
     sentence = f"{label} {mean} ({low} to {high})"
-    yield Finding(sentence, is_above(ends), what, *ends, label=label, shown=mean)
+    yield Finding(sentence, is_above(ends), what, ends[0], ends[1], ends[2], label, mean)
 
 
 def longer_is_better(results: Results) -> Iterator[Finding]:

@@ -122,7 +122,7 @@ def difference(
         shown = f"{value} points"
     sentence = f"{label} {shown} ({low} to {high})"
     holds = None if higher is None else higher == above
-    return [Finding(sentence, holds, what, *ends, label=label, shown=value)]
+    return [Finding(sentence, holds, what, ends[0], ends[1], ends[2], label, value)]
 
 
 def is_above(ends: Sequence[float]) -> bool | None:

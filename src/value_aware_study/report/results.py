@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -83,7 +83,7 @@ class Results:
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens: Mapping[str, Any] = field(default_factory=dict)
     """Counts of the training text by source"""
-    replicates: Sequence[Record] = ()
+    replicates: Sequence[Record] = field(default=(), kw_only=True)
 
     @classmethod
     def of(cls, records: Iterable[Record], *others: Mapping[str, Any]) -> "Results":
@@ -92,7 +92,8 @@ class Results:
         ordered = sorted(records, key=lambda r: (known.get(r.model, len(known)), r.model))
         again = {r.model for r in ordered if any(is_replicate(r, one) for one in ordered)}
         firsts = [record for record in ordered if record.model not in again]
-        return cls(firsts, *others, replicates=[r for r in ordered if r.model in again])
+        replicates = [record for record in ordered if record.model in again]
+        return replace(cls(firsts, *others), replicates=replicates)
 
     def trainings(self) -> list["Results"]:
         """The models once for every time that the causal ones were trained; the masked in each."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from value_aware_study.report import captions
 from value_aware_study.report.claim import VERDICTS, Answer
 from value_aware_study.report.claims import about, answers
 from value_aware_study.report.exhibit import Exhibit, Table
@@ -17,10 +18,10 @@ HOLDS = {True: "yes", False: "no", None: ""}
 def exhibit(results: Results) -> list[Exhibit]:
     """The verdicts, a row a claim, and the findings that they rest on."""
     found = answers(results)
-    return [_verdicts(found), _findings(found, about(results))]
+    return [_verdicts(found, results), _findings(found, about(results))]
 
 
-def _verdicts(found: Sequence[Answer]) -> Exhibit:
+def _verdicts(found: Sequence[Answer], results: Results) -> Exhibit:
     display = pd.DataFrame(
         {
             "claim": [answer.claim for answer in found],
@@ -34,7 +35,7 @@ def _verdicts(found: Sequence[Answer]) -> Exhibit:
     return Exhibit(
         "claims",
         "The paper's claims, measured here",
-        f"Of {len(found)} claims: {said}.",
+        f"Of {len(found)} claims: {said}.{captions.seeds(results)}",
         [VERDICTS],
         table=Table(display, display),
     )

@@ -112,6 +112,8 @@ def numbers(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
     ends = zip(data["low"], data["high"], strict=True)
     display["95% interval"] = [interval(*pair, 2, signed) for pair in ends]
     if over_seeds:
-        ranges = zip(*(data[name] for name in over_seeds), strict=True)
-        display["range over seeds"] = [interval(*pair, 2, signed) for pair in ranges]
+        low, high = (data[name] for name in over_seeds)
+        display["range over seeds"] = [
+            interval(*pair, 2, signed) for pair in zip(low, high, strict=True)
+        ]
     return Table(data, display)

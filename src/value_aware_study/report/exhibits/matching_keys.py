@@ -103,13 +103,14 @@ def _rows(label: str, errors: OutputError) -> Rows:
 
 
 def _text(row: Mapping[str, Any]) -> dict[str, str]:
-    over_seeds = [row[name] for name in RANGE if name in row]
+    lowest, highest = (row.get(name) for name in RANGE)
+    over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
     return {
         "model": row["model"],
         "r, value-aware keys": str(row["r"]),
         "keys by weight": whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
-        **({"range over seeds": interval(*over_seeds, 0)} if over_seeds else {}),
+        **over_seeds,
         "share of all keys": f"{100 * row['share']:.0f}% of {row['keys']:,}",
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
