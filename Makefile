@@ -31,7 +31,7 @@ publish: setup  ## results/<scale> becomes what the last run made; later runs ar
 	@$(RUN) python -m pipelines.publish
 
 experiments: setup  ## the losses of this run and of the experiments of dvc exp run
-	@$(RUN) dvc exp show --no-pager --drop '.*' --keep '.*json:(exact|OVA_4)$$'
+	@$(RUN) python -m pipelines.experiments
 
 plots: setup  ## the plots of dvc.yaml as a page that opens without a network
 	@$(RUN) python -m pipelines.plots
