@@ -21,8 +21,8 @@ MEANING = (
 )
 OBSERVED = (
     "Observed: last = the last queries of the prefix; noncausal = queries of the whole prefix, all "
-    "of which see all of it; repeat = those of the prefix read once more; hindsight = the served queries "
-    "themselves, an oracle. Nothing: the method looks at no query."
+    "of which see all of it; repeat = those of the prefix read once more; hindsight = the served "
+    "queries themselves, an oracle. Nothing: the method looks at no query."
 )
 GAPS = ("criterion", "information", "sharing", "weights")
 
