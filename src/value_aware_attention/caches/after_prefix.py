@@ -218,6 +218,7 @@ class AfterPrefix(Approximation):
             protected=self._protected(in_pool),
             projection=layer.projection,
             rotary=layer.rotary,
+            start=start,
             available=in_pool,
             **OBSERVED[self.observed](choice),
         )

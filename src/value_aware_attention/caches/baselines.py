@@ -14,6 +14,8 @@ __all__ = ["Random", "Recent"]
 class Random(CacheMethod):
     """Draws r keys uniformly, others for each head and text of a batch; seed decides."""
 
+    observes = False
+
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r)
         self.seed = check_at_least(0, seed=seed)
@@ -29,6 +31,8 @@ class Random(CacheMethod):
 
 class Recent(CacheMethod):
     """Keeps the latest keys; with sinks StreamingLLM (Xiao et al., 2024)."""
+
+    observes = False
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         places = torch.arange(seen.keys, dtype=torch.float32, device=seen.key.device)

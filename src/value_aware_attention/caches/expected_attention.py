@@ -67,7 +67,8 @@ class ExpectedAttention(CacheMethod):
         assert seen.rotary is not None
         width, device = seen.key.shape[-1], seen.key.device
         unit = torch.eye(width, dtype=seen.log_similarity.dtype, device=device)
-        places = seen.keys + torch.arange(self.horizon, device=device)
+        start = seen.keys if seen.start is None else seen.start
+        places = start + torch.arange(self.horizon, device=device)
         turned = seen.rotary(unit[:, None].expand(-1, self.horizon, -1), places)
         return turned.mean(dim=-2)
 

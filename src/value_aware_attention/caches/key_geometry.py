@@ -17,6 +17,8 @@ class KeyDiff(CacheMethod):
     KeyDiff (Park et al., 2025, arXiv 2504.15364).
     """
 
+    observes = False
+
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         key = working_precision(seen.key)
         counted = available(seen)[..., None]
@@ -31,6 +33,8 @@ class KeyDiff(CacheMethod):
 
 class KeyNorm(CacheMethod):
     """Keeps the r keys with the smallest ||k_j|| (Devoto et al., 2024, arXiv 2406.11430)."""
+
+    observes = False
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         return -working_precision(seen.key).norm(dim=-1)

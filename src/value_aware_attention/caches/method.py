@@ -17,6 +17,9 @@ class CacheMethod(nn.Module):
     kernels: tuple[type, ...] = ()
     """The kernels it has a meaning for; empty = every kernel."""
 
+    observes: bool = True
+    """False: it chooses alike whatever the queries."""
+
     refits: bool = False
     """True: keys get weights and values of their own, from which nothing can be chosen again."""
 

@@ -49,6 +49,8 @@ class Observed:
     """Turns queries to later positions, where the model rotates them."""
     positions: Int[Tensor, " W"] | None = None
     """The positions of the queries, which `rotary` counts from."""
+    start: int | None = None
+    """The position of the first query to come; None = as many as keys."""
     available: Bool[Tensor, "*#batch M"] | None = None
     """False: padding, which is never kept. None = every key."""
     beside: AttentionState | None = None

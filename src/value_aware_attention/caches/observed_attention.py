@@ -17,8 +17,10 @@ class ObservedAttention(CacheMethod):
     `pool` averages over that many neighbouring keys, protected ones left out (odd; 1 = none);
     `aggregate` "max" takes the largest weight for the mean. With the options of `AfterPrefix`:
         SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 or 64 rows, pool 5 or 7, recent = rows
-        TOVA (Oren et al., 2024, arXiv 2401.06104): the last row alone
-        H2O (Zhang et al., 2023, arXiv 2306.14048): every causal row, as its one-shot form
+        TOVA (Oren et al., 2024, arXiv 2401.06104): the last row alone; there one set serves all
+            heads of a layer, by their mean
+        H2O (Zhang et al., 2023, arXiv 2306.14048): every causal row, recent = r / 2, as its
+            one-shot form
         KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"
     """
 

@@ -125,6 +125,7 @@ class Repeats:
         names = ("input_ids", "attention_mask", "position_ids")
         twice = {x: self._twice(model, given[x]) for x in names if given.get(x) is not None}
         if "position_ids" in twice:
+            assert self.prefix is not None
             twice["position_ids"][:, self.prefix :] += self.prefix
         self.is_recording = True
         try:

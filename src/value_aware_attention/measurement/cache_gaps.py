@@ -73,6 +73,7 @@ def _by_query(seen: Observed) -> Observed:
         available=of_keys(seen.available),
         beside=None if beside is None else beside.rearranged(apart),
         projection=None,
+        positions=None,
     )
 
 

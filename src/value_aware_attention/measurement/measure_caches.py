@@ -34,7 +34,7 @@ from value_aware_attention.measurement.run_on import run_on
 
 __all__ = ["CacheBatch", "CacheSetting", "Ends", "cache_settings", "measure_caches"]
 
-Ends = Callable[[Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
+Ends = Callable[[Tensor, Any], Mapping[str, Tensor]]
 """(model output, batch) -> end metrics, one number a row of the batch."""
 Array = NDArray[np.float64]
 SERVED = 64
@@ -45,7 +45,7 @@ SERVED = 64
 class CacheBatch:
     """Holds texts of one length as the model is given them, and the seed they were drawn by."""
 
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any]
     rest: Mapping[str, Tensor] | None = None
     """What end metrics are computed with beside the model's output: labels"""
     seed: int = 0
@@ -69,15 +69,23 @@ def cache_settings(
     sizes: Sequence[int],
     observed: Sequence[str],
     gaps_of: Sequence[str] = (),
+    only: Mapping[str, Sequence[str]] | None = None,
     **options: Any,
 ) -> list[CacheSetting]:
-    """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s."""
-    return [
-        CacheSetting(
-            name, look, r, AfterPrefix(build(r), observed=look, **options), gaps=name in gaps_of
-        )
-        for r, (name, build), look in product(sizes, methods.items(), observed)
-    ]
+    """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s.
+
+    `only` names methods that observe in fewer ways, with these ways. A method that chooses alike
+    whatever the queries is listed once, as observing "nothing".
+    """
+    found = []
+    for r, (name, build) in product(sizes, methods.items()):
+        method = build(r)
+        looks = [one for one in observed if one in (only or {}).get(name, observed)]
+        for look in looks if method.observes else looks[:1]:
+            after = AfterPrefix(method, observed=look, **options)
+            label = look if method.observes else "nothing"
+            found.append(CacheSetting(name, label, r, after, gaps=name in gaps_of))
+    return found
 
 
 @torch.inference_mode()
