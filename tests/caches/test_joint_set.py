@@ -146,6 +146,18 @@ def test_elimination_drops_the_cheapest_key_each_time(
         assert torch.equal(eliminate(rows, r), slowly_eliminated(rows, r))
 
 
+@pytest.mark.parametrize("search", [eliminate, eliminate_by_shares])
+def test_sharp_attention_in_fp32_is_searched_as_in_fp64(search) -> None:
+    """Costs computed in fp32 left up to 300 times as much: t^2 enlarges the rounding."""
+    options = {"batch": (4,), "rows": 24, "sharpness": 6.0, "outlier": 100.0, "seed": 3}
+    single, double = (
+        Rows.of(observed(100, **options, dtype=dtype)) for dtype in (torch.float32, torch.float64)
+    )
+    for r in (6, 16):
+        found, expected = (double.error(search(rows, r)) for rows in (single, double))
+        assert (found <= 1.5 * expected).all()
+
+
 @quick
 @given(kinds(), st.integers(2, M))
 def test_searches_keep_r_keys_with_the_protected_and_padding_last(seen: Observed, r: int) -> None:

@@ -72,7 +72,7 @@ def test_the_methods_it_starts_from_are_the_scoring_ones() -> None:
     assert named == {type(build(3)) for build in SCORING.values()}
 
 
-@quick
+@settings(deadline=None, max_examples=6)
 @given(kinds(keys=9, beside=False, causal=False), st.integers(2, 9))
 def test_no_method_leaves_less_than_the_bound(seen: Observed, r: int) -> None:
     least = least_error(seen.output.flatten(-3, -2), r)

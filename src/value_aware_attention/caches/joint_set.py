@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import available, protected
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.partial import finite
@@ -39,7 +38,11 @@ GAIN = 1e-5
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds the observed rows of every cache (B of them), with values around their mean."""
+    """Holds the observed rows of every cache (B of them) in fp64, with values around their mean.
+
+    Where a row loses nearly all of its weight t is up to 1 / NOTHING, and costs hold t^2 times the
+    rounding of distances: in fp32 that decides what is dropped next, wherever attention is sharp.
+    """
 
     log_weights: Float[Tensor, "B n M"]
     log_beside: Float[Tensor, "B n 1"]
@@ -54,13 +57,13 @@ class Rows:
     @classmethod
     def of(cls, seen: Observed) -> "Rows":
         """Stacks each group's queries."""
-        value = working_precision(seen.value).reshape(-1, *seen.value.shape[-2:])
+        value = seen.value.double().reshape(-1, *seen.value.shape[-2:])
         allowed, forced = (x.reshape(value.shape[:-1]) for x in (available(seen), protected(seen)))
         count = allowed.sum(dim=-1)[:, None, None].clamp_min(1)
         centre = value.where(allowed[..., None], 0.0).sum(dim=-2, keepdim=True) / count
 
         def stacked(x: Tensor) -> Tensor:
-            return x.reshape(len(value), -1, x.shape[-1])
+            return x.double().reshape(len(value), -1, x.shape[-1])
 
         output = stacked(seen.output)
         beside = torch.zeros_like(output) if seen.beside is None else stacked(seen.beside.output())
