@@ -31,7 +31,8 @@ class CacheCell:
     """Whose queries it saw; "hindsight" is an oracle."""
     r: int
     error: Estimate
-    """sum ||o - o~||^2 / sum ||o||^2 over layers, heads and served queries of the exact model"""
+    """Mean over layers of sum ||o - o~||^2 / sum ||o||^2, over units, heads and served queries of
+    the exact model"""
     by_layer: tuple[float, ...]
     ends: Mapping[str, Estimate]
     """End metrics with the method in all layers, by name"""
@@ -47,7 +48,7 @@ class CacheCell:
 class CacheGaps:
     """What a method loses to the best found, in four factors of its error, on served queries.
 
-    Each is a ratio of sums: 1 = nothing is lost.
+    Each is a ratio of sums of errors, those of a layer in parts of its ||o||^2: 1 = nothing is lost.
     """
 
     method: str

@@ -182,20 +182,20 @@ class _Part:
         )
 
     def cell(self, setting: CacheSetting) -> CacheCell:
-        error, norm = (x.sum(axis=(1, 2)) for x in (self.errors["method"], self.norm))
-        by_layer = self.errors["method"].sum(axis=(0, 2)) / self.norm.sum(axis=(0, 2))
-        by_seed = {"error": [error[at].sum() / norm[at].sum() for at in self._seeds()]}
-        by_seed |= {
-            name: [units[at].mean() for at in self._seeds()] for name, units in self.ends.items()
+        relative = self._relative("method").sum(axis=2)
+        error = relative.mean(axis=1)
+        by_seed = {
+            name: tuple(float(units[at].mean()) for at in self._seeds())
+            for name, units in {"error": error, **self.ends}.items()
         }
         return CacheCell(
             method=setting.method,
             observed=setting.observed,
             r=setting.r,
-            error=estimate(error, norm),
-            by_layer=tuple(map(float, by_layer)),
+            error=_mean(error),
+            by_layer=tuple(map(float, relative.mean(axis=0))),
             ends={name: _mean(units) for name, units in self.ends.items()},
-            by_seed={name: tuple(map(float, numbers)) for name, numbers in by_seed.items()},
+            by_seed=by_seed,
             multiply_adds=self.multiply_adds,
             seconds=self.seconds,
         )
@@ -203,9 +203,13 @@ class _Part:
     def gaps(self, setting: CacheSetting) -> Sequence[CacheGaps]:
         if len(self.errors) == 1:
             return ()
-        return tuple(
-            gaps(self.errors, method=setting.method, observed=setting.observed, r=setting.r)
-        )
+        errors = {name: self._relative(name) for name in self.errors}
+        return tuple(gaps(errors, method=setting.method, observed=setting.observed, r=setting.r))
+
+    def _relative(self, name: str) -> Array:
+        """Errors as parts of each layer's mean ||o||^2 a unit: no layer decides by its size."""
+        relative: Array = self.errors[name] / self.norm.sum(axis=2).mean(axis=0)[:, None]
+        return relative
 
     def _seeds(self) -> list[NDArray[np.bool_]]:
         return [self.seeds == seed for seed in np.unique(self.seeds)]
