@@ -48,7 +48,7 @@ class CacheCell:
 class CacheGaps:
     """What a method loses to the best found, in four factors of its error, on served queries.
 
-    Each is a ratio of sums of errors, those of a layer in parts of its ||o||^2: 1 = nothing is lost.
+    Each is a ratio of sums, a layer's errors in parts of its ||o||^2: 1 = nothing is lost.
     """
 
     method: str

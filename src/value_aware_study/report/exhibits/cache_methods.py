@@ -15,9 +15,10 @@ END = {"kl": "KL, milli-nats", "cosine_distance": "1 − cos"}
 """The distance from the exact model's output, of decoders and of encoders"""
 MEANING = (
     "Error: mean over layers of sum ‖o − õ‖² / sum ‖o‖² over heads and the exact model's queries "
-    "after the prefix (of an encoder: those not observed); in parentheses the distance of the model's output "
-    "from the exact one's with the method in all layers, KL of the next token in milli-nats (of an "
-    "encoder: 1 − cosine × 1000). Equal r for all; sinks and recent keys are counted in r."
+    "after the prefix (of an encoder: those not observed). In parentheses the distance of the "
+    "model's output from the exact one's with the method in all layers: KL of the next token in "
+    "milli-nats (of an encoder 1 − cosine, × 1000). Equal r for all; sinks and recent keys are "
+    "counted in r."
 )
 OBSERVED = (
     "Observed: last = the last queries of the prefix; noncausal = queries of the whole prefix, all "
