@@ -68,9 +68,9 @@ def _methods(measured: Measurements) -> Exhibit:
 
 
 def _arguments(about: Mapping[str, Any]) -> str:
-    given = [f"{name} = {value}" for name, value in about["arguments"].items()]
-    given += [f"{name} = {_power(*value)}" for name, value in about["by_length"].items()]
-    return ", ".join(given) or DASH
+    by_length = {name: _power(*value) for name, value in about["by_length"].items()}
+    given = about["arguments"] | by_length
+    return ", ".join(f"{name} = {value}" for name, value in given.items()) or DASH
 
 
 def _power(factor: float, power: float, *most: float) -> str:
