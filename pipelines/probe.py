@@ -27,11 +27,12 @@ from pipelines.tracking import log_record, tracked
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.probe import probe
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.probe import probe, probe_caches
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.report.model import write_probe
 
-SHORT = ("model", "text", "tokenizer")
+SHORT = ("model", "text", "tokenizer", "caches")
 """Arguments that stand for probe.<name>: Hydra would take some for config groups."""
 
 
@@ -60,6 +61,7 @@ def probed(
     """Measures a loaded model, and writes what was found into the folder."""
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     with tracked(cfg, "probe", name) as run:
+        caches = caches_of(cfg, model, tokenizer, texts, name)
         report = probe(
             model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
             search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
@@ -68,10 +70,26 @@ def probed(
             seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
         )  # fmt: skip
         text = replace(report.record.text, description=description)
-        write_probe(replace(report.record, text=text), folder)
+        write_probe(replace(report.record, text=text), folder, caches)
         log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}
+
+
+def caches_of(
+    cfg: DictConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    name: str,
+) -> CacheRecord | None:
+    """What cache methods lose on the same windows, where that is asked for."""
+    if not cfg.caches:
+        return None
+    return probe_caches(
+        model, tokenizer, texts, windows=cfg.windows, length=cfg.length, seed=cfg.seed,
+        draw=cfg.draw, name=name, progress=True,
+    )  # fmt: skip
 
 
 def precision(name: str | None) -> torch.dtype | None:

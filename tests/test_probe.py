@@ -12,6 +12,7 @@ from transformers import DebertaV2Config, DebertaV2Model
 
 from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.measurement.windows import MaskedWindows
 from value_aware_attention.models import CausalLanguageModel
@@ -61,7 +62,7 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
 def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
     record = probed("roberta", methods={"one": lambda r, layer: approximations.SlidingWindow(r)})
     cell = next(c for c in record.record.cells if c.parameters == {"r": 4})
-    task = report._task(
+    task = report.window_task(
         model("roberta"), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0,
         draw=False,
     )  # fmt: skip
@@ -225,6 +226,33 @@ def test_the_app_writes_a_page_with_everything_it_names(
     names = ("model_error_by_head.png", "model_keys_by_head.png", "model_layers.csv", "heads.csv")
     assert all((written / name).stat().st_size for name in names)
     assert headline(record).split("; ")[0] in page
+
+
+def test_what_a_cache_loses_is_a_section_of_the_page(folder: Path, tmp_path: Path) -> None:
+    run(folder, "model={roberta} text={text.txt} caches=true probe.sizes=[1]", tmp_path)
+    written = tmp_path / "outputs/probe/roberta"
+    record = CacheRecord.from_json((written / "caches.json").read_text())
+    assert {cell.method for cell in record.cells} == set(probe.default_cache_methods())
+    assert {cell.r for cell in record.cells} == {2, 4} and record.prefix is None
+    page = (written / "index.html").read_text()
+    assert 'id="cache_gaps"' in page and 'id="cache_methods_4"' in page
+
+
+def test_a_cache_that_is_too_small_is_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(folder, "model={llama} text={text.txt} caches=true", tmp_path)
+    message = str(stopped.value.code)
+    assert message.startswith("error: r is 1; it counts 2 sinks and 4 recent keys")
+    assert not (tmp_path / "outputs/probe").exists()
+
+
+def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
+    record = probe.probe_caches(
+        model("llama"), tokenizer(), words(200), windows=3, length=32, rows=8, parts=(2,)
+    )
+    assert (record.prefix, record.length, record.units) == (16, 32, 3)
+    assert {cell.r for cell in record.cells} == {8}
+    assert {gap.method for gap in record.gaps} == {"SnapKV"}
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from value_aware_attention.measurement.cache_record import (
     Estimate,
 )
 from value_aware_attention.measurement.run_on import run_on
+from value_aware_attention.measurement.windows import vocabulary_size
 
 __all__ = ["CacheBatch", "CacheSetting", "Ends", "cache_settings", "measure_caches"]
 
@@ -103,9 +104,9 @@ def measure_caches(
     """Measures every setting on the same texts: output errors, end metrics, gaps, time to choose.
 
     Errors are those of each layer on the exact model's queries; end metrics have the method in all
-    layers: "kl", KL(exact || compressed) of the next token in nats a served position (of an encoder
-    "cosine_distance", 1 - cosine of its last hidden states), and those of `ends`. A query is served
-    that comes after the prefix; of an encoder, one that was not observed.
+    layers: "kl", KL(exact || compressed) of the tokens in nats a served position (without a
+    language-model head "cosine_distance", 1 - cosine of the last hidden states), and those of
+    `ends`. A query is served that comes after the prefix; of an encoder, one not observed.
     """
     first = settings[0].after
     if any((s.after.prefix, s.after.rows) != (first.prefix, first.rows) for s in settings):
@@ -284,7 +285,7 @@ class _Texts:
     def ends(self, output: Tensor) -> dict[str, Array]:
         """Computes end metrics by unit: the distance from the exact model's output, and others."""
         here, exact = output[:, self.served], self.output[:, self.served]
-        if self.measured_on[0].call.is_causal:
+        if here.shape[-1] == vocabulary_size(self.model):
             logs = here.log_softmax(-1), exact.log_softmax(-1)
             found = {"kl": kl_div(*logs, reduction="none", log_target=True).sum(-1).mean(-1)}
         else:

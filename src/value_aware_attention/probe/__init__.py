@@ -6,6 +6,7 @@
 `docs/probe.md` says what is measured and how.
 """
 
+from value_aware_attention.probe.caches import default_cache_methods, probe_caches
 from value_aware_attention.probe.report import Report, default_methods, probe
 
-__all__ = ["Report", "default_methods", "probe"]
+__all__ = ["Report", "default_cache_methods", "default_methods", "probe", "probe_caches"]

@@ -37,7 +37,7 @@ from value_aware_attention.measurement.windows import (
 )
 from value_aware_attention.probe.lines import Lines, headline, needed
 
-__all__ = ["Report", "default_methods", "probe"]
+__all__ = ["Report", "default_methods", "probe", "window_task"]
 
 DEFAULT_LENGTH = 512
 
@@ -118,8 +118,8 @@ def probe(
     """
     OptimalValueAware(1, search)  # refuses another search
     check_at_least(1, rows=rows)
-    task = _task(model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed,
-                 draw=draw)  # fmt: skip
+    task = window_task(model, tokenizer, text, windows=windows, length=length, kernel=kernel,
+                       seed=seed, draw=draw)  # fmt: skip
     methods = default_methods(search) if methods is None else methods
     layers = LayerOptions(
         rows=rows, search=search, between=between, skewness_gap=skewness_gap,
@@ -156,7 +156,7 @@ def _printing(show: Callable[[str], None] | None, lines: Lines) -> Show | None:
     return printed
 
 
-def _task(
+def window_task(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: str | Iterable[str],
@@ -167,6 +167,7 @@ def _task(
     seed: int,
     draw: bool,
 ) -> WindowTask:
+    """Returns the task that fits a model, on windows of a text; ValueError where none does."""
     build, limit = task_class(model), positions(model)
     weights = next(model.parameters())
     if weights.dtype == torch.float16 and weights.device.type == "cpu":

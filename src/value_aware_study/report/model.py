@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import OutputError, Record
 from value_aware_attention.probe.lines import headline
 from value_aware_study.report import captions
+from value_aware_study.report.caches import cache_section
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
     match_bars,
@@ -57,8 +59,10 @@ def model_section(record: Record, name: str = "model") -> Section:
     return Section(name, title, " ".join(lead), exhibits, machines)
 
 
-def write_probe(record: Record, folder: Path | str) -> None:
+def write_probe(record: Record, folder: Path | str, caches: CacheRecord | None = None) -> None:
     """Writes the page of a probe with its exhibits' files, record.json and heads.csv.
+
+    `caches`, what cache methods lose on the same text, is a section of its own and caches.json.
 
     The same record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
     """
@@ -68,10 +72,13 @@ def write_probe(record: Record, folder: Path | str) -> None:
         "record.json": record.to_json(),
         "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
     }
+    if caches is not None:
+        texts["caches.json"] = caches.to_json()
     title = f"{record.model}: how many keys its attention needs"
     section = model_section(record)
     how = Section("how", "How it was measured", "; ".join(*section.machines), [])
-    write_page(Page(title, LEAD, [section, how]), folder)
+    sections = [section, *([cache_section([caches])] if caches else []), how]
+    write_page(Page(title, LEAD, sections), folder)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 
