@@ -3,10 +3,10 @@
     python -m benchmarks.caches            # some minutes on one core
     python -m benchmarks.caches --quick    # 64 keys; writes nothing
 
-One head of 64 numbers, 128 observed queries, 512 to 8,192 keys of which an eighth is kept, fp32, one
-thread: random queries (twice as long as keys), keys and values. Beside each method the error that
-its set leaves on the observed queries, over that of the joint search. "Prefill" is exact causal
-attention of as many tokens by the fused kernel, for one query head. Writes
+One head of 64 numbers, 128 observed queries, 512 to 8,192 keys of which an eighth is kept, fp32,
+one thread: random queries (twice as long as keys), keys and values. Beside each method the error
+that its set leaves on the observed queries, over that of the joint search. "Prefill" is exact
+causal attention of as many tokens by the fused kernel, for one query head. Writes
 results/benchmarks/caches.json and .md.
 """
 
