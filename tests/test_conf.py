@@ -20,6 +20,7 @@ from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
 from value_aware_study.cards import cards
+from value_aware_study.data.in_context import InContextTask
 from value_aware_study.report.published import TABLE_1
 
 ROOT = Path(__file__).parents[1]
@@ -165,6 +166,14 @@ def test_every_tokenizer_builds(name: str) -> None:
 def test_lengths_and_models_name_their_checkpoints(length: str) -> None:
     cfg = composed("evaluate", ["model=masked", f"length={length}"])
     assert cfg.evaluate.checkpoint.endswith(f"masked_{length}")
+
+
+@pytest.mark.parametrize("name", options("task"))
+def test_every_task_builds_and_names_its_model(name: str) -> None:
+    cfg = composed("train_in_context", [f"task={name}"])
+    assert cfg.train_in_context.name == f"in_context_{name}"
+    assert isinstance(instantiate(cfg.train_in_context.task), InContextTask)
+    assert name in cfg.in_context.task
 
 
 @pytest.mark.parametrize("name", options("trainer"))

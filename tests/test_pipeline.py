@@ -27,6 +27,7 @@ def stage_names() -> list[str]:
     text = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     axes = {"kernel": PARAMS.grid.kernel, "length": PARAMS.grid.length}
     axes["attention"] = PARAMS.survey.trained
+    axes["task"] = PARAMS.in_context.task
     names = []
     for name, stage in text.items():
         if name == "fingerprints":

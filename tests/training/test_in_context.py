@@ -1,0 +1,157 @@
+"""Training on in-context tasks: the module, and its app at smoke scale in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from pipelines.app import composed
+from tests.test_apps import ROOT, run_app
+from value_aware_attention.measurement.masking import IGNORED
+from value_aware_study.data.in_context import AssociativeRecall, InContextBatches, InContextTask
+from value_aware_study.training import LinearWarmupDecay, Muon
+from value_aware_study.training.in_context import (
+    InContextTraining,
+    build_decoder,
+    sharpest_weights,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+RECALL = AssociativeRecall(pairs=3, prefix=12, length=18)
+SIZES = {"layers": 2, "width": 16, "heads": 4, "key_value_heads": 2, "feedforward": 16}
+SCORED = {
+    "recall": {"accuracy", "exact_match"},
+    "markov": {"nats_to_bayes"},
+    "copying": {"accuracy", "exact_match"},
+}
+
+
+def module(task: InContextTask = RECALL) -> InContextTraining:
+    torch.manual_seed(0)
+    model = build_decoder(vocabulary_size=task.vocabulary_size, length=task.length, **SIZES)
+    schedule = LinearWarmupDecay(peak=1e-2, warmup_proportion=0.1, steps=9)
+    return InContextTraining(model, task=task, schedule=schedule, optimizer=make_muon, seed=3)
+
+
+def make_muon(groups: list[dict[str, Any]]) -> Muon:
+    return Muon(groups, lr=1.0)
+
+
+def batch(rows: int = 6) -> dict[str, torch.Tensor]:
+    return RECALL.draw(rows, torch.Generator().manual_seed(0))
+
+
+def test_the_loss_is_the_cross_entropy_of_every_answer_and_has_all_gradients() -> None:
+    training, rows = module(), batch()
+    logits = training.model(rows["input_ids"]).logits
+    expected = cross_entropy(logits.mT, rows["labels"], ignore_index=IGNORED)
+    loss = training.loss(rows)
+    torch.testing.assert_close(loss, expected)
+    targets = training.count_targets(rows)
+    assert targets == int((rows["labels"] != IGNORED).sum()) > 6 * 3
+    torch.testing.assert_close(training.loss(rows, targets=2.0), expected * targets / 2)
+    loss.backward()
+    assert all(p.grad is not None for p in training.parameters())
+
+
+def test_the_metrics_are_the_tasks_means_over_rows() -> None:
+    training, rows = module(), batch()
+    totals = training.totals(rows)
+    found = training.metrics({name: float(value) for name, value in totals.items()})
+    expected = RECALL.metrics(training.model(rows["input_ids"]).logits, rows)
+    assert found.keys() == {"loss", "accuracy", "exact_match"}
+    assert found["loss"] == pytest.approx(float(expected["nats"].mean()), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(float(expected["accuracy"].mean()))
+
+
+def test_heads_that_score_all_keys_alike_weigh_each_by_one_over_their_number() -> None:
+    training, rows = module(), batch()
+    attention = training.model.config._attn_implementation
+    training.model.model.layers[1].self_attn.q_proj.weight.data.zero_()
+    first, second = sharpest_weights(training.model, rows, RECALL.prefix)
+    alike = sum(1 / (n + 1) for n in range(12, 18, 2)) / 3  # keys are asked at every other position
+    assert second == pytest.approx([alike] * 4, abs=1e-4)
+    assert all(alike < weight <= 1 for weight in first)
+    assert training.model.config._attn_implementation == attention
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    for sizes in ({"heads": 3}, {"key_value_heads": 3}, {"width": 20}):
+        with pytest.raises(ValueError, match="must be a multiple of"):
+            build_decoder(vocabulary_size=9, length=9, **SIZES | sizes)
+
+
+@pytest.mark.parametrize("task", SCORED)
+def test_the_app_writes_a_model_and_its_metrics_and_continues_where_it_was_killed(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    run_app(f"train_in_context task={task}", straight)
+    read = InContextBatches.__getitem__
+
+    def dying(batches: InContextBatches, step: int) -> dict[str, torch.Tensor]:
+        if step == 4:
+            raise KeyError("killed")
+        return read(batches, step)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(InContextBatches, "__getitem__", dying)
+        run_app(f"train_in_context task={task}", killed)
+    assert list(killed.glob(".cache/checkpoints/*/last.ckpt"))
+    assert not (killed / "outputs").exists()
+    run_app(f"train_in_context task={task}", killed)
+    name = f"in_context_{task}"
+    weights, again = (
+        (root / f"outputs/models/{name}/model.safetensors").read_bytes()
+        for root in (straight, killed)
+    )
+    assert weights == again
+    record = json.loads((killed / f"outputs/metrics/in_context/{name}.json").read_text())
+    assert [set(point) for point in record["curve"]] == [{"step", "loss"} | SCORED[task]] * 2
+    assert [len(heads) for heads in record["sharpest_weights"]] == [4, 4]
+    check_model(killed / "outputs/models" / name, task, record)
+
+
+def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
+    """It is read by its Auto class, and its loss on the held-out rows is the recorded one."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        cfg = composed("train_in_context", [f"task={task}", "scale=smoke"]).train_in_context
+    rows = instantiate(cfg.task)
+    batches = InContextBatches(rows, steps=2, seed=cfg.seed, split="validation", **cfg.batches)
+    nats = []
+    for batch in (batches[0], batches[1]):
+        with torch.no_grad():
+            nats.append(rows.metrics(model(batch["input_ids"]).logits, batch)["nats"])
+    assert record["loss"] == pytest.approx(float(torch.cat(nats).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("task=chess", ("chess", "copying", "markov", "recall")),
+        ("task=recall in_context.recall.pairs=1", ("pairs is 1", "at least 2")),
+        ("task=recall in_context.recall.prefix=13", ("prefix 13", "even")),
+        ("task=markov in_context.markov.states=1", ("states is 1", "at least 2")),
+        ("task=copying task.steps=0", ("task.steps is 0", "at least 1")),
+        ("in_context.heads=3", ("width 16", "heads = 3")),
+        ("training.log_every=0", ("training.log_every is 0",)),
+        ("trainer.accumulate=3", ("batch_size 4", "3 micro-batches")),
+    ],
+)
+def test_what_cannot_be_trained_ends_with_one_line(
+    tmp_path: Path, given: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_app(f"train_in_context {given}", tmp_path)
+    message = str(stop.value)
+    assert message.startswith("error: ") and "\n" not in message
+    assert all(word in message for word in words), message
+    assert not (tmp_path / "outputs").exists()
