@@ -28,6 +28,9 @@ NOTHING = 1e-6
 """The part of a row's kept mass taken to lie at 0, where its output is if it sees nothing."""
 DROPS = 64
 """How many drops are followed by updates before everything is computed again."""
+GENTLE = 0.9
+"""The largest share of a row's mass up to which drops are followed in fp32, twice as fast: above
+it t is large and magnifies rounding."""
 SHARE = 0.05
 """The share of the remaining keys that `eliminate_by_shares` drops at once."""
 BREADTH = 8
@@ -144,6 +147,10 @@ class _State:
             to_exact=_squared_distances(rows.output, value),
         )
 
+    def in_single_precision(self) -> "_State":
+        """Returns it in fp32."""
+        return _State(**{name: x.float() for name, x in vars(self).items()})
+
     def change(self, t: Float[Tensor, "B n K"]) -> Float[Tensor, "B K"]:
         """Computes sum_i t ((1 + t) R - D + ||o - o~||^2)."""
         gained = torch.addcmul(self.to_kept, t, self.to_kept).sub_(self.to_exact).mul_(t)
@@ -182,6 +189,8 @@ def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
     left = _every_key(rows)
     while left.shape[-1] > r:
         state, fixed = _start(rows, left)
+        if (state.weights / state.mass).amax() < GENTLE:
+            state, fixed = state.in_single_precision(), fixed.float()
         stays = torch.ones_like(left, dtype=torch.bool)
         for _ in range(min(DROPS, left.shape[-1] - r)):
             cheapest = (state.cost() + fixed).argmin(dim=-1, keepdim=True)
