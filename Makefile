@@ -13,7 +13,7 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro survey publish experiments plots test test-slow lint docs setup setup-dev clean
+.PHONY: help repro survey caches publish experiments plots test test-slow lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -24,11 +24,14 @@ repro: setup  ## set up, run the pipeline up to the page, say how it came out
 survey: setup  ## every method of the survey: time, memory, distance to the optimum; on the same page
 	@$(RUN) python -m pipelines.repro survey
 
+caches: setup  ## every cache method on tasks, docstrings and, where installed, a pretrained encoder
+	@$(RUN) python -m pipelines.repro caches
+
 publish: setup  ## results/<scale> becomes what the last run made; later runs are compared with it
 	@$(RUN) python -m pipelines.publish
 
 experiments: setup  ## the losses of this run and of the experiments of dvc exp run
-	@$(RUN) dvc exp show --no-pager --drop '.*' --keep '.*json:(exact|OVA_4)$$'
+	@$(RUN) python -m pipelines.experiments
 
 plots: setup  ## the plots of dvc.yaml as a page that opens without a network
 	@$(RUN) python -m pipelines.plots

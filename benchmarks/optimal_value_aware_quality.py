@@ -15,19 +15,24 @@ from unittest.mock import patch
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModel
 
 from benchmarks.record import finish, header, markdown, options, setting
-from pipelines import pretrained
-from pipelines.pretrained import encoder_folder, layer_calls, windows
 from value_aware_attention.approximations import OptimalValueAware, reference_solver
 from value_aware_attention.approximations.closest_combination import SEARCHES, batched
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.hugging_face import own_kernel
+from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_attention.measurement.text_windows import text_windows
+from value_aware_attention.measurement.windows import EncoderWindows
+from value_aware_study.data.packaged_weights import weights_folder
 
+LENGTH, WINDOWS = 512, 8
 FEW_KEYS, FEW_QUERIES = 18, 32
 WIDE_BEAM = 64
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -37,16 +42,43 @@ def main() -> None:
     quick = options(__doc__).parse_args().quick
     with initialize_config_dir(str(Path("conf").resolve()), version_base=None):
         cfg = compose("pretrained").pretrained
-    folder = encoder_folder(cfg)
-    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    calls = layer_calls(model, windows(cfg, folder))
-    record = pretrained.header(cfg, folder, calls) | header("optimal_value_aware_quality")
+    task = encoder(cfg)
+    calls = [
+        LayerCall.joined(layer)
+        for layer in zip(*map(task.layer_calls, range(task.parts)), strict=True)
+    ]
+    kernels = [own_kernel(task.model), *map(instantiate, cfg.probe.kernels)]
+    record = header("optimal_value_aware_quality") | described(cfg, task, calls)
     record |= {"few_keys": {}, "all_keys": {}}
-    for name in tqdm(list(cfg.kernels)[: 1 if quick else None]):
-        kernel = instantiate(cfg.kernels[name])
+    for kernel in tqdm(kernels[: 1 if quick else None]):
+        name = type(kernel).__name__.lower()
         record["few_keys"][name] = against_brute_force(few_keys(calls), kernel)
         record["all_keys"][name] = against_best_known(all_keys(calls), kernel)
     finish("optimal_value_aware_quality", record, page(record), keep=not quick)
+
+
+def encoder(cfg: DictConfig) -> EncoderWindows:
+    """The pretrained encoder on windows of its texts."""
+    folder = str(weights_folder(**{key: cfg[key] for key in ("requirement", "package", "folder")}))
+    tokenizer = load_tokenizer(folder)
+    texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
+    read = text_windows(texts, tokenizer, length=LENGTH, windows=WINDOWS)
+    model = load_model(folder)
+    return EncoderWindows(model=model, tokenizer=tokenizer, windows=read, seed=0, kernel=None)
+
+
+def described(cfg: DictConfig, task: EncoderWindows, calls: list[LayerCall]) -> dict[str, Any]:
+    """Which model, on which text."""
+    batch, heads, keys, head_dim = calls[0].key.shape
+    return {
+        "model": cfg.model,
+        "package": cfg.requirement,
+        "weights_sha256": weights_hash(task.model),
+        "layers": len(calls),
+        "heads": heads,
+        "head_dim": head_dim,
+        "text": f"{cfg.description}: {batch} windows of {keys} tokens",
+    }
 
 
 def all_keys(calls: list[LayerCall]) -> Inputs:

@@ -13,8 +13,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from pipelines.app import app
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report import Section, write_page
+from value_aware_study.report.caches import cache_section
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.report.model import model_section
 from value_aware_study.report.pages import report_page
@@ -32,13 +34,20 @@ def main(cfg: DictConfig) -> None:
     probed = [read(file) for file in sorted(Path(cfg.probe).glob("*/record.json"))]
     names = ["model", *(f"model_{place}" for place in range(2, len(probed) + 1))]
     models = [model_section(*one) for one in zip(probed, names, strict=False)]
-    page = report_page(results, survey, models, explored(cfg), probed)
+    caches = [read_caches(file) for file in sorted(Path(cfg.caches).glob("*.json"))]
+    sections = [*([cache_section(caches)] if caches else []), *models]
+    page = report_page(results, survey, sections, explored(cfg), probed)
     write_page(page, Path(cfg.report))
 
 
 def read(file: Path) -> Record:
     """The record of a probe."""
     return Record.from_json(file.read_text(encoding="utf-8"), str(file))
+
+
+def read_caches(file: Path) -> CacheRecord:
+    """The record of cache methods on one model."""
+    return CacheRecord.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
 def explored(cfg: DictConfig) -> Exploration | None:

@@ -1,6 +1,6 @@
 """Runs the stages of dvc.yaml, a line for each, and ends with the verdict and the page.
 
-    python -m pipelines.repro report|survey
+    python -m pipelines.repro report|survey|caches
 
 What `dvc repro` does, said shorter: which of the stages ran and how long each took. Progress bars
 are drawn on a terminal only.
@@ -21,6 +21,7 @@ from pipelines.app import ending_with_one_line, write_json
 TARGETS = {
     "report": ("report",),
     "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
+    "caches": ("caches_in_context", "caches_text"),
 }
 QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 SECONDS = Path("outputs/seconds.json")
@@ -45,7 +46,7 @@ def run(name: str) -> None:
     print(f"{len(stages)} stages{about}; those that are up to date are passed over", flush=True)
     began = time.monotonic()
     seconds = reproduce(TARGETS[name], stages)
-    if name != "report":  # the page shows the survey's records, where there are any
+    if name != "report":  # the page shows their records, where there are any
         seconds |= reproduce(("--force", "--single-item", "report"), ["report"])
     done = (time.monotonic() - began) / 60
     print(f"{len(seconds)} stages run in {done:.1f} minutes", flush=True)

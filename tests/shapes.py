@@ -20,7 +20,7 @@ from jaxtyping import AbstractArray, jaxtyped
 __all__ = ["CHECKED", "check_shapes", "checked"]
 
 LIBRARY = (
-    *("approximations", "attention", "call", "error", "flex", "hugging_face", "kernels"),
+    *("approximations", "attention", "caches", "call", "error", "flex", "hugging_face", "kernels"),
     *("measurement", "models", "partial", "probe"),
 )
 STUDY = ("benchmarking", "data", "tasks", "training")
@@ -33,6 +33,7 @@ PUBLIC = {
     "attention_weights",
     "Approximation.forward",
     "Exact.forward",
+    "AfterPrefix.forward",
     "SparseApproximation.select",
     "OptimalValueAware.path",
     "ValueAwareKeysAttentionWeights.path",

@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
-from pipelines import pretrained
 from value_aware_attention.measurement import Record
+from value_aware_study.data.packaged_weights import weights_folder
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
@@ -132,6 +132,6 @@ def test_the_encoder_that_is_committed_about_is_the_one_installed(
     monkeypatch.chdir(ROOT)
     cfg = composed()
     assert cfg.requirement in (ROOT / "requirements-dev.txt").read_text().split()
-    folder = pretrained.encoder_folder(cfg)
+    folder = weights_folder(**{key: cfg[key] for key in ("requirement", "package", "folder")})
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)

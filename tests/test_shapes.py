@@ -6,7 +6,7 @@ from beartype.roar import BeartypeCallHintViolation
 
 from tests.shapes import PUBLIC
 from value_aware_attention import approximations as methods
-from value_aware_attention import attention, call, error
+from value_aware_attention import attention, caches, call, error
 from value_aware_attention.attention import attention_weights, weights_over
 from value_aware_attention.kernels import Exponential
 
@@ -23,7 +23,8 @@ def test_below_the_public_boundary_a_wrong_shape_is_an_error_of_its_annotation()
 def test_the_public_boundary_raises_value_errors() -> None:
     aware, exact = methods.OptimalValueAware(1), methods.Exact()
     keys = methods.ValueAwareKeysAttentionWeights(1)
-    calls = (attention, aware, aware.select, aware.path, keys.path, exact)
+    after = caches.AfterPrefix(caches.Recent(1), prefix=1)
+    calls = (attention, aware, aware.select, aware.path, keys.path, exact, after)
     for public in (*calls, lambda *x: call.Call.of(*x, kernel=Exponential())):
         with pytest.raises(ValueError, match=r"same last dimension \(head_dim\)$"):
             public(TWO, THREE, THREE)

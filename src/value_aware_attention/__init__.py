@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from value_aware_attention import approximations, error, kernels
+from value_aware_attention import approximations, caches, error, kernels
 from value_aware_attention.attention import attention
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "approximations",
     "attention",
+    "caches",
     "error",
     "hugging_face",
     "kernels",

@@ -1,9 +1,12 @@
 """Checks of the arguments that methods are built with: one-line ValueErrors that name what fits."""
 
 from collections.abc import Iterable
+from inspect import signature
 from typing import TypeVar
 
-__all__ = ["check_at_least", "check_choice"]
+from torch import nn
+
+__all__ = ["arguments_shown", "check_at_least", "check_choice"]
 
 Choice = TypeVar("Choice")
 
@@ -25,3 +28,10 @@ def check_choice(choices: Iterable[Choice], **arguments: Choice) -> Choice:
         named = ", ".join(str(choice) for choice in allowed if choice is not None)
         raise ValueError(f"{name} is {given!r}; it must be {none}one of {named}")
     return given
+
+
+def arguments_shown(module: nn.Module) -> str:
+    """Lists what a module was built with, but for modules, which its text shows as its children."""
+    given = {name: getattr(module, name) for name in signature(type(module)).parameters}
+    shown = {name: x for name, x in given.items() if not isinstance(x, nn.Module)}
+    return ", ".join(f"{name}={argument!r}" for name, argument in shown.items())

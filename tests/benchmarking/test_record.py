@@ -1,10 +1,15 @@
 """A result says which code it measured, and the overview whether that is still the present one."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
+import benchmarks
 from benchmarks.record import header, overview, setting, source_of, write
 
+FILES = sorted(Path(benchmarks.__path__[0]).glob("[a-z]*.py"))
 RUN_ON = {"hardware": "none", "threads": 1, "versions": {"torch": "0"}}
 
 
@@ -45,3 +50,8 @@ def test_the_setting_names_machine_command_and_code() -> None:
     record = {"date": "2000-01-01", "command": "c", "source": "abcdef0123456789", "run_on": RUN_ON}
     text = setting(record)
     assert all(word in text for word in ("none, 1 threads; torch 0", "2000-01-01", "abcdef012345;"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_a_benchmark_imports_what_there_is(file: Path) -> None:
+    import_module(f"benchmarks.{file.stem}")

@@ -1,6 +1,7 @@
 """SYNTHETIC records: invented by the formulas of the tests, measured on nothing."""
 
 from dataclasses import replace
+from functools import partial
 
 from value_aware_attention.measurement.record import (
     Attention,
@@ -76,6 +77,27 @@ def with_cells(record, change):
     """The record with every cell changed; a cell of which nothing is left is gone."""
     changed = (change(cell) for cell in record.cells)
     return replace(record, cells=tuple(cell for cell in changed if cell is not None))
+
+
+def trained_again(records, *factors):
+    """The records, and replicates of the causal ones: what approximations add is so many times."""
+
+    def moved(cell, exact, factor):
+        pairs = zip(cell.unit_totals, exact.unit_totals, strict=True)
+        totals = tuple(before + factor * (total - before) for total, before in pairs)
+        value = exact.value * (cell.value / exact.value) ** factor
+        return replace(cell, value=value, unit_totals=totals)
+
+    again = [
+        replace(
+            with_cells(one, partial(moved, exact=one.cells[0], factor=factor)),
+            model=f"{one.model}_{name}",
+        )
+        for one in records
+        if one.task == "causal"
+        for name, factor in zip(("second", "third"), factors, strict=False)
+    ]
+    return [*records, *again]
 
 
 def without_attention(records):

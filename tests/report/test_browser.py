@@ -104,6 +104,15 @@ def test_light_and_dark(opened: Any) -> None:
     assert colours(opened) == light
 
 
+def test_a_print_has_the_notes_and_no_controls(opened: Any) -> None:
+    opened.emulate_media(media="print")
+    for controls in ("button:not(.token)", ".choice", ".menu", "nav", "article .numbers"):
+        assert not any(one.is_visible() for one in opened.locator(controls).all())
+    assert opened.get_by_text("A note.").is_visible()
+    explorer = opened.locator(".explorer select").first
+    assert explorer.evaluate("one => getComputedStyle(one).appearance") == "none"
+
+
 def test_a_heading_sorts_by_number(opened: Any) -> None:
     heading = opened.locator("#models-table th", has_text="error")
     column = opened.locator("#models-table td:nth-child(2)")

@@ -117,9 +117,9 @@ def test_the_table_has_pooled_counts_with_intervals_and_its_csv_the_layers(resul
 
 
 def test_the_answer_is_of_the_first_record_that_has_one(results):
-    shown = hero.exhibit([*without_attention(results.records[:1]), *results.causal])
+    shown = hero.exhibit([*without_attention(results.records[:1]), *results.causal], results)
     needed = matching_keys(results.causal[0].attention[0].output_error, 4)
     assert f"4 keys as with {needed.keys}," in shown.title and "causal, exp" in shown.caption
     assert shown.table.data["r"].tolist() == [1, 2, 4, 8, 16]
-    assert "tiny" in hero.exhibit([probed(), *results.causal]).caption
-    assert hero.exhibit(without_attention(results.records)) is None
+    assert "tiny" in hero.exhibit([probed(), *results.causal], results).caption
+    assert hero.exhibit(without_attention(results.records), results) is None

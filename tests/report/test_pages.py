@@ -52,7 +52,7 @@ def test_the_report_is_this_set_of_files_and_a_page_of_sections(
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "make repro" in text
     named = [one.name for one in page.exhibits() if "no hardware" in " ".join(one.notes)]
-    assert [name for name in named if not name.startswith("model_")] == ["models"]
+    assert named == ["models"]
 
 
 def test_the_same_input_gives_the_same_bytes(records, training, tokens, tmp_path):

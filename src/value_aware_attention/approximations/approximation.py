@@ -17,7 +17,7 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
 
-__all__ = ["Approximation", "SparseApproximation"]
+__all__ = ["Approximation", "SparseApproximation", "refuse_non_finite"]
 
 FEW_DIGITS = 1e-8
 """An error below this part of the largest ||v||^2 is nearly all rounding in fp32."""
@@ -87,7 +87,7 @@ class Approximation(nn.Module, ABC):
         traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         trained = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         if not traced and not trained and all(x.is_cpu for x in tensors):
-            _refuse_non_finite(call, call.attn_mask)
+            refuse_non_finite(call, call.attn_mask)
 
     @abstractmethod
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
@@ -123,7 +123,7 @@ class SparseApproximation(Approximation):
 
     def check_finite(self, call: Call) -> None:
         """Checks hidden keys too: a ranking of NaN scores has no meaning."""
-        _refuse_non_finite(call, None)
+        refuse_non_finite(call, None)
 
     def select(
         self,
@@ -191,7 +191,7 @@ class SparseApproximation(Approximation):
         return sizes.kept(self.r) * sizes.one_key
 
 
-def _refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N M"] | None) -> None:
+def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N M"] | None) -> None:
     """Raises ValueError for NaN or infinity in visible keys and values and in queries that see."""
     given = {"query": call.query, "key": call.key, "value": call.value}
     # Sums are several times faster, and where they are finite everything is.

@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face.cache_layers import (
+    Repeats,
+    SharedKeys,
+    repeated,
+    rotary_of,
+)
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
     attention_layers,
@@ -48,26 +54,36 @@ def replace_attention(
     `approximation` is a module, or a callable layer_index -> module, for the modules that
     `attention_layers` lists. `kernel` None is the model's own: `kernel` of its attention modules,
     else the exponential with its scaling; any other is put into a model that was not trained with
-    it. `layers` and `heads` None are all of
-    them; the rest, and attention to another sequence, stays exact. Where a method is given one
-    query at a time (generation with a cache), it gets the past keys as the model does.
+    it. `layers` and `heads` None are all of them; the rest, and attention to another sequence,
+    stays exact. `caches.AfterPrefix` is given key-value heads as they are, so that a group of query
+    heads keeps one set, and what it needs of the model; the others get them repeated. Where a
+    method is given one query at a time (generation with a cache), it gets the past keys as the
+    model does.
     On exit, also after an exception, the model is as it was; contexts nest.
     Raises ValueError for a model without transformers' attention interface, and for what no
     approximation can honour: logit soft-capping, attention sinks, position bias, attention
     dropout, output_attentions, a method that is not causal in a causal model.
     """
     check_model(model)
-    methods = {
+    methods: dict[nn.Module, Any] = {
         module: _method(approximation, number)
         for module, number in chosen_layers(model, layers).items()
     }
     check_methods(model, methods)
     check_heads(heads, getattr(model.config, "num_attention_heads", None))
     exact = Exact()
+    others: dict[nn.Module, Any]
     others = {layer: exact for layer in [*attention_layers(model), *cross_attention_layers(model)]}
+    repeats = Repeats(methods.values())
+    shared = {
+        layer: SharedKeys(method, layer, rotary_of(model), repeats)
+        for layer, method in methods.items()
+        if getattr(method, "shares_keys", False)
+    }
     name = f"{OWN}_{uuid.uuid4().hex}"
     with ExitStack() as restored:
-        _register(name, _attention_function(others | methods, kernel, heads))
+        _register(name, _attention_function(others | methods | shared, kernel, heads))
+        restored.enter_context(repeats.before_each_call(model))
         restored.callback(_unregister, name)
         for config, before in _implementations(model):
             restored.callback(setattr, config, "_attn_implementation", before)
@@ -96,6 +112,8 @@ def set_attention(
         check_call(getattr(getattr(layer, "dropout", None), "p", 0.0), {})
     methods = {layer: approximation(number) for number, layer in enumerate(layers)}
     check_methods(model, methods)
+    if any(getattr(method, "shares_keys", False) for method in methods.values()):
+        raise ValueError("AfterPrefix is not trained with; replace_attention measures it")
     for layer, method in methods.items():
         layer.approximation = method
         if kernel is not None:
@@ -157,7 +175,9 @@ def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -
 
 
 def _attention_function(
-    methods: Mapping[nn.Module, nn.Module], kernel: Kernel | None, heads: Collection[int] | None
+    methods: Mapping[nn.Module, Callable[..., Tensor]],
+    kernel: Kernel | None,
+    heads: Collection[int] | None,
 ) -> Callable[..., tuple[Tensor, None]]:
     """The function that transformers calls with a module of `methods` and its inputs."""
 
@@ -168,7 +188,7 @@ def _attention_function(
 
 
 def _attend(
-    method: nn.Module,
+    method: Callable[..., Tensor],
     kernel: Kernel | None,
     heads: Collection[int] | None,
     module: nn.Module,
@@ -188,22 +208,20 @@ def _attend(
     key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
     is_causal = attends_causally(module) if is_causal is None else is_causal
     attn_mask, is_causal = split_mask(attention_mask, query, key, is_causal=is_causal)
-    groups = query.shape[1] // key.shape[1]  # grouped-query attention shares key/value heads
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    output = _in_heads(
-        method,
-        (query, key, value),
-        heads,
-        kernel=kernel or layer_kernel(module, scaling),
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-    )
+    options = {
+        "kernel": kernel or layer_kernel(module, scaling),
+        "attn_mask": attn_mask,
+        "is_causal": is_causal,
+    }
+    if isinstance(method, SharedKeys):
+        output = method(query, key, value, heads, **options)
+    else:
+        output = _in_heads(method, (query, *repeated(query, key, value)), heads, **options)
     return output.transpose(1, 2).contiguous(), None
 
 
 def _in_heads(
-    method: nn.Module,
+    method: Callable[..., Tensor],
     inputs: tuple[Tensor, Tensor, Tensor],
     heads: Collection[int] | None,
     **options: Any,

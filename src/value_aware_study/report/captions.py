@@ -1,4 +1,4 @@
-"""What every caption says: scale, data, hardware, and on how much the numbers were measured."""
+"""What captions say: scale, data, machine, and on how much the numbers were measured."""
 
 from collections.abc import Iterable, Mapping
 
@@ -85,13 +85,29 @@ def versions(installed: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
 
 
+def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
+    """What numbers were measured on: said once, in the page's last section."""
+    return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions(installed)}."
+
+
+def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Scale and data of these records, and the machine, each pair once."""
+    said = (
+        (
+            f"Scale {one.scale}; data: {one.text.description}",
+            machine(one.run_on.hardware, one.run_on.threads, one.run_on.versions),
+        )
+        for one in records
+    )
+    return list(dict.fromkeys(said))
+
+
 def _setting(record: Record) -> str:
-    data, hardware = record.text.description, record.run_on.hardware
-    return f"{record.scale} scale; data: {data}; hardware: {hardware}"
+    return f"{record.scale} scale; data: {record.text.description}"
 
 
 def settings_of(records: Iterable[Record]) -> str:
-    """Scale, data and hardware alone, for what was measured on recorded attention calls."""
+    """Scale and data alone, for what was measured on recorded attention calls."""
     return " ".join(f"Ours: {setting}." for setting in dict.fromkeys(map(_setting, records)))
 
 
@@ -101,12 +117,20 @@ def _model(record: Record) -> str:
 
 
 def ours(records: Iterable[Record]) -> str:
-    """What our numbers were made on: scale, data and hardware once, then each model's sizes."""
+    """What our numbers were made on: scale and data once, then each model's sizes."""
     models: dict[str, list[str]] = {}
     for record in records:
         models.setdefault(_setting(record), []).append(_model(record))
     sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
     return " ".join(sentences) or NO_RECORDS
+
+
+def seeds(results: Results, drawn: str = "") -> str:
+    """That numbers have a range over seeds too, and how it is drawn; nothing without replicates."""
+    times = len(results.trainings())
+    if times == 1:
+        return ""
+    return f" Each kernel was trained {times} times: range over seeds{drawn}; interval: over text."
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:

@@ -50,21 +50,10 @@ FEW_LSH, MANY_LSH = (
 )
 
 
-def trainings(results: Results) -> list[list[Model]]:
-    """The causal models of the kernels, once for every time that all of them were trained."""
-    runs: dict[str, list[Model]] = {}
-    for kernel in KERNELS:
-        name = f"causal_{kernel}"
-        for record in results.causal:
-            if record.model.startswith(name):
-                again = record.model.removeprefix(name).replace("_", " ")
-                runs.setdefault(again, []).append(Model(f"{kernel}{again}", record))
-    return list(runs.values())
-
-
 def models(results: Results, *names: str) -> list[Model]:
-    """The causal models of every training for "causal", else the masked one of that length."""
-    known = {"causal": [model for training in trainings(results) for model in training]}
+    """The causal models of the kernels for "causal", else the masked one of that length."""
+    causal = {kernel: results.of_kernel(kernel) for kernel in KERNELS}
+    known = {"causal": [Model(kernel, record) for kernel, record in causal.items() if record]}
     for name in ("long", "short"):
         found = results.models(f"masked_{name}")
         known[name] = [Model(f"masked {name}", record) for record in found]
@@ -87,25 +76,28 @@ def one_more_than_head_size(results: Results) -> Iterator[Finding]:
         for cell in model.record.cells:
             error = cell.error.largest_error if cell.error else None
             if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
-                yield Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what)
+                yield Finding(
+                    f"{model.label} {error:.0e}",
+                    error <= ROUNDING,
+                    what,
+                    label=model.label,
+                    shown=f"{error:.0e}",
+                )
 
 
 def order_of_kernels(results: Results) -> Iterator[Finding]:
     """Polynomial above elu above exponential, in what OVO adds to the loss."""
-    for training in trainings(results):
-        by_kernel = {model.record.kernel: model for model in training}
-        names = [name for name in ("polynomial", "elu", "exponential") if name in by_kernel]
-        order = [by_kernel[name] for name in names]
-        yield from _in_order(order, "")
+    by_kernel = {model.record.kernel: model for model in models(results, "causal")}
+    names = [name for name in ("polynomial", "elu", "exponential") if name in by_kernel]
+    yield from _in_order([by_kernel[name] for name in names], "")
 
 
 def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
     """The kernel whose trained model has flatter attention above the next one, in the same."""
-    for training in trainings(results):
-        known = [model for model in training if model.record.attention]
-        known.sort(key=lambda model: -model.effective_keys)
-        keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in known)
-        yield from _in_order(known, f", the flatter first (effective keys: {keys})")
+    known = [model for model in models(results, "causal") if model.record.attention]
+    known.sort(key=lambda model: -model.effective_keys)
+    keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in known)
+    yield from _in_order(known, f", the flatter first (effective keys: {keys})")
 
 
 def flatter_is_wider(results: Results) -> Iterator[Finding]:
@@ -122,8 +114,9 @@ def flatter_is_wider(results: Results) -> Iterator[Finding]:
         "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put on "
         "a layer's queries and keys"
     )
-    sentence = f"mean of {len(known)} layers {mean} ({low} to {high})"
-    yield Finding(sentence, is_above(ends), what, *ends)
+    label = f"mean of {len(known)} layers"
+    sentence = f"{label} {mean} ({low} to {high})"
+    yield Finding(sentence, is_above(ends), what, ends[0], ends[1], ends[2], label, mean)
 
 
 def longer_is_better(results: Results) -> Iterator[Finding]:
@@ -268,10 +261,11 @@ CLAIMS = (
 
 def answers(results: Results) -> list[Answer]:
     """Every claim with its findings; with none where a model or a setting was not evaluated."""
+    trainings = results.trainings()
     return [
-        Answer(
+        Answer.of_trainings(
             claim.text,
-            [finding for find in claim.finds for finding in find(results)],
+            [[finding for find in claim.finds for finding in find(one)] for one in trainings],
             claim.published,
         )
         for claim in CLAIMS
@@ -284,7 +278,7 @@ def about(results: Results) -> str:
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
         "95% intervals over windows or sequences of the same evaluation text (for correlations: "
         "over layers); they do not cover the draws of random methods, which are means over seeds. "
-        f"{_trained(len(trainings(results)))}"
+        f"{_trained(len(results.trainings()))}"
     )
 
 
@@ -292,6 +286,8 @@ def _trained(times: int) -> str:
     if times <= 1:
         return "Every model was trained once, from one seed: verdicts are about this training run."
     return (
-        f"The causal models were trained {times} times, from as many seeds, and every one has to "
-        "agree; the masked models once: verdicts on them are about this training run."
+        f"The causal models were trained {times} times, from as many seeds: beside an interval is "
+        "the range over seeds; where seeds disagree each has its mark, and the verdict says of how "
+        "many it is. The masked models were trained once: verdicts on them are about this training "
+        "run."
     )

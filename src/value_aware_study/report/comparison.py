@@ -115,12 +115,14 @@ def difference(
     if metric == "perplexity":
         ends = [math.exp(min(end, 700.0)) for end in ends]
         value, low, high = (number(end, 3 if end < 10 else 1) for end in ends)
-        sentence = f"{label} × {value} ({low} to {high})"
+        shown = f"× {value}"
     else:
         ends = [100 * end for end in ends]
         value, low, high = (signed(end, 2) for end in ends)
-        sentence = f"{label} {value} points ({low} to {high})"
-    return [Finding(sentence, None if higher is None else higher == above, what, *ends)]
+        shown = f"{value} points"
+    sentence = f"{label} {shown} ({low} to {high})"
+    holds = None if higher is None else higher == above
+    return [Finding(sentence, holds, what, ends[0], ends[1], ends[2], label, value)]
 
 
 def is_above(ends: Sequence[float]) -> bool | None:

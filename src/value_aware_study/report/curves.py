@@ -1,7 +1,8 @@
 """Curves against a count: keys that a query keeps, random features, steps of training.
 
 They are drawn from a frame with the columns `series`, `count`, `value`, and `low` and `high`, the
-ends of the value's 95% interval.
+ends of the value's 95% interval; where models were trained again, also with `trained_low` and
+`trained_high`, the range over the trainings.
 """
 
 import math
@@ -12,6 +13,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report.look import OPACITY, SHOWN, Mark, Panel
+from value_aware_study.report.replicates import RANGE, ranged
 
 __all__ = [
     "PLAIN",
@@ -20,6 +22,7 @@ __all__ = [
     "change_axis",
     "count_axis",
     "curves",
+    "extent",
     "figure",
     "level",
     "powers",
@@ -85,6 +88,12 @@ def powers(kind: Any, field: str, title: str, values: Collection[float], room: f
     return kind(f"{field}:Q", title=title, scale=scale, axis=axis)
 
 
+def extent(*frames: pd.DataFrame) -> list[float]:
+    """Everything of these frames that an axis of values has to have room for."""
+    names = ("value", "low", "high", *RANGE)
+    return [value for frame in frames for name in names if name in frame for value in frame[name]]
+
+
 def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
     """An axis of changes, 0 marked "exact": even up to `around`, logarithmic beyond.
 
@@ -109,7 +118,10 @@ def curves(
     look: Look = PLAIN,
     published: pd.DataFrame | None = None,
 ) -> list[alt.Chart]:
-    """Intervals, lines and points of every series; `published` values are hollow marks."""
+    """Intervals, lines and points of every series; `published` values are hollow marks.
+
+    The range over trainings is a wide pale bar behind the interval.
+    """
     frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
     base = _base(frame, marks, x, y)
     low = y.copy()
@@ -117,6 +129,8 @@ def curves(
     layers = [base.mark_line(strokeWidth=look.line).transform_filter(f"datum.points >= {JOINED}")]
     if _ends(frame):
         layers.insert(0, base.mark_rule(strokeWidth=0.8 * look.line).encode(y=low, y2="high:Q"))
+    if ranged(frame):
+        layers.insert(0, _range_over_trainings(frame, base, y))
     shape = _shape(marks)
     layers.append(base.mark_point(filled=True, size=look.point).encode(shape=shape))
     if published is not None and len(published):
@@ -126,7 +140,7 @@ def curves(
 
 
 def _base(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y) -> alt.Chart:
-    numbers = ["count", "value", *_ends(frame)]
+    numbers = ["count", "value", *_ends(frame), *ranged(frame)]
     kept = [name for name in ("series", *numbers, "points") if name in frame]
     colours = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
     return alt.Chart(frame[kept]).encode(
@@ -136,6 +150,14 @@ def _base(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y) ->
         opacity=OPACITY,
         tooltip=["series:N", *(alt.Tooltip(f"{name}:Q", format=".5~g") for name in numbers)],
     )
+
+
+def _range_over_trainings(frame: pd.DataFrame, base: alt.Chart, y: alt.Y) -> alt.Chart:
+    lowest = y.copy()
+    lowest.shorthand = f"{RANGE[0]}:Q"
+    pale = alt.when(SHOWN).then(alt.value(0.3)).otherwise(alt.value(0.05))
+    bars = base.transform_filter(f"isValid(datum.{RANGE[0]})").mark_rule(strokeWidth=9)
+    return bars.encode(y=lowest, y2=f"{RANGE[1]}:Q", opacity=pale)
 
 
 def _ends(frame: pd.DataFrame) -> list[str]:

@@ -131,12 +131,16 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Section:
-    """Exhibits that answer one question; `name` is the anchor."""
+    """Exhibits that answer one question; `name` is the anchor.
+
+    `machines` say what was measured, and on what; they stand in the page's last section.
+    """
 
     name: str
     title: str
     lead: str
     exhibits: Sequence[Exhibit]
+    machines: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         _check_name(self.name)

@@ -105,7 +105,7 @@ THEME: dict[str, Any] = {
         "labelLimit": 320,
         "symbolSize": 130,
         "symbolOpacity": 1,
-        "columnPadding": 20,
+        "columnPadding": 10,
     },
     "title": {"color": "var(--ink)", "fontSize": 14, "anchor": "start"},
     "text": {"color": "var(--ink)", "fontSize": 13},
@@ -165,7 +165,8 @@ def dots(
     `published` values of the same rows and series are hollow marks.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
-    y = alt.Y("name:N", sort=order, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False))
+    axis = alt.Axis(grid=True, domain=False, ticks=False, labelPadding=10)  # a mark at 0 has room
+    y = alt.Y("name:N", sort=order, title=None, axis=axis)
     shapes = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
     low = x.copy()
     low.shorthand = "low:Q"

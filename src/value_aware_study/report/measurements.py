@@ -1,6 +1,6 @@
 """What was measured in the layers: output error for every size, and skewness, for figures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ class Measured:
     label: str
     mark: Mark
     attention: Attention
+    replicates: Sequence[Attention] = ()
+    """Of further trainings of the model"""
 
     @property
     def output_error(self) -> OutputError:
@@ -44,10 +46,17 @@ def of_models(results: Results) -> list[Measured]:
     """What was measured in each model with the kernel its cells have, causal models first."""
     ordered = sorted(results.records, key=lambda record: record.task != "causal")
     return [
-        Measured(model_label(record), model_mark(record), attention)
+        Measured(
+            model_label(record), model_mark(record), attention, own(results.replicates_of(record))
+        )
         for record in ordered
-        for attention in record.attention[:1]
+        for attention in own([record])
     ]
+
+
+def own(records: Iterable[Record]) -> list[Attention]:
+    """What was measured in each with the kernel its cells have."""
+    return [attention for record in records for attention in record.attention[:1]]
 
 
 def of_kernels(record: Record) -> list[Measured]:

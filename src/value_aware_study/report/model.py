@@ -51,7 +51,10 @@ def model_section(record: Record, name: str = "model") -> Section:
     ]
     lead = [headline(record), *([POST_HOC] if record.attention[0].post_hoc else [])]
     exhibits = [exhibit for exhibit in drawn if exhibit]
-    return Section(name, f"Your model: {record.model}", " ".join(lead), exhibits)
+    run_on = record.run_on
+    on = captions.machine(run_on.hardware, run_on.threads, run_on.versions)
+    title, machines = f"Your model: {record.model}", [(record.model, on)]
+    return Section(name, title, " ".join(lead), exhibits, machines)
 
 
 def write_probe(record: Record, folder: Path | str) -> None:
@@ -66,7 +69,9 @@ def write_probe(record: Record, folder: Path | str) -> None:
         "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
     }
     title = f"{record.model}: how many keys its attention needs"
-    write_page(Page(title, LEAD, [model_section(record)]), folder)
+    section = model_section(record)
+    how = Section("how", "How it was measured", "; ".join(*section.machines), [])
+    write_page(Page(title, LEAD, [section, how]), folder)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -81,7 +86,6 @@ def _setting(record: Record) -> str:
         f"{text.units} of {text.available_units} windows of {record.length} tokens, "
         f"{text.share_read:.0%} of the text's {text.tokens:,} tokens",
         f"{rows} queries of each head and window; OVA's search: {own.search}",
-        f"hardware: {record.run_on.hardware}; {captions.versions(record.run_on.versions)}",
     ]
     causal = f" {CAUSAL}" if own.causal else ""
     return f"{'; '.join(parts)}.{causal}"

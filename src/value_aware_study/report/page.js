@@ -27,13 +27,14 @@ function fitted() {
   };
 }
 
-// On a phone a legend is one column, whatever the figure says.
+// In a narrow place a legend is one column, whatever the figure says; one that is not shown is none.
+const isNarrow = ({ clientWidth }) => clientWidth > 0 && clientWidth < 500;
 const narrow = (specification) =>
   JSON.parse(JSON.stringify(specification).replace(/"columns":\d+/g, '"columns":1'));
 
 function draw(place, specification, config = fitted()) {
   const options = { mode: "vega-lite", renderer: "svg", actions: false, config };
-  return window.vegaEmbed(place, phone() ? narrow(specification) : specification, options);
+  return window.vegaEmbed(place, isNarrow(place) ? narrow(specification) : specification, options);
 }
 
 async function drawOnce(place) {

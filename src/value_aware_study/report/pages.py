@@ -60,7 +60,8 @@ def report_page(
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
-    shown = hero.exhibit([*pretrained, *results.causal, *results.records])
+    shown = hero.exhibit([*pretrained, *results.causal, *results.records], results)
+    others = [*([survey] if survey else []), *models]
     sections = [
         _section(
             "answer",
@@ -70,9 +71,8 @@ def report_page(
         ),
         _section("paper", "The paper", PAPER, _paper(results)),
         _section("every_r", "Every r", EVERY_R, _every_r(results, explorer)),
-        *([survey] if survey else []),
-        *models,
-        _section("how", "How it was measured", HOW, _how(results)),
+        *others,
+        _section("how", "How it was measured", HOW, _how(results, others)),
     ]
     return Page(QUESTION, LEAD, sections)
 
@@ -117,8 +117,9 @@ def _every_r(results: Results, explorer: Exploration | None) -> list[Found]:
     ]
 
 
-def _how(results: Results) -> list[Found]:
-    return [("", models.exhibit(results))]
+def _how(results: Results, others: Sequence[Section]) -> list[Found]:
+    machines = [one for section in others for one in section.machines]
+    return [("", models.exhibit(results, machines))]
 
 
 def _explorer(exploration: Exploration | None) -> Exhibit | None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -13,6 +13,7 @@ import pandas as pd
 
 from value_aware_attention.measurement.record import Cell, CellError, Record
 from value_aware_study.report.labels import KERNEL_LABELS, model_label, series_label
+from value_aware_study.report.replicates import is_replicate, with_range
 
 __all__ = ["KERNELS", "OUTPUT_ERRORS", "Results", "files_of", "read_folder"]
 
@@ -73,19 +74,35 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Results:
-    """The evaluated models in the report's order, and how they were trained, by model."""
+    """The evaluated models in the report's order, and how they were trained, by model.
+
+    `replicates` are further trainings of causal models among the `records`.
+    """
 
     records: Sequence[Record]
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens: Mapping[str, Any] = field(default_factory=dict)
     """Counts of the training text by source"""
+    replicates: Sequence[Record] = field(default=(), kw_only=True)
 
     @classmethod
     def of(cls, records: Iterable[Record], *others: Mapping[str, Any]) -> "Results":
         """Sorts the records by model: a report does not depend on the order they were read in."""
         known = {name: position for position, name in enumerate(MODEL_ORDER)}
         ordered = sorted(records, key=lambda r: (known.get(r.model, len(known)), r.model))
-        return cls(ordered, *others)
+        again = {r.model for r in ordered if any(is_replicate(r, one) for one in ordered)}
+        firsts = [record for record in ordered if record.model not in again]
+        replicates = [record for record in ordered if record.model in again]
+        return replace(cls(firsts, *others), replicates=replicates)
+
+    def trainings(self) -> list["Results"]:
+        """The models once for every time that the causal ones were trained; the masked in each."""
+        masked = [record for record in self.records if record.task != "causal"]
+        again: dict[str, list[Record]] = {}
+        for first in self.causal:
+            for one in self.replicates_of(first):
+                again.setdefault(one.model.removeprefix(first.model), []).append(one)
+        return [Results.of([*causal, *masked]) for causal in (self.causal, *again.values())]
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -102,8 +119,28 @@ class Results:
         Adds `seeds` (how many) and `seeds_low`, `seeds_high` (range of the seeds' values); `series`
         and `kernel_label`, the names of its curve and of its kernel. `low` and `high` average the
         seeds' intervals: they cover the text as that of one seed does, and not the draws, which
-        units share.
+        units share. With replicates, `trained_low` and `trained_high` are the range of `value` over
+        the trainings of the model; so in `nats` and in `changes`.
         """
+        return self._firsts(self._settings)
+
+    @cached_property
+    def nats(self) -> pd.DataFrame:
+        """`settings` with perplexities as their logarithms, nats a token, errors as they are."""
+        return self._firsts(self._nats)
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """`nats` with `value`, `low` and `high` as changes from exact attention's of the model."""
+        frame = self._nats.copy()
+        exact = frame[frame["approximation"] == "exact"].set_index("model")["value"]
+        for name in ("value", "low", "high"):
+            frame[name] = frame[name] - frame["model"].map(exact)
+        return self._firsts(frame[frame["value"].notna()])
+
+    @cached_property
+    def _settings(self) -> pd.DataFrame:
+        """`settings` of every training."""
         groups: dict[str, list[Row]] = {}
         for row in self._rows:
             setting = {name: row[name] for name in row if name not in (*MEASURED, RANDOM_SEED)}
@@ -114,9 +151,9 @@ class Results:
         return frame.drop(columns=RANDOM_SEED)
 
     @cached_property
-    def nats(self) -> pd.DataFrame:
-        """`settings` with perplexities as their logarithms, nats a token, errors as they are."""
-        frame = self.settings.copy()
+    def _nats(self) -> pd.DataFrame:
+        """`nats` of every training."""
+        frame = self._settings.copy()
         causal = frame["metric"] == "perplexity"
         for name in ("value", "low", "high", "seeds_low", "seeds_high"):
             values = frame[name].astype(float)
@@ -124,14 +161,15 @@ class Results:
             frame[name] = logged.where(causal, values)
         return frame
 
-    @cached_property
-    def changes(self) -> pd.DataFrame:
-        """`nats` with `value`, `low` and `high` as changes from exact attention's of the model."""
-        frame = self.nats.copy()
-        exact = frame[frame["approximation"] == "exact"].set_index("model")["value"]
-        for name in ("value", "low", "high"):
-            frame[name] = frame[name] - frame["model"].map(exact)
-        return frame[frame["value"].notna()]
+    def _firsts(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of first trainings, with the range of `value` over all of them."""
+        if not self.replicates:
+            return frame
+        first = {one.model: r.model for r in self.records for one in (r, *self.replicates_of(r))}
+        setting = [name for name in frame if name not in (*MODEL_COLUMNS, *MEASURED, *SEED_COLUMNS)]
+        found = frame.assign(first=frame["model"].map(first))
+        found = with_range(found, ["first", *setting], "value")
+        return found[found["model"] == found["first"]].drop(columns="first")
 
     @property
     def causal(self) -> list[Record]:
@@ -150,13 +188,22 @@ class Results:
         """Those of these models that were evaluated, in the order of the names."""
         return [record for name in names for record in self.records if record.model == name]
 
+    def replicates_of(self, record: Record) -> list[Record]:
+        """The further trainings of a model."""
+        return [one for one in self.replicates if is_replicate(one, record)]
+
     def of_kernel(self, kernel: str) -> Record | None:
         """The first causal language model trained with a kernel; None where there is none."""
         return next((record for record in self.causal if record.kernel == kernel), None)
 
-    def find(self, model: str, approximation: str, **parameters: Any) -> Row:
-        """The setting of a model with exactly these values of these parameters; {} for none."""
-        frame = self.settings
+    def find(
+        self, model: str, approximation: str, among: pd.DataFrame | None = None, **parameters: Any
+    ) -> Row:
+        """The setting of a model with exactly these values of these parameters; {} for none.
+
+        It is looked for `among` rows of `settings`, unless others are given.
+        """
+        frame = self.settings if among is None else among
         rows = frame[(frame["model"] == model) & (frame["approximation"] == approximation)]
         for name, value in parameters.items():
             rows = rows[(rows[name] == value).fillna(False)]
@@ -164,7 +211,8 @@ class Results:
 
     @cached_property
     def _rows(self) -> list[Row]:
-        return [_row(record, cell) for record in self.records for cell in record.cells]
+        every = [*self.records, *self.replicates]
+        return [_row(record, cell) for record in every for cell in record.cells]
 
 
 def _row(record: Record, cell: Cell) -> Row:

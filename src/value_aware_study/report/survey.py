@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from value_aware_attention.measurement.record import Record
+from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Section
 from value_aware_study.report.exhibits import (
     costs,
@@ -37,7 +38,9 @@ def survey_section(
     missing = [name for name, exhibits in found if not exhibits]
     lead = f"{LEAD} Not measured yet: {', '.join(missing)}." if missing else LEAD
     exhibits = [exhibit for _, exhibits in found for exhibit in exhibits]
-    return Section("survey", "The survey", lead, exhibits)
+    machines = captions.machines([*records, *variants])
+    machines += [Measurements(benchmark).machine] if benchmark else []
+    return Section("survey", "The survey", lead, exhibits, machines)
 
 
 Found = list[tuple[str, Sequence[Exhibit]]]

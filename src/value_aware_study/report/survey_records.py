@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from value_aware_study.benchmarking.ratio import Ratio
-from value_aware_study.report.captions import versions
+from value_aware_study.report.captions import machine
 
 __all__ = [
     "DENSE",
@@ -91,15 +91,21 @@ class Measurements:
 
     @property
     def setting(self) -> str:
-        """The layer and the machine in one sentence."""
-        layer, run_on = self.record["layer"], self.record["run_on"]
+        """The layer and the rounds in two sentences."""
+        layer = self.record["layer"]
         rounds = ", ".join(f"{self.counted(name)} {title}" for name, title in PASSES.items())
         return (
             f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, "
             f"feed-forward {layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on "
-            f"{layer['device']}; {run_on['hardware']}, {layer['threads']} threads; "
-            f"{versions(run_on['versions'])}. Rounds: {rounds}."
+            f"{layer['device']}. Rounds: {rounds}."
         )
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """That time and memory were measured, and on what."""
+        run_on, threads = self.record["run_on"], self.record["layer"]["threads"]
+        on = machine(run_on["hardware"], threads, run_on["versions"])
+        return "the survey's time and memory", on
 
     def label(self, method: str) -> str:
         return self.record["methods"][method]["label"]

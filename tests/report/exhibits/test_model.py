@@ -76,7 +76,7 @@ def test_the_page_begins_with_what_was_found_and_says_how(record: Record, tmp_pa
         "&lt;tiny&gt; (TinyForCausalLM, 2 layers of 4 heads of 8 dimensions), exponential kernel",
         "3 of 6 windows of 16 tokens, 50% of the text&#39;s 96 tokens",
         "32 queries of each head and window",
-        "hardware: no hardware, synthetic; torch 0.0.",
+        "hardware: no hardware, synthetic, 1 thread; torch 0.0.",
     ):
         assert text in page
     assert "post hoc" not in page and "skewness" not in page.lower()

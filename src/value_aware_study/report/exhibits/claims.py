@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from value_aware_study.report.claim import MARKS, VERDICTS, Answer
+from value_aware_study.report import captions
+from value_aware_study.report.claim import VERDICTS, Answer
 from value_aware_study.report.claims import about, answers
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.results import Results
@@ -17,10 +18,10 @@ HOLDS = {True: "yes", False: "no", None: ""}
 def exhibit(results: Results) -> list[Exhibit]:
     """The verdicts, a row a claim, and the findings that they rest on."""
     found = answers(results)
-    return [_verdicts(found), _findings(found, about(results))]
+    return [_verdicts(found, results), _findings(found, about(results))]
 
 
-def _verdicts(found: Sequence[Answer]) -> Exhibit:
+def _verdicts(found: Sequence[Answer], results: Results) -> Exhibit:
     display = pd.DataFrame(
         {
             "claim": [answer.claim for answer in found],
@@ -34,7 +35,7 @@ def _verdicts(found: Sequence[Answer]) -> Exhibit:
     return Exhibit(
         "claims",
         "The paper's claims, measured here",
-        f"Of {len(found)} claims: {said}.",
+        f"Of {len(found)} claims: {said}.{captions.seeds(results)}",
         [VERDICTS],
         table=Table(display, display),
     )
@@ -45,17 +46,14 @@ def _findings(found: Sequence[Answer], read: str) -> Exhibit:
     rows = [
         {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published} | of_it
         for answer in found
-        for of_it in ([vars(finding) for finding in answer.findings] or [{}])
+        for of_it in ([vars(one) | {"mark": one.mark} for one in answer.findings] or [{}])
     ]
     columns = ["claim", "verdict", "published", "what", "sentence", "holds"]
     data = pd.DataFrame(rows, columns=[*columns, "estimate", "low", "high"])
     holds = [holds if isinstance(holds, bool) else None for holds in data["holds"]]
     display = data[["claim", "what", "sentence"]].fillna("")
     display = display.rename(columns={"what": "compared", "sentence": "measured"})
-    measured = data["sentence"].notna()
-    display["agrees"] = [
-        MARKS[one] if known else "not measured" for one, known in zip(holds, measured, strict=True)
-    ]
+    display["agrees"] = [row.get("mark", "not measured") for row in rows]
     return Exhibit(
         "findings",
         "Every comparison behind the verdicts",

@@ -4,13 +4,22 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report import captions
-from value_aware_study.report.curves import change_axis, count_axis, curves, figure, level, upright
+from value_aware_study.report.curves import (
+    change_axis,
+    count_axis,
+    curves,
+    extent,
+    figure,
+    level,
+    upright,
+)
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import interval, number, signed
 from value_aware_study.report.labels import series_label
 from value_aware_study.report.look import Panel, direction
 from value_aware_study.report.marks import method_marks
 from value_aware_study.report.published import TABLE_1
+from value_aware_study.report.replicates import ranged
 from value_aware_study.report.results import Results
 
 __all__ = ["KEYS", "POINTS", "exhibit", "numbers", "published"]
@@ -74,7 +83,7 @@ def _panel(
     every = method_marks(both)
     present = {*ours["series"], *theirs["series"]}
     marks = {series: mark for series, mark in every.items() if series in present}
-    y = change_axis(POINTS, [*ours["value"], *ours["low"], *ours["high"], *theirs["value"]], 1.0)
+    y = change_axis(POINTS, extent(ours, theirs), 1.0)
     x = count_axis(title, counts)
     drawn, hollow = (part.assign(count=part[of].astype(float)) for part in (ours, theirs))
     layers: list[alt.Chart] = level(0.0)
@@ -86,7 +95,8 @@ def _panel(
 
 def numbers(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
     """Everything drawn, ours first; the paper's values have no interval."""
-    numbers = ["r", "features", "value", "low", "high"]
+    over_seeds = ranged(ours)
+    numbers = ["r", "features", "value", "low", "high", *over_seeds]
     columns = ["model", "series", *numbers]
     parts = zip(("ours", "paper"), (ours, theirs), strict=True)
     data = pd.concat(
@@ -101,4 +111,9 @@ def numbers(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
     display["change from exact"] = [signed(value, 2) for value in data["value"]]
     ends = zip(data["low"], data["high"], strict=True)
     display["95% interval"] = [interval(*pair, 2, signed) for pair in ends]
+    if over_seeds:
+        low, high = (data[name] for name in over_seeds)
+        display["range over seeds"] = [
+            interval(*pair, 2, signed) for pair in zip(low, high, strict=True)
+        ]
     return Table(data, display)

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from value_aware_study.report import captions
-from value_aware_study.report.curves import change_axis, count_axis, curves, figure, level
+from value_aware_study.report.curves import change_axis, count_axis, curves, extent, figure, level
 from value_aware_study.report.exhibit import Exhibit
 from value_aware_study.report.exhibits.figure_1 import KEYS, numbers
 from value_aware_study.report.labels import KERNEL_LABELS
@@ -30,7 +30,7 @@ def exhibit(results: Results) -> Exhibit | None:
     ours = ours.drop_duplicates(["series", "count"])
     theirs = published("optimal_v_oblivious")
     theirs = theirs.assign(series=theirs["kernel"].map(KERNEL_LABELS), count=theirs["r"])
-    y = change_axis(NATS, [*ours["value"], *ours["low"], *ours["high"], *theirs["value"]], 0.1)
+    y = change_axis(NATS, extent(ours, theirs), 0.1)
     x = count_axis(KEYS, ours["count"].tolist())
     layers = [*level(0.0), *curves(ours, KERNEL_MARKS, x, y, published=theirs)]
     notes = [
@@ -44,7 +44,8 @@ def exhibit(results: Results) -> Exhibit | None:
     return Exhibit(
         "figure_2",
         "Figure 2. Loss of keys chosen by weight, for each kernel",
-        "What the r largest weights add to each model's loss; hollow: the paper.",
+        "What the r largest weights add to each model's loss; hollow: the paper."
+        f"{captions.seeds(results, ' (pale bars)')}",
         notes,
         [figure(layers)],
         numbers(ours, theirs),

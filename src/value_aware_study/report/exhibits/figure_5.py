@@ -11,6 +11,7 @@ from value_aware_study.report.curves import (
     change_axis,
     count_axis,
     curves,
+    extent,
     figure,
     level,
     upright,
@@ -49,7 +50,8 @@ def exhibit(results: Results) -> Exhibit | None:
     return Exhibit(
         "figure_5",
         "Figure 5. What choosing for the output gains in the end",
-        "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA).",
+        "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA)."
+        f"{captions.seeds(results, ' (pale bars)')}",
         notes,
         [
             panel
@@ -109,8 +111,7 @@ def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, look: Look, others: pd.Data
     task, keys = rows["task"].iloc[0], int(rows["head_dim"].iloc[0]) + 1
     title = figure_2.NATS if task == "causal" else figure_1.POINTS
     x = count_axis(figure_1.KEYS, rows["count"].tolist())
-    shown = [*rows["value"], *rows["low"], *rows["high"], *theirs["value"], *others["value"]]
-    y = change_axis(title, shown, AROUND[task])
+    y = change_axis(title, extent(rows, theirs, others[["value"]]), AROUND[task])
     marked = upright(keys, f"d + 1 = {keys}") if rows["count"].max() >= keys else []
     lines = curves(rows, method_marks(rows), x, y, look, theirs)
     return figure([*_band(others, x, y), *level(0.0), *marked, *lines])

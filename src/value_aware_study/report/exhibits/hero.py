@@ -1,6 +1,7 @@
 """The answer as one bar chart: keys by weight that match a few keys chosen for the output."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report import captions
@@ -8,23 +9,29 @@ from value_aware_study.report.exhibit import Exhibit
 from value_aware_study.report.exhibits.match_bars import LARGEST, panel
 from value_aware_study.report.exhibits.matching_keys import CONSERVATIVE, counts, table
 from value_aware_study.report.labels import model_label
-from value_aware_study.report.measurements import Measured, of_kernels
+from value_aware_study.report.measurements import Measured, of_kernels, own
+from value_aware_study.report.results import Results
 
 __all__ = ["exhibit"]
 
 TITLED = 4
 
 
-def exhibit(records: Sequence[Record]) -> Exhibit | None:
-    """Of the first of these records in which matching keys were counted; None where in none."""
+def exhibit(records: Sequence[Record], results: Results) -> Exhibit | None:
+    """Of the first of these records in which matching keys were counted; None where in none.
+
+    With the range over the trainings of the model, where the results have others of it.
+    """
     for record in records:
         for measured in of_kernels(record)[:1]:
             if measured.output_error.matching_keys:
-                return _exhibit(record, measured)
+                again = own(results.replicates_of(record))
+                said = captions.seeds(results) if again else ""
+                return _exhibit(record, replace(measured, replicates=again), said)
     return None
 
 
-def _exhibit(record: Record, measured: Measured) -> Exhibit:
+def _exhibit(record: Record, measured: Measured, said: str) -> Exhibit:
     every = counts([measured])
     found = every[(every["layer"] == "all") & (every["r"] <= LARGEST)].reset_index(drop=True)
     named = found[found["r"] == TITLED]
@@ -33,7 +40,7 @@ def _exhibit(record: Record, measured: Measured) -> Exhibit:
     return Exhibit(
         "hero",
         f"The same output with {row['r']} keys as with {row['keys_needed']}, if chosen for it",
-        f"Keys that a query needs for the same output error ({name}, all layers pooled).",
+        f"Keys that a query needs for the same output error ({name}, all layers pooled).{said}",
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {CONSERVATIVE}",

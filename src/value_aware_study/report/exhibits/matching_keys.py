@@ -6,6 +6,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.record import OutputError
 from value_aware_study.report import captions
 from value_aware_study.report.curves import count_axis, curves, figure, powers_of_two
 from value_aware_study.report.exhibit import Exhibit, Table
@@ -18,6 +19,7 @@ from value_aware_study.report.measurements import (
     error_rows,
     measured_on,
 )
+from value_aware_study.report.replicates import RANGE, ranged, with_range
 
 __all__ = ["CONSERVATIVE", "counts", "exhibit", "layers", "table"]
 
@@ -62,10 +64,19 @@ def layers(measured: Sequence[Measured]) -> Exhibit | None:
 
 
 def counts(measured: Sequence[Measured]) -> pd.DataFrame:
-    """One row for every size pooled, then for every size in each layer."""
-    rows = [row for item in measured for row in _rows(item)]
+    """One row for every size pooled, then for every size in each layer.
+
+    The range over the trainings of a model is beside its counts, where it was trained again.
+    """
+    rows = [
+        row
+        for item in measured
+        for one in (item.attention, *item.replicates)
+        for row in _rows(item.label, one.output_error)
+    ]
     data = pd.DataFrame(rows, columns=list(COLUMNS))
-    return data.astype(dict.fromkeys(("keys_needed", *COUNTS), "Int64"))
+    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS), "Int64"))
+    return with_range(data, ["model", "layer", "r"], "keys_needed")
 
 
 def table(data: pd.DataFrame, named: str = "model") -> Table:
@@ -77,12 +88,12 @@ def table(data: pd.DataFrame, named: str = "model") -> Table:
     return Table(data, display)
 
 
-def _rows(item: Measured) -> Rows:
-    errors, rows = item.output_error, []
+def _rows(label: str, errors: OutputError) -> Rows:
+    rows = []
     for match in errors.matching_keys:
         error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}
         row: dict[str, Any] = {
-            "model": item.label,
+            "model": label,
             "layer": "all" if match.layer is None else match.layer,
         }
         row |= {"r": match.r, "keys_needed": match.keys, "keys": errors.keys}
@@ -92,11 +103,14 @@ def _rows(item: Measured) -> Rows:
 
 
 def _text(row: Mapping[str, Any]) -> dict[str, str]:
+    lowest, highest = (row.get(name) for name in RANGE)
+    over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
     return {
         "model": row["model"],
         "r, value-aware keys": str(row["r"]),
         "keys by weight": whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
+        **over_seeds,
         "share of all keys": f"{100 * row['share']:.0f}% of {row['keys']:,}",
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
@@ -105,8 +119,10 @@ def _text(row: Mapping[str, Any]) -> dict[str, str]:
 
 def _panel(pooled: pd.DataFrame, marks: Mapping[str, Any]) -> Panel:
     names = {"model": "series", "r": "count", "keys_needed": "value"}
-    frame = pooled.rename(columns=names).astype({"value": float, "low": float, "high": float})
-    highest = float(frame[["value", "high"]].max().max())
+    frame = pooled.rename(columns=names)
+    drawn = ["value", "low", "high", *ranged(frame)]
+    frame = frame.astype(dict.fromkeys(drawn, float))
+    highest = float(frame[drawn].max().max())
     x = count_axis("r, keys chosen for the output (log scale)", frame["count"].tolist())
     scale = alt.Scale(type="log", base=2, domain=[0.8, highest * 1.4], nice=False)
     axis = alt.Axis(values=powers_of_two([1, highest]), format="d", labelOverlap="parity")

@@ -1,8 +1,11 @@
 """Which models were evaluated, on which text, and on what machine: said once."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
-from value_aware_study.report.captions import measured_on, versions
+from value_aware_attention.measurement.record import Record
+from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import number
 from value_aware_study.report.results import Results
@@ -21,36 +24,40 @@ REPRODUCE = (
 )
 
 
-def exhibit(results: Results) -> Exhibit:
-    """One row a model: what it is, and its metric with exact attention on how much text."""
-    data = pd.DataFrame([_row(results, name) for name in results.names()])
+def exhibit(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibit:
+    """One row a model: what it is, and its metric with exact attention on how much text.
+
+    `machines` are what other sections measured, and on what.
+    """
+    ordered = sorted(results.records, key=lambda record: record.task != "causal")
+    every = [one for record in ordered for one in (record, *results.replicates_of(record))]
+    data = pd.DataFrame(list(map(_row, every)))
     display = data.drop(columns="value")
     display.insert(5, "exact attention", list(map(_exact, data["metric"], data["value"])))
     display = display.drop(columns="metric").rename(columns=lambda name: name.replace("_", " "))
-    runs = [
-        f"Scale {one.scale}; data: {one.text.description}; hardware: {one.run_on.hardware}, "
-        f"{one.run_on.threads} threads; {versions(one.run_on.versions)}."
-        for one in results.records
-    ]
+    runs: dict[str, list[str]] = {}
+    for measured, machine in [*captions.machines(every), *machines]:
+        runs.setdefault(machine, []).append(measured)
+    said = [f"{'; '.join(dict.fromkeys(measured))}; {on}" for on, measured in runs.items()]
     return Exhibit(
         "models",
         "Models, text and machine",
         "What every number above was measured on.",
-        [INTRODUCTION, *dict.fromkeys(runs), REPRODUCE],
+        [INTRODUCTION, *said, REPRODUCE],
         table=Table(data, display.astype(str)),
     )
 
 
-def _row(results: Results, name: str) -> dict[str, object]:
-    [record] = results.models(name)
+def _row(record: Record) -> dict[str, object]:
+    exact = (cell.value for cell in record.cells if cell.approximation == "exact")
     return {
-        "model": name,
+        "model": record.model,
         "kernel": record.kernel,
         "length": record.length,
         "head_dim": record.head_dim,
-        "measured_on": measured_on(record),
+        "measured_on": captions.measured_on(record),
         "metric": record.metric,
-        "value": results.find(name, "exact").get("value"),
+        "value": next(exact, None),
     }
 
 

@@ -87,6 +87,14 @@ def _hyperparameters(training: Mapping[str, Mapping[str, Any]], model: str) -> d
     return {name: value for name, value in known.items() if value is not None}
 
 
+def _with_seeds(training: Mapping[str, Mapping[str, Any]], model: str) -> dict[str, Any]:
+    """A model's hyperparameters, with the seeds of all its trainings."""
+    names = [model, *sorted(name for name in training if name.startswith(f"{model}_"))]
+    every = [_hyperparameters(training, name) for name in names]
+    seeds = [str(values["seed"]) for values in every if "seed" in values]
+    return every[0] | ({"seed": ", ".join(seeds)} if len(seeds) > 1 else {})
+
+
 def _settings(rows: Mapping[str, str], columns: Sequence[Column]) -> Table:
     """Hyperparameters down, models across; a key that no row names gets a row at the end."""
     others = sorted({key for _, values in columns for key in values} - set(rows))
@@ -130,7 +138,7 @@ def _masked(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
 
 
 def _causal(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
-    ours = {kernel: _hyperparameters(training, f"causal_{kernel}") for kernel in KERNELS}
+    ours = {kernel: _with_seeds(training, f"causal_{kernel}") for kernel in KERNELS}
     trained = {kernel: values for kernel, values in ours.items() if values}
     columns: list[Column] = [("paper", CAUSAL_SETTINGS)]
     columns += [(f"ours, {kernel}", values) for kernel, values in trained.items()] or [("ours", {})]

@@ -1,0 +1,40 @@
+"""Which keys of a cache to keep: one set per key-value head, for all later queries.
+
+    method = caches.AfterPrefix(caches.ValueAware(64), prefix=256, observed="noncausal")
+    with hugging_face.replace_attention(model, method):
+        logits = model(**batch).logits  # rows from 256 on see 64 keys of the prefix
+
+A method is one small file with `scores` or `keep`; `AfterPrefix` makes it an approximation.
+"""
+
+from value_aware_attention.caches.after_prefix import AfterPrefix
+from value_aware_attention.caches.attention_matching import AttentionMatching
+from value_aware_attention.caches.baselines import Random, Recent
+from value_aware_attention.caches.critical_values import CriticalValues
+from value_aware_attention.caches.expected_attention import ExpectedAttention
+from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
+from value_aware_attention.caches.leave_one_out import LeaveOneOut
+from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.reference import best_set, least_error
+from value_aware_attention.caches.value_aware import ValueAware
+
+__all__ = [
+    "AfterPrefix",
+    "AttentionMatching",
+    "CacheMethod",
+    "CriticalValues",
+    "ExpectedAttention",
+    "KeptKeys",
+    "KeyDiff",
+    "KeyNorm",
+    "LeaveOneOut",
+    "Observed",
+    "ObservedAttention",
+    "Random",
+    "Recent",
+    "ValueAware",
+    "best_set",
+    "least_error",
+]

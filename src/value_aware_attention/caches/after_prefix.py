@@ -1,0 +1,297 @@
+"""A cache method as an approximation: later queries see what it kept of the prefix."""
+
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
+from value_aware_attention.arguments import arguments_shown, check_at_least, check_choice
+from value_aware_attention.attention import attention
+from value_aware_attention.caches.groups import Groups
+from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.observed import KeptKeys, Observed, kept_state
+from value_aware_attention.caches.queries import OBSERVED, Choice, visible_pairs
+from value_aware_attention.call import Call
+from value_aware_attention.error import Sizes
+from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.layer import Layer
+from value_aware_attention.partial import attention_state
+
+__all__ = ["AfterPrefix"]
+
+
+class AfterPrefix(Approximation):
+    """Lets queries from `prefix` on see the keys that a cache method kept, and all later keys.
+
+    Queries before it attend exactly. A key carries its position, so one causal pass over a text
+    computes what decoding with the compressed cache does; no cache is needed. Query heads that are
+    given one key-value head (`Groups`) share what it keeps. `prefix` None: one set for all queries
+    of an encoder, with no protected keys.
+
+    `observed` says whose queries the method sees, at most `rows` of each head, evenly spaced:
+        last       the last ones of the prefix, which attend causally
+        causal     those of the whole prefix, which attend causally
+        noncausal  the same, which see the whole prefix; where a model rotates queries they are
+                   turned by the length of the prefix, to where later ones are
+        repeat     those of the prefix read once more, which `hugging_face` records
+        hindsight  the very queries that are served: an oracle
+    `sinks` first and `recent` last keys are always kept, counted in r. `every`: so many rows later
+    the method chooses again among what it kept and all keys since (a growing cache).
+    """
+
+    shares_keys = True
+    """The adapter gives it key-value heads as the model has them, and the model's `Layer`."""
+
+    def __init__(
+        self,
+        method: CacheMethod,
+        *,
+        prefix: int | None,
+        observed: str = "last",
+        rows: int = 32,
+        sinks: int = 2,
+        recent: int = 4,
+        every: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.prefix = prefix if prefix is None else check_at_least(1, prefix=prefix)
+        self.observed = check_choice(OBSERVED, observed=observed)
+        self.rows = check_at_least(1, rows=rows)
+        self.sinks, self.recent = check_at_least(0, sinks=sinks), check_at_least(0, recent=recent)
+        self.every = every if every is None else check_at_least(1, every=every)
+        self.kernels = method.kernels
+        self.supports_causal = prefix is not None
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        r, name = self.method.r, type(self.method).__name__
+        if self.prefix is None:
+            if self.observed in ("causal", "repeat"):
+                raise ValueError(
+                    f"observed is {self.observed!r}; without a prefix it must be one of last, "
+                    f"noncausal, hindsight"
+                )
+            if self.every is not None:
+                raise ValueError(f"every is {self.every}; without a prefix no cache grows")
+            return
+        if r > self.prefix:
+            raise ValueError(f"r is {r}; the prefix has {self.prefix} keys to keep")
+        if r < min(self.sinks + self.recent, self.prefix):
+            raise ValueError(
+                f"r is {r}; it counts {self.sinks} sinks and {self.recent} recent keys, so it must "
+                f"be at least {self.sinks + self.recent}"
+            )
+        if self.every is not None and self.method.refits:
+            raise ValueError(f"every is {self.every}; {name} refits values, so it chooses once")
+        if self.every is not None and self.observed == "repeat":
+            raise ValueError(f"every is {self.every}; repeated queries are recorded once")
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+        layer: Layer | None = None,
+    ) -> Float[Tensor, "*batch N V"]:
+        """Returns the approximate output in the dtype of `value`; fully masked rows give zeros.
+
+        `layer` is what the adapter knows of a model's layer. Raises ValueError as every
+        approximation does; for a text shorter than the prefix or than `every`; and where queries
+        are not as many as keys (generation with a cache).
+        """
+        call = self.check(
+            Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
+        )
+        if call.is_empty:
+            return call.zeros().to(value.dtype)
+        with torch.autocast(value.device.type, enabled=False):
+            return self.approximate(call, layer).to(value.dtype)
+
+    def like(self, method: CacheMethod, **changed: Any) -> "AfterPrefix":
+        """Returns another method after the same prefix, with other options where they are given."""
+        options = {name: getattr(self, name) for name in signature(type(self)).parameters}
+        return AfterPrefix(**options | {"method": method} | changed)
+
+    @torch.no_grad()
+    def observe(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+        layer: Layer | None = None,
+    ) -> Observed:
+        """Returns what the method sees when it first chooses: `method.keep` of it is its choice.
+
+        Raises ValueError as `forward` does.
+        """
+        call = self.check(
+            Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
+        )
+        groups = Groups.of(call)
+        call, layer = groups.call(call), groups.layer(layer or Layer())
+        start = call.keys if self.prefix is None else self.prefix
+        return self._observed(call, _every_key(call)[..., :start], start, layer)
+
+    def check(self, call: Call) -> Call:
+        super().check(call)
+        keys, queries = call.keys, call.query.shape[-2]
+        if self.prefix is None:
+            if self.method.r > keys:
+                raise ValueError(f"r is {self.method.r}; there are {keys} keys to keep")
+            return call
+        if queries != keys:
+            raise ValueError(
+                f"AfterPrefix got {queries} queries and {keys} keys; it needs a whole text, "
+                f"as many of each (a model must run with use_cache=False)"
+            )
+        if self.prefix > keys:
+            raise ValueError(f"prefix is {self.prefix}; the text has {keys} positions")
+        if self.every is not None and self.every > keys:
+            raise ValueError(f"every is {self.every}; the text has {keys} positions")
+        return call
+
+    def check_finite(self, call: Call) -> None:
+        """Checks hidden keys too: a choice by NaN has no meaning."""
+        refuse_non_finite(call, None)
+
+    def approximate(self, call: Call, layer: Layer | None = None) -> Float[Tensor, "*batch N V"]:
+        groups = Groups.of(call)
+        grouped, layer = groups.call(call), groups.layer(layer or Layer())
+        pool = _every_key(grouped)
+        if self.prefix is None:
+            kept = self._keep(grouped, pool, call.keys, layer)
+            return groups.restored(_served(grouped, kept, call.keys))
+        exact = _exact(call.take(slice(0, self.prefix)))
+        if self.prefix == call.keys:
+            return exact
+        return torch.cat([exact, groups.restored(self._after(grouped, pool, layer))], dim=-2)
+
+    def _after(
+        self, call: Call, every: Int[Tensor, "*own M"], layer: Layer
+    ) -> Float[Tensor, "*own G n V"]:
+        """Computes the rows that see what was kept, choice by choice."""
+        assert self.prefix is not None
+        step, parts = self.every or call.keys, []
+        pool = every[..., : self.prefix]
+        for start in range(self.prefix, call.keys, step):
+            kept = self._keep(call, pool, start, layer)
+            rows = slice(start, min(start + step, call.keys))
+            parts.append(_served(call.take(rows), kept, start))
+            pool = torch.cat([kept.indices, every[..., rows]], dim=-1)
+        return torch.cat(parts, dim=-2)
+
+    @torch.no_grad()
+    def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int, layer: Layer) -> KeptKeys:
+        """Returns what the method keeps of a pool of keys, as keys of the call."""
+        kept = self.method.keep(self._observed(call, pool, start, layer))
+        return replace(kept, indices=pool.gather(-1, kept.indices))
+
+    def _observed(
+        self, call: Call, pool: Int[Tensor, "*own K"], start: int, layer: Layer
+    ) -> Observed:
+        """Returns what the method may look at before rows from `start` on are served."""
+        available = _available(call).expand(*pool.shape[:-1], -1)
+        in_pool = available.take_along_dim(pool, dim=-1)
+        queries = range(call.query.shape[-2])
+        past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
+        choice = Choice(call, layer, pool, in_pool, available, past, served, start, self.rows)
+        key, value = (
+            x[..., 0, :, :].take_along_dim(pool[..., None], -2) for x in (call.key, call.value)
+        )
+        return Observed(
+            key=key,
+            value=value.where(in_pool[..., None], 0.0),
+            kernel=call.kernel,
+            protected=self._protected(in_pool),
+            projection=layer.projection,
+            rotary=layer.rotary,
+            start=start,
+            available=in_pool,
+            **OBSERVED[self.observed](choice),
+        )
+
+    def _protected(self, in_pool: Bool[Tensor, "*own K"]) -> Int[Tensor, "*own P"] | None:
+        """Returns the places in the pool of the first and last keys that are not padding."""
+        if self.prefix is None or self.sinks + self.recent == 0:
+            return None
+        place = in_pool.cumsum(dim=-1)  # 1 for the first key that is not padding
+        count = place[..., -1:]
+        first = torch.arange(1, self.sinks + 1, device=place.device).expand(*place.shape[:-1], -1)
+        late = count - torch.arange(self.recent, device=place.device)
+        wanted = torch.cat([first, late], dim=-1).clamp_min(1).minimum(count)
+        return (place[..., None, :] < wanted[..., None]).sum(dim=-1)
+
+    def multiply_adds(self, sizes: Sizes) -> float:
+        """Counts the keys kept and those after the prefix, and the choice, over all queries."""
+        rows = min(self.rows, sizes.queries)
+        if self.prefix is None:
+            chosen = self.method.multiply_adds(rows, sizes.keys, sizes.head_dim, sizes.value_dim)
+            return min(self.method.r, sizes.keys) * sizes.one_key + chosen / sizes.queries
+        after = max(0, sizes.queries - self.prefix)
+        before = sizes.queries - after
+        chosen = self.method.multiply_adds(rows, self.prefix, sizes.head_dim, sizes.value_dim)
+        keys = before * (before + 1) / 2 + after * (self.method.r + (after + 1) / 2)
+        choices = 1 if self.every is None else -(-after // self.every)
+        return (keys * sizes.one_key + choices * chosen) / sizes.queries
+
+    def extra_repr(self) -> str:
+        return arguments_shown(self)
+
+
+def _every_key(call: Call) -> Int[Tensor, "*own M"]:
+    return torch.arange(call.keys, device=call.key.device).expand(*call.key.shape[:-3], -1)
+
+
+def _available(call: Call) -> Bool[Tensor, "*#own M"]:
+    """Returns the keys that any query sees: all but padding."""
+    if call.attn_mask is None:
+        return torch.ones(call.keys, dtype=torch.bool, device=call.key.device)
+    return call.attn_mask.any(dim=(-3, -2))
+
+
+def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
+    """Computes exact attention of the first queries as that of a whole call is computed.
+
+    Fused attention takes two leading dimensions: a group's is joined with that of the heads.
+    """
+    seen = call.query.shape[-2] if call.is_causal else call.keys
+    tensors = [call.query, call.key[..., :seen, :], call.value[..., :seen, :]]
+    mask = None if call.attn_mask is None else call.attn_mask[..., :seen]
+    if len(call.batch) > 2:
+        tensors = [x.expand(*call.batch, -1, -1).flatten(1, -3) for x in tensors]
+        if mask is not None and mask.ndim > 3:
+            heads = call.batch[-(mask.ndim - 2) :]
+            one = all(size == 1 for size in mask.shape[1:-2])
+            mask = (mask if one else mask.expand(*heads, -1, -1)).flatten(1, -3)
+    output = attention(*tensors, kernel=call.kernel, attn_mask=mask, is_causal=call.is_causal)
+    return output.view(*call.batch, *output.shape[-2:])
+
+
+def _served(call: Call, kept: KeptKeys, start: int) -> Float[Tensor, "*own G N V"]:
+    """Computes attention of queries over what was kept and over the keys from `start` on."""
+    parts = []
+    for block in call.blocks():
+        visible = visible_pairs(block)
+        state = kept_state(
+            block.query, block.key[..., 0, :, :], block.value[..., 0, :, :], block.kernel,
+            visible, kept,
+        )  # fmt: skip
+        if start < block.keys:
+            scores = block.kernel.log_similarity(block.query, block.key[..., start:, :])
+            later = None if visible is None else visible[..., start:]
+            state = state.merge(attention_state(scores, block.value[..., start:, :], later))
+        parts.append(state.output())
+    return torch.cat(parts, dim=-2)

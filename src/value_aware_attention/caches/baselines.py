@@ -1,0 +1,42 @@
+"""Keys kept without looking at them: drawn at random, or the latest."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.observed import Observed
+
+__all__ = ["Random", "Recent"]
+
+
+class Random(CacheMethod):
+    """Draws r keys uniformly, others for each head and text of a batch; seed decides."""
+
+    observes = False
+
+    def __init__(self, r: int, seed: int) -> None:
+        super().__init__(r)
+        self.seed = check_at_least(0, seed=seed)
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.rand(*seen.batch, seen.keys, generator=generator)
+        return drawn.to(seen.key.device)
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        return 0.0
+
+
+class Recent(CacheMethod):
+    """Keeps the latest keys; with sinks StreamingLLM (Xiao et al., 2024)."""
+
+    observes = False
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        places = torch.arange(seen.keys, dtype=torch.float32, device=seen.key.device)
+        return places.expand(*seen.batch, -1)
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        return 0.0

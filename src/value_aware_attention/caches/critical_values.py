@@ -1,0 +1,48 @@
+"""Half of the keys by a method's score, the others by the score times their projected value."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from value_aware_attention.attention import working_precision
+from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.observed import Observed
+
+__all__ = ["CriticalValues"]
+
+EPSILON = 1e-4
+"""Added to scores, so that a key without any is still ranked by its value."""
+
+
+class CriticalValues(CacheMethod):
+    """Keeps r/2 keys by the scores of a method, the others by (score + 1e-4) mean ||W_o v_j||_1.
+
+    CriticalKV (Feng et al., 2025, arXiv 2502.03805); the mean is over the heads of the group.
+    Without an output projection W_o is the identity. Raises ValueError for a method that searches.
+    """
+
+    def __init__(self, method: CacheMethod) -> None:
+        super().__init__(method.r)
+        if type(method).scores is CacheMethod.scores:
+            raise ValueError(f"method is a {type(method).__name__}; it must be one that has scores")
+        self.method = method
+        self.kernels = method.kernels
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        scores = self.method.scores(seen)
+        sizes = (scores + EPSILON) * self._norms(seen)
+        first = self.ranked(seen, scores, max(1, self.r // 2))
+        return sizes.scatter(-1, first, torch.inf)
+
+    @staticmethod
+    def _norms(seen: Observed) -> Float[Tensor, "*batch M"]:
+        value = working_precision(seen.value)
+        if seen.projection is None:
+            return value.abs().sum(dim=-1)
+        projected = value[..., None, :, :] @ working_precision(seen.projection)
+        return projected.abs().sum(dim=-1).mean(dim=-2)
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        """Counts the projection as one of as many numbers as a value has."""
+        own = self.method.multiply_adds(rows, keys, head_dim, value_dim)
+        return own + keys * value_dim**2

@@ -1,0 +1,76 @@
+"""Keys kept by the attention that Gaussian future queries are expected to pay them."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.attention import working_precision
+from value_aware_attention.caches.method import CacheMethod, available
+from value_aware_attention.caches.observed import Observed
+from value_aware_attention.kernels import Exponential
+
+__all__ = ["ExpectedAttention"]
+
+
+class ExpectedAttention(CacheMethod):
+    """Keeps the r keys with the largest E[exp(s q·k_j)], as weights, times ||v_j||.
+
+    With queries taken as Gaussian, log E = s mu·k + s^2 k' Sigma k / 2 for the kernel's scale s;
+    softmax over keys, mean over the group (Devoto et al., 2025, arXiv 2510.00636). mu and Sigma
+    are those of the observed queries; where the model rotates them, of the queries as they were
+    before, turned by the mean rotation of the `horizon` positions after the last key.
+    """
+
+    kernels = (Exponential,)
+
+    def __init__(self, r: int, horizon: int = 512) -> None:
+        super().__init__(r)
+        self.horizon = check_at_least(1, horizon=horizon)
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        assert isinstance(seen.kernel, Exponential)
+        key, value = working_precision(seen.key), working_precision(seen.value)
+        mean, covariance = self._statistics(seen)
+        scale = seen.kernel.scale_for(key.shape[-1])
+        spread = torch.einsum("...md,...gde,...me->...gm", key, covariance, key)
+        logits = scale * (mean @ key.mT) + scale**2 / 2 * spread
+        logits = logits.masked_fill(~available(seen)[..., None, :], -torch.inf)
+        expected = logits.softmax(dim=-1).nan_to_num().mean(dim=-2)
+        return expected * value.norm(dim=-1)
+
+    def _statistics(
+        self, seen: Observed
+    ) -> tuple[Float[Tensor, "*batch G D"], Float[Tensor, "*batch G D D"]]:
+        """Computes mean and covariance of the observed queries, at later positions."""
+        query = working_precision(seen.query)
+        if seen.rotary is not None and seen.positions is not None:
+            query = seen.rotary(query, -seen.positions)
+        rows = self._rows(seen)
+        count = rows.sum(dim=-2, keepdim=True).clamp_min(1)
+        mean = (query * rows).sum(dim=-2, keepdim=True) / count
+        centred = (query - mean) * rows
+        covariance = centred.mT @ centred / count
+        if seen.rotary is not None:
+            turn = self._mean_rotation(seen)
+            mean, covariance = mean @ turn, turn.mT @ covariance @ turn
+        return mean.squeeze(-2), covariance
+
+    @staticmethod
+    def _rows(seen: Observed) -> Float[Tensor, "*batch G W 1"]:
+        """Returns 1 for rows that see something, 0 for padding."""
+        seeing = seen.log_similarity.amax(dim=-1, keepdim=True) > -torch.inf
+        return seeing.to(seen.log_similarity.dtype)
+
+    def _mean_rotation(self, seen: Observed) -> Float[Tensor, "D D"]:
+        """Averages the matrices that turn a row vector to each of the later positions."""
+        assert seen.rotary is not None
+        width, device = seen.key.shape[-1], seen.key.device
+        unit = torch.eye(width, dtype=seen.log_similarity.dtype, device=device)
+        start = seen.keys if seen.start is None else seen.start
+        places = start + torch.arange(self.horizon, device=device)
+        turned = seen.rotary(unit[:, None].expand(-1, self.horizon, -1), places)
+        return turned.mean(dim=-2)
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        return float((rows + keys) * head_dim**2)

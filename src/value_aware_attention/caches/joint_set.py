@@ -1,0 +1,270 @@
+"""The joint error of a set of keys, and what dropping or adding each key would change of it.
+
+All observed queries of a group are rows, n of them; one set S serves every row. It leaves row i
+with o~_i, the mean over S and over what is beside it. Dropping key j moves that along a line:
+
+    o~' = o~ + t (o~ - v_j),  t = a_j / (m - a_j)       a_j, m: the weight of j, of all that is kept
+
+so that the change of ||o - o~||^2 is t ((1 + t) R_j - D_j + ||o - o~||^2) with two distances that
+stay known, R_j = ||v_j - o~||^2 and D_j = ||v_j - o||^2. Adding is the same with a_j -> -a_j, and
+dropping key s turns every other R_j into (1 + t) R_j + (1 + t) t R_s - t ||v_j - v_s||^2: the exact
+joint cost of every candidate takes O(n M) a drop.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from value_aware_attention.caches.method import available, protected
+from value_aware_attention.caches.observed import Observed
+from value_aware_attention.partial import finite
+
+__all__ = ["Rows", "eliminate", "eliminate_by_shares", "exchange", "extend"]
+
+NOTHING = 1e-6
+"""The part of a row's kept mass taken to lie at 0, where its output is if it sees nothing."""
+DROPS = 64
+"""How many drops are followed by updates before everything is computed again."""
+GENTLE = 0.9
+"""The largest share of a row's mass up to which drops are followed in fp32, twice as fast: above
+it t is large and magnifies rounding."""
+SHARE = 0.05
+"""The share of the remaining keys that `eliminate_by_shares` drops at once."""
+BREADTH = 8
+"""How many keys an exchange tries to drop: the cheapest ones."""
+GAIN = 1e-5
+"""The least relative gain for which keys are exchanged."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Holds the observed rows of every cache (B of them) in fp64, with values around their mean.
+
+    Where a row loses nearly all of its weight t is up to 1 / NOTHING, and costs hold t^2 times the
+    rounding of distances: in fp32 that decides what is dropped next, wherever attention is sharp.
+    """
+
+    log_weights: Float[Tensor, "B n M"]
+    log_beside: Float[Tensor, "B n 1"]
+    beside: Float[Tensor, "B n V"]
+    value: Float[Tensor, "B M V"]
+    output: Float[Tensor, "B n V"]
+    nothing: Float[Tensor, "B 1 V"]
+    """The output of a row that sees nothing: 0, measured from the mean."""
+    protected: Bool[Tensor, "B M"]
+    available: Bool[Tensor, "B M"]
+
+    @classmethod
+    def of(cls, seen: Observed) -> "Rows":
+        """Stacks each group's queries."""
+        value = seen.value.double().reshape(-1, *seen.value.shape[-2:])
+        allowed, forced = (x.reshape(value.shape[:-1]) for x in (available(seen), protected(seen)))
+        count = allowed.sum(dim=-1)[:, None, None].clamp_min(1)
+        centre = value.where(allowed[..., None], 0.0).sum(dim=-2, keepdim=True) / count
+
+        def stacked(x: Tensor) -> Tensor:
+            return x.double().reshape(len(value), -1, x.shape[-1])
+
+        output = stacked(seen.output)
+        beside = torch.zeros_like(output) if seen.beside is None else stacked(seen.beside.output())
+        return cls(
+            log_weights=stacked(seen.log_weights),
+            log_beside=stacked(seen.log_beside),
+            beside=beside - centre,
+            value=(value - centre).where(allowed[..., None], 0.0),
+            output=output - centre,
+            nothing=-centre,
+            protected=forced,
+            available=allowed,
+        )
+
+    def split(self, elements: int) -> Iterator["Rows"]:
+        """Cuts the caches into parts of about so many weights."""
+        rows, keys = self.log_weights.shape[1:]
+        parts = [x.split(max(1, elements // (rows * keys))) for x in vars(self).values()]
+        yield from (Rows(*part) for part in zip(*parts, strict=True))
+
+    def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
+        """Computes sum_i ||o_i - o~_i||^2 of a set."""
+        state = _State.of(self, self._log_weights_of(kept), self.value, nothing=0.0)
+        return state.error.sum(dim=(-2, -1))
+
+    def cost_of_dropping(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        """Computes what the joint error gains by each kept key's loss; inf for those that stay."""
+        state = _State.of(self, self._log_weights_of(kept), self.value)
+        return state.cost().masked_fill(~kept | self.protected, torch.inf)
+
+    def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        """Computes what each further key changes of the joint error; inf for those that cannot."""
+        state = _State.of(self, self._log_weights_of(kept), self.value)
+        odds = self.log_weights - state.log_total - state.mass.log()
+        cost = state.change(-odds.sigmoid())
+        return cost.masked_fill(kept | ~self.available, torch.inf)
+
+    def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B n M"]:
+        return self.log_weights.masked_fill(~kept[:, None], -torch.inf)
+
+
+@dataclass
+class _State:
+    """What a set leaves the rows with, and both distances of K keys; changed in place by drops."""
+
+    value: Float[Tensor, "B K V"]
+    log_total: Float[Tensor, "B n 1"]
+    weights: Float[Tensor, "B n K"]
+    mass: Float[Tensor, "B n 1"]
+    error: Float[Tensor, "B n 1"]
+    to_kept: Float[Tensor, "B n K"]
+    """R = ||v_j - o~||^2"""
+    to_exact: Float[Tensor, "B n K"]
+    """D = ||v_j - o||^2"""
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        log_weights: Float[Tensor, "B n K"],
+        value: Float[Tensor, "B K V"],
+        nothing: float = NOTHING,
+    ) -> "_State":
+        """Computes it for the keys with a finite log-weight."""
+        own = log_weights.logsumexp(dim=-1, keepdim=True)
+        total = finite(torch.logaddexp(own, rows.log_beside))
+        weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
+        mass = weights.sum(dim=-1, keepdim=True) + beside + nothing
+        summed = weights @ value + beside * rows.beside + nothing * rows.nothing
+        output = (summed / mass).where(mass > 0, rows.nothing)
+        return cls(
+            value=value,
+            log_total=total,
+            weights=weights,
+            mass=mass,
+            error=(rows.output - output).square().sum(dim=-1, keepdim=True),
+            to_kept=_squared_distances(output, value),
+            to_exact=_squared_distances(rows.output, value),
+        )
+
+    def in_single_precision(self) -> "_State":
+        """Returns it in fp32."""
+        return _State(**{name: x.float() for name, x in vars(self).items()})
+
+    def change(self, t: Float[Tensor, "B n K"]) -> Float[Tensor, "B K"]:
+        """Computes sum_i t ((1 + t) R - D + ||o - o~||^2)."""
+        gained = torch.addcmul(self.to_kept, t, self.to_kept).sub_(self.to_exact).mul_(t)
+        return gained.sum(dim=-2) + (t.mT @ self.error).squeeze(-1)
+
+    def cost(self) -> Float[Tensor, "B K"]:
+        """Computes what dropping each key changes of the error."""
+        return self.change(self.weights / (self.mass - self.weights))
+
+    def drop(self, key: Int[Tensor, "B 1"]) -> None:
+        """Drops one key of each cache."""
+        at = key[:, None, :].expand(-1, self.weights.shape[1], -1)
+        weight, near, far = (x.gather(-1, at) for x in (self.weights, self.to_kept, self.to_exact))
+        t = weight / (self.mass - weight)
+        between = self.value - self.value.gather(1, key[..., None].expand_as(self.value[:, :1]))
+        outer = torch.cat([(1 + t) * t * near, -t], dim=-1)
+        with_all = torch.stack([torch.ones_like(between[..., 0]), between.square().sum(-1)], dim=1)
+        self.to_kept.mul_(1 + t).baddbmm_(outer, with_all)
+        self.error += t * ((1 + t) * near - far + self.error)
+        self.mass -= weight
+        self.weights.scatter_(-1, at, 0.0)
+
+
+def _squared_distances(
+    a: Float[Tensor, "B n V"], b: Float[Tensor, "B K V"]
+) -> Float[Tensor, "B n K"]:
+    squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1)[:, None]
+    return squares.baddbmm(a, b.mT, alpha=-2).clamp_min_(0)
+
+
+def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
+    """Drops key after key, each time the one whose loss costs the joint error least, down to r.
+
+    Everything is computed again after `DROPS` drops, for the keys that are left.
+    """
+    left = _every_key(rows)
+    while left.shape[-1] > r:
+        state, fixed = _start(rows, left)
+        if (state.weights / state.mass).amax() < GENTLE:
+            state, fixed = state.in_single_precision(), fixed.float()
+        stays = torch.ones_like(left, dtype=torch.bool)
+        for _ in range(min(DROPS, left.shape[-1] - r)):
+            cheapest = (state.cost() + fixed).argmin(dim=-1, keepdim=True)
+            state.drop(cheapest)
+            fixed.scatter_(-1, cheapest, torch.inf)
+            stays.scatter_(-1, cheapest, value=False)
+        left = left[stays].view(len(left), -1)
+    return torch.zeros_like(rows.available).scatter(-1, left, value=True)
+
+
+def eliminate_by_shares(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
+    """Drops the cheapest 5% of the keys at a time, down to r: blind to redundancy among them."""
+    left = _every_key(rows)
+    while left.shape[-1] > r:
+        state, fixed = _start(rows, left)
+        stay = max(r, int((1 - SHARE) * left.shape[-1]))
+        dearest = (state.cost() + fixed).topk(stay, dim=-1).indices
+        left = left.gather(-1, dearest.sort(dim=-1).values)
+    return torch.zeros_like(rows.available).scatter(-1, left, value=True)
+
+
+def _every_key(rows: Rows) -> Int[Tensor, "B M"]:
+    caches, _, keys = rows.log_weights.shape
+    return torch.arange(keys, device=rows.value.device).expand(caches, -1)
+
+
+def _start(rows: Rows, left: Int[Tensor, "B K"]) -> tuple[_State, Float[Tensor, "B K"]]:
+    """The state of the keys that are left, and a cost by which padding goes first, some never."""
+    log_weights = rows.log_weights.take_along_dim(left[:, None], dim=-1)
+    state = _State.of(rows, log_weights, rows.value.take_along_dim(left[..., None], dim=-2))
+    fixed = torch.zeros_like(rows.value[..., 0]).masked_fill_(rows.protected, torch.inf)
+    return state, fixed.masked_fill_(~rows.available, -torch.inf).gather(-1, left)
+
+
+def extend(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
+    """Adds key after key to the protected ones, each time the best: optimal where one is added."""
+    kept = rows.protected
+    for _ in range(r - int(kept.sum(dim=-1).min())):
+        cost = rows.cost_of_adding(kept)
+        best = cost.argmin(dim=-1, keepdim=True)
+        more = (kept.sum(dim=-1, keepdim=True) < r) & cost.gather(-1, best).isfinite()
+        kept = kept.scatter(-1, best, more | kept.gather(-1, best))
+    return kept
+
+
+def exchange(rows: Rows, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+    """Exchanges kept keys for others while that lowers the joint error: a local optimum.
+
+    Each step drops, of the `BREADTH` keys whose loss costs least, the one after which the best key
+    to add leaves the least error.
+    """
+    error = rows.error(kept)
+    for _ in range(2 * int(kept.sum(dim=-1).max())):
+        other = _exchanged(rows, kept)
+        left = rows.error(other)
+        better = left < error * (1 - GAIN)
+        if not better.any():
+            break
+        kept, error = kept.where(~better[:, None], other), error.where(~better, left)
+    return kept
+
+
+def _exchanged(rows: Rows, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+    """The best set that one exchange of a cheap key makes."""
+    costs = rows.cost_of_dropping(kept)
+    cheapest = costs.topk(min(BREADTH, costs.shape[-1]), dim=-1, largest=False)
+    best, lowest = kept, torch.full_like(costs[:, :1], torch.inf)
+    for place in range(cheapest.indices.shape[-1]):
+        dropped = cheapest.indices[:, place : place + 1]
+        without = kept.scatter(-1, dropped, value=False)
+        cost = rows.cost_of_adding(without)
+        added = cost.argmin(dim=-1, keepdim=True)
+        total = cheapest.values[:, place : place + 1] + cost.gather(-1, added)
+        better = total < lowest
+        best = best.where(~better, without.scatter(-1, added, value=True))
+        lowest = lowest.where(~better, total)
+    return best

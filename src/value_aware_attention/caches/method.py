@@ -1,0 +1,97 @@
+"""The interface of every cache method: one set of keys for all later queries."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from value_aware_attention.approximations.ranked_keys import top_keys
+from value_aware_attention.arguments import arguments_shown, check_at_least
+from value_aware_attention.caches.observed import KeptKeys, Observed
+
+__all__ = ["CacheMethod", "available", "protected"]
+
+
+class CacheMethod(nn.Module):
+    """Keeps r keys of a cache by what it observes; a method writes `scores`, or `keep` whole."""
+
+    kernels: tuple[type, ...] = ()
+    """The kernels it has a meaning for; empty = every kernel."""
+
+    observes: bool = True
+    """False: it chooses alike whatever the queries."""
+
+    refits: bool = False
+    """True: keys get weights and values of their own, from which nothing can be chosen again."""
+
+    def __init__(self, r: int) -> None:
+        super().__init__()
+        self.r = check_at_least(1, r=r)
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        """Scores the keys, of which the r largest are kept."""
+        raise NotImplementedError(f"{type(self).__name__} has neither scores nor keep")
+
+    @torch.no_grad()
+    def keep(self, seen: Observed) -> KeptKeys:
+        """Chooses the keys to keep: the protected ones, then those with the largest scores.
+
+        Raises ValueError where r exceeds the keys or falls below those protected, and for a kernel
+        that the method has no meaning for.
+        """
+        self.check(seen)
+        return self.kept(seen, self.ranked(seen, self.scores(seen), self.r))
+
+    def check(self, seen: Observed) -> None:
+        """Raises ValueError for what this method cannot choose from."""
+        name = type(self).__name__
+        if self.kernels and not isinstance(seen.kernel, self.kernels):
+            allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
+            raise ValueError(f"{name} got the kernel {seen.kernel}; it supports {allowed}")
+        if self.r > seen.keys:
+            raise ValueError(f"{name} keeps r = {self.r} keys; there are {seen.keys}")
+        forced = 0 if seen.protected is None else int(protected(seen).sum(dim=-1).max())
+        if forced > self.r:
+            raise ValueError(
+                f"{name} keeps r = {self.r} keys; {forced} are protected, so r must be at least "
+                f"{forced}"
+            )
+
+    @staticmethod
+    def ranked(
+        seen: Observed, scores: Float[Tensor, "*batch M"], r: int
+    ) -> Int[Tensor, "*batch r"]:
+        """Returns the r keys that come first: protected, by score, then padding."""
+        largest = torch.finfo(scores.dtype).max
+        first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
+        first = first.masked_fill(protected(seen), largest)
+        return top_keys(first[..., None, :], available(seen)[..., None, :], r).squeeze(-2)
+
+    @staticmethod
+    def kept(seen: Observed, indices: Int[Tensor, "*batch R"]) -> KeptKeys:
+        """Returns keys as they are, in order; slots that hold padding are unused."""
+        indices = indices.sort(dim=-1).values
+        unused = ~available(seen).take_along_dim(indices, dim=-1)
+        weight = torch.zeros(indices.shape, dtype=seen.log_similarity.dtype, device=indices.device)
+        return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
+
+    def extra_repr(self) -> str:
+        return arguments_shown(self)
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        """Counts the multiply-adds of one choice for a key-value head that `rows` queries see."""
+        return float(rows * keys * head_dim)
+
+
+def available(seen: Observed) -> Bool[Tensor, "*batch M"]:
+    """Returns the keys that may be kept."""
+    every = torch.ones((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
+    return every if seen.available is None else every & seen.available
+
+
+def protected(seen: Observed) -> Bool[Tensor, "*batch M"]:
+    """Returns the keys that must be kept; padding never is."""
+    none = torch.zeros((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
+    if seen.protected is None:
+        return none
+    positions = seen.protected.to(none.device).expand(*seen.batch, -1)
+    return none.scatter(-1, positions, value=True) & available(seen)

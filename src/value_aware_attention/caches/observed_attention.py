@@ -1,0 +1,44 @@
+"""Keys kept by the attention that the observed queries pay them."""
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import avg_pool1d
+
+from value_aware_attention.arguments import check_at_least, check_choice
+from value_aware_attention.caches.method import CacheMethod, protected
+from value_aware_attention.caches.observed import Observed
+
+__all__ = ["ObservedAttention"]
+
+
+class ObservedAttention(CacheMethod):
+    """Keeps the r keys with the largest mean attention weight over observed queries and group.
+
+    `pool` averages over that many neighbouring keys, protected ones left out (odd; 1 = none);
+    `aggregate` "max" takes the largest weight for the mean. With the options of `AfterPrefix`:
+        SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 or 64 rows, pool 5 or 7, recent = rows
+        TOVA (Oren et al., 2024, arXiv 2401.06104): the last row alone; there one set serves all
+            heads of a layer, by their mean
+        H2O (Zhang et al., 2023, arXiv 2306.14048): every causal row, recent = r / 2, as its
+            one-shot form
+        KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"
+    """
+
+    def __init__(self, r: int, pool: int = 1, aggregate: str = "mean") -> None:
+        super().__init__(r)
+        self.pool = check_at_least(1, pool=pool)
+        if pool % 2 == 0:
+            raise ValueError(f"pool is {pool}; it must be odd, to lie around its key")
+        self.aggregate = check_choice(("mean", "max"), aggregate=aggregate)
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        weights = seen.weights
+        if self.pool > 1:
+            weights = self._pooled(weights.masked_fill(protected(seen)[..., None, None, :], 0.0))
+        if self.aggregate == "max":
+            return weights.amax(dim=(-3, -2))
+        return weights.mean(dim=(-3, -2))
+
+    def _pooled(self, weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G W M"]:
+        rows = weights.flatten(0, -2)[:, None]
+        return avg_pool1d(rows, self.pool, stride=1, padding=self.pool // 2).view_as(weights)

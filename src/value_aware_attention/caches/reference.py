@@ -1,0 +1,46 @@
+"""Slow, obvious versions of what a shared set of keys leaves, and bounds on it."""
+
+from itertools import combinations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from value_aware_attention.caches.method import CacheMethod, available, protected
+from value_aware_attention.caches.observed import KeptKeys, Observed
+
+__all__ = ["best_set", "least_error"]
+
+MOST_KEYS = 16
+
+
+def best_set(seen: Observed, r: int) -> KeptKeys:
+    """Finds the r keys with the least error by trying every set, of at most 16 keys.
+
+    Raises ValueError for more.
+    """
+    if seen.keys > MOST_KEYS:
+        raise ValueError(f"there are {seen.keys} keys; every set of at most {MOST_KEYS} is tried")
+    lowest = torch.full(seen.batch, torch.inf, dtype=seen.output.dtype)
+    best = torch.zeros(*seen.batch, r, dtype=torch.long)
+    for chosen in combinations(range(seen.keys), r):
+        indices = torch.tensor(chosen).expand(*seen.batch, -1)
+        kept = CacheMethod.kept(seen, indices)
+        forced = protected(seen).sum(-1) == protected(seen)[..., list(chosen)].sum(-1)
+        error = seen.error(kept).where(forced, torch.inf)
+        best = best.where((error >= lowest)[..., None], indices)
+        lowest = torch.minimum(lowest, error)
+    assert available(seen).any()
+    return CacheMethod.kept(seen, best)
+
+
+def least_error(output: Float[Tensor, "*batch n V"], r: int) -> Float[Tensor, " *batch"]:
+    """Computes a lower bound of sum ||o_i - o~_i||^2 for any r slots shared by all rows.
+
+    Whatever keys, biases or values the slots hold, o~ lies in an affine space of r - 1 dimensions,
+    so the error is at least sum_{k >= r} sigma_k^2 of the centred outputs. 0 from r = V + 1 on:
+    beyond the head size no number of slots is too small, only the weights that q·k can produce
+    are. Every row must attend to some of the slots, and to nothing beside them.
+    """
+    centred = output - output.mean(dim=-2, keepdim=True)
+    return torch.linalg.svdvals(centred.double())[..., r - 1 :].square().sum(dim=-1)

@@ -1,0 +1,139 @@
+"""Log-biases and values by which kept keys stand for those that were dropped.
+
+The closed form of Attention Matching (arXiv 2602.16284): biases by which the kept mass is the whole
+one, then values by which outputs are the exact ones, both by least squares with a ridge.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from value_aware_attention.caches.joint_set import Rows
+from value_aware_attention.caches.observed import KeptKeys, Observed
+
+__all__ = ["refitted"]
+
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Strengths of the pull of values to the original ones, in parts of the mean squared weight."""
+BIAS_RIDGE = 0.1
+"""That of the factors of weights to 1."""
+FACTORS = (0.05, 50.0)
+"""The least and the largest factor; a bias is the logarithm of one."""
+HELD_OUT = 4
+"""One row of so many is held out."""
+
+
+def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
+    """Refits the biases and values of keys that were chosen to the observed rows.
+
+    The strength, and whether there are biases or any refit at all, is what leaves the least error
+    on one of four rows that the others were fitted without; then all rows are fitted. Fewer than
+    eight rows tell nothing of others: nothing is refitted.
+    """
+    rows, flat = Rows.of(seen), _flattened(kept)
+    every = _Fit.of(rows, flat)
+    count = every.weights.shape[1]
+    if count < 2 * HELD_OUT:
+        return kept
+    held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
+    fitted, checked = every.of_rows(~held_out), every.of_rows(held_out)
+    errors = [checked.error(*fitted.solve(*how)) for how in _choices()]
+    best = torch.stack(errors).argmin(dim=0)
+    factors, change = torch.ones_like(every.weights[:, 0]), torch.zeros_like(every.value)
+    for number, how in enumerate(_choices()):
+        chosen = best == number
+        if chosen.any():
+            found, moved = every.solve(*how)
+            factors = found.where(chosen[:, None], factors)
+            change = moved.where(chosen[:, None, None], change)
+    value = (every.value + change - rows.nothing).view(*kept.indices.shape, -1)
+    bias = factors.log().view(kept.indices.shape)
+    dtype = kept.log_weight.dtype
+    return KeptKeys(kept.indices, kept.log_weight + bias.to(dtype), value.to(dtype))
+
+
+def _flattened(kept: KeptKeys) -> KeptKeys:
+    """The kept keys of all caches, as `Rows` counts them."""
+    slots = kept.indices.shape[-1]
+    return KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
+
+
+def _choices() -> list[tuple[bool, float]]:
+    """(with biases, ridge of the values); infinity: the original values."""
+    return [(bias, ridge) for bias in (False, True) for ridge in (torch.inf, *RIDGES)]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Rows as the least squares see them, in fp64."""
+
+    weights: Float[Tensor, "B n r"]
+    """alpha of the kept keys"""
+    beside: Float[Tensor, "B n 1"]
+    """alpha of what is beside the keys"""
+    output_beside: Float[Tensor, "B n V"]
+    output: Float[Tensor, "B n V"]
+    value: Float[Tensor, "B r V"]
+    sees: Bool[Tensor, "B n 1"]
+
+    @classmethod
+    def of(cls, rows: Rows, kept: KeptKeys) -> "_Fit":
+        at = kept.indices[:, None]
+        log_weights = rows.log_weights.take_along_dim(at, dim=-1) + kept.log_weight[:, None]
+        return cls(
+            log_weights.double().exp(),
+            rows.log_beside.double().exp(),
+            rows.beside.double(),
+            rows.output.double(),
+            rows.value.take_along_dim(kept.indices[..., None], dim=-2).double(),
+            (rows.log_weights > -torch.inf).any(-1, keepdim=True) | (rows.log_beside > -torch.inf),
+        )
+
+    def of_rows(self, which: Bool[Tensor, " n"]) -> "_Fit":
+        """Takes some of the rows."""
+        return _Fit(
+            **{name: x if name == "value" else x[:, which] for name, x in vars(self).items()}
+        )
+
+    def solve(
+        self, bias: bool, ridge: float
+    ) -> tuple[Float[Tensor, "B r"], Float[Tensor, "B r V"]]:
+        """Fits the factors of the weights, and what is added to the values."""
+        factors = torch.ones_like(self.weights[:, 0])
+        if bias:
+            wanted = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)
+            factors = factors + _least_squares(self.weights, wanted, BIAS_RIDGE)[..., 0]
+            factors = factors.clamp(*FACTORS)
+        if ridge == torch.inf:
+            return factors, torch.zeros_like(self.value)
+        weights, left = self._reweighted(factors)
+        return factors, _least_squares(weights, left, ridge)
+
+    def error(
+        self, factors: Float[Tensor, "B r"], change: Float[Tensor, "B r V"]
+    ) -> Float[Tensor, " B"]:
+        """Computes sum ||o - o~||^2 over these rows."""
+        weights, left = self._reweighted(factors)
+        return (left - weights @ change).square().sum(dim=(-2, -1))
+
+    def _reweighted(
+        self, factors: Float[Tensor, "B r"]
+    ) -> tuple[Float[Tensor, "B n r"], Float[Tensor, "B n V"]]:
+        """Computes the kept keys' weights with these factors, and o - o~ with the old values."""
+        weights = self.weights * factors[:, None]
+        total = weights.sum(dim=-1, keepdim=True) + self.beside
+        total = total.where(total > 0, 1.0)
+        weights, beside = weights / total, self.beside / total
+        return weights, self.output - beside * self.output_beside - weights @ self.value
+
+
+def _least_squares(
+    factor: Float[Tensor, "B n r"], target: Float[Tensor, "B n V"], ridge: float
+) -> Float[Tensor, "B r V"]:
+    """Minimises ||factor x - target||^2 + ridge mean(diag) ||x||^2."""
+    gram = factor.mT @ factor
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    pull = ridge * diagonal.mean(dim=-1, keepdim=True) + torch.finfo(gram.dtype).tiny
+    return torch.linalg.solve(gram + torch.diag_embed(pull.expand_as(diagonal)), factor.mT @ target)

@@ -1,0 +1,211 @@
+"""What cache methods are told of a model: heads in groups, projections, rotation, a second pass."""
+
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from value_aware_attention.approximations import Exact
+from value_aware_attention.layer import Layer, Rotary
+
+__all__ = ["Repeats", "SharedKeys", "output_projection", "repeated", "rotary_of"]
+
+PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
+"""What attention modules call their output projection."""
+
+
+def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns keys and values with a head for each of the query's: grouped-query attention."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+
+
+def output_projection(
+    layer: nn.Module, heads: tuple[int, int], value_dim: int
+) -> Float[Tensor, "heads G V E"] | None:
+    """Finds the output projection of an attention module, by key-value head and group.
+
+    None where it is elsewhere, or reads something else than the heads.
+    """
+    for name in PROJECTIONS:
+        module = getattr(layer, name, None)
+        if isinstance(module, nn.Linear):
+            weight = module.weight.T
+        elif isinstance(module, Conv1D):
+            weight = module.weight
+        else:
+            continue
+        if weight.shape[0] == heads[0] * heads[1] * value_dim:
+            return weight.detach().unflatten(0, (*heads, value_dim))
+    return None
+
+
+def rotary_of(model: nn.Module) -> Rotary | None:
+    """Finds how a model rotates queries by their positions; None where it does not.
+
+    By its own rotary embedding and its own function: with a kind that is not known here, the
+    rotation that is returned raises ValueError when it is used.
+    """
+    found = [module for module in model.modules() if hasattr(module, "inv_freq")]
+    if not found:
+        return None
+    module, name = found[0], type(model).__name__
+    apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+    plain = list(signature(module.forward).parameters) == ["x", "position_ids"]
+    kind = getattr(module, "rope_type", "default")
+    if len(found) > 1 or apply is None or not plain or kind in ("dynamic", "longrope"):
+        return _unknown_rotation(name)
+
+    def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
+        angles = [x.double() for x in module(query.float(), shift[None])]
+        cos, sin = (x / getattr(module, "attention_scaling", 1.0) for x in angles)
+        turned = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
+        rotated, _ = apply(turned, turned, cos[0], sin[0], unsqueeze_dim=0)
+        return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
+
+    return rotary
+
+
+def _unknown_rotation(name: str) -> Rotary:
+    def rotary(query: Tensor, shift: Tensor) -> Tensor:
+        raise ValueError(
+            f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
+            f"ExpectedAttention cannot turn them to later positions"
+        )
+
+    return rotary
+
+
+class Repeats:
+    """Records what each layer attends with when the model reads its prefix once more."""
+
+    def __init__(self, methods: Iterable[nn.Module]) -> None:
+        found = [method for method in methods if getattr(method, "observed", None) == "repeat"]
+        prefixes: set[Any] = {getattr(method, "prefix", None) for method in found}
+        if len(prefixes) > 1:
+            raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
+        self.prefix: int | None = next(iter(prefixes), None)
+        self.is_recording = False
+        self.recorded: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @contextmanager
+    def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
+        """Lets the model read its prefix twice before every call, where a method asks for it."""
+        if self.prefix is None:
+            yield
+            return
+        before = model.register_forward_pre_hook(self._read_again, with_kwargs=True)
+        after = model.register_forward_hook(self._forget)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            self.recorded.clear()
+
+    def _read_again(
+        self, model: PreTrainedModel, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        if self.is_recording:
+            return
+        given = signature(model.forward).bind_partial(*inputs, **options).arguments
+        if given.get("input_ids") is None:
+            raise ValueError("observed is 'repeat'; the model must be given input_ids")
+        names = ("input_ids", "attention_mask", "position_ids")
+        twice = {x: self._twice(model, given[x]) for x in names if given.get(x) is not None}
+        if "position_ids" in twice:
+            assert self.prefix is not None
+            twice["position_ids"][:, self.prefix :] += self.prefix
+        self.is_recording = True
+        try:
+            with torch.no_grad():
+                model(**twice, use_cache=False)
+        finally:
+            self.is_recording = False
+
+    def _forget(self, *_: Any) -> None:
+        """Keeps nothing for a call of a part of the model, which reads nothing again."""
+        if not self.is_recording:
+            self.recorded.clear()
+
+    def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
+        """The prefix and, after it, its first tokens again: as many as there are positions for."""
+        assert self.prefix is not None
+        if x.ndim != 2 or x.shape[1] < self.prefix:
+            raise ValueError(f"prefix is {self.prefix}; the text has shape {tuple(x.shape)}")
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        again = self.prefix if limit is None else min(self.prefix, limit - self.prefix)
+        if again < 1:
+            raise ValueError(
+                f"prefix is {self.prefix}; the model has {limit} positions, none to repeat it at"
+            )
+        return torch.cat([x[:, : self.prefix], x[:, :again]], dim=1)
+
+
+@dataclass(frozen=True)
+class SharedKeys:
+    """Gives a method such as `caches.AfterPrefix` a layer's heads as groups that share keys."""
+
+    method: nn.Module
+    module: nn.Module
+    rotary: Rotary | None
+    repeats: Repeats
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, heads: Collection[int] | None,
+        **options: Any,
+    ) -> Float[Tensor, "batch heads N V"]:  # fmt: skip
+        """Computes its output in `heads` (None = all), the exact one in the others.
+
+        Raises ValueError unless the heads fall into groups of one key-value head each.
+        """
+        groups = self._groups(query, key, value)
+        exact = partial(Exact(), query, *repeated(query, key, value), **options)
+        if self.repeats.is_recording:
+            prefix = self.repeats.prefix
+            later = (x[..., prefix:, :] for x in _grouped(groups, query, key, value))
+            self.repeats.recorded[self.module] = tuple(later)  # type: ignore[assignment]
+            return exact()
+        if (mask := options["attn_mask"]) is not None and mask.ndim > 3:
+            alike = mask.shape[1] == 1
+            options["attn_mask"] = mask[:, None] if alike else mask.unflatten(1, groups)
+        layer = Layer(
+            projection=output_projection(self.module, groups, value.shape[-1]),
+            rotary=self.rotary,
+            repeated=self.repeats.recorded.get(self.module),
+        )
+        inputs = _grouped(groups, query, key, value)
+        output: Tensor = self.method(*inputs, layer=layer, **options).flatten(1, 2)
+        if heads is None:
+            return output
+        chosen = torch.tensor(sorted(set(heads)), dtype=torch.long, device=output.device)
+        return exact().index_copy(1, chosen, output.index_select(1, chosen))
+
+    @staticmethod
+    def _groups(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int]:
+        """Counts key-value heads and the query heads of each."""
+        heads, keys, values = (x.shape[1] for x in (query, key, value))
+        if keys != values or heads % keys:
+            raise ValueError(
+                f"the model has {heads} query, {keys} key and {values} value heads; to share a set "
+                f"of keys the last two must be equal and divide the first"
+            )
+        return keys, heads // keys
+
+
+def _grouped(
+    groups: tuple[int, int], query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns query (B, heads, G, N, D), key and value (B, heads, 1, M, .)."""
+    return query.unflatten(1, groups), key[:, :, None], value[:, :, None]

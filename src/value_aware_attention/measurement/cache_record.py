@@ -1,0 +1,116 @@
+"""The record of what cache methods cost a model: kept, shown and compared as `record.Record` is."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import ClassVar, Self
+
+from value_aware_attention.measurement import strict_json
+from value_aware_attention.measurement.record import RunOn, read
+
+__all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate"]
+
+VERSION = 1
+"""Of the schema: raised whenever a record of before cannot be read as one of now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A number with its 95% interval over units; None: of a single unit it is not known."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCell:
+    """One cache method with r keys, in all layers of the model, on queries it has not observed."""
+
+    method: str
+    observed: str
+    """Whose queries it saw; "hindsight" is an oracle."""
+    r: int
+    error: Estimate
+    """Mean over layers of sum ||o - o~||^2 / sum ||o||^2, over units, heads and served queries of
+    the exact model"""
+    by_layer: tuple[float, ...]
+    ends: Mapping[str, Estimate]
+    """End metrics with the method in all layers, by name"""
+    by_seed: Mapping[str, tuple[float, ...]]
+    """"error" and each end metric by the seed of its data"""
+    multiply_adds: float
+    """Of one choice for a key-value head, counted"""
+    seconds: float
+    """Of one choice for a key-value head, measured"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGaps:
+    """What a method loses to the best found, in four factors of its error, on served queries.
+
+    Each is a ratio of sums, a layer's errors in parts of its ||o||^2: 1 = nothing is lost.
+    """
+
+    method: str
+    observed: str
+    r: int
+    layer: int | None
+    head: int | None
+    """Of key-value heads; None: pooled"""
+    criterion: Estimate
+    """Its error / that of the best set found on the same observed queries; may lie below 1"""
+    information: Estimate
+    """That / the error of the best set found on the served queries themselves"""
+    sharing: Estimate
+    """That / the error where each served query keeps a set of its own"""
+    weights: Estimate
+    """Best set on the served queries / the same with refitted biases and values"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRecord:
+    """Cache methods measured on one model and task."""
+
+    version: ClassVar[int] = VERSION
+    model: str
+    task: str
+    description: str
+    kernel: str
+    prefix: int | None
+    """Keys that are chosen from; None: all keys of an encoder"""
+    length: int
+    rows: int
+    """Observed queries of each head, at most"""
+    units: int
+    seeds: int
+    layers: int
+    key_value_heads: int
+    query_heads: int
+    head_dim: int
+    sharpest: tuple[tuple[float, ...], ...]
+    """Mean largest attention weight of served queries, by layer and query head"""
+    exact: Mapping[str, Estimate]
+    """End metrics of the exact model"""
+    cells: tuple[CacheCell, ...]
+    run_on: RunOn
+    gaps: tuple[CacheGaps, ...] = ()
+    scale: str = ""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """As text, in the order of the keys. Raises ValueError for NaN and infinity."""
+        content = {"version": VERSION, **asdict(self)}
+        return strict_json.to_json(content, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "the record") -> Self:
+        """Reads what `to_json` wrote; ValueError for another schema version, or no such record."""
+        content = strict_json.from_json(text)
+        version = content.pop("version", "none") if isinstance(content, dict) else "none"
+        if version != VERSION:
+            raise ValueError(
+                f"{name} has schema version {version}; this program reads version {VERSION}: make "
+                f"it again (make caches)"
+            )
+        found: Self = read(cls, content, name)
+        return found

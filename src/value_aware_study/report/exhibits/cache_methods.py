@@ -1,0 +1,170 @@
+"""What every cache method costs each model on queries that it has not observed."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.formatting import interval, number
+
+__all__ = ["by_text", "every_cell", "gaps", "sharpness"]
+
+ORACLE = "hindsight (oracle)"
+END = {"kl": "KL, milli-nats", "cosine_distance": "1 − cos"}
+"""The distance from the exact model's output, of decoders and of encoders"""
+MEANING = (
+    "Error: mean over layers of sum ‖o − õ‖² / sum ‖o‖² over heads and the exact model's queries "
+    "after the prefix (of an encoder: those not observed). In parentheses the distance of the "
+    "model's output from the exact one's with the method in all layers: KL of the next token in "
+    "milli-nats (of an encoder 1 − cosine, × 1000). Equal r for all; sinks and recent keys are "
+    "counted in r."
+)
+OBSERVED = (
+    "Observed: last = the last queries of the prefix; noncausal = queries of the whole prefix, all "
+    "of which see all of it; repeat = those of the prefix read once more; hindsight = the served "
+    "queries themselves, an oracle. Nothing: the method looks at no query."
+)
+GAPS = ("criterion", "information", "sharing", "weights")
+
+
+def keys_of(record: CacheRecord) -> int:
+    """Counts the keys that are chosen from."""
+    return record.prefix or record.length
+
+
+def shown(observed: str) -> str:
+    return ORACLE if observed == "hindsight" else observed
+
+
+def distance(cell: CacheCell) -> Estimate:
+    """Returns the cell's distance from the exact model's output."""
+    return next(cell.ends[name] for name in END if name in cell.ends)
+
+
+def by_text(records: Sequence[CacheRecord]) -> list[Exhibit]:
+    """Lists one table a share of keys: methods by texts."""
+    parts = sorted({keys_of(r) // cell.r for r in records for cell in r.cells}, reverse=True)
+    return [_of_part(records, part) for part in parts]
+
+
+def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
+    found = {
+        (cell.method, shown(cell.observed), record.task): cell
+        for record in records
+        for cell in record.cells
+        if keys_of(record) // cell.r == part
+    }
+    tasks = list(dict.fromkeys(task for *_, task in found))
+    rows = list(dict.fromkeys((method, observed) for method, observed, _ in found))
+    rows.sort(key=lambda row: row[1] == ORACLE)
+    data = pd.DataFrame(rows, columns=["method", "observed"])
+    display = data.copy()
+    for task in tasks:
+        cells = [found.get((*row, task)) for row in rows]
+        data[f"{task} error"] = [cell.error.value if cell else None for cell in cells]
+        data[f"{task} distance"] = [distance(cell).value if cell else None for cell in cells]
+        display[task] = [_text(cell) if cell else "–" for cell in cells]
+    units = "; ".join(f"{r.task}: {r.units} texts from {r.seeds} draws" for r in records)
+    return Exhibit(
+        f"cache_methods_{part}",
+        f"Caches that keep one key of {part}: error and distance of the model's output",
+        "Error of the outputs of queries that were not observed; in parentheses KL in milli-nats.",
+        [MEANING, OBSERVED, f"{units}."],
+        table=Table(data, display),
+    )
+
+
+def _text(cell: CacheCell) -> str:
+    far = distance(cell).value
+    error = "–" if cell.error.value is None else number(cell.error.value, 4)
+    return error if far is None else f"{error} ({number(1e3 * far, 1)})"
+
+
+def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
+    """Everything that was measured of every method, with intervals and the cost of choosing."""
+    rows = [
+        {"texts": record.task, "keys": keys_of(record), "r": cell.r, "method": cell.method,
+         "observed": shown(cell.observed), "measure": name, "value": one.value, "low": one.low,
+         "high": one.high, "lowest seed": min(cell.by_seed[name]),
+         "highest seed": max(cell.by_seed[name]), "multiply-adds": cell.multiply_adds,
+         "seconds": cell.seconds}
+        for record in records
+        for cell in record.cells
+        for name, one in {"error": cell.error, **cell.ends}.items()
+    ]  # fmt: skip
+    data = pd.DataFrame(rows)
+    display = data[["texts", "keys", "r", "method", "observed", "measure"]].astype(str)
+    display["value"] = [number(value, 4) for value in data["value"].astype(float)]
+    display["95% interval"] = [
+        interval(*ends, 4, number) for ends in zip(data["low"], data["high"], strict=True)
+    ]
+    display["milliseconds"] = [number(1e3 * x, 2) for x in data["seconds"]]
+    return Exhibit(
+        "cache_cells",
+        "Every measure of every cache method",
+        "With its interval over texts; milliseconds of one choice for a key-value head.",
+        [MEANING, OBSERVED],
+        table=Table(data, display),
+        folded=True,
+    )
+
+
+def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """What a method loses in four factors, pooled over layers and heads."""
+    rows = [
+        {"texts": record.task, "r": gap.r, "method": gap.method, "observed": shown(gap.observed)}
+        | {name: getattr(gap, name) for name in GAPS}
+        for record in records
+        for gap in record.gaps
+        if gap.layer is None
+    ]
+    if not rows:
+        return None
+    head = ["texts", "r", "method", "observed"]
+    given = pd.DataFrame(rows)
+    data, display = given[head].copy(), given[head].astype(str)
+    for name in GAPS:
+        for end in ("value", "low", "high"):
+            column = name if end == "value" else f"{name} {end}"
+            data[column] = [getattr(one, end) for one in given[name]]
+        display[name] = [
+            "–" if one.value is None
+            else f"{number(one.value, 2)} ({interval(one.low, one.high, 2, number)})"
+            for one in given[name]
+        ]  # fmt: skip
+    return Exhibit(
+        "cache_gaps",
+        "What a cache method loses, and which of four things it is",
+        "Ratios of errors on served queries; 1 = nothing is lost.",
+        [
+            "Criterion: the method over the best set found on the same observed queries (below 1, "
+            "where a set fitted to few queries carries over less). Information: that over the best "
+            "set found on the served queries themselves. Sharing: that over a set for each served "
+            "query alone. Weights: the best set on the served queries over the same with refitted "
+            "biases and values. Best sets are best found, not proved.",
+            OBSERVED,
+        ],
+        table=Table(data, display),
+    )
+
+
+def sharpness(records: Sequence[CacheRecord]) -> Exhibit:
+    """How sharp each head of each model is: the mean largest weight of served queries."""
+    rows = [
+        {"texts": record.task, "layer": layer, "head": head, "largest weight": weight}
+        for record in records
+        for layer, heads in enumerate(record.sharpest)
+        for head, weight in enumerate(heads)
+    ]
+    data = pd.DataFrame(rows)
+    display = data[["texts", "layer", "head"]].astype(str)
+    display["largest weight"] = [number(weight, 2) for weight in data["largest weight"]]
+    return Exhibit(
+        "cache_sharpness",
+        "How sharp the heads are whose caches were measured",
+        "Mean largest attention weight of the served queries, by layer and query head.",
+        [],
+        table=Table(data, display),
+        folded=True,
+    )

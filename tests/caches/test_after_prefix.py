@@ -1,0 +1,534 @@
+"""AfterPrefix: what later queries see, by its definition in loops, and what never changes it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.caches.methods import KERNELS, METHODS, REFITTING, SEEING, refuses
+from tests.caches.slow import OneCache
+from value_aware_attention import attention, caches
+from value_aware_attention.approximations import chunked
+from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
+from value_aware_attention.error import budget
+from value_aware_attention.kernels import Elu, Exponential
+from value_aware_attention.layer import Layer
+
+N, PREFIX, D, V, R = 15, 10, 4, 3, 6
+OBSERVED = ("last", "causal", "noncausal", "hindsight")
+CLOSE = {"atol": 2e-5, "rtol": 2e-4}
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture
+def inputs() -> Inputs:
+    return text(2, 2)
+
+
+def text(*leading: int, seed: int = 0, queries: int = N) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((queries, D), (N, D), (N, V))
+    return tuple(torch.randn(*leading, *size, generator=generator) for size in sizes)
+
+
+def after(method: CacheMethod, **options: object) -> AfterPrefix:
+    return AfterPrefix(method, **{"prefix": PREFIX, "rows": 8, "sinks": 1, "recent": 2} | options)
+
+
+def left_padding(hidden: int = 3, dimensions: int = 4) -> Tensor:
+    """The first text of two begins with padding."""
+    mask = torch.ones(2, *(1,) * (dimensions - 2), N, dtype=torch.bool)
+    mask[0, ..., :hidden] = False
+    return mask
+
+
+def causal(mask: Tensor | None = None) -> Tensor:
+    visible = torch.ones(N, N, dtype=torch.bool).tril()
+    return visible if mask is None else visible & mask
+
+
+class Spy(CacheMethod):
+    """Keeps what a method keeps, and what it was shown."""
+
+    def __init__(self, method: CacheMethod) -> None:
+        super().__init__(method.r)
+        self.method, self.refits = method, method.refits
+        self.kept: list[KeptKeys] = []
+        self.seen: list[Observed] = []
+
+    def keep(self, seen: Observed) -> KeptKeys:
+        self.seen.append(seen)
+        self.kept.append(self.method.keep(seen))
+        return self.kept[-1]
+
+
+def check_loop(
+    method: AfterPrefix, kernel: str = "exponential", layer: Layer | None = None
+) -> None:
+    """Compares with one cache at a time: two texts, of which one is padded, of grouped heads."""
+    query, (_, key, value) = text(2, 2, 2)[0], text(2, 2, seed=1)
+    mask, options = left_padding(), {"kernel": KERNELS[kernel]}
+    found = method(
+        query, key[:, :, None], value[:, :, None], attn_mask=mask[:, None], is_causal=True,
+        layer=layer, **options,
+    )  # fmt: skip
+    for text_number in range(2):
+        visible = causal(mask[text_number, 0]).expand(2, -1, -1)
+        for head in range(2):
+            at = text_number, head
+            one = OneCache(
+                query[at], key[at], value[at], visible, layer=of_head(layer, at), **options
+            )
+            torch.testing.assert_close(found[at], one.through(method), **CLOSE)
+
+
+def of_head(layer: Layer | None, at: tuple[int, int]) -> Layer | None:
+    """What a layer tells of one of its key-value heads."""
+    if layer is None:
+        return None
+    projection = None if layer.projection is None else layer.projection[at[1]]
+    repeated = layer.repeated
+    if repeated is not None:
+        repeated = (repeated[0][at], repeated[1][(*at, 0)], repeated[2][(*at, 0)])
+    return Layer(projection, layer.rotary, repeated)
+
+
+def rotary(query: Tensor, shift: Tensor) -> Tensor:
+    """Turns two pairs of coordinates, the second one slower."""
+    angle = shift[:, None] * torch.tensor([1.0, 0.1])
+    cos, sin = (x.to(query.dtype).repeat(1, 2) for x in (angle.cos(), angle.sin()))
+    half = torch.cat([-query[..., 2:], query[..., :2]], dim=-1)
+    return query * cos + half * sin
+
+
+def known_layer() -> Layer:
+    """Everything that an adapter may know of a layer of two groups of two heads."""
+    generator = torch.Generator().manual_seed(5)
+    again = 7
+    sizes = ((2, 2, 2, again, D), (2, 2, 1, again, D), (2, 2, 1, again, V))
+    repeated = tuple(torch.randn(size, generator=generator) for size in sizes)
+    return Layer(torch.randn(2, 2, V, 5, generator=generator), rotary, repeated)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_every_method_is_the_loop(name: str) -> None:
+    check_loop(after(SEEING[name](R), observed="noncausal"))
+
+
+@pytest.mark.parametrize("kernel", ["polynomial", "elu"])
+@pytest.mark.parametrize("name", ["observed_attention", "value_aware_default"])
+def test_every_kernel_is_the_loop(name: str, kernel: str) -> None:
+    check_loop(after(SEEING[name](R), observed="hindsight"), kernel)
+
+
+@pytest.mark.parametrize("observed", [*OBSERVED, "repeat"])
+@pytest.mark.parametrize("name", ["expected_attention", "critical_values", "attention_matching"])
+def test_whatever_is_observed_it_is_the_loop(name: str, observed: str) -> None:
+    check_loop(after(SEEING[name](R), observed=observed), layer=known_layer())
+
+
+@pytest.mark.parametrize("observed", OBSERVED)
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_a_growing_cache_is_the_loop(observed: str, every: int) -> None:
+    check_loop(after(caches.ObservedAttention(R), observed=observed, every=every))
+
+
+@pytest.mark.parametrize("every", [N - PREFIX, N])
+@pytest.mark.parametrize("observed", OBSERVED)
+def test_choosing_again_after_all_rows_is_choosing_once(
+    inputs: Inputs, observed: str, every: int
+) -> None:
+    once, again = (
+        after(caches.LeaveOneOut(R), observed=observed, every=rows) for rows in (None, every)
+    )
+    assert torch.equal(again(*inputs, is_causal=True), once(*inputs, is_causal=True))
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (2, 2)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_of_the_prefix_are_those_of_exact_attention(
+    leading: tuple[int, ...], padded: bool
+) -> None:
+    inputs = text(*leading)
+    mask = left_padding(dimensions=len(leading) + 2)[: 2 if leading else 1] if padded else None
+    mask = mask[0] if mask is not None and not leading else mask
+    method = after(caches.KeyNorm(R))
+    found = method(*inputs, attn_mask=mask, is_causal=True)
+    exact = attention(*inputs, attn_mask=mask, is_causal=True)
+    torch.testing.assert_close(found[..., :PREFIX, :], exact[..., :PREFIX, :])
+    assert not torch.allclose(found[..., PREFIX:, :], exact[..., PREFIX:, :])
+    prefix = tuple(x[..., :PREFIX, :] for x in inputs)
+    hidden = None if mask is None else mask[..., :PREFIX]
+    alone = attention(*prefix, attn_mask=hidden, is_causal=True)
+    assert torch.equal(found[..., :PREFIX, :], alone)  # of a longer text, but for rounding
+    drawn = causal(mask)
+    whole, exact = method(*inputs, attn_mask=drawn), attention(*inputs, attn_mask=drawn)
+    assert torch.equal(whole[..., :PREFIX, :], exact[..., :PREFIX, :])
+    torch.testing.assert_close(whole, found, **CLOSE)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - REFITTING.keys()))
+def test_keeping_the_whole_prefix_is_exact(inputs: Inputs, name: str) -> None:
+    method = after(METHODS[name](PREFIX))
+    for mask in (None, left_padding()):
+        found = method(*inputs, attn_mask=mask, is_causal=True)
+        exact = attention(*inputs, attn_mask=mask, is_causal=True)
+        torch.testing.assert_close(found, exact, **CLOSE)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prefix_of_the_whole_text_is_exact(inputs: Inputs, name: str) -> None:
+    method = after(METHODS[name](R), prefix=N)
+    exact = attention(*inputs, is_causal=True)
+    assert torch.equal(method(*inputs, is_causal=True), exact)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_is_a_mask_of_kept_and_later_keys(inputs: Inputs, name: str) -> None:
+    """Unless weights or values are refitted; then no later row is what that mask gives."""
+    spy = Spy(METHODS[name](R))
+    found = after(spy, observed="causal")(*inputs, is_causal=True)
+    (kept,) = spy.kept
+    assert kept.indices.shape == (2, 2, R) and (kept.indices.diff(dim=-1) > 0).all()
+    visible = torch.ones(2, 2, N, dtype=torch.bool)
+    visible[..., :PREFIX] = False
+    visible = visible.scatter(-1, kept.indices, value=True)[..., None, :] & causal()
+    expected = attention(*inputs, attn_mask=visible)
+    close = torch.isclose(found, expected, **CLOSE)[..., PREFIX:, :]
+    assert close.all() or (name in REFITTING and kept.value is not None)
+
+
+def test_a_dropped_key_changes_no_later_row(inputs: Inputs) -> None:
+    method = after(caches.Recent(R), sinks=0)
+    before = method(*inputs, is_causal=True)
+    query, key, value = (x.clone() for x in inputs)
+    key[..., : PREFIX - R, :] *= 7.0
+    value[..., : PREFIX - R, :] -= 100.0
+    changed = method(query, key, value, is_causal=True)
+    assert torch.equal(changed[..., PREFIX:, :], before[..., PREFIX:, :])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("observed", OBSERVED)
+def test_later_tokens_change_no_choice_but_hindsight(
+    inputs: Inputs, name: str, observed: str
+) -> None:
+    spy = Spy(METHODS[name](R))
+    changed = tuple(x.clone() for x in inputs)
+    for x in changed:
+        x[..., PREFIX:, :] *= -5.0
+    for some in (inputs, changed):
+        after(spy, observed=observed)(*some, is_causal=True)
+    before, later = spy.kept
+    seen, seen_later = (seen.query for seen in spy.seen)
+    if observed == "hindsight":
+        assert not torch.equal(seen, seen_later)
+        return
+    assert torch.equal(seen, seen_later) and torch.equal(before.indices, later.indices)
+    assert torch.equal(before.log_weight, later.log_weight)
+    assert before.value is None or torch.equal(before.value, later.value)
+
+
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("observed", OBSERVED[:-1])
+def test_no_row_sees_what_comes_after_it(inputs: Inputs, observed: str, every: int | None) -> None:
+    method = after(caches.ObservedAttention(R), observed=observed, every=every)
+    before = method(*inputs, is_causal=True)
+    for first in range(PREFIX, N):
+        changed = tuple(x.clone() for x in inputs)
+        for x in changed:
+            x[..., first:, :] *= -9.0
+        found = method(*changed, is_causal=True)
+        assert torch.equal(found[..., :first, :], before[..., :first, :])
+        assert not torch.allclose(found[..., first:, :], before[..., first:, :])
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> Tensor:
+    """A mask of any shape that broadcasts to (2, 2, N, N)."""
+    sizes = draw(st.tuples(*(st.sampled_from(sorted({1, size})) for size in (2, 2, N, N))))
+    shape = sizes[draw(st.integers(0, 3)) :]
+    seed = draw(st.integers(0, 2**16))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator) < draw(st.sampled_from([0.2, 0.6, 0.95]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(masks(), st.sampled_from([PREFIX, None]), st.booleans(), st.sampled_from(OBSERVED))
+def test_masks_of_every_shape_are_the_loop(
+    mask: Tensor, prefix: int | None, is_causal: bool, observed: str
+) -> None:
+    if prefix is None:
+        is_causal, observed = False, "noncausal" if observed == "causal" else observed
+    method = after(caches.ObservedAttention(R), prefix=prefix, observed=observed)
+    query, _, _ = text(2, 2)
+    _, key, value = text(2, seed=1)  # the second dimension shares its keys
+    whole = mask.expand(2, 2, N, N)
+    found = method(query, key[:, None], value[:, None], attn_mask=mask, is_causal=is_causal)
+    visible = whole & causal() if is_causal else whole
+    for number in range(2):
+        one = OneCache(query[number], key[number], value[number], visible[number])
+        one.available = whole[number].any(dim=(0, 1))
+        through = one.through if prefix else one.without_prefix
+        torch.testing.assert_close(found[number], through(method), **CLOSE)
+    assert (found[~visible.any(dim=-1)] == 0).all()
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_left_padding_is_the_text_without_it(name: str) -> None:
+    """Where as many rows are seen; positions are relative."""
+    hidden = 3
+    padded, mask = text(2, 2), left_padding(hidden)
+    bare = tuple(x[0, :, hidden:] for x in padded)
+    for observed in ("last", "hindsight"):
+        options = {"observed": observed, "rows": 5}
+        found = after(SEEING[name](R), **options)(*padded, attn_mask=mask, is_causal=True)
+        alone = after(SEEING[name](R), **options, prefix=PREFIX - hidden)(*bare, is_causal=True)
+        torch.testing.assert_close(found[0, :, hidden:], alone, **CLOSE)
+        assert (found[0, :, :hidden] == 0).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_more_slots_than_keys_leave_some_unused(inputs: Inputs, name: str) -> None:
+    mask = left_padding(PREFIX - 2)  # two keys of the first prefix are left
+    found = after(METHODS[name](R), observed="causal")(*inputs, attn_mask=mask, is_causal=True)
+    exact = attention(*inputs, attn_mask=mask, is_causal=True)
+    if name not in REFITTING:
+        torch.testing.assert_close(found[0], exact[0], **CLOSE)
+    assert found.isfinite().all() and (found[0, :, : PREFIX - 2] == 0).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("prefix", [PREFIX, None])
+def test_rows_that_see_nothing_are_zeros(inputs: Inputs, name: str, prefix: int | None) -> None:
+    mask = torch.ones(2, 1, N, N, dtype=torch.bool)
+    mask[0] = False
+    method = after(METHODS[name](R), prefix=prefix)
+    found = method(*inputs, attn_mask=mask, is_causal=prefix is not None)
+    assert (found[0] == 0).all() and found[1].isfinite().all() and (found[1] != 0).all()
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", range(3))
+def test_nan_and_infinity_are_refused_also_where_hidden(
+    inputs: Inputs, wrong: float, place: int
+) -> None:
+    inputs[place][0, 0, 0, 0] = wrong
+    name = ("query", "key", "value")[place]
+    with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
+        after(caches.KeyNorm(R))(*inputs, attn_mask=left_padding(), is_causal=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_type_of_numbers(inputs: Inputs, name: str) -> None:
+    method = after(METHODS[name](R))
+    expected = method(*inputs, is_causal=True)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        given_type = tuple(x.to(dtype) for x in inputs)
+        found = method(*given_type, is_causal=True)
+        assert found.dtype == dtype
+        rounded = method(*(x.float() for x in given_type), is_causal=True)
+        close = (
+            {"atol": 1e-4, "rtol": 1e-3} if dtype == torch.float64 else {"atol": 2e-2, "rtol": 0}
+        )
+        torch.testing.assert_close(found.float(), rounded, **close)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(method(*inputs, is_causal=True), expected)
+
+
+def test_no_text_and_no_position() -> None:
+    method = after(caches.ValueAware(R))
+    assert method(*text(0, 2), is_causal=True).shape == (0, 2, N, V)
+    query, key, value = text(2)
+    encoder = after(caches.ValueAware(R), prefix=None)
+    assert encoder(query[:, :0], key, value).shape == (2, 0, V)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_are_those_of_the_served_rows(inputs: Inputs, name: str) -> None:
+    tensors = [x.double().requires_grad_() for x in inputs]
+    mask = left_padding()
+    after(METHODS[name](R))(*tensors, attn_mask=mask, is_causal=True).square().sum().backward()
+    for x in tensors:
+        assert x.grad.isfinite().all() and (x.grad[..., PREFIX:, :] != 0).any()
+        assert (x.grad[0, :, :3] == 0).all()
+
+
+def test_gradients_are_those_of_the_mask(inputs: Inputs) -> None:
+    spy = Spy(caches.LeaveOneOut(R))
+    gradients = []
+    for through_mask in (False, True):
+        tensors = [x.double().requires_grad_() for x in inputs]
+        if through_mask:
+            visible = torch.arange(N).expand(2, 2, N) >= PREFIX
+            visible = visible.scatter(-1, spy.kept[0].indices, value=True)[..., None, :]
+            visible = visible | (torch.arange(N)[:, None] < PREFIX)
+            output = attention(*tensors, attn_mask=visible & causal())
+        else:
+            output = after(spy)(*tensors, is_causal=True)
+        output.square().sum().backward()
+        gradients.append([x.grad for x in tensors])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("observed", ["last", "noncausal", "hindsight"])
+@pytest.mark.parametrize("name", SEEING)
+def test_without_a_prefix_one_set_serves_every_query(name: str, observed: str) -> None:
+    query, (_, key, value) = text(2, 2, queries=7)[0], text(2, seed=1)
+    method = after(SEEING[name](R), prefix=None, observed=observed)
+    mask = left_padding()
+    found = method(query, key[:, None], value[:, None], attn_mask=mask)
+    for number in range(2):
+        visible = mask[number].expand(2, 7, N)
+        one = OneCache(query[number], key[number], value[number], visible)
+        torch.testing.assert_close(found[number], one.without_prefix(method), **CLOSE)
+    with pytest.raises(ValueError, match=r"^AfterPrefix does not support is_causal: [^\n]*$"):
+        method(*text(2), is_causal=True)
+
+
+def test_queries_share_keys_along_dimensions_of_size_one() -> None:
+    """Wherever these are, and whatever the others are called."""
+    query, (_, key, value) = text(3, 2, 2)[0], text(3, 2, seed=1)
+    method = after(caches.ValueAware(R), observed="hindsight")
+    grouped = method(query, key[:, :, None], value[:, :, None], is_causal=True)
+    first = method(
+        query.movedim(2, 0), key[None], value[None], is_causal=True
+    )  # the group before texts and heads
+    torch.testing.assert_close(first.movedim(0, 2), grouped, **CLOSE)
+    spy = Spy(caches.ValueAware(R))
+    after(spy, observed="hindsight")(query, key[0, 0], value[0, 0], is_causal=True)
+    assert spy.kept[0].indices.shape == (R,) and spy.seen[0].query.shape[0] == 3 * 2 * 2
+    alone = tuple(x.repeat_interleave(2, dim=1) for x in (key, value))
+    own = method(query.flatten(1, 2), *alone, is_causal=True).unflatten(1, (2, 2))
+    assert not torch.allclose(own, grouped)  # six heads with keys of their own
+
+
+@pytest.mark.parametrize("observed", OBSERVED)
+def test_blocks_of_queries_change_nothing(inputs: Inputs, observed: str) -> None:
+    method = after(caches.ObservedAttention(R), observed=observed)
+    whole = method(*inputs, attn_mask=left_padding(), is_causal=True)
+    with chunked(2 * N):
+        cut = method(*inputs, attn_mask=left_padding(), is_causal=True)
+    torch.testing.assert_close(cut, whole, **CLOSE)
+
+
+def test_its_text_tells_settings_apart() -> None:
+    built = [
+        *(after(METHODS[name](r)) for name in METHODS for r in (R, PREFIX)),
+        after(caches.Random(R, seed=1)),
+        after(caches.ExpectedAttention(R)),
+        *(after(caches.KeyNorm(R), **{name: 3}) for name in ("rows", "sinks", "recent", "every")),
+        *(after(caches.KeyNorm(R), observed=observed) for observed in OBSERVED[1:]),
+        *(after(caches.KeyNorm(R), prefix=prefix) for prefix in (None, 7)),
+    ]
+    assert len({str(method) for method in built}) == len(built)
+
+
+@pytest.mark.parametrize(("every", "choices"), [(None, 1), (2, 3), (5, 1)])
+def test_multiply_adds_are_those_of_every_pair_and_choice(every: int | None, choices: int) -> None:
+    method = after(caches.ObservedAttention(R), every=every)
+    pairs = sum(row + 1 if row < PREFIX else R + row - PREFIX + 1 for row in range(N))
+    once = method.method.multiply_adds(8, PREFIX, D, V)
+    sizes = {"queries": N, "keys": N, "head_dim": D, "value_dim": V}
+    expected = (pairs * (D + V) + choices * once) / N
+    assert budget(method, **sizes, is_causal=True) == pytest.approx(expected)
+    encoder = after(caches.ObservedAttention(R), prefix=None)
+    once = encoder.method.multiply_adds(8, N, D, V)
+    assert budget(encoder, **sizes) == pytest.approx(R * (D + V) + once / N)
+
+
+def wrong(message: str, build: Callable[[], object]) -> object:
+    return pytest.param(build, message, id=message[:40])
+
+
+LAST = {"attn_mask": None, "is_causal": True}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        wrong("r is 11; the prefix has 10 keys to keep", lambda: after(caches.Recent(11))),
+        wrong(
+            "r is 2; it counts 1 sinks and 2 recent keys, so it must be at least 3",
+            lambda: after(caches.Recent(2)),
+        ),
+        wrong(
+            "prefix is 16; the text has 15 positions",
+            lambda: after(caches.Recent(R), prefix=16)(*text(2), **LAST),
+        ),
+        wrong(
+            "every is 16; the text has 15 positions",
+            lambda: after(caches.Recent(R), every=16)(*text(2), **LAST),
+        ),
+        wrong("every is 0; it must be an integer >= 1", lambda: after(caches.Recent(R), every=0)),
+        wrong(
+            "every is 2; ValueAware refits values, so it chooses once",
+            lambda: after(caches.ValueAware(R, refit=True), every=2),
+        ),
+        wrong(
+            "every is 2; AttentionMatching refits values, so it chooses once",
+            lambda: after(caches.AttentionMatching(R), every=2),
+        ),
+        wrong(
+            "every is 2; repeated queries are recorded once",
+            lambda: after(caches.Recent(R), every=2, observed="repeat"),
+        ),
+        wrong(
+            "every is 2; without a prefix no cache grows",
+            lambda: after(caches.Recent(R), every=2, prefix=None),
+        ),
+        *(
+            wrong(
+                f"observed is '{observed}'; without a prefix it must be one of last, noncausal, "
+                f"hindsight",
+                lambda observed=observed: after(caches.Recent(R), observed=observed, prefix=None),
+            )
+            for observed in ("causal", "repeat")
+        ),
+        wrong(
+            "observed is 'future'; it must be one of last, causal, noncausal, repeat, hindsight",
+            lambda: after(caches.Recent(R), observed="future"),
+        ),
+        wrong("prefix is 0; it must be an integer >= 1", lambda: after(caches.Recent(R), prefix=0)),
+        wrong("rows is 0; it must be an integer >= 1", lambda: after(caches.Recent(R), rows=0)),
+        wrong("sinks is -1; it must be an integer >= 0", lambda: after(caches.Recent(R), sinks=-1)),
+        wrong(
+            "AfterPrefix got 3 queries and 15 keys; it needs a whole text, as many of each (a "
+            "model must run with use_cache=False)",
+            lambda: after(caches.Recent(R))(*text(2, queries=3)),
+        ),
+        wrong(
+            "AfterPrefix got the kernel Elu(); it approximates Exponential",
+            lambda: after(caches.ExpectedAttention(R))(*text(2), kernel=Elu(), **LAST),
+        ),
+        wrong(
+            "r is 16; there are 15 keys to keep",
+            lambda: after(caches.Recent(16), prefix=None)(*text(2)),
+        ),
+        wrong(
+            "observed is 'repeat': its queries are recorded by hugging_face.replace_attention in a "
+            "second pass; bare tensors have none",
+            lambda: after(caches.Recent(R), observed="repeat")(*text(2), **LAST),
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        build()
+    assert str(raised.value) == message
+
+
+def test_a_kernel_without_meaning_is_refused_by_all_others_taken() -> None:
+    inputs = text(2)
+    for build in METHODS.values():
+        for kernel in KERNELS.values():
+            method = after(build(R))
+            if refuses(method.method, kernel):
+                with pytest.raises(ValueError, match=r"it approximates Exponential$"):
+                    method(*inputs, kernel=kernel, is_causal=True)
+            else:
+                assert method(*inputs, kernel=kernel, is_causal=True).isfinite().all()
+    assert isinstance(KERNELS["exponential"], Exponential)

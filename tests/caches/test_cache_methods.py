@@ -1,0 +1,316 @@
+"""Every cache method by its formula, in loops, and what all of them promise of what they keep."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.caches.methods import METHODS, REFITTING, SCORING
+from tests.caches.seen import HEAD_DIM, VALUE_DIM, kinds, observed
+from value_aware_attention import caches
+from value_aware_attention.caches import CacheMethod, Observed
+
+quick = settings(deadline=None, max_examples=20)
+
+
+def with_(seen: Observed, **changed: object) -> Observed:
+    """The same but for what is changed; nothing that was computed is kept."""
+    names = seen.__dataclass_fields__
+    return Observed(**{name: getattr(seen, name) for name in names} | changed)
+
+
+def rows_of(seen: Observed, cache: int) -> list[tuple[Tensor, Tensor]]:
+    """The weights (M) and the output (V) of every query of a group, one by one."""
+    pairs = []
+    for head in range(seen.query.shape[1]):
+        for row in range(seen.query.shape[2]):
+            query = seen.query[cache, head, row]
+            scores = torch.stack([query @ key / HEAD_DIM**0.5 for key in seen.key[cache]])
+            visible = seen.visible[cache, head, row]
+            mass = scores.exp() * visible
+            mass = mass / mass.sum() if visible.any() else mass
+            pairs.append((mass, mass @ seen.value[cache]))
+    return pairs
+
+
+def check_scores(method: CacheMethod, seen: Observed, score) -> None:
+    """Compares with `score(cache)`, a list of numbers; padding's are never looked at."""
+    found = method.scores(seen)
+    for cache in range(len(found)):
+        expected = torch.stack([torch.as_tensor(x).double() for x in score(cache)])
+        usable = seen.available[cache]
+        torch.testing.assert_close(found[cache, usable].double(), expected[usable])
+
+
+@pytest.fixture(params=[{}, {"causal": True}, {"padding": 3}], ids=["all", "causal", "padded"])
+def seen(request: pytest.FixtureRequest) -> Observed:
+    return observed(**request.param)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "max"])
+def test_observed_attention_is_the_mean_or_largest_weight(seen: Observed, aggregate: str) -> None:
+    def score(cache: int) -> list[Tensor]:
+        weights = torch.stack([mass for mass, _ in rows_of(seen, cache)])
+        return list(weights.mean(0) if aggregate == "mean" else weights.amax(0))
+
+    check_scores(caches.ObservedAttention(3, aggregate=aggregate), seen, score)
+
+
+def test_pooling_averages_neighbours_without_protected_keys() -> None:
+    seen = observed(protected=2)
+
+    def score(cache: int) -> list[Tensor]:
+        sums = sum(mass for mass, _ in rows_of(seen, cache)) / 10
+        sums[-2:] = 0
+        wide = torch.cat([sums.new_zeros(1), sums, sums.new_zeros(1)])
+        return [wide[place : place + 3].sum() / 3 for place in range(len(sums))]
+
+    check_scores(caches.ObservedAttention(3, pool=3), seen, score)
+
+
+def test_leave_one_out_is_the_error_of_all_keys_but_one(seen: Observed) -> None:
+    """DropKV's score is the error that `Observed.error` recomputes, of the query's own output."""
+
+    def score(cache: int) -> list[Tensor]:
+        scores = []
+        for dropped in range(seen.keys):
+            total = 0.0
+            for mass, output in rows_of(seen, cache):
+                left = mass.clone()
+                left[dropped] = 0
+                without = left @ seen.value[cache] / left.sum() if left.any() else 0 * output
+                total = total + (output - without).square().sum()
+            scores.append(total)
+        return scores
+
+    check_scores(caches.LeaveOneOut(3), seen, score)
+
+
+def test_leave_one_out_of_all_but_one_is_best() -> None:
+    seen = observed()
+    kept = caches.LeaveOneOut(seen.keys - 1).keep(seen)
+    torch.testing.assert_close(seen.error(kept), caches.LeaveOneOut(1).scores(seen).amin(-1))
+
+
+def test_key_diff_keeps_keys_unlike_the_mean_direction(seen: Observed) -> None:
+    def score(cache: int) -> list[Tensor]:
+        usable = [key for key, ok in zip(seen.key[cache], seen.available[cache], strict=True) if ok]
+        mean = sum(key / key.norm() for key in usable) / len(usable)
+        return [-(key @ mean) / (key.norm() * mean.norm()) for key in seen.key[cache]]
+
+    check_scores(caches.KeyDiff(3), seen, score)
+
+
+def test_key_norm_keeps_short_keys(seen: Observed) -> None:
+    check_scores(caches.KeyNorm(3), seen, lambda cache: [-key.norm() for key in seen.key[cache]])
+
+
+def turned(query: Tensor, shift: Tensor) -> Tensor:
+    """A rotary embedding of two pairs of coordinates."""
+    angle = shift[:, None].double() * torch.tensor([1.0, 0.1]).double()
+    cos, sin = (x.repeat(1, 2) for x in (angle.cos(), angle.sin()))
+    return query * cos + torch.cat([-query[..., 2:], query[..., :2]], dim=-1) * sin
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_expected_attention_is_the_mean_over_gaussian_queries(rotated: bool) -> None:
+    """Each group's mean and covariance, before rotation; then turned as later positions are."""
+    horizon, seen = 6, observed(rows=7, padding=2)
+    if rotated:
+        seen = with_(seen, rotary=turned, positions=torch.arange(7))
+    eye = torch.eye(HEAD_DIM).double()
+    turns = [turned(eye, torch.full((4,), seen.keys + later)) for later in range(horizon)]
+    turn = sum(turns) / horizon if rotated else eye
+
+    def score(cache: int) -> list[Tensor]:
+        expected = 0.0
+        for query in seen.query[cache]:
+            before = turned(query, -torch.arange(7)) if rotated else query
+            mean, covariance = before.mean(0) @ turn, turn.T @ before.T.cov(correction=0) @ turn
+            logits = [
+                mean @ key / 2 + key @ covariance @ key / 8 if ok else torch.tensor(-torch.inf)
+                for key, ok in zip(seen.key[cache], seen.available[cache], strict=True)
+            ]
+            expected = expected + torch.stack(logits).softmax(0) / 2
+        return list(expected * seen.value[cache].norm(dim=-1))
+
+    check_scores(caches.ExpectedAttention(3, horizon=horizon), seen, score)
+
+
+def test_expected_attention_is_that_of_drawn_queries() -> None:
+    """E[exp(s q·k)] by drawing, of one head."""
+    seen = observed(5, batch=(1,), group=1, rows=40, sharpness=0.7)
+    query = seen.query[0, 0]
+    factor = torch.linalg.cholesky(query.T.cov(correction=0))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(200_000, HEAD_DIM, generator=generator, dtype=torch.float64)
+    drawn = query.mean(0) + noise @ factor.T
+    mass = (drawn @ seen.key[0].T / HEAD_DIM**0.5).exp().mean(0)
+    expected = mass / mass.sum() * seen.value[0].norm(dim=-1)
+    found = caches.ExpectedAttention(2).scores(seen)[0]
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_critical_values_weigh_half_of_the_keys_by_their_projection(projected: bool) -> None:
+    """First r / 2 by score, then by (score + 1e-4) times the mean ||W_o v||_1 of the group."""
+    seen = observed(10)
+    projection = torch.randn(
+        2, 2, VALUE_DIM, 6, generator=torch.Generator().manual_seed(1)
+    ).double()
+    seen = with_(seen, projection=projection) if projected else seen
+    base = caches.ObservedAttention(5)
+    kept = caches.CriticalValues(base).keep(seen)
+    for cache, scores in enumerate(base.scores(seen)):
+        chosen = scores.argsort(descending=True)[:2].tolist()
+        sizes = []
+        for key, value in enumerate(seen.value[cache]):
+            norms = [value.abs().sum()]
+            if projected:
+                norms = [(value @ head).abs().sum() for head in projection[cache]]
+            sizes.append(-1.0 if key in chosen else (scores[key] + 1e-4) * sum(norms) / len(norms))
+        chosen += torch.tensor(sizes).argsort(descending=True)[:3].tolist()
+        assert kept.indices[cache].tolist() == sorted(chosen)
+
+
+def test_recent_keys_are_the_last_and_random_ones_the_seeds() -> None:
+    seen = observed(20, batch=(3, 2), protected=1)
+    assert caches.Recent(3).keep(seen).indices.tolist() == [[[17, 18, 19]] * 2] * 3
+    first, again, other = (caches.Random(6, seed).keep(seen).indices for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert len({tuple(x.tolist()) for x in first.flatten(0, 1)}) == 6
+    assert (first == 19).any(-1).all()
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    caches.Random(6, 0).keep(seen)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_random_keys_are_uniform() -> None:
+    seen = observed(5, batch=(2000,), rows=1)
+    counts = caches.Random(2, 0).keep(seen).indices.flatten().bincount()
+    assert ((counts / 2000 - 0.4).abs() < 0.05).all()
+
+
+def text(heads: int = 2, length: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (HEAD_DIM, HEAD_DIM, VALUE_DIM)
+    return tuple(torch.randn(heads, length, size, generator=generator) for size in sizes)
+
+
+class Kept(CacheMethod):
+    """Remembers what a method keeps."""
+
+    def __init__(self, method: CacheMethod) -> None:
+        super().__init__(method.r)
+        self.method = method
+
+    def keep(self, seen: Observed) -> caches.KeptKeys:
+        self.last = self.method.keep(seen)
+        return self.last
+
+
+@pytest.mark.parametrize(
+    ("options", "aggregate", "rows"),
+    [
+        ({"observed": "last", "rows": 1}, "mean", [8]),  # TOVA
+        ({"observed": "causal", "rows": 99}, "mean", range(9)),  # H2O
+        ({"observed": "last", "rows": 4}, "mean", range(5, 9)),  # SnapKV without pooling
+    ],
+    ids=["tova", "h2o", "snapkv"],
+)
+def test_published_methods_are_settings_of_observed_attention(
+    options: dict[str, object], aggregate: str, rows: range
+) -> None:
+    query, key, value = text()
+    spy = Kept(caches.ObservedAttention(4, aggregate=aggregate))
+    method = caches.AfterPrefix(spy, prefix=9, sinks=0, recent=0, **options)
+    method(query, key, value, is_causal=True)
+    for head in range(2):
+        score = torch.zeros(9)
+        for row in rows:
+            logits = query[head, row] @ key[head, : row + 1].T / HEAD_DIM**0.5
+            score[: row + 1] += logits.softmax(-1)
+        assert spy.last.indices[head].tolist() == sorted(score.topk(4).indices.tolist())
+
+
+@quick
+@given(kinds(), st.integers(2, 8), st.sampled_from(sorted(METHODS)))
+def test_what_is_kept_is_ascending_and_holds_the_protected(
+    seen: Observed, r: int, name: str
+) -> None:
+    kept = METHODS[name](r).keep(seen)
+    assert kept.indices.shape == kept.log_weight.shape == (2, r)
+    assert (kept.indices.diff(dim=-1) > 0).all() and kept.indices.amin() >= 0
+    assert kept.indices.amax() < seen.keys
+    unused = ~seen.available.take_along_dim(kept.indices, -1)
+    assert torch.equal(kept.log_weight == -torch.inf, unused)
+    assert torch.equal(r - unused.sum(-1), seen.available.sum(-1).clamp_max(r))
+    if seen.protected is not None:
+        named = torch.zeros(2, seen.keys, dtype=torch.bool).scatter(-1, kept.indices, value=True)
+        assert (named[:, seen.protected] | ~seen.available[:, seen.protected]).all()
+    if name not in REFITTING:
+        assert kept.value is None and (kept.log_weight[~unused] == 0).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_more_keys_than_there_are_and_fewer_than_protected_are_refused(name: str) -> None:
+    method = METHODS[name](4)
+    named = type(method).__name__
+    with pytest.raises(ValueError, match=f"^{named} keeps r = 4 keys; there are 3$"):
+        method.keep(observed(3))
+    expected = f"^{named} keeps r = 4 keys; 5 are protected, so r must be at least 5$"
+    with pytest.raises(ValueError, match=expected):
+        method.keep(observed(protected=5))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_r_is_a_positive_integer(name: str) -> None:
+    for wrong in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match=r"^r is [^;]*; it must be an integer >= 1$"):
+            METHODS[name](wrong)
+
+
+def test_other_bad_arguments_are_refused() -> None:
+    for build, message in (
+        (lambda: caches.ObservedAttention(3, pool=2), "pool is 2; it must be odd, to lie around"),
+        (
+            lambda: caches.ObservedAttention(3, aggregate="sum"),
+            "aggregate is 'sum'; it must be",
+        ),
+        (lambda: caches.ValueAware(3, search="slow"), "search is 'slow'; it must be one of fast"),
+        (lambda: caches.Random(3, seed=-1), "seed is -1; it must be an integer >= 0"),
+        (lambda: caches.ExpectedAttention(3, horizon=0), "horizon is 0; it must be an integer"),
+        (
+            lambda: caches.CriticalValues(caches.ValueAware(3)),
+            "method is a ValueAware; it must be one that has scores",
+        ),
+        (
+            lambda: caches.AttentionMatching(3, caches.ValueAware(3, refit=True)),
+            "method is a ValueAware that refits; one refit is made",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
+            build()
+
+
+@pytest.mark.parametrize("name", SCORING)
+def test_equal_keys_are_kept_in_order(name: str) -> None:
+    """Where scores do not tell keys apart the first ones are kept, whatever the machine."""
+    seen = observed(6, sharpness=0.0)
+    same = {"key": seen.key[:, :1].expand(-1, 6, -1), "value": seen.value[:, :1].expand(-1, 6, -1)}
+    kept = SCORING[name](3).keep(with_(seen, **same))
+    if name == "recent":
+        assert kept.indices.tolist() == [[3, 4, 5]] * 2
+    elif name != "observed_attention_pooled":  # the ends have fewer neighbours
+        assert kept.indices.tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_multiply_adds_grow_with_what_is_looked_at(name: str) -> None:
+    method = METHODS[name](4)
+    count = method.multiply_adds(8, 16, 4, 3)
+    assert isinstance(count, float) and count >= 0
+    assert method.multiply_adds(8, 32, 4, 3) >= count
+    assert (count == 0) == (name in ("random", "recent"))

@@ -1,0 +1,220 @@
+"""The joint error of a set, by recomputing it: costs of dropping and adding, and the searches."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.caches.seen import kinds, observed, one_of
+from value_aware_attention.caches import CacheMethod, Observed, joint_set
+from value_aware_attention.caches.joint_set import (
+    NOTHING,
+    Rows,
+    eliminate,
+    eliminate_by_shares,
+    exchange,
+    extend,
+)
+
+M = 8
+quick = settings(deadline=None, max_examples=20)
+SETS = st.lists(st.booleans(), min_size=2 * M, max_size=2 * M)
+
+
+def sets_of(rows: Rows, flags: list[bool]) -> Tensor:
+    """Any set of keys that are not padding, with the protected ones."""
+    return (torch.tensor(flags).view(2, M) | rows.protected) & rows.available
+
+
+def error(rows: Rows, kept: Tensor, first: Tensor | None = None) -> Tensor:
+    """Recomputes sum_i ||o_i - o~_i||^2 of each cache, with nothing taken for granted.
+
+    With `first`: a set whose weights sum to 1, beside `NOTHING` at the output of no key.
+    """
+    weights, beside = rows.log_weights.exp(), rows.log_beside.exp()
+    if first is not None:
+        scale = (weights * first[:, None]).sum(-1, keepdim=True) + beside
+        scale = scale.where(scale > 0, 1.0)
+        weights, beside = weights / scale, beside / scale
+    weights = weights * kept[:, None]
+    nothing = 0.0 if first is None else NOTHING
+    mass = weights.sum(-1, keepdim=True) + beside + nothing
+    summed = weights @ rows.value + beside * rows.beside + nothing * rows.nothing
+    output = torch.where(mass > 0, summed / mass, rows.nothing)
+    return (rows.output - output).square().sum((-2, -1))
+
+
+def changed(kept: Tensor, key: int) -> Tensor:
+    """The sets with this key dropped, or added."""
+    other = kept.clone()
+    other[:, key] ^= True
+    return other
+
+
+def close(found: Tensor, expected: Tensor, rows: Rows, kept: Tensor) -> bool:
+    """Equal to fourteen digits of the distances that t = a / (m - a), at most 1e6, enlarges."""
+    weights = rows.log_weights.exp() * kept[:, None]
+    left = weights.sum(-1, keepdim=True) + rows.log_beside.exp()
+    weights = (weights / left.where(left > 0, 1.0)).double()
+    enlarged = 1 + (weights / (1 - weights + NOTHING)).amax(dim=(1, 2))
+    size = rows.value.square().sum(-1).amax(-1) + rows.nothing.square().sum((-2, -1))
+    return bool(((found - expected).abs() <= 1e-13 * size * enlarged**2).all())
+
+
+@quick
+@given(kinds(), SETS)
+def test_the_error_of_a_set_is_that_of_attention_to_it(seen: Observed, flags: list[bool]) -> None:
+    rows = Rows.of(seen)
+    kept = sets_of(rows, flags)
+    found = rows.error(kept)
+    size = rows.value.square().sum((-2, -1))
+    assert ((found - error(rows, kept)).abs() <= 1e-12 * size).all()
+    for cache in range(2):
+        indices = kept[cache].nonzero()[:, 0][None]
+        if len(indices[0]):
+            one = one_of(seen, cache)
+            by_attention = one.error(CacheMethod.kept(one, indices))
+            assert ((found[cache] - by_attention).abs() <= 1e-12 * size[cache]).all()
+
+
+@quick
+@given(kinds(), SETS)
+def test_costs_of_dropping_are_recomputed_errors(seen: Observed, flags: list[bool]) -> None:
+    rows = Rows.of(seen)
+    kept = sets_of(rows, flags)
+    cost, before = rows.cost_of_dropping(kept), error(rows, kept, first=kept)
+    for key in range(M):
+        droppable = (kept & ~rows.protected)[:, key]
+        assert (cost[~droppable, key] == torch.inf).all()
+        expected = error(rows, changed(kept, key), first=kept) - before
+        assert close(cost[:, key].where(droppable, expected), expected, rows, kept)
+
+
+@quick
+@given(kinds(), SETS)
+def test_costs_of_adding_are_recomputed_errors(seen: Observed, flags: list[bool]) -> None:
+    rows = Rows.of(seen)
+    kept = sets_of(rows, flags)
+    cost, before = rows.cost_of_adding(kept), error(rows, kept, first=kept)
+    for key in range(M):
+        addable = (~kept & rows.available)[:, key]
+        assert (cost[~addable, key] == torch.inf).all()
+        expected = error(rows, changed(kept, key), first=kept) - before
+        assert close(cost[:, key].where(addable, expected), expected, rows, changed(kept, key))
+
+
+@quick
+@given(kinds(sharpness=1.0, causal=False), st.permutations(range(M)))
+def test_running_costs_are_recomputed_after_every_drop(seen: Observed, order: list[int]) -> None:
+    rows = Rows.of(seen)
+    first = rows.available
+    state, _ = joint_set._start(rows, joint_set._every_key(rows))
+    kept, forced = first.clone(), rows.protected.any(0) | ~first.all(0)
+    for dropped in [key for key in order if not forced[key]][:-2]:
+        state.drop(torch.full((2, 1), dropped))
+        kept[:, dropped] = False
+        before, cost = error(rows, kept, first), state.cost()
+        for key in kept.all(0).nonzero()[:, 0].tolist():
+            expected = error(rows, changed(kept, key), first) - before
+            size = rows.value.square().sum((-2, -1))
+            assert ((cost[:, key] - expected).abs() <= 1e-9 * size).all()
+
+
+def slowly_eliminated(rows: Rows, r: int) -> Tensor:
+    """Padding first, then each time the key whose loss leaves the least recomputed error."""
+    kept = rows.available.clone()
+    for cache in range(len(kept)):
+        while kept[cache].sum() > r:
+            one = Rows(**{name: x[cache : cache + 1] for name, x in vars(rows).items()})
+            candidates = (kept[cache] & ~rows.protected[cache]).nonzero()[:, 0].tolist()
+            left = [error(one, changed(kept[cache : cache + 1], key)) for key in candidates]
+            kept[cache, candidates[int(torch.stack(left).argmin())]] = False
+    return kept
+
+
+@pytest.mark.parametrize("drops", [2, 64])
+@pytest.mark.parametrize("r", [2, 5])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "padding": 2}, {"beside": True}])
+def test_elimination_drops_the_cheapest_key_each_time(
+    options: dict[str, object], r: int, drops: int
+) -> None:
+    rows = Rows.of(observed(M, protected=2, **options))
+    with patch.object(joint_set, "DROPS", drops):
+        assert torch.equal(eliminate(rows, r), slowly_eliminated(rows, r))
+
+
+@pytest.mark.parametrize("search", [eliminate, eliminate_by_shares])
+def test_sharp_attention_in_fp32_is_searched_as_in_fp64(search) -> None:
+    """Costs computed in fp32 left up to 300 times as much: t^2 enlarges the rounding."""
+    options = {"batch": (4,), "rows": 24, "sharpness": 6.0, "outlier": 100.0, "seed": 3}
+    single, double = (
+        Rows.of(observed(100, **options, dtype=dtype)) for dtype in (torch.float32, torch.float64)
+    )
+    for r in (6, 16):
+        found, expected = (double.error(search(rows, r)) for rows in (single, double))
+        assert (found <= 1.5 * expected).all()
+
+
+@quick
+@given(kinds(), st.integers(2, M))
+def test_searches_keep_r_keys_with_the_protected_and_padding_last(seen: Observed, r: int) -> None:
+    rows = Rows.of(seen)
+    for search in (eliminate, eliminate_by_shares):
+        kept = search(rows, r)
+        assert (kept.sum(-1) == r).all() and (kept | ~rows.protected).all()
+        usable = (kept & rows.available).sum(-1)
+        assert torch.equal(usable, rows.available.sum(-1).clamp_max(r))
+    kept = extend(rows, r)
+    assert torch.equal(kept.sum(-1), rows.available.sum(-1).clamp_max(r))
+    assert (kept | ~rows.protected).all() and (~kept | rows.available).all()
+
+
+@quick
+@given(kinds(), st.integers(2, M), st.sampled_from([torch.float32, torch.float64]))
+def test_an_exchange_never_raises_the_error(seen: Observed, r: int, dtype: torch.dtype) -> None:
+    rows = Rows.of(seen)
+    rows = Rows(**{k: x.to(dtype) if x.is_floating_point() else x for k, x in vars(rows).items()})
+    for start in (extend(rows, r), eliminate_by_shares(rows, r)):
+        kept = exchange(rows, start)
+        assert (rows.error(kept) <= rows.error(start)).all()
+        assert torch.equal(kept.sum(-1), start.sum(-1))
+        assert (kept | ~rows.protected).all()
+
+
+def test_an_exchange_ends_where_none_of_one_key_helps() -> None:
+    rows = Rows.of(observed(M))
+    kept = exchange(rows, eliminate_by_shares(rows, 3))
+    least = error(rows, kept)
+    for dropped in range(M):
+        for added in range(M):
+            other = changed(changed(kept, dropped), added)
+            exchanged = kept[:, dropped] & ~kept[:, added]
+            assert (error(rows, other)[exchanged] >= least[exchanged] * (1 - 2e-5)).all()
+
+
+@quick
+@given(kinds(), st.integers(2, M - 1))
+def test_a_batch_is_its_caches_one_by_one(seen: Observed, r: int) -> None:
+    rows = Rows.of(seen)
+    parts = list(rows.split(1))
+    assert len(parts) == 2 and all(len(part.value) == 1 for part in parts)
+    for search in (eliminate, eliminate_by_shares, extend):
+        whole = rows.error(search(rows, r))
+        alone = torch.cat([part.error(search(part, r)) for part in parts])
+        torch.testing.assert_close(alone, whole, rtol=1e-6, atol=1e-10)
+    for cache, part in enumerate(parts):
+        own = Rows.of(one_of(seen, cache))
+        for name, x in vars(own).items():
+            torch.testing.assert_close(x, vars(part)[name])
+
+
+@pytest.mark.parametrize("elements", [1, 80, 160, 10**6])
+def test_cuts_are_of_whole_caches_in_order(elements: int) -> None:
+    rows = Rows.of(observed(M, batch=(3, 2)))
+    parts = list(rows.split(elements))
+    assert len(parts) == max(1, -(-6 // max(1, elements // (10 * M))))
+    for name, x in vars(rows).items():
+        assert torch.equal(torch.cat([vars(part)[name] for part in parts]), x)

@@ -1,0 +1,392 @@
+"""Cache methods in Hugging Face models: groups, projections, rotations, and the second pass."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tests.caches.methods import METHODS
+from tests.hugging_face.models import Recorder, batch, logits, sharp
+from value_aware_attention import caches
+from value_aware_attention.approximations import Exact
+from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
+from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
+from value_aware_attention.hugging_face.cache_layers import SharedKeys, output_projection, rotary_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PREFIX, R = 9, 6
+CLOSE = {"atol": 2e-4, "rtol": 2e-4}
+OBSERVED = ("last", "causal", "noncausal", "repeat", "hindsight")
+ROTATED = ("llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi")
+
+
+@pytest.fixture(params=("llama", "gpt2"))
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """Four query heads: over two key-value heads, and over as many."""
+    return sharp(request.param)
+
+
+def after(method: CacheMethod, **options: object) -> AfterPrefix:
+    return AfterPrefix(method, **{"prefix": PREFIX, "rows": 6, "sinks": 1, "recent": 2} | options)
+
+
+class Spy(CacheMethod):
+    """Keeps what a method keeps, and what it was shown, layer by layer."""
+
+    def __init__(self, method: CacheMethod) -> None:
+        super().__init__(method.r)
+        self.method = method
+        self.seen: list[Observed] = []
+        self.kept: list[KeptKeys] = []
+
+    def keep(self, seen: Observed) -> KeptKeys:
+        self.seen.append(seen)
+        self.kept.append(self.method.keep(seen))
+        return self.kept[-1]
+
+
+def recorded(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[dict]:
+    """What each layer attends with, keys and values with a head for each of the query's."""
+    recorder = Recorder()
+    with replace_attention(model, recorder):
+        logits(model, inputs)
+    return recorder.calls
+
+
+@pytest.mark.parametrize("observed", OBSERVED)
+def test_every_method_runs_and_restores(model: PreTrainedModel, observed: str) -> None:
+    inputs = batch("left", rows=2)
+    before = logits(model, inputs)
+    some = ("expected_attention", "critical_values", "value_aware_refit")
+    for name in METHODS if observed == "noncausal" else some:
+        with replace_attention(model, after(METHODS[name](R), observed=observed)):
+            found = logits(model, inputs)
+        assert found.isfinite().all() and not torch.allclose(found, before, **CLOSE)
+    assert torch.equal(logits(model, inputs), before)
+    assert not any(x._forward_pre_hooks or x._forward_hooks for x in model.modules())
+
+
+def test_keeping_the_whole_prefix_is_the_model(model: PreTrainedModel) -> None:
+    for padding in ("none", "left", "right"):
+        inputs = batch(padding)
+        before = logits(model, inputs)
+        with replace_attention(model, after(caches.Recent(PREFIX))):
+            torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
+
+
+@pytest.mark.parametrize("observed", ["last", "noncausal", "hindsight"])
+def test_an_encoder_keeps_one_set_for_all_queries(observed: str) -> None:
+    model, inputs = sharp("bert"), batch()
+    before = logits(model, inputs)
+    for build in METHODS.values():
+        spy = Spy(build(R))
+        with replace_attention(model, after(spy, prefix=None, observed=observed)):
+            found = logits(model, inputs)
+        assert found.isfinite().all() and not torch.allclose(found, before, **CLOSE)
+        assert spy.kept[0].indices.flatten(1, -2).shape == (3, 4, R)
+    with replace_attention(model, after(caches.Recent(12), prefix=None)):
+        torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
+    with (
+        pytest.raises(ValueError, match=r"^AfterPrefix does not support causal attention [^\n]*$"),
+        replace_attention(sharp("gpt2"), after(caches.Recent(R), prefix=None)),
+    ):
+        pass
+
+
+def test_heads_of_a_group_keep_the_same_keys() -> None:
+    """The first layer is the approximation of its four heads as two groups of two."""
+    model, inputs = sharp("llama"), batch("left")
+    query, key, value, kernel = (
+        recorded(model, inputs)[0][name] for name in ("query", "key", "value", "kernel")
+    )
+    spy = Spy(caches.ObservedAttention(R))
+    method = after(spy, observed="causal")
+    with replace_attention(model, method):
+        logits(model, inputs)
+    first, shown = spy.kept[0], spy.seen[0]
+    assert first.indices.shape == (3, 2, R) and shown.query.shape[:3] == (3, 2, 2)
+    mask = inputs["attention_mask"].bool()[:, None, None]
+    visible = torch.ones(3, 4, 12, dtype=torch.bool)
+    visible[..., :PREFIX] = False
+    named = first.indices.repeat_interleave(2, dim=1)
+    visible = visible.scatter(-1, named, value=True)[..., None, :].repeat(1, 1, 12, 1)
+    visible[..., :PREFIX, :] = True
+    visible = visible & torch.ones(12, 12, dtype=torch.bool).tril() & mask
+    expected = Exact()(query, key, value, kernel=kernel, attn_mask=visible)
+    grouped = method(
+        query.unflatten(1, (2, 2)), key[:, ::2, None], value[:, ::2, None],
+        kernel=kernel, attn_mask=mask[:, None], is_causal=True,
+    ).flatten(1, 2)  # fmt: skip
+    torch.testing.assert_close(grouped, expected, **CLOSE)
+    assert torch.equal(spy.kept[-1].indices, first.indices)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt", "phi"])
+def test_the_output_projection_is_found(kind: str) -> None:
+    """The module's own output is the heads' outputs through it, but for its bias."""
+    model, inputs = sharp(kind), batch("none", rows=1)
+    spy = Spy(caches.KeyNorm(12))
+    caught: list[tuple[Tensor, Tensor]] = []
+    layer = attention_layers(model)[0]
+    handle = layer.register_forward_hook(lambda *given: caught.append(given[-1]))
+    with replace_attention(model, after(spy, prefix=12, observed="last")), torch.no_grad():
+        model(**inputs, use_cache=False)
+    handle.remove()
+    first = recorded(model, inputs)[0]
+    keys = 2 if kind == "llama" else 4
+    projection = output_projection(layer, (keys, 4 // keys), first["value"].shape[-1])
+    heads = Exact()(*(first[name] for name in ("query", "key", "value")), is_causal=True,
+                    kernel=first["kernel"])  # fmt: skip
+    summed = torch.einsum("bhnv,hve->bne", heads, projection.flatten(0, 1))
+    found = caught[0][0]
+    bias = found - summed
+    torch.testing.assert_close(bias, bias[:, :1].expand_as(bias), **CLOSE)
+
+
+def test_an_output_projection_elsewhere_is_none() -> None:
+    layer = attention_layers(sharp("bert"))[0]
+    assert output_projection(layer, (4, 1), 8) is None
+
+
+def test_methods_are_shown_the_projection_of_their_group() -> None:
+    model, spy = sharp("llama"), Spy(caches.CriticalValues(caches.KeyNorm(R)))
+    with replace_attention(model, after(spy)):
+        logits(model, batch(rows=2))
+    weight = attention_layers(model)[0].o_proj.weight
+    width = weight.shape[1] // 4
+    for head in range(4):
+        shown = spy.seen[0].projection[..., head // 2, head % 2, :, :]
+        torch.testing.assert_close(shown.squeeze(0), weight[:, head * width : (head + 1) * width].T)
+
+
+@pytest.mark.parametrize("kind", ROTATED)
+def test_queries_are_turned_as_the_model_turns_them(kind: str) -> None:
+    """Its own queries at positions that are 5 later."""
+    model, inputs = sharp(kind), batch("none", rows=2)
+    rotary = rotary_of(model)
+    places = torch.arange(12)[None]
+    (here, *_), (later, *_) = (
+        recorded(model, inputs | {"position_ids": places + shift}) for shift in (0, 5)
+    )
+    turned = rotary(here["query"], torch.full((12,), 5))
+    assert not torch.allclose(here["query"], later["query"], **CLOSE)
+    torch.testing.assert_close(turned, later["query"], **CLOSE)
+    back = rotary(turned, torch.full((12,), -5))
+    torch.testing.assert_close(back, here["query"], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ROTATED)
+def test_queries_of_the_whole_prefix_are_turned_by_its_length(kind: str) -> None:
+    model, inputs = sharp(kind), batch("none", rows=2)
+    spy = Spy(caches.ObservedAttention(R))
+    with replace_attention(model, after(spy, observed="noncausal", rows=PREFIX)):
+        logits(model, inputs)
+    places = torch.arange(12)[None] + PREFIX
+    later = recorded(model, inputs | {"position_ids": places})[0]["query"]
+    shown = spy.seen[0].query
+    torch.testing.assert_close(shown.flatten(1, -3), later[:, :, :PREFIX], **CLOSE)
+
+
+def test_a_model_without_rotation_turns_nothing() -> None:
+    assert rotary_of(sharp("gpt2")) is None
+
+
+def test_an_unknown_rotation_is_refused_where_it_is_used() -> None:
+    model, inputs = sharp("llama"), batch("none")
+    known = after(caches.KeyNorm(R), observed="causal")
+    turning = after(caches.KeyNorm(R), observed="noncausal"), after(caches.ExpectedAttention(R))
+    for method in (known, *turning):
+        model.model.rotary_emb.rope_type = "longrope"  # as far as the adapter is told
+        with replace_attention(model, method):
+            model.model.rotary_emb.rope_type = "default"
+            if method is known:
+                assert logits(model, inputs).isfinite().all()
+                continue
+            expected = r"^LlamaForCausalLM rotates queries in a way that is not known here: [^\n]*$"
+            with pytest.raises(ValueError, match=expected):
+                logits(model, inputs)
+
+
+def test_positions_that_are_given_are_those_of_the_second_pass() -> None:
+    """Rotations are relative: positions that all begin later change nothing."""
+    model, inputs = sharp("llama"), batch("none")
+    method = after(caches.ObservedAttention(R), observed="repeat")
+    with replace_attention(model, method):
+        found, later = (
+            logits(model, inputs | {"position_ids": torch.arange(12)[None] + shift})
+            for shift in (0, 7)
+        )
+        torch.testing.assert_close(found, logits(model, inputs), **CLOSE)
+    torch.testing.assert_close(later, found, **CLOSE)
+
+
+def test_what_was_recorded_serves_one_call_alone() -> None:
+    """A part of the model that is called by itself reads nothing again, and gets nothing old."""
+    model, inputs = sharp("llama"), batch("none")
+    expected = r"^observed is 'repeat': its queries are recorded by hugging_face[^\n]*$"
+    with replace_attention(model, after(caches.Recent(R), observed="repeat")):
+        logits(model, inputs)
+        with pytest.raises(ValueError, match=expected):
+            model.model(**inputs)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_repeated_queries_are_those_of_the_prefix_read_twice(
+    model: PreTrainedModel, padding: str
+) -> None:
+    inputs = batch(padding)
+    spy = Spy(caches.ObservedAttention(R, aggregate="max"))
+    with replace_attention(model, after(spy, observed="repeat", rows=4)):
+        logits(model, inputs)
+    twice = {name: torch.cat([x[:, :PREFIX]] * 2, dim=1) for name, x in inputs.items()}
+    rows = [1, 3, 5, 8]  # of nine, evenly spaced
+    calls = recorded(model, twice)
+    assert len(spy.seen) == len(calls) == len(attention_layers(model))
+    for seen, call in zip(spy.seen, calls, strict=True):
+        again = call["query"][:, :, [PREFIX + row for row in rows]]
+        torch.testing.assert_close(seen.query.flatten(1, -3), again, **CLOSE)
+    # In the first layer the prefix is the same in both passes: so are attention's outputs there.
+    call, seen = calls[0], spy.seen[0]
+    visible = torch.ones(2 * PREFIX, 2 * PREFIX, dtype=torch.bool).tril()
+    visible = visible & twice["attention_mask"].bool()[:, None, None]
+    exact = Exact()(
+        call["query"], call["key"], call["value"], kernel=call["kernel"], attn_mask=visible
+    )
+    whole = exact[:, :, [PREFIX + row for row in rows]]
+    unpadded = inputs["attention_mask"][:, rows].bool()[:, None, :, None]
+    torch.testing.assert_close(seen.output.flatten(1, -3), whole.where(unpadded, 0.0), **CLOSE)
+
+
+def test_the_second_pass_ends_with_the_models_positions() -> None:
+    """64 of them: of a prefix of 40 the first 24 tokens are repeated, of 64 none."""
+    model = sharp("gpt2")
+    inputs = batch("none", rows=1, length=64)
+    spy = Spy(caches.ObservedAttention(R))
+    with replace_attention(model, after(spy, observed="repeat", prefix=40, rows=99)):
+        logits(model, inputs)
+    assert spy.seen[0].query.shape[-2] == 24
+    expected = "^prefix is 64; the model has 64 positions, none to repeat it at$"
+    with (
+        replace_attention(model, after(caches.Recent(R), observed="repeat", prefix=64)),
+        pytest.raises(ValueError, match=expected),
+    ):
+        logits(model, inputs)
+
+
+def test_a_mask_given_by_its_place_is_that_of_the_second_pass() -> None:
+    model, inputs = sharp("llama"), batch("left")
+    method = after(caches.ObservedAttention(R), observed="repeat")
+    with replace_attention(model, method), torch.no_grad():
+        named = model(**inputs, use_cache=False).logits
+        placed = model(inputs["input_ids"], inputs["attention_mask"], use_cache=False).logits
+    torch.testing.assert_close(placed, named)
+
+
+def test_what_cannot_be_repeated_is_refused() -> None:
+    model, inputs = sharp("gpt2"), batch("none")
+    method = after(caches.Recent(R), observed="repeat")
+    embedded = model.get_input_embeddings()(inputs["input_ids"])
+    with replace_attention(model, method):
+        with pytest.raises(ValueError, match=r"^observed is 'repeat'; the model must be given "):
+            model(inputs_embeds=embedded)
+        with pytest.raises(ValueError, match=r"^prefix is 9; the text has shape \(3, 5\)$"):
+            model(input_ids=inputs["input_ids"][:, :5])
+    with (
+        pytest.raises(ValueError, match=r"^prefixes are \['8', '9'\]; one prefix is repeated$"),
+        replace_attention(
+            model, lambda i: after(caches.Recent(R), observed="repeat", prefix=PREFIX - i % 2)
+        ),
+    ):
+        pass
+
+
+class Fails(nn.Module):
+    """Raises where it is called."""
+
+    def forward(self, *inputs: Tensor, **options: object) -> Tensor:
+        raise RuntimeError("on purpose")
+
+
+def test_an_exception_inside_the_second_pass_leaves_the_model_as_it_was() -> None:
+    model, inputs = sharp("llama"), batch("none")
+    before = logits(model, inputs)
+    method = after(caches.Recent(R), observed="repeat")
+    with replace_attention(model, method):
+        handle = attention_layers(model)[1].register_forward_hook(Fails())
+        with pytest.raises(RuntimeError, match="on purpose"):
+            logits(model, inputs)
+        handle.remove()
+        found = logits(model, inputs)  # recorded anew
+    with replace_attention(model, method):
+        assert torch.equal(logits(model, inputs), found)
+    assert torch.equal(logits(model, inputs), before)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_layers_and_heads_that_are_not_named_stay_exact(model: PreTrainedModel) -> None:
+    inputs = batch("left")
+    before = logits(model, inputs)
+    layers, heads = len(attention_layers(model)), range(4)
+    for observed in ("noncausal", "repeat"):
+        method = after(caches.ValueAware(R), observed=observed)
+        with replace_attention(model, method):
+            every = logits(model, inputs)
+        for none in ({"layers": []}, {"heads": []}):
+            with replace_attention(model, method, **none):
+                torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
+        with replace_attention(model, method, layers=range(layers), heads=heads):
+            torch.testing.assert_close(logits(model, inputs), every, **CLOSE)
+        some = []
+        for part in ({"layers": [0]}, {"heads": [0, 3]}):
+            with replace_attention(model, method, **part):
+                some.append(logits(model, inputs))
+        for found in some:
+            assert not torch.allclose(found, before, **CLOSE)
+            assert not torch.allclose(found, every, **CLOSE)
+
+
+def test_layers_may_have_methods_of_their_own() -> None:
+    model, inputs = sharp("llama"), batch("none")
+    spies = [Spy(caches.Recent(R)), Spy(caches.Recent(R + 1))]
+    with replace_attention(model, lambda i: after(spies[i]) if i < 2 else Exact()):
+        logits(model, inputs)
+    assert [len(spy.kept) for spy in spies] == [1, 1]
+
+
+def test_left_padding_is_the_text_without_it() -> None:
+    """In a model whose positions are relative."""
+    inputs, hidden = batch("left"), 3
+    model = sharp("llama")
+    with torch.no_grad():
+        with replace_attention(model, after(caches.ValueAware(R), rows=3)):
+            padded = model(**inputs, use_cache=False).logits
+        bare = {name: x[1:2, hidden:] for name, x in inputs.items()}
+        with replace_attention(model, after(caches.ValueAware(R), rows=3, prefix=PREFIX - hidden)):
+            alone = model(**bare, use_cache=False).logits
+    torch.testing.assert_close(padded[1:2, hidden:], alone, **CLOSE)
+
+
+def test_generation_with_a_cache_is_refused_in_one_line(model: PreTrainedModel) -> None:
+    inputs = batch("none", rows=1)
+    expected = r"^AfterPrefix got 1 queries and \d+ keys; it needs a whole text, [^\n]*$"
+    with (
+        replace_attention(model, after(caches.Recent(R))),
+        pytest.raises(ValueError, match=expected),
+    ):
+        model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    with replace_attention(model, after(caches.Recent(R))):
+        found = model.generate(**inputs, max_new_tokens=3, do_sample=False, use_cache=False)
+    assert found.shape[1] > 12
+
+
+def test_it_is_not_trained_with() -> None:
+    with pytest.raises(ValueError, match=r"^AfterPrefix is not trained with; [^\n]*$"):
+        set_attention(sharp("gpt2"), lambda _: after(caches.Recent(R)))
+
+
+def test_heads_that_cannot_share_are_refused() -> None:
+    for heads in ((5, 2, 2), (4, 2, 4)):
+        tensors = [torch.zeros(1, count, 3, 4) for count in heads]
+        expected = "^the model has {} query, {} key and {} value heads; to share a set of keys"
+        with pytest.raises(ValueError, match=expected.format(*heads)):
+            SharedKeys._groups(*tensors)

@@ -1,0 +1,145 @@
+"""Cache methods measured on a tiny model: against what is computed by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+from value_aware_attention import caches, hugging_face
+from value_aware_attention.measurement.cache_errors import CacheErrors, cache_calls
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_attention.measurement.measure_caches import (
+    CacheBatch,
+    cache_settings,
+    measure_caches,
+)
+
+PAGE = Path(__file__).parents[2] / "docs/caches.md"
+PREFIX, LENGTH = 12, 20
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=11, initializer_range=0.5,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[CacheBatch]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(11, (2, 3, LENGTH), generator=generator)
+    return [CacheBatch({"input_ids": rows}, seed=seed) for seed, rows in enumerate(tokens)]
+
+
+@pytest.fixture(scope="module")
+def record(model: LlamaForCausalLM, batches: list[CacheBatch]) -> CacheRecord:
+    methods = {
+        "recent": caches.Recent,
+        "observed_attention": caches.ObservedAttention,
+        "value_aware": caches.ValueAware,
+        "value_aware_best": lambda r: caches.ValueAware(r, search="best"),
+    }
+    settings = cache_settings(
+        methods, sizes=[7, PREFIX], observed=["last", "repeat", "hindsight"],
+        gaps_of=["observed_attention", "value_aware", "value_aware_best"], prefix=PREFIX, rows=8,
+    )  # fmt: skip
+    return measure_caches(model, batches, settings, model_name="tiny", task="random")
+
+
+def cell(record: CacheRecord, method: str, observed: str, r: int) -> CacheCell:
+    (found,) = (
+        one for one in record.cells if (one.method, one.observed, one.r) == (method, observed, r)
+    )
+    return found
+
+
+def test_a_record_is_read_back_as_it_was(record: CacheRecord) -> None:
+    assert CacheRecord.from_json(record.to_json()) == record
+    assert (record.units, record.seeds, record.layers) == (6, 2, 2)
+    assert (record.key_value_heads, record.query_heads) == (2, 4)
+    with pytest.raises(ValueError, match="schema version 0; this program reads version 1"):
+        CacheRecord.from_json(record.to_json().replace('"version": 1', '"version": 0'))
+
+
+def test_keeping_the_whole_prefix_loses_nothing(record: CacheRecord) -> None:
+    for one in record.cells:
+        if one.r == PREFIX:
+            assert one.error.value == pytest.approx(0, abs=1e-10)
+            assert one.ends["kl"].value == pytest.approx(0, abs=1e-8)
+
+
+def test_errors_and_end_metrics_are_those_computed_by_hand(
+    record: CacheRecord, model: LlamaForCausalLM, batches: list[CacheBatch]
+) -> None:
+    after = caches.AfterPrefix(caches.ObservedAttention(7), prefix=PREFIX, rows=8)
+    error, norm, divergence = torch.zeros(2), torch.zeros(2), []
+    for batch in batches:
+        for layer, call in enumerate(cache_calls(model, **batch.inputs)):
+            measured = CacheErrors.of(call, torch.arange(PREFIX, LENGTH))
+            error[layer] += measured.squared_error(after).sum()
+            norm[layer] += measured.squared_norm().sum()
+        with torch.no_grad():
+            exact = model(**batch.inputs).logits[:, PREFIX:].softmax(-1)
+            with hugging_face.replace_attention(model, after):
+                here = model(**batch.inputs).logits[:, PREFIX:].softmax(-1)
+        divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
+    found = cell(record, "observed_attention", "last", 7)
+    assert found.error.value == pytest.approx(float((error / norm).mean()), rel=1e-5)
+    assert found.ends["kl"].value == pytest.approx(sum(divergence) / 6, rel=1e-4)
+    assert found.by_seed["kl"] == pytest.approx(
+        [sum(divergence[:3]) / 3, sum(divergence[3:]) / 3], rel=1e-4
+    )
+
+
+def test_the_gaps_of_the_best_set_are_one(record: CacheRecord) -> None:
+    pooled = {(g.method, g.observed): g for g in record.gaps if g.r == 7 and g.layer is None}
+    assert pooled["value_aware", "last"].criterion.value == pytest.approx(1)
+    best = pooled["value_aware_best", "hindsight"]
+    assert best.criterion.value <= 1 + 1e-6  # no better set is found with less search
+    scored = pooled["observed_attention", "hindsight"]
+    assert scored.criterion.value >= 1 and scored.weights.value >= 1
+    product = scored.criterion.value * scored.information.value
+    hindsight = cell(record, "observed_attention", "hindsight", 7).error.value
+    assert product == pytest.approx(
+        hindsight / cell(record, "value_aware_best", "hindsight", 7).error.value, rel=1e-4
+    )
+
+
+def test_a_method_that_looks_at_no_query_is_measured_once(record: CacheRecord) -> None:
+    assert [one.observed for one in record.cells if one.method == "recent"] == ["nothing"] * 2
+
+
+def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=11, initializer_range=0.5,
+    )  # fmt: skip
+    model = BertModel(config).eval()
+    settings = cache_settings(
+        {"value_aware": caches.ValueAware}, sizes=[4, 12], observed=["noncausal", "hindsight"],
+        prefix=None, rows=6,
+    )  # fmt: skip
+    tokens = torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
+    record = measure_caches(
+        model, [CacheBatch({"input_ids": tokens})], settings, model_name="tiny", task="random"
+    )
+    observed, hindsight = (
+        cell(record, "value_aware", look, 4) for look in ("noncausal", "hindsight")
+    )
+    assert observed.error.value > hindsight.error.value > 0
+    assert observed.ends["cosine_distance"].value > 0
+    assert cell(record, "value_aware", "noncausal", 12).error.value == pytest.approx(0, abs=1e-10)
+
+
+def test_the_page_of_ten_lines_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = [block.split("```")[0] for block in PAGE.read_text().split("```python\n")[1:]]
+    exec("\n".join(blocks), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert sum(line.startswith("yours") for line in lines) == 2
