@@ -24,7 +24,10 @@ from value_aware_study.training.in_context import (
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 RECALL = AssociativeRecall(pairs=3, prefix=12, length=18)
-SIZES = {"layers": 2, "width": 16, "heads": 4, "key_value_heads": 2, "feedforward": 16}
+SIZES = {
+    **{"layers": 2, "width": 16, "heads": 4, "key_value_heads": 2, "feedforward": 16},
+    "initializer_range": 0.1,
+}
 SCORED = {
     "recall": {"accuracy", "exact_match"},
     "markov": {"nats_to_bayes"},

@@ -66,10 +66,11 @@ class InContextTask(ABC):
 class AssociativeRecall(InContextTask):
     """Multi-query associative recall (MQAR, Arora et al. 2023): k v k v ..., then keys are asked.
 
-    The prefix states each of `pairs` (key, value) pairs at least once, at random; after it keys are
-    asked at random and their values follow. Scored is the value of every key that the row has held
-    before. Keys are the even tokens and values the odd ones, and every row has all of them: rows
-    differ in which value belongs to which key alone.
+    The prefix states each of `pairs` (key, value) pairs at least once, at random; after it every
+    key is asked once, in random order, and its value follows, again and again up to `length`.
+    Scored is the value of every key that the row has held before. Keys are the even tokens and
+    values the odd ones, and every row has all of them: rows differ in which value belongs to which
+    key alone.
     """
 
     pairs: int
@@ -91,9 +92,7 @@ class AssociativeRecall(InContextTask):
 
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
         values = 2 * _permutations((rows, self.pairs), generator) + 1
-        asks = (self.length - self.prefix) // 2
-        asked = torch.randint(self.pairs, (rows, asks), generator=generator)
-        order = torch.cat([self._stated(rows, generator), asked], 1)
+        order = torch.cat([self._stated(rows, generator), self._asked(rows, generator)], 1)
         key, value = 2 * order, values.gather(1, order)
         known = (order[:, :, None] == order[:, None, :]).tril(-1).any(-1)
         labels = torch.stack([value.where(known, IGNORED), torch.full_like(value, IGNORED)], -1)
@@ -108,6 +107,12 @@ class AssociativeRecall(InContextTask):
         order = torch.randint(self.pairs, (rows, slots), generator=generator)
         order[:, : self.pairs] = torch.arange(self.pairs)
         return order.gather(1, _permutations((rows, slots), generator))
+
+    def _asked(self, rows: int, generator: torch.Generator) -> Int[Tensor, "rows asks"]:
+        """Which pair is asked after the prefix: each once, then each once more, and so on."""
+        asks = (self.length - self.prefix) // 2
+        rounds = -(-asks // self.pairs)
+        return _permutations((rows, rounds, self.pairs), generator).flatten(1)[:, :asks]
 
     def _served(self, batch: Batch) -> Int[Tensor, "rows N"]:
         """Labels of keys not asked since the prefix: their values stand nowhere else."""

@@ -23,9 +23,12 @@ def build_decoder(
     heads: int,
     key_value_heads: int,
     feedforward: int,
+    initializer_range: float,
 ) -> LlamaForCausalLM:
     """Builds a Llama with random weights: rotary positions, grouped queries, tied embeddings.
 
+    `initializer_range` is the standard deviation of the weights. At Llama's 0.02 the first weights
+    of attention are all but equal, and a small model is slow to leave that plateau.
     Raises ValueError unless the query heads divide evenly over the width and the key-value heads.
     """
     if width % (2 * heads) or heads % key_value_heads:
@@ -41,6 +44,7 @@ def build_decoder(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         intermediate_size=feedforward,
+        initializer_range=initializer_range,
         tie_word_embeddings=True,
         bos_token_id=None,  # every token is the task's
         eos_token_id=None,
