@@ -1,0 +1,53 @@
+"""The app over cache methods, on an untrained decoder, and what the page shows of its record."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_study.report.caches import cache_section
+from value_aware_study.training.in_context import build_decoder
+
+ROOT = Path(__file__).parents[1]
+# Warnings of libraries that tests of our own code cannot mend.
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {"layers": 2, "width": 16, "heads": 4, "key_value_heads": 2, "feedforward": 16}
+
+
+def run(root: Path, *overrides: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        arguments = [*overrides, f"paths.root={root}", "scale=smoke", "logger=none"]
+        patch.setattr(sys, "argv", ["pipelines.caches", *arguments])
+        import_module("pipelines.caches").main()
+
+
+def test_every_method_is_measured_and_shown(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = build_decoder(**SIZES, vocabulary_size=6, length=18, initializer_range=0.5)
+    model.save_pretrained(tmp_path / "outputs/models/in_context_recall")
+    run(tmp_path, "texts=recall")
+    text = (tmp_path / "outputs/caches/recall.json").read_text()
+    record = CacheRecord.from_json(text)
+    assert (record.prefix, record.units, record.seeds) == (12, 4, 2)
+    assert {cell.r for cell in record.cells} == {6}
+    methods = {cell.method for cell in record.cells}
+    assert {"random", "snapkv", "leave_one_out", "value_aware", "value_aware_best"} <= methods
+    assert {"kl", "accuracy", "exact_match", "nats"} == set(record.cells[0].ends)
+    assert str(tmp_path) not in text
+    exhibits = {exhibit.name: exhibit for exhibit in cache_section([record]).exhibits}
+    shown = exhibits["cache_methods_2"].table
+    assert shown is not None and len(shown.display) == len(record.cells)
+    assert "hindsight (oracle)" in set(shown.display["observed"])
+    assert {"cache_gaps", "cache_sharpness", "cache_cells"} <= set(exhibits)
+
+
+def test_a_model_that_was_not_trained_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, "texts=markov")
+    message = str(stopped.value.code)
+    assert message.startswith("error: ") and "in_context_markov" in message
+    assert "\n" not in message and not (tmp_path / "outputs/caches").exists()
