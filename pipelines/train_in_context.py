@@ -42,7 +42,7 @@ def main(cfg: DictConfig) -> None:
     with tracking as run, memory_shortage_named(cfg):
         curve = fit(
             module,
-            rows(steps=cfg.fit.steps, split="train"),
+            rows(steps=cfg.fit.steps, split="train", growing=cfg.growing),
             held_out,
             evaluate_every=cfg.training.evaluate_every,
             checkpoint_every=cfg.training.checkpoint_every,
@@ -54,6 +54,7 @@ def main(cfg: DictConfig) -> None:
         )
     if first:
         facts = {key: value for key, value in plain(cfg.task).items() if key != "_target_"}
+        facts["growing"] = cfg.growing
         record = measured(cfg, model, curve, {**facts, "length": task.length})
         record["sharpest_weights"] = sharpest_weights(model, held_out[0], task.prefix)
         with new_folder(Path(cfg.models) / cfg.name) as folder:

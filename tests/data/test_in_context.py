@@ -62,14 +62,34 @@ def test_every_key_that_is_asked_was_stated_with_the_value_that_is_scored(
         stated = dict(zip(row[:prefix:2], row[1:prefix:2], strict=True))
         assert sorted(stated) == list(range(0, 2 * pairs, 2))
         assert sorted(stated.values()) == list(range(1, 2 * pairs, 2))
-        asked = row[prefix::2]
-        assert len(set(asked[:pairs])) == min(pairs, asks)
-        assert labels[prefix::2] == [stated[key] for key in asked]
+        assert labels[prefix::2] == [stated[key] for key in row[prefix::2]]
         assert labels[1::2] == [IGNORED] * (len(row) // 2)
         known: set[int] = set()
         for key, label in zip(row[:prefix:2], labels[:prefix:2], strict=True):
             assert label == (stated[key] if key in known else IGNORED)
             known.add(key)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1.0])
+def test_a_smaller_task_has_its_share_of_everything(share: float) -> None:
+    smaller = AssociativeRecall(pairs=24, prefix=128, length=256).smaller(share)
+    sizes = (smaller.pairs, smaller.prefix, smaller.length)
+    assert sizes == (24 * share, 128 * share, 256 * share)
+    assert MARKOV.smaller(share) == MARKOV and COPYING.smaller(share) == COPYING
+    assert RECALL.smaller(0.01).pairs == 2
+
+
+def test_rows_grow_over_the_first_steps_of_a_training_and_nowhere_else() -> None:
+    options = {"batch_size": 2, "steps": 20, "seed": 0}
+    batches = InContextBatches(RECALL, split="train", growing=0.5, **options)
+    lengths = [batches[step]["input_ids"].shape[1] for step in range(20)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == lengths[3] == RECALL.smaller(0.25).length < lengths[5]
+    assert lengths[9] < lengths[10] == RECALL.length
+    held_out = InContextBatches(RECALL, split="validation", growing=0.5, **options)
+    assert held_out[0]["input_ids"].shape[1] == RECALL.length
+    with pytest.raises(ValueError, match="growing is 2; it must lie between 0 and 1"):
+        InContextBatches(RECALL, split="train", growing=2, **options)
 
 
 def test_a_string_is_copied_after_its_separator() -> None:

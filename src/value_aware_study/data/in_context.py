@@ -6,7 +6,8 @@ The first `prefix` positions hold all that is needed: what a key-value cache has
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from torch.utils.data import Dataset
 from value_aware_attention.measurement.masking import IGNORED
 
 __all__ = ["AssociativeRecall", "Copying", "InContextBatches", "InContextTask", "MarkovChains"]
+
+SMALLEST, HELD = 0.25, 0.3
+"""Share of a task's size that a curriculum starts from, and share of the growing that it stays."""
 
 SPLITS = ("train", "validation", "evaluation")
 
@@ -38,6 +42,10 @@ class InContextTask(ABC):
     @abstractmethod
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
         """Draws fresh rows."""
+
+    def smaller(self, share: float) -> Self:
+        """Returns a task with about this share of what is to be remembered, of the same tokens."""
+        return self
 
     def metrics(
         self, logits: Float[Tensor, "rows N vocabulary"], batch: Batch
@@ -66,11 +74,10 @@ class InContextTask(ABC):
 class AssociativeRecall(InContextTask):
     """Multi-query associative recall (MQAR, Arora et al. 2023): k v k v ..., then keys are asked.
 
-    The prefix states each of `pairs` (key, value) pairs at least once, at random; after it every
-    key is asked once, in random order, and its value follows, again and again up to `length`.
-    Scored is the value of every key that the row has held before. Keys are the even tokens and
-    values the odd ones, and every row has all of them: rows differ in which value belongs to which
-    key alone.
+    The prefix states each of `pairs` (key, value) pairs at least once, at random; after it keys are
+    asked at random and their values follow. Scored is the value of every key that the row has held
+    before. Keys are the even tokens and values the odd ones, and every row has all of them: rows
+    differ in which value belongs to which key alone.
     """
 
     pairs: int
@@ -90,9 +97,18 @@ class AssociativeRecall(InContextTask):
     def vocabulary_size(self) -> int:
         return 2 * self.pairs
 
+    def smaller(self, share: float) -> Self:
+        pairs = max(2, round(share * self.pairs))
+        prefix = max(2 * pairs, 2 * round(share * self.prefix / 2))
+        asks = max(1, round(share * (self.length - self.prefix) / 2))
+        return replace(self, pairs=pairs, prefix=prefix, length=prefix + 2 * asks)
+
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
         values = 2 * _permutations((rows, self.pairs), generator) + 1
-        order = torch.cat([self._stated(rows, generator), self._asked(rows, generator)], 1)
+        # with every key asked once, a model would learn to leave out the values that were given
+        asks = (self.length - self.prefix) // 2
+        asked = torch.randint(self.pairs, (rows, asks), generator=generator)
+        order = torch.cat([self._stated(rows, generator), asked], 1)
         key, value = 2 * order, values.gather(1, order)
         known = (order[:, :, None] == order[:, None, :]).tril(-1).any(-1)
         labels = torch.stack([value.where(known, IGNORED), torch.full_like(value, IGNORED)], -1)
@@ -107,12 +123,6 @@ class AssociativeRecall(InContextTask):
         order = torch.randint(self.pairs, (rows, slots), generator=generator)
         order[:, : self.pairs] = torch.arange(self.pairs)
         return order.gather(1, _permutations((rows, slots), generator))
-
-    def _asked(self, rows: int, generator: torch.Generator) -> Int[Tensor, "rows asks"]:
-        """Which pair is asked after the prefix: each once, then each once more, and so on."""
-        asks = (self.length - self.prefix) // 2
-        rounds = -(-asks // self.pairs)
-        return _permutations((rows, rounds, self.pairs), generator).flatten(1)[:, :asks]
 
     def _served(self, batch: Batch) -> Int[Tensor, "rows N"]:
         """Labels of keys not asked since the prefix: their values stand nowhere else."""
@@ -221,15 +231,27 @@ class Copying(InContextTask):
 class InContextBatches(Dataset[Batch]):
     """Yields a task's batches by step: item s is a function of (seed, s, split) alone.
 
-    Rows of another split are other rows, with any seed. Raises ValueError for an unknown split.
+    Rows of another split are other rows, with any seed. In the first `growing` of the steps of
+    `train` the task is smaller: a quarter of its size, then linearly larger. Raises ValueError for
+    an unknown split and a `growing` that is no share.
     """
 
     def __init__(
-        self, task: InContextTask, *, batch_size: int, steps: int, seed: int, split: str
+        self,
+        task: InContextTask,
+        *,
+        batch_size: int,
+        steps: int,
+        seed: int,
+        split: str,
+        growing: float = 0.0,
     ) -> None:
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
+        if not 0 <= growing <= 1:
+            raise ValueError(f"growing is {growing}; it must lie between 0 and 1")
         self.task, self.batch_size, self.steps, self.seed = task, batch_size, steps, seed
+        self.growing = growing * steps if split == "train" else 0.0
         self.split = SPLITS.index(split)
 
     def __len__(self) -> int:
@@ -241,7 +263,13 @@ class InContextBatches(Dataset[Batch]):
         # SeedSequence keeps (1, 2) and (2, 1) apart
         mixed = np.random.SeedSequence((self.seed, step, self.split)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(mixed[0] >> np.uint64(1)))
-        return self.task.draw(self.batch_size, generator)
+        return self._task(step).draw(self.batch_size, generator)
+
+    def _task(self, step: int) -> InContextTask:
+        if step >= self.growing:
+            return self.task
+        grown = max(0.0, (step / self.growing - HELD) / (1 - HELD))
+        return self.task.smaller(SMALLEST + (1 - SMALLEST) * grown)
 
 
 def _permutations(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
