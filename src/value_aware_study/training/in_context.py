@@ -27,8 +27,8 @@ def build_decoder(
 ) -> LlamaForCausalLM:
     """Builds a Llama with random weights: rotary positions, grouped queries, tied embeddings.
 
-    `initializer_range` is the standard deviation of the weights. At Llama's 0.02 the first weights
-    of attention are all but equal, and a small model is slow to leave that plateau.
+    `initializer_range` is the standard deviation of the weights. At Llama's 0.02 a query first
+    weighs all keys of a small model alike.
     Raises ValueError unless the query heads divide evenly over the width and the key-value heads.
     """
     if width % (2 * heads) or heads % key_value_heads:
