@@ -12,7 +12,7 @@ joint cost of every candidate takes O(n M) a drop.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,8 @@ NOTHING = 1e-6
 """The part of a row's kept mass taken to lie at 0, where its output is if it sees nothing."""
 DROPS = 64
 """How many drops are followed by updates before everything is computed again."""
+CANDIDATES = 4 * DROPS
+"""How many keys are followed by updates: those whose loss cost least when all was computed."""
 GENTLE = 0.9
 """The largest share of a row's mass up to which drops are followed in fp32, twice as fast: above
 it t is large and magnifies rounding."""
@@ -147,6 +149,16 @@ class _State:
             to_exact=_squared_distances(rows.output, value),
         )
 
+    def take(self, keys: Int[Tensor, "B C"]) -> "_State":
+        """Returns what it is for some of the keys."""
+        at = keys[:, None, :]
+        parts = {
+            name: x.take_along_dim(at, dim=-1)
+            for name, x in vars(self).items()
+            if name in ("weights", "to_kept", "to_exact")
+        }
+        return replace(self, value=self.value.take_along_dim(keys[..., None], dim=-2), **parts)
+
     def in_single_precision(self) -> "_State":
         """Returns it in fp32."""
         return _State(**{name: x.float() for name, x in vars(self).items()})
@@ -184,11 +196,16 @@ def _squared_distances(
 def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
     """Drops key after key, each time the one whose loss costs the joint error least, down to r.
 
-    Everything is computed again after `DROPS` drops, for the keys that are left.
+    Everything is computed again after `DROPS` drops, for the keys that are left. In between the
+    `CANDIDATES` that cost least then are followed: a drop costs the same however many keys there
+    are, and so few drops hardly make a key cheapest that was not among them.
     """
     left = _every_key(rows)
     while left.shape[-1] > r:
         state, fixed = _start(rows, left)
+        count = min(CANDIDATES, left.shape[-1])
+        candidates = (state.cost() + fixed).topk(count, dim=-1, largest=False).indices
+        state, fixed = state.take(candidates), fixed.gather(-1, candidates)
         if (state.weights / state.mass).amax() < GENTLE:
             state, fixed = state.in_single_precision(), fixed.float()
         stays = torch.ones_like(left, dtype=torch.bool)
@@ -196,7 +213,7 @@ def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
             cheapest = (state.cost() + fixed).argmin(dim=-1, keepdim=True)
             state.drop(cheapest)
             fixed.scatter_(-1, cheapest, torch.inf)
-            stays.scatter_(-1, cheapest, value=False)
+            stays.scatter_(-1, candidates.gather(-1, cheapest), value=False)
         left = left[stays].view(len(left), -1)
     return torch.zeros_like(rows.available).scatter(-1, left, value=True)
 
