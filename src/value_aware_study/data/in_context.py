@@ -76,21 +76,17 @@ class AssociativeRecall(InContextTask):
 
     The prefix states each of `pairs` (key, value) pairs at least once, at random; after it keys are
     asked at random and their values follow. Scored is the value of every key that the row has held
-    before. Keys are the even tokens and values the odd ones, `kinds` of each (None: `pairs`), and a
-    row draws its pairs from all of them. With as many kinds as pairs rows differ in which value
-    belongs to which key alone.
+    before. Keys are the even tokens and values the odd ones, and every row has all of them: rows
+    differ in which value belongs to which key alone.
     """
 
     pairs: int
     prefix: int
     length: int
-    kinds: int | None = None
 
     def __post_init__(self) -> None:
         if self.pairs < 2:
             raise ValueError(f"pairs is {self.pairs}; it must be at least 2")
-        if self.kinds is not None and self.kinds < self.pairs:
-            raise ValueError(f"kinds is {self.kinds}; it must be at least pairs = {self.pairs}")
         if self.prefix % 2 or self.length % 2 or not 2 * self.pairs <= self.prefix < self.length:
             raise ValueError(
                 f"prefix {self.prefix} and length {self.length} must be even, the prefix at least "
@@ -99,27 +95,21 @@ class AssociativeRecall(InContextTask):
 
     @property
     def vocabulary_size(self) -> int:
-        return 2 * (self.kinds or self.pairs)
+        return 2 * self.pairs
 
     def smaller(self, share: float) -> Self:
-        """Returns a task of fewer pairs and shorter rows, drawn from as many keys and values.
-
-        A value that the first rows never hold would share its embedding with others for good.
-        """
         pairs = max(2, round(share * self.pairs))
         prefix = max(2 * pairs, 2 * round(share * self.prefix / 2))
         asks = max(1, round(share * (self.length - self.prefix) / 2))
-        kinds = self.vocabulary_size // 2
-        return replace(self, pairs=pairs, prefix=prefix, length=prefix + 2 * asks, kinds=kinds)
+        return replace(self, pairs=pairs, prefix=prefix, length=prefix + 2 * asks)
 
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
-        kinds = self.vocabulary_size // 2
-        keys, values = (_permutations((rows, kinds), generator)[:, : self.pairs] for _ in range(2))
+        values = 2 * _permutations((rows, self.pairs), generator) + 1
         # with every key asked once, a model would learn to leave out the values that were given
         asks = (self.length - self.prefix) // 2
         asked = torch.randint(self.pairs, (rows, asks), generator=generator)
         order = torch.cat([self._stated(rows, generator), asked], 1)
-        key, value = 2 * keys.gather(1, order), 2 * values.gather(1, order) + 1
+        key, value = 2 * order, values.gather(1, order)
         known = (order[:, :, None] == order[:, None, :]).tril(-1).any(-1)
         labels = torch.stack([value.where(known, IGNORED), torch.full_like(value, IGNORED)], -1)
         return {
