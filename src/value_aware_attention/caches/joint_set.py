@@ -89,6 +89,10 @@ class Rows:
         parts = [x.split(max(1, elements // (rows * keys))) for x in vars(self).values()]
         yield from (Rows(*part) for part in zip(*parts, strict=True))
 
+    def take(self, caches: Int[Tensor, " C"]) -> "Rows":
+        """Returns some of the caches."""
+        return Rows(*(x[caches] for x in vars(self).values()))
+
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
         state = _State.of(self, self._log_weights_of(kept), self.value, nothing=0.0)
@@ -102,9 +106,27 @@ class Rows:
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes what each further key changes of the joint error; inf for those that cannot."""
         state = _State.of(self, self._log_weights_of(kept), self.value)
-        odds = self.log_weights - state.log_total - state.mass.log()
-        cost = state.change(-odds.sigmoid())
-        return cost.masked_fill(kept | ~self.available, torch.inf)
+        return self._adding(state).masked_fill(kept | ~self.available, torch.inf)
+
+    def exchanged(self, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+        """Returns the best set that one exchange of a cheap key makes, best by its joint cost."""
+        state = _State.of(self, self._log_weights_of(kept), self.value)
+        dropping = state.cost().masked_fill(~kept | self.protected, torch.inf)
+        cheapest = dropping.topk(min(BREADTH, kept.shape[-1]), dim=-1, largest=False)
+        best, lowest = kept, torch.full_like(dropping[:, :1], torch.inf)
+        for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
+            without = kept.scatter(-1, dropped, value=False)
+            adding = self._adding(state.without(dropped))
+            adding = adding.masked_fill_(without | ~self.available, torch.inf)
+            gained, added = adding.min(dim=-1, keepdim=True)
+            better = cost + gained < lowest
+            best = best.where(~better, without.scatter(-1, added, value=True))
+            lowest = lowest.where(~better, cost + gained)
+        return best
+
+    def _adding(self, state: "_State") -> Float[Tensor, "B M"]:
+        odds = self.log_weights - (state.log_total + state.mass.log())
+        return state.change(-odds.sigmoid())
 
     def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B n M"]:
         return self.log_weights.masked_fill(~kept[:, None], -torch.inf)
@@ -185,6 +207,12 @@ class _State:
         self.mass -= weight
         self.weights.scatter_(-1, at, 0.0)
 
+    def without(self, key: Int[Tensor, "B 1"]) -> "_State":
+        """Returns what is left without one key of each cache."""
+        kept = _State(**{name: x.clone() for name, x in vars(self).items()})
+        kept.drop(key)
+        return kept
+
 
 def _squared_distances(
     a: Float[Tensor, "B n V"], b: Float[Tensor, "B K V"]
@@ -259,29 +287,15 @@ def exchange(rows: Rows, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
     Each step drops, of the `BREADTH` keys whose loss costs least, the one after which the best key
     to add leaves the least error.
     """
-    error = rows.error(kept)
+    kept, error = kept.clone(), rows.error(kept)
+    improving = torch.arange(len(kept), device=kept.device)
     for _ in range(2 * int(kept.sum(dim=-1).max())):
-        other = _exchanged(rows, kept)
-        left = rows.error(other)
-        better = left < error * (1 - GAIN)
-        if not better.any():
+        part = rows.take(improving)
+        other = part.exchanged(kept[improving])
+        left = part.error(other)
+        better = left < error[improving] * (1 - GAIN)
+        improving = improving[better]
+        if len(improving) == 0:
             break
-        kept, error = kept.where(~better[:, None], other), error.where(~better, left)
+        kept[improving], error[improving] = other[better], left[better]
     return kept
-
-
-def _exchanged(rows: Rows, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
-    """The best set that one exchange of a cheap key makes."""
-    costs = rows.cost_of_dropping(kept)
-    cheapest = costs.topk(min(BREADTH, costs.shape[-1]), dim=-1, largest=False)
-    best, lowest = kept, torch.full_like(costs[:, :1], torch.inf)
-    for place in range(cheapest.indices.shape[-1]):
-        dropped = cheapest.indices[:, place : place + 1]
-        without = kept.scatter(-1, dropped, value=False)
-        cost = rows.cost_of_adding(without)
-        added = cost.argmin(dim=-1, keepdim=True)
-        total = cheapest.values[:, place : place + 1] + cost.gather(-1, added)
-        better = total < lowest
-        best = best.where(~better, without.scatter(-1, added, value=True))
-        lowest = lowest.where(~better, total)
-    return best
