@@ -100,33 +100,36 @@ class Rows:
 
     def cost_of_dropping(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes what the joint error gains by each kept key's loss; inf for those that stay."""
-        state = _State.of(self, self._log_weights_of(kept), self.value)
-        return state.cost().masked_fill(~kept | self.protected, torch.inf)
+        return self._dropping(self._state(kept), kept)
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes what each further key changes of the joint error; inf for those that cannot."""
-        state = _State.of(self, self._log_weights_of(kept), self.value)
-        return self._adding(state).masked_fill(kept | ~self.available, torch.inf)
+        return self._adding(self._state(kept), kept)
 
     def exchanged(self, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
         """Returns the best set that one exchange of a cheap key makes, best by its joint cost."""
-        state = _State.of(self, self._log_weights_of(kept), self.value)
-        dropping = state.cost().masked_fill(~kept | self.protected, torch.inf)
+        state = self._state(kept)
+        dropping = self._dropping(state, kept)
         cheapest = dropping.topk(min(BREADTH, kept.shape[-1]), dim=-1, largest=False)
         best, lowest = kept, torch.full_like(dropping[:, :1], torch.inf)
         for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
             without = kept.scatter(-1, dropped, value=False)
-            adding = self._adding(state.without(dropped))
-            adding = adding.masked_fill_(without | ~self.available, torch.inf)
+            adding = self._adding(state.without(dropped), without)
             gained, added = adding.min(dim=-1, keepdim=True)
             better = cost + gained < lowest
             best = best.where(~better, without.scatter(-1, added, value=True))
             lowest = lowest.where(~better, cost + gained)
         return best
 
-    def _adding(self, state: "_State") -> Float[Tensor, "B M"]:
+    def _state(self, kept: Bool[Tensor, "B M"]) -> "_State":
+        return _State.of(self, self._log_weights_of(kept), self.value)
+
+    def _dropping(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        return state.cost().masked_fill(~kept | self.protected, torch.inf)
+
+    def _adding(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         odds = self.log_weights - (state.log_total + state.mass.log())
-        return state.change(-odds.sigmoid())
+        return state.change(-odds.sigmoid()).masked_fill(kept | ~self.available, torch.inf)
 
     def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B n M"]:
         return self.log_weights.masked_fill(~kept[:, None], -torch.inf)
