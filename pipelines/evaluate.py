@@ -23,7 +23,6 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, check_counts, plain, write_json, write_text
@@ -44,6 +43,7 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
+from value_aware_attention.hugging_face.checkpoints import load_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.measure import measure_own
@@ -220,7 +220,7 @@ def exploration(cfg: DictConfig, task: Task) -> str:
 
     Of the recorded texts the one that reads most like words.
     """
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
+    tokenizer = load_tokenizer(cfg.tokenizer)
     calls = task.layer_calls()
     texts = [
         [tokenizer.decode([token]) for token in task.first_tokens(cfg.explored.tokens, unit)]

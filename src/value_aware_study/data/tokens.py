@@ -169,14 +169,14 @@ def masked_sequences(
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
     A.1); otherwise the shorter ones are joined (Table 4).
     """
-    from transformers import PreTrainedTokenizerFast
+    from value_aware_attention.hugging_face.checkpoints import load_tokenizer
 
     root = Path(folder)
     lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
     if not lengths:
         raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
     instances = root / str(length if length in lengths else lengths[0])
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(root / "tokenizer")
+    tokenizer = load_tokenizer(root / "tokenizer")
     return MaskedSequences(
         sorted(instances.rglob(f"{split}.npy")),
         length=length,
