@@ -224,7 +224,7 @@ def exploration(cfg: DictConfig, task: Task) -> str:
     tokenizer = load_tokenizer(cfg.tokenizer)
     calls = task.layer_calls()
     texts = [
-        [tokenizer.decode([token]) for token in task.first_tokens(cfg.explored.tokens, unit)]
+        [str(tokenizer.decode([token])) for token in task.first_tokens(cfg.explored.tokens, unit)]
         for unit in range(len(calls[0].query))
     ]
     unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))

@@ -135,7 +135,8 @@ def picture(cfg: DictConfig, contenders: list[Contender], task: Task, call: Laye
     """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    text = (tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens))
+    tokens = task.first_tokens(cfg.picture.tokens)
+    text = (str(tokenizer.decode([token])).strip() for token in tokens)
     exact = matrix(effective_weights(Exact(), shown))
     panels = [Panel(approximation="exact", parameters={}, cost=None, weights=exact)]
     for contender in contenders:

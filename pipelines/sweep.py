@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +78,14 @@ def wait_for_every_job(lost: list[str]) -> None:
 
     It would stop there, with no word on the jobs behind it.
     """
-    from submitit import Job
+    jobs: Any = import_module("submitit").Job
+    results = jobs.results
 
-    results = Job.results
-
-    def outcomes(job: Job[Any]) -> list[Any]:
+    def outcomes(job: Any) -> list[Any]:
         try:
             return results(job)
         except Exception as error:
             lost.append(str(error).partition("\n")[0])
             return [JobReturn(_return_value=None, status=JobStatus.COMPLETED)]
 
-    Job.results = outcomes
+    jobs.results = outcomes
