@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any, cast
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -34,8 +37,11 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
         def task(cfg: DictConfig) -> Any:
             # what the function starts, such as the other processes of ddp, gets the user's choice
-            with tracebacks(FULL_ERROR), ending_with_one_line():
-                return function(cfg[name])  # ended here, before Hydra adds lines of its own
+            with tracebacks(FULL_ERROR):
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    return result_or_failure(function, cfg[name])
+                with ending_with_one_line():  # ended here, before Hydra adds lines of its own
+                    return function(cfg[name])
 
         def main() -> None:
             sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
@@ -79,6 +85,29 @@ def ending_with_one_line() -> Iterator[None]:
         if FULL_ERROR:
             raise
         sys.exit(f"error: {one_line(error)}")
+
+
+class Failure(str):
+    """What a job of a sweep returns in place of its result: one line that says why."""
+
+
+def result_or_failure(function: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
+    """What the function returns, or a Failure, also printed, so that a sweep's other jobs run.
+
+    An error that the user cannot act on is printed with its traceback. Only Ctrl-C ends the sweep.
+    """
+    try:
+        with ending_with_one_line():
+            return function(cfg)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise
+        failure = Failure(str(stop.code).removeprefix("error: "))
+    except Exception as error:
+        traceback.print_exc()
+        failure = Failure(f"{type(error).__name__}: {one_line(error)}")
+    print(f"error: {failure}", file=sys.stderr)
+    return failure
 
 
 def scale_of_params(arguments: list[str]) -> list[str]:

@@ -4,7 +4,6 @@ python -m pipelines.caches texts=recall|markov|copying|docstrings|minilm ['cache
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
@@ -15,11 +14,13 @@ from pipelines.tracking import tracked
 from value_aware_attention.caches import CacheMethod
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+from value_aware_study.paths import inside
 
 
 @app("caches")
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>.json: every method, with r keys of all there are to choose from."""
+    file = inside(cfg.records, cfg.name, ".json")
     check_counts({f"caches.{name}": cfg[name] for name in ("rows", "units")})
     texts = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)
     keys = texts.prefix or texts.batches[0].inputs["input_ids"].shape[1]
@@ -38,7 +39,7 @@ def main(cfg: DictConfig) -> None:
             description=cfg.description, ends=texts.ends,
         )  # fmt: skip
         log_errors(run, record)
-    write_text(Path(cfg.records) / f"{cfg.name}.json", record.to_json())
+    write_text(file, record.to_json())
 
 
 def build(cfg: DictConfig, name: str, r: int) -> CacheMethod:

@@ -24,6 +24,7 @@ from pipelines import plan
 from pipelines.app import USER_ERRORS, composed, one_line, scale_of_params, write_json
 from pipelines.fingerprints import fingerprint
 from pipelines.train import check_gpu
+from value_aware_study.paths import inside
 
 LAST = "report"
 
@@ -63,7 +64,7 @@ def run(given: list[str]) -> None:
     overrides += [f"paths.outputs={outputs}", f"paths.report={outputs}/report"]
     done_again: list[Stage] = []
     for stage in stages(cfg):
-        marker = Path(outputs) / ".done" / f"{stage.name}.json"
+        marker = inside(f"{outputs}/.done", stage.name, ".json")
         app, *words = stage.words
         found = fingerprint(app.removeprefix("pipelines."), [*words, *overrides])
         if kept(marker) == found and not any(map(stage.reads_from, done_again)):

@@ -13,11 +13,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from pipelines.app import app, plain
 from pipelines.evaluate import evaluating, hashes_of, setting, tracked_by_first, write
 from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face.checkpoints import load_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.layer_errors import rounded
 from value_aware_attention.measurement.record import Panel, Picture
@@ -134,8 +134,9 @@ def usable(method: nn.Module, call: LayerCall) -> bool:
 def picture(cfg: DictConfig, contenders: list[Contender], task: Task, call: LayerCall) -> Picture:
     """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
-    text = (tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens))
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    tokens = task.first_tokens(cfg.picture.tokens)
+    text = (str(tokenizer.decode([token])).strip() for token in tokens)
     exact = matrix(effective_weights(Exact(), shown))
     panels = [Panel(approximation="exact", parameters={}, cost=None, weights=exact)]
     for contender in contenders:

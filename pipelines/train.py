@@ -23,6 +23,7 @@ from pipelines.app import check_counts, new_folder, plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.micro_batches import check_micro_batches
 from value_aware_study.training.model_card import model_card
@@ -76,7 +77,7 @@ def train(
                 evaluate_every=cfg.training.evaluate_every,
                 checkpoint_every=cfg.training.checkpoint_every,
                 log_every_n_steps=cfg.training.log_every,
-                checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
+                checkpoint_folder=inside(cfg.checkpoints, cfg.name),
                 fingerprint=fingerprint,
                 logger=StepLogger(experiment=run) if run else None,
                 **cfg.trainer,
@@ -86,7 +87,7 @@ def train(
         if first:
             write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
             if run:
-                link(run, "log_artifact", "checkpoint", file_hash([Path(cfg.models) / cfg.name]))
+                link(run, "log_artifact", "checkpoint", file_hash([inside(cfg.models, cfg.name)]))
 
 
 class StepLogger(WandbLogger):
@@ -100,16 +101,18 @@ def write_model(
     cfg: DictConfig, model: nn.Module, save: Callable[..., None], record: dict[str, Any]
 ) -> None:
     """The model's folder, whole or not at all, and its metrics."""
-    with new_folder(Path(cfg.models) / cfg.name) as folder:
+    with new_folder(inside(cfg.models, cfg.name)) as folder:
         save(model, folder)
         # Beside the model, so that the folder alone says how to read text into it, and what it is.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
         (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
-    write_json(Path(cfg.metrics) / f"{cfg.name}.json", record)
+    write_json(inside(cfg.metrics, cfg.name, ".json"), record)
 
 
 def check_trainer(cfg: DictConfig) -> None:
     """Refuses what cannot be trained together, before any work."""
+    for name in (cfg.name, cfg.get("attention", cfg).name):  # the attention's is in paths too
+        inside(cfg.models, name)
     check_counts({f"training.{name}": cfg.training[name] for name in cfg.training})
     devices = cfg.trainer.devices * cfg.trainer.nodes
     check_micro_batches(devices, cfg.trainer.accumulate, cfg.batches.batch_size)

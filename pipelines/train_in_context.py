@@ -6,7 +6,6 @@ python -m pipelines.train_in_context task=recall|markov|copying [task.steps=700]
 from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -18,6 +17,7 @@ from pipelines.tracking import tracked
 from pipelines.train import CHANGES_NOTHING, StepLogger, check_trainer, memory_shortage_named
 from pipelines.train import metrics as measured
 from value_aware_study.data.in_context import InContextBatches
+from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.in_context import sharpest_weights
 
@@ -47,7 +47,7 @@ def main(cfg: DictConfig) -> None:
             evaluate_every=cfg.training.evaluate_every,
             checkpoint_every=cfg.training.checkpoint_every,
             log_every_n_steps=cfg.training.log_every,
-            checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
+            checkpoint_folder=inside(cfg.checkpoints, cfg.name),
             fingerprint=sha256(repr(settings).encode()).hexdigest(),
             logger=StepLogger(experiment=run) if run else None,
             **cfg.trainer,
@@ -57,9 +57,9 @@ def main(cfg: DictConfig) -> None:
         facts["growing"] = cfg.growing
         record = measured(cfg, model, curve, {**facts, "length": task.length})
         record["sharpest_weights"] = sharpest_weights(model, held_out[0], task.prefix)
-        with new_folder(Path(cfg.models) / cfg.name) as folder:
+        with new_folder(inside(cfg.models, cfg.name)) as folder:
             model.save_pretrained(folder)
-        write_json(Path(cfg.metrics) / f"{cfg.name}.json", record)
+        write_json(inside(cfg.metrics, cfg.name, ".json"), record)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -17,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from value_aware_attention.hugging_face.hub import local_folder, only_local, why_not
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
 __all__ = ["auto_class", "load_model", "load_tokenizer"]
@@ -33,8 +35,7 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     None is the checkpoint's own. Raises FileNotFoundError or OSError where there is none,
     ValueError for a model trained with an approximation.
     """
-    folder = _local(name)
-    options: dict[str, Any] = {"local_files_only": folder is not None, "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": only_local(name), "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(name, **options)
         if attention := TrainedAttention.of(config):
@@ -44,31 +45,21 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
         return auto_class(config, (config.architectures or [""])[0]).from_pretrained(
             name, config=config, use_safetensors=True, dtype=dtype or "auto", **options
         )
-    except OSError as error:
-        raise OSError(_why(name, folder, error)) from None
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder, or of a model of the hub. Raises where there is none."""
-    folder = _local(name)
+    folder = local_folder(name)
     if folder is not None and not any(any(folder.glob(file)) for file in VOCABULARIES):
         raise FileNotFoundError(f"{name} has no tokenizer: give tokenizer=FOLDER, one that has")
     try:
         return AutoTokenizer.from_pretrained(
-            name, local_files_only=folder is not None, trust_remote_code=False
+            name, local_files_only=only_local(name), trust_remote_code=False
         )
     except OSError as error:
-        raise OSError(_why(name, folder, error)) from None
-
-
-def _local(name: str) -> Path | None:
-    """The folder of that name; None = a name on the hub, such as gpt2 or org/model."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder
-    if name.startswith((".", "/", "~")) or len(folder.parts) > 2:
-        raise FileNotFoundError(f"{name}: no such folder")
-    return None
+        raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
 
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
@@ -82,12 +73,3 @@ def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
         if architecture in [model.__name__ for model in classes]:
             return found
     return AutoModel
-
-
-def _why(name: str, folder: Path | None, error: OSError) -> str:
-    if folder is not None:
-        return f"{name} cannot be loaded: {str(error).splitlines()[0]}"
-    return (
-        f"{name} is neither a local folder nor a model that could be fetched from the hub: no such "
-        f"name, or no network"
-    )

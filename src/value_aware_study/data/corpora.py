@@ -19,6 +19,7 @@ from value_aware_study.data.docstrings import Docstrings
 from value_aware_study.data.documents import SPLITS, Document, Split
 from value_aware_study.data.hub import HubArticles, HubDocuments
 from value_aware_study.data.text_files import TextFiles
+from value_aware_study.paths import inside
 
 __all__ = [
     "SPLITS",
@@ -72,7 +73,7 @@ def write_corpus(
             name: _write_source(
                 name,
                 without_copies(documents, seen) if remove_copies else documents,
-                partial / name,
+                inside(partial, name),
                 seed,
                 fractions,
             )

@@ -12,6 +12,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
@@ -50,7 +51,8 @@ def write_page(page: Page, folder: Path) -> Path:
 def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
     path = folder / exhibit.name
     if exhibit.table:
-        text = f"**{exhibit.title}.** {exhibit.caption}\n\n{exhibit.table.markdown()}"
+        heading = f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}"
+        text = f"{heading}\n\n{exhibit.table.markdown()}"
         path.with_suffix(".md").write_text(text, encoding="utf-8")
         path.with_suffix(".csv").write_text(exhibit.table.csv(), encoding="utf-8")
     if exhibit.charts:

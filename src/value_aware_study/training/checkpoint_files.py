@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 
-__all__ = ["CheckpointFiles"]
+__all__ = ["CheckpointFiles", "read_checkpoint"]
 
 
 class CheckpointFiles(CheckpointIO):
@@ -73,11 +74,22 @@ class CheckpointFiles(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return loaded
+        return read_checkpoint(path, "cpu")
 
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path, device: str) -> dict[str, Any]:
+    """Reads tensors and plain values; ValueError for a pickle of more, of which nothing is run."""
+    try:
+        loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} is no checkpoint of this program: it holds more than weights, and was not "
+            f"read; remove it to start anew"
+        ) from None
+    return loaded
 
 
 def _is_whole(path: Path) -> bool:
