@@ -4,10 +4,11 @@
     python -m benchmarks.numerics --quick    # 64 keys; writes nothing
 
 Every approximation as its card has it (conf/approximation), the settings of `VARIANTS` beside them,
-and every cache method; 4 heads of 64 numbers, rows of the last 32 queries. Inputs are rounded to bf16, fp16 or fp32 first, and the reference is the same method
-on those rounded numbers in fp64: what is measured is the arithmetic, not the rounding of inputs.
-For fp64 there is no reference of more digits: there every input moves by its last bit.
-Writes results/benchmarks/numerics.json and .md.
+and every cache method; 4 heads of 64 numbers, rows of the last 32 queries. Inputs are rounded to
+bf16, fp16 or fp32 first, and the reference is the same method on those rounded numbers in fp64:
+what is measured is the arithmetic, not the rounding of inputs. For fp64 there is no reference of
+more digits: there every input moves by its last bit. Writes results/benchmarks/numerics.json and
+.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ class Case:
     is_causal: bool = False
 
     def output(self, inputs: Inputs) -> Tensor:
-        """The rows of the last queries; earlier ones are computed only where a method needs them."""
+        """The rows of the last queries; earlier ones are computed where a method needs them."""
         query, key, value = inputs
         if not (self.is_causal or isinstance(self.method, LSH)):
             query = query[..., -QUERIES:, :]
@@ -288,13 +289,16 @@ TITLES = {
     "long": f"Long: {MANY_KEYS:,} keys",
 }
 HOW_READ = (
-    f"The largest ||o - o~|| / ||o|| of {HEADS * QUERIES} rows ({HEADS} heads of the last {QUERIES} "
-    "queries), o the same method's output in fp64 on the same inputs, rounded to the dtype: the root of `error.relative_output_error`. fp64 is compared with itself after "
-    "every input moved by its last bit. Where rows chose other keys than in fp64, the number is "
-    "that of the rows which chose the same, followed by how many of all rows chose others; behind "
-    "the arrow is the distance of all outputs from exact attention, in fp64 and in this dtype: "
-    "where the two agree, the other keys are as good. **Bold**: more than "
-    f"{FAR:g} times the error of exact attention with the same kernel on these inputs."
+    f"The largest ||o - o~|| / ||o|| of {HEADS * QUERIES} rows ({HEADS} heads, the last {QUERIES} "
+    "queries): the root of `error.relative_output_error`, o the same method's output in fp64 on "
+    "the same inputs, rounded to the dtype. fp64 is compared with itself after every input moved "
+    "by its last bit. Where rows chose other keys than in fp64, the number is that of the rows "
+    "which chose the same, followed by how many of all rows chose others; behind the arrow is the "
+    "distance of all outputs from exact attention, in fp64 and in this dtype: where the two agree, "
+    f"the other keys are as good. **Bold**: more than {FAR:g} times the error of exact attention "
+    "with the same kernel on these inputs. Bold in fp32 and in fp64 by a like factor is the "
+    "method's own sensitivity to its inputs; in fp32 alone it would be digits lost on the way. "
+    "What each comes from: [numerics](../../docs/numerics.md)."
 )
 
 
