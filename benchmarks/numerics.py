@@ -4,11 +4,11 @@
     python -m benchmarks.numerics --quick    # 64 keys; writes nothing
 
 Every approximation as its card has it (conf/approximation), the settings of `VARIANTS` beside them,
-and every cache method; 4 heads of 64 numbers, rows of the last 32 queries. Inputs are rounded to
-bf16, fp16 or fp32 first, and the reference is the same method on those rounded numbers in fp64:
-what is measured is the arithmetic, not the rounding of inputs. For fp64 there is no reference of
-more digits: there every input moves by its last bit. Writes results/benchmarks/numerics.json and
-.md.
+and every cache method; 4 heads of 64 numbers (1 of 8,192 keys), the last 32 queries. Inputs are
+rounded to bf16, fp16 or fp32 first, and the reference is the same method on those rounded numbers
+in fp64: what is measured is the arithmetic, not the rounding of inputs. For fp64 there is no
+reference of more digits: there every input moves by its last bit. Writes
+results/benchmarks/numerics.json and .md.
 """
 
 from collections.abc import Callable, Iterator
@@ -163,9 +163,9 @@ def cases() -> dict[str, Case]:
 def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
     """Random queries, keys and values in fp64; in `outliers` one key and another value are far."""
 
-    def drawn(length: int, sharpness: float = 1.0) -> Inputs:
+    def drawn(length: int, sharpness: float = 1.0, heads: int = HEADS) -> Inputs:
         generator = torch.Generator().manual_seed(length)
-        shape = (1, HEADS, length, HEAD_DIM)
+        shape = (1, heads, length, HEAD_DIM)
         query, key, value = (
             torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
         )
@@ -178,7 +178,7 @@ def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
         "ordinary": drawn(keys),
         "large logits": drawn(keys, 100.0),
         "outliers": (query, key, value),
-        "long": drawn(many),
+        "long": drawn(many, heads=1),
     }
 
 
@@ -188,7 +188,7 @@ def cell(method: str, case: Case, name: str, drawn: Inputs, dtype: str) -> Cell:
     reference: Inputs = tuple(x.double() for x in given)  # type: ignore[assignment]
     if dtype == "fp64":
         given = moved(given)
-    rows = HEADS * QUERIES
+    rows = drawn[0].shape[1] * QUERIES
     try:
         output = case.output(given)
     except ValueError as error:
@@ -247,7 +247,7 @@ def errors(output: Tensor, reference: Tensor, others: Tensor) -> dict[str, Any]:
 def other_keys(case: Case, given: Inputs, reference: Inputs) -> Tensor:
     """Which rows of the two calls see different keys; none, where a method chooses none."""
     mine, theirs = (chosen(case, inputs) for inputs in (given, reference))
-    return ((mine - theirs).abs() > 0.5).any(dim=-1).expand(1, HEADS, QUERIES)
+    return ((mine - theirs).abs() > 0.5).any(dim=-1).expand(*given[0].shape[:2], QUERIES)
 
 
 def chosen(case: Case, inputs: Inputs) -> Tensor:
@@ -266,7 +266,7 @@ def chosen(case: Case, inputs: Inputs) -> Tensor:
         numbers = torch.randint(2**16, (*key.shape[:-1], 4), generator=generator)
         query, key = working_precision(query), working_precision(key)
         return replace(case, kernel=kernels.Polynomial(0)).output((query, key, numbers.to(query)))
-    return torch.zeros(1, HEADS, QUERIES, 1)
+    return torch.zeros(*query.shape[:2], QUERIES, 1)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -286,11 +286,11 @@ TITLES = {
     "ordinary": f"Ordinary: normal queries, keys and values, {KEYS} keys",
     "large logits": "Large logits: the same with queries 100 times as long, logits of hundreds",
     "outliers": "Outliers: one key 1,000 and another value 10,000 times as long",
-    "long": f"Long: {MANY_KEYS:,} keys",
+    "long": f"Long: {MANY_KEYS:,} keys, one head",
 }
 HOW_READ = (
-    f"The largest ||o - o~|| / ||o|| of {HEADS * QUERIES} rows ({HEADS} heads, the last {QUERIES} "
-    "queries): the root of `error.relative_output_error`, o the same method's output in fp64 on "
+    f"The largest ||o - o~|| / ||o|| of a row ({HEADS} heads, the last {QUERIES} queries of "
+    "each): the root of `error.relative_output_error`, o the same method's output in fp64 on "
     "the same inputs, rounded to the dtype. fp64 is compared with itself after every input moved "
     "by its last bit. Where rows chose other keys than in fp64, the number is that of the rows "
     "which chose the same, followed by how many of all rows chose others; behind the arrow is the "
