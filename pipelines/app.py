@@ -1,7 +1,6 @@
 """What every app shares: composition, one-line errors, files that are never half-written."""
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.methods import register_methods
 from value_aware_attention.measurement.strict_json import to_json
+from value_aware_attention.storage import write_text
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -119,21 +119,6 @@ def check_counts(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {value}; it must be a whole number of at least 1")
 
 
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to fill that takes its place under `path` only when everything succeeded."""
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        shutil.rmtree(target, ignore_errors=True)
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def write_json(path: str | Path, content: Any) -> None:
     """Writes sorted, indented JSON as `write_text` does.
 
@@ -144,12 +129,3 @@ def write_json(path: str | Path, content: Any) -> None:
     except ValueError as error:
         raise ValueError(f"{path} was not written: {error}") from None
     write_text(path, text + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(text)
-    partial.replace(target)

@@ -10,11 +10,12 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, check_counts, write_text
+from pipelines.app import app, check_counts
 from pipelines.tracking import tracked
 from value_aware_attention.caches import CacheMethod
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+from value_aware_attention.storage import write_text
 
 
 @app("caches")

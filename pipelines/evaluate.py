@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app, check_counts, plain, write_json, write_text
+from pipelines.app import app, check_counts, plain, write_json
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
 from pipelines.summary import SHORT, row, summary
@@ -52,6 +52,7 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_attention.storage import write_text
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.tasks.explorer import explored_model
 

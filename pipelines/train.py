@@ -19,10 +19,11 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import check_counts, new_folder, plain, write_json
+from pipelines.app import check_counts, plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.storage import new_folder, write_checksums
 from value_aware_study.training.fit import fit
 from value_aware_study.training.micro_batches import check_micro_batches
 from value_aware_study.training.model_card import model_card
@@ -104,6 +105,7 @@ def write_model(
         save(model, folder)
         # Beside the model, so that the folder alone says how to read text into it, and what it is.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
+        write_checksums(folder)
         (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
     write_json(Path(cfg.metrics) / f"{cfg.name}.json", record)
 

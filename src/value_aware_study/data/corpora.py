@@ -6,7 +6,6 @@ starts at once.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -63,9 +62,9 @@ def write_corpus(
         )
     if not sources:
         raise ValueError("a corpus needs at least one source, none was given")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    from value_aware_attention.storage import new_folder  # with torch, which reading does without
+
+    with new_folder(folder) as partial:
         seen: set[int] = set()
         fractions = (evaluation_fraction, validation_fraction)
         counts = {
@@ -80,10 +79,6 @@ def write_corpus(
         }
         for name, copied in _overlap(partial, list(sources)).items():
             counts[name]["evaluation"] |= copied
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return counts
 
 
