@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.methods import register_methods
 from value_aware_attention.measurement.strict_json import to_json
-from value_aware_attention.storage import write_text
+from value_aware_attention.storage import reading, write_text
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -38,8 +38,8 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
                 return function(cfg[name])  # ended here, before Hydra adds lines of its own
 
         def main() -> None:
-            sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
+                sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
                 register_methods()
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
 
@@ -90,7 +90,8 @@ def scale_of_params(arguments: list[str]) -> list[str]:
         return []
     if not Path("params.yaml").exists():
         sys.exit("error: no params.yaml in the current folder; run from the repository's root")
-    return [f"scale={OmegaConf.load('params.yaml').scale}"]
+    with reading("params.yaml", "mend it"):
+        return [f"scale={OmegaConf.load('params.yaml').scale}"]
 
 
 def one_line(error: BaseException) -> str:

@@ -23,7 +23,6 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, check_counts, plain, write_json
@@ -44,6 +43,7 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
+from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.measure import measure_own
@@ -53,6 +53,7 @@ from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
 from value_aware_attention.storage import write_text
+from value_aware_study.data.token_arrays import AGAIN
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.tasks.explorer import explored_model
 
@@ -221,10 +222,10 @@ def exploration(cfg: DictConfig, task: Task) -> str:
 
     Of the recorded texts the one that reads most like words.
     """
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
+    tokenizer = saved_tokenizer(cfg.tokenizer, AGAIN)
     calls = task.layer_calls()
     texts = [
-        [tokenizer.decode([token]) for token in task.first_tokens(cfg.explored.tokens, unit)]
+        [str(tokenizer.decode([token])) for token in task.first_tokens(cfg.explored.tokens, unit)]
         for unit in range(len(calls[0].query))
     ]
     unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -82,8 +82,7 @@ def train(
                 logger=StepLogger(experiment=run) if run else None,
                 **cfg.trainer,
             )
-        if not all(math.isfinite(point["loss"]) for point in curve):
-            raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
+        check_finite(cfg.name, module.model, curve)
         if first:
             write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
             if run:
@@ -95,6 +94,15 @@ class StepLogger(WandbLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.experiment.log(dict(metrics), step=step)
+
+
+def check_finite(name: str, model: nn.Module, curve: Sequence[Mapping[str, float]]) -> None:
+    """Refuses a model that learned nothing, before it takes the place of a good one."""
+    if not all(math.isfinite(point["loss"]) for point in curve):
+        raise ValueError(f"the loss of {name} is not finite; try a lower learning rate")
+    for parameter, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            raise ValueError(f"{parameter} of {name} is not finite; try a lower learning rate")
 
 
 def write_model(

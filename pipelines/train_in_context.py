@@ -15,7 +15,13 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pipelines.app import app, check_counts, plain, write_json
 from pipelines.tracking import tracked
-from pipelines.train import CHANGES_NOTHING, StepLogger, check_trainer, memory_shortage_named
+from pipelines.train import (
+    CHANGES_NOTHING,
+    StepLogger,
+    check_finite,
+    check_trainer,
+    memory_shortage_named,
+)
 from pipelines.train import metrics as measured
 from value_aware_attention.storage import new_folder, write_checksums
 from value_aware_study.data.in_context import InContextBatches
@@ -53,6 +59,7 @@ def main(cfg: DictConfig) -> None:
             logger=StepLogger(experiment=run) if run else None,
             **cfg.trainer,
         )
+    check_finite(cfg.name, model, curve)
     if first:
         facts = {key: value for key, value in plain(cfg.task).items() if key != "_target_"}
         facts["growing"] = cfg.growing

@@ -61,7 +61,7 @@ def empty_list(file: Path) -> None:
         ("model.safetensors", cut, "model.safetensors is damaged"),
         ("model.safetensors", Path.unlink, "model.safetensors is missing"),
         ("config.json", break_json, "config.json is damaged"),
-        ("config.json", empty_list, "config.json does not describe a model"),
+        ("config.json", empty_list, "config.json is damaged (it holds a list"),
         ("config.json", Path.unlink, "config.json"),
     ],
 )

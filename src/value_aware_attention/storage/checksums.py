@@ -63,7 +63,8 @@ def _listed(file: Path, remedy: str) -> dict[str, str]:
     """Name -> sha256."""
     with reading(file, remedy):
         lines = file.read_text(encoding="utf-8").splitlines()
-        listed = dict(reversed(line.split("  ", 1)) for line in lines)
+        parts = (line.split("  ", 1) for line in lines)
+        listed = {name: digest for digest, name in parts}
         if not listed:
             raise ValueError("it is empty")
     return listed

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 Counts = dict[str, int]
+AGAIN = "run python -m pipelines.corpus again"
 
 
 def write_corpus(
@@ -85,9 +86,22 @@ def write_corpus(
 def read_texts(files: Iterable[Path]) -> Iterator[str]:
     """Yields the texts of files written by `write_corpus`, one after the other."""
     for file in files:
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)["text"]
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield _text(line, file, number)
+
+
+def _text(line: bytes, file: Path, number: int) -> str:
+    """Reads a line that `write_corpus` wrote; ValueError, which names it, for another."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except ValueError as error:
+        reason = getattr(error, "reason", getattr(error, "msg", error))
+        raise ValueError(f"{file}, line {number}, is damaged ({reason}): {AGAIN}") from None
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{file}, line {number}, is damaged (it has no text): {AGAIN}")
+    return text
 
 
 def _write_source(

@@ -6,8 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.data.corpora import SPLITS, read_texts
 from value_aware_study.data.packing import (
@@ -16,6 +14,7 @@ from value_aware_study.data.packing import (
     write_instances,
     write_stream,
 )
+from value_aware_study.data.token_arrays import AGAIN, read_tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -157,7 +156,8 @@ def held_out_split(folder: Path | str, tokens: int) -> str:
 
     Of a corpus with few documents there may be no validation text, or less than `tokens`.
     """
-    sizes = (np.load(file, mmap_mode="r").size for file in Path(folder).rglob("validation.npy"))
+    files = Path(folder).rglob("validation.npy")
+    sizes = (read_tokens(file).size for file in files)
     return "validation" if max(sizes, default=0) >= tokens else "evaluation"
 
 
@@ -169,14 +169,14 @@ def masked_sequences(
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
     A.1); otherwise the shorter ones are joined (Table 4).
     """
-    from transformers import PreTrainedTokenizerFast
+    from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 
     root = Path(folder)
     lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
     if not lengths:
         raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
     instances = root / str(length if length in lengths else lengths[0])
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(root / "tokenizer")
+    tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
     return MaskedSequences(
         sorted(instances.rglob(f"{split}.npy")),
         length=length,
