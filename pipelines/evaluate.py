@@ -87,6 +87,8 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
             )
         check_counts(counts(cfg))
         check_checkpoint(cfg)
+        if cfg.get("approximation") is None:  # one that cannot be read would be found at the end
+            saved_tokenizer(cfg.tokenizer, AGAIN)
         if not (is_first() and sys.stderr.isatty()):
             disable_progress_bar()
         try:

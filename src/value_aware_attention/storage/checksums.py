@@ -62,9 +62,10 @@ def _checksum(file: Path, size: int, written: int, inode: int) -> str:
 def _listed(file: Path, remedy: str) -> dict[str, str]:
     """Name -> sha256."""
     with reading(file, remedy):
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            raise ValueError("it has no last line" if text else "it is empty")
+        lines = text.splitlines()
         parts = (line.split("  ", 1) for line in lines)
         listed = {name: digest for digest, name in parts}
-        if not listed:
-            raise ValueError("it is empty")
     return listed

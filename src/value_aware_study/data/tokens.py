@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
 from value_aware_study.data.corpora import SPLITS, read_texts
 from value_aware_study.data.packing import (
     count_tokens,
@@ -115,6 +116,10 @@ def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
         written = ", ".join(sorted(p.name for p in corpus.glob("*"))) or "nothing"
         wanted = ", ".join(missing or ["no source"])
         raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
+    needed = (corpus / name / f"{split}.jsonl" for name in sources for split in SPLITS)
+    for file in needed:
+        if file.exists() and not file.stat().st_size and file.stem != "validation":
+            raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
 
 
 def _write_instances(
