@@ -1,7 +1,6 @@
 """What every app shares: composition, one-line errors, files that are never half-written."""
 
 import os
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.methods import register_methods
 from value_aware_attention.measurement.strict_json import to_json
+from value_aware_attention.storage import reading, write_text
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -44,8 +44,8 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
                     return function(cfg[name])
 
         def main() -> None:
-            sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
+                sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
                 register_methods()
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
 
@@ -119,7 +119,8 @@ def scale_of_params(arguments: list[str]) -> list[str]:
         return []
     if not Path("params.yaml").exists():
         sys.exit("error: no params.yaml in the current folder; run from the repository's root")
-    return [f"scale={OmegaConf.load('params.yaml').scale}"]
+    with reading("params.yaml", "mend it"):
+        return [f"scale={OmegaConf.load('params.yaml').scale}"]
 
 
 def one_line(error: BaseException) -> str:
@@ -148,21 +149,6 @@ def check_counts(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {value}; it must be a whole number of at least 1")
 
 
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to fill that takes its place under `path` only when everything succeeded."""
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        shutil.rmtree(target, ignore_errors=True)
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def write_json(path: str | Path, content: Any) -> None:
     """Writes sorted, indented JSON as `write_text` does.
 
@@ -173,12 +159,3 @@ def write_json(path: str | Path, content: Any) -> None:
     except ValueError as error:
         raise ValueError(f"{path} was not written: {error}") from None
     write_text(path, text + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(text)
-    partial.replace(target)

@@ -4,16 +4,19 @@ python -m pipelines.caches texts=recall|markov|copying|docstrings|minilm ['cache
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, check_counts, write_text
+from pipelines.app import app, check_counts
+from pipelines.checkpoint import check_model
 from pipelines.tracking import tracked
 from value_aware_attention.caches import CacheMethod
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+from value_aware_attention.storage import write_text
 from value_aware_study.paths import inside
 
 
@@ -22,6 +25,8 @@ def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>.json: every method, with r keys of all there are to choose from."""
     file = inside(cfg.records, cfg.name, ".json")
     check_counts({f"caches.{name}": cfg[name] for name in ("rows", "units")})
+    if "checkpoint" in cfg.load:
+        check_model(Path(cfg.load.checkpoint))
     texts = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)
     keys = texts.prefix or texts.batches[0].inputs["input_ids"].shape[1]
     settings = cache_settings(

@@ -24,7 +24,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app, check_counts, plain, write_json, write_text
+from pipelines.app import app, check_counts, plain, write_json
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
 from pipelines.summary import SHORT, row, summary
@@ -42,7 +42,7 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
-from value_aware_attention.hugging_face.checkpoints import load_tokenizer
+from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.measure import measure_own
@@ -51,6 +51,8 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_attention.storage import write_text
+from value_aware_study.data.token_arrays import AGAIN
 from value_aware_study.paths import inside
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.tasks.explorer import explored_model
@@ -86,6 +88,8 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
         inside(cfg.records, cfg.name)
         check_counts(counts(cfg))
         check_checkpoint(cfg)
+        if cfg.get("approximation") is None:  # one that cannot be read would be found at the end
+            saved_tokenizer(cfg.tokenizer, AGAIN)
         if not (is_first() and sys.stderr.isatty()):
             disable_progress_bar()
         try:
@@ -221,7 +225,7 @@ def exploration(cfg: DictConfig, task: Task) -> str:
 
     Of the recorded texts the one that reads most like words.
     """
-    tokenizer = load_tokenizer(cfg.tokenizer)
+    tokenizer = saved_tokenizer(cfg.tokenizer, AGAIN)
     calls = task.layer_calls()
     texts = [
         [str(tokenizer.decode([token])) for token in task.first_tokens(cfg.explored.tokens, unit)]

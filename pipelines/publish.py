@@ -12,9 +12,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from pipelines.app import app, new_folder, write_json
+from pipelines.app import app, write_json
 from pipelines.summary import summary
 from pipelines.verdict import CLAIMS, SUMMARY, TIMES, kept
+from value_aware_attention.storage import new_folder
 from value_aware_study.paths import inside
 from value_aware_study.report.results import read_folder
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -19,10 +19,11 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import check_counts, new_folder, plain, write_json
+from pipelines.app import check_counts, plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.storage import new_folder, write_checksums
 from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.micro_batches import check_micro_batches
@@ -82,8 +83,7 @@ def train(
                 logger=StepLogger(experiment=run) if run else None,
                 **cfg.trainer,
             )
-        if not all(math.isfinite(point["loss"]) for point in curve):
-            raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
+        check_finite(cfg.name, module.model, curve)
         if first:
             write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
             if run:
@@ -97,6 +97,15 @@ class StepLogger(WandbLogger):
         self.experiment.log(dict(metrics), step=step)
 
 
+def check_finite(name: str, model: nn.Module, curve: Sequence[Mapping[str, float]]) -> None:
+    """Refuses a model that learned nothing, before it takes the place of a good one."""
+    if not all(math.isfinite(point["loss"]) for point in curve):
+        raise ValueError(f"the loss of {name} is not finite; try a lower learning rate")
+    for parameter, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            raise ValueError(f"{parameter} of {name} is not finite; try a lower learning rate")
+
+
 def write_model(
     cfg: DictConfig, model: nn.Module, save: Callable[..., None], record: dict[str, Any]
 ) -> None:
@@ -105,6 +114,7 @@ def write_model(
         save(model, folder)
         # Beside the model, so that the folder alone says how to read text into it, and what it is.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
+        write_checksums(folder)
         (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
     write_json(inside(cfg.metrics, cfg.name, ".json"), record)
 

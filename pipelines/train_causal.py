@@ -12,9 +12,10 @@ from omegaconf import DictConfig
 
 from pipelines.app import app, check_counts
 from pipelines.train import train, trained_attention
-from value_aware_attention.hugging_face.checkpoints import load_tokenizer
+from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import CausalBatches
+from value_aware_study.data.token_arrays import AGAIN, check_vocabulary
 from value_aware_study.data.tokens import held_out_split
 
 
@@ -40,7 +41,8 @@ def main(cfg: DictConfig) -> None:
         steps=cfg.training.evaluation_batches,
         **cfg.batches,
     )
-    tokenizer = load_tokenizer(folder / "tokenizer")
+    tokenizer = saved_tokenizer(folder / "tokenizer", AGAIN)
+    check_vocabulary(folder / "train.npy", batches.tokens, len(tokenizer))
     read = cfg.fit.steps * cfg.batches.batch_size * cfg.batches.length
     facts = {
         "vocabulary_size": len(tokenizer),

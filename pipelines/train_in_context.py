@@ -12,10 +12,17 @@ from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from pipelines.app import app, check_counts, new_folder, plain, write_json
+from pipelines.app import app, check_counts, plain, write_json
 from pipelines.tracking import tracked
-from pipelines.train import CHANGES_NOTHING, StepLogger, check_trainer, memory_shortage_named
+from pipelines.train import (
+    CHANGES_NOTHING,
+    StepLogger,
+    check_finite,
+    check_trainer,
+    memory_shortage_named,
+)
 from pipelines.train import metrics as measured
+from value_aware_attention.storage import new_folder, write_checksums
 from value_aware_study.data.in_context import InContextBatches
 from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
@@ -52,6 +59,7 @@ def main(cfg: DictConfig) -> None:
             logger=StepLogger(experiment=run) if run else None,
             **cfg.trainer,
         )
+    check_finite(cfg.name, model, curve)
     if first:
         facts = {key: value for key, value in plain(cfg.task).items() if key != "_target_"}
         facts["growing"] = cfg.growing
@@ -59,6 +67,7 @@ def main(cfg: DictConfig) -> None:
         record["sharpest_weights"] = sharpest_weights(model, held_out[0], task.prefix)
         with new_folder(inside(cfg.models, cfg.name)) as folder:
             model.save_pretrained(folder)
+            write_checksums(folder)
         write_json(inside(cfg.metrics, cfg.name, ".json"), record)
 
 

@@ -107,7 +107,7 @@ def between_names(step: int) -> None:
         files: CheckpointFiles, state: dict[str, Any], *arguments: Any, **named: Any
     ) -> None:
         if state["global_step"] == step:
-            os.replace = lambda old, new: kill() if old == files.unfinished else rename(old, new)
+            os.replace = lambda old, new: kill() if new == files.last else rename(old, new)
         save(files, state, *arguments, **named)
 
     CheckpointFiles.save_checkpoint = patched

@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from value_aware_attention.measurement import strict_json
 from value_aware_attention.measurement.record import RunOn, read
+from value_aware_attention.storage import reading
 
 __all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate"]
 
@@ -114,8 +115,11 @@ class CacheRecord:
     @classmethod
     def from_json(cls, text: str, name: str = "the record") -> Self:
         """Reads what `to_json` wrote; ValueError for another schema version, or no such record."""
-        content = strict_json.from_json(text)
-        version = content.pop("version", "none") if isinstance(content, dict) else "none"
+        with reading(name, "make it again"):
+            content = strict_json.from_json(text)
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds a {type(content).__name__}, not a record")
+        version = content.pop("version", "none")
         if version != VERSION:
             raise ValueError(
                 f"{name} has schema version {version}; this program reads version {VERSION}: make "

@@ -165,12 +165,12 @@ class _KeptRows:
         self.complete = True
 
     def _note(self) -> None:
+        from value_aware_attention.storage import write_text  # with torch: reading does without
+
         self.file.flush()
         self.bytes = self.file.tell()
-        partial = self.position_file.with_suffix(".partial")
         known = {**self.position.now(), "bytes": self.bytes, "complete": self.complete}
-        partial.write_text(json.dumps(known))
-        partial.replace(self.position_file)
+        write_text(self.position_file, json.dumps(known))
 
     def __enter__(self) -> "_KeptRows":
         return self

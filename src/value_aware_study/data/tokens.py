@@ -6,9 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
 from value_aware_study.data.corpora import SPLITS, read_texts
 from value_aware_study.data.packing import (
     count_tokens,
@@ -16,6 +15,7 @@ from value_aware_study.data.packing import (
     write_instances,
     write_stream,
 )
+from value_aware_study.data.token_arrays import AGAIN, read_tokens
 from value_aware_study.paths import inside
 
 if TYPE_CHECKING:
@@ -117,6 +117,10 @@ def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
         written = ", ".join(sorted(p.name for p in corpus.glob("*"))) or "nothing"
         wanted = ", ".join(missing or ["no source"])
         raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
+    needed = (corpus / name / f"{split}.jsonl" for name in sources for split in SPLITS)
+    for file in needed:
+        if file.exists() and not file.stat().st_size and file.stem != "validation":
+            raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
 
 
 def _write_instances(
@@ -158,7 +162,8 @@ def held_out_split(folder: Path | str, tokens: int) -> str:
 
     Of a corpus with few documents there may be no validation text, or less than `tokens`.
     """
-    sizes = (np.load(file, mmap_mode="r").size for file in Path(folder).rglob("validation.npy"))
+    files = Path(folder).rglob("validation.npy")
+    sizes = (read_tokens(file).size for file in files)
     return "validation" if max(sizes, default=0) >= tokens else "evaluation"
 
 
@@ -170,14 +175,14 @@ def masked_sequences(
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
     A.1); otherwise the shorter ones are joined (Table 4).
     """
-    from value_aware_attention.hugging_face.checkpoints import load_tokenizer
+    from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 
     root = Path(folder)
     lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
     if not lengths:
         raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
     instances = root / str(length if length in lengths else lengths[0])
-    tokenizer = load_tokenizer(root / "tokenizer")
+    tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
     return MaskedSequences(
         sorted(instances.rglob(f"{split}.npy")),
         length=length,

@@ -16,6 +16,7 @@ from value_aware_attention.measurement.text_windows import text_windows
 from value_aware_study.data.corpora import Document
 from value_aware_study.data.in_context import InContextBatches, InContextTask
 from value_aware_study.data.packaged_weights import weights_folder
+from value_aware_study.data.token_arrays import read_tokens
 
 __all__ = ["CacheTexts", "encoder_texts", "in_context_texts", "stream_texts"]
 
@@ -50,7 +51,7 @@ def stream_texts(
 
     Raises ValueError for a stream too short for them.
     """
-    stream = np.load(tokens, mmap_mode="r")
+    stream = read_tokens(tokens, dimensions=1)
     wanted = units * len(seeds)
     if len(stream) < wanted * length:
         raise ValueError(
