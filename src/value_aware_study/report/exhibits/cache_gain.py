@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from value_aware_attention.measurement.cache_gaps import estimate
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.exhibits.cache_methods import distance, label, shown
+from value_aware_study.report.exhibits.cache_methods import distance
 from value_aware_study.report.formatting import interval, number
 
 __all__ = ["agreement", "gain"]
@@ -31,6 +31,7 @@ COMPARED: dict[str, tuple[Callable[[CacheCell], bool], Callable[[CacheCell], boo
     ),
 }
 """Each comparison's methods above and below; of those above the first counts."""
+ORDER = {compared: place for place, compared in enumerate(COMPARED)}
 
 
 def gain(records: Sequence[CacheRecord]) -> Exhibit | None:
@@ -38,24 +39,31 @@ def gain(records: Sequence[CacheRecord]) -> Exhibit | None:
     rows = [row for record in records for row in _of(record)]
     if not rows:
         return None
-    data = pd.DataFrame(rows)
-    display = data[["texts", "r", "observed", "compared"]].astype(str)
-    display["best of the others"] = data["below"].map(label)
-    for name in ("error", "distance"):
-        ends = zip(data[name], data[f"{name} low"], data[f"{name} high"], strict=True)
-        display[f"{name}, ratio"] = [_text(*each) for each in ends]
+    data = pd.DataFrame(rows).sort_values(
+        "compared", key=lambda one: one.map(ORDER.get), kind="stable"
+    )
+    looks = list(dict.fromkeys(data["observed"]))
+    head = ["compared", "texts", "r"]
+    groups = data.groupby(head, sort=False)
+    wide = pd.DataFrame([names for names, _ in groups], columns=head)
+    display = wide.astype(str)
+    for look in looks:
+        found = [group[group["observed"] == look] for _, group in groups]
+        display[look] = [_text(one) for one in found]
+        for name in ("error", "error low", "error high", "distance", "below"):
+            wide[f"{look} {name}"] = [None if one.empty else one[name].iloc[0] for one in found]
     return Exhibit(
         "cache_gain",
         "What the joint choice gains",
         "Its error over that of the best other method, chosen on the same texts; below 1 it gains.",
         [
-            "Ratios of mean errors, and of mean distances of the model's output (KL; of an encoder "
-            "1 − cosine), over the same texts, with 95% intervals from their paired differences. "
-            "The best other method is the one of least mean error on these very texts, with the "
-            "same queries observed or none: a choice after the fact, which favours it. A method's "
-            "ratio is firm where its interval does not hold 1."
+            "Ratios of mean errors over the same texts, with 95% intervals from their paired "
+            "differences; a gain is firm where the interval lies below 1. The best other method is "
+            "the one of least mean error on these very texts, with the same queries observed or "
+            "none: a choice after the fact, which favours it. The CSV names it, and has the ratio "
+            "of the model's distances (KL; of an encoder 1 − cosine)."
         ],
-        table=Table(data, display),
+        table=Table(wide, display),
     )
 
 
@@ -63,9 +71,10 @@ def _of(record: CacheRecord) -> Iterator[dict[str, Any]]:
     def place(cell: CacheCell) -> tuple[int, str]:
         return cell.r, cell.observed
 
-    cells = sorted((c for c in record.cells if c.error.value is not None), key=place)
+    known = (c for c in record.cells if c.error.value is not None and c.observed != "hindsight")
+    cells = sorted(known, key=place)
     blind = [cell for cell in cells if cell.observed == "nothing"]
-    for (r, observed), group in groupby(cells, place):
+    for (r, observed), group in groupby((c for c in cells if c not in blind), place):
         same = [*group, *(cell for cell in blind if cell.r == r)]
         for compared, (is_above, is_below) in COMPARED.items():
             above = next((cell for cell in same if is_above(cell)), None)
@@ -73,8 +82,8 @@ def _of(record: CacheRecord) -> Iterator[dict[str, Any]]:
             if above is None or not others:
                 continue
             below = min(others, key=lambda cell: cell.error.value or 0.0)
-            row = {"texts": record.task, "r": r, "observed": shown(observed), "compared": compared,
-                   "above": above.method, "below": below.method}  # fmt: skip
+            row = {"texts": record.task, "r": r, "observed": observed, "compared": compared,
+                   "below": below.method}  # fmt: skip
             yield row | _ratio(above, below, "error") | _ratio(above, below, "distance")
 
 
@@ -88,8 +97,11 @@ def _distance_name(cell: CacheCell) -> str:
     return next(name for name, one in cell.ends.items() if one is distance(cell))
 
 
-def _text(value: float | None, low: float | None, high: float | None) -> str:
-    return "–" if value is None else f"{number(value, 3)} ({interval(low, high, 3, number)})"
+def _text(found: pd.DataFrame) -> str:
+    if found.empty or pd.isna(found["error"].iloc[0]):
+        return "–"
+    value, low, high = (found[name].iloc[0] for name in ("error", "error low", "error high"))
+    return f"{number(value, 2)} ({interval(low, high, 2, number)})"
 
 
 def agreement(records: Sequence[CacheRecord]) -> Exhibit | None:

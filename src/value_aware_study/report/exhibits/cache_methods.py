@@ -1,14 +1,16 @@
 """What every cache method costs each model on queries that it has not observed."""
 
 from collections.abc import Sequence
+from math import ceil, floor, log10
 
+import altair as alt
 import numpy as np
 import pandas as pd
 
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import interval, number
-from value_aware_study.report.look import Mark, Panel, direction, dots, log_axis, toggled
+from value_aware_study.report.look import Mark, Panel, direction, dots, toggled
 
 __all__ = ["by_text", "distance", "every_cell", "gaps", "keys_of", "label", "sharpness"]
 
@@ -125,8 +127,23 @@ def _panel(record: CacheRecord, part: int) -> Panel:
     order = (
         frame.assign(log=np.log(frame["value"])).groupby("name")["log"].mean().sort_values().index
     )
-    x = log_axis(direction("relative squared output error", "lower"))
-    return toggled(dots(frame, used, x, order=order.tolist())).properties(title=record.task)
+    dots_of = dots(frame, used, _axis(frame[numbers]), order=order.tolist())
+    return toggled(dots_of).properties(title=record.task)
+
+
+def _axis(numbers: pd.DataFrame) -> alt.X:
+    """A logarithmic axis that ends at the numbers, labelled at round ones."""
+    low, high = float(numbers.min().min()) / 1.1, float(numbers.max().max()) * 1.1
+    digits = (1, 2, 5) if high > 10 * low else range(1, 10)
+    steps = [
+        float(f"{digit}e{power}")
+        for power in range(floor(log10(low)), ceil(log10(high)))
+        for digit in digits
+    ]
+    title = direction("relative squared output error", "lower")
+    axis = alt.Axis(values=[step for step in steps if low < step < high], format="~g")
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    return alt.X("value:Q", title=title, scale=scale, axis=axis)
 
 
 def _text(cell: CacheCell) -> str:
