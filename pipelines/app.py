@@ -1,9 +1,10 @@
 """What every app shares: composition, one-line errors, files that are never half-written."""
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -11,12 +12,12 @@ from typing import Any, cast
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines.methods import register_methods
-from value_aware_attention.measurement.strict_json import to_json
+from pipelines.methods import check_methods, register_methods
+from pipelines.values import asked, check, near_words, read_params, unknown
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -35,12 +36,14 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
         def task(cfg: DictConfig) -> Any:
             # what the function starts, such as the other processes of ddp, gets the user's choice
             with tracebacks(FULL_ERROR), ending_with_one_line():
+                check(cfg, name)
                 return function(cfg[name])  # ended here, before Hydra adds lines of its own
 
         def main() -> None:
-            sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
+                sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
                 register_methods()
+                check_methods()
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
 
         return main
@@ -53,7 +56,9 @@ def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
     register_methods()
     inside = GlobalHydra.instance().is_initialized()
     with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
-        return compose(name, list(overrides), **options)
+        cfg = compose(name, list(overrides), **options)
+    check(cfg)
+    return cfg
 
 
 @contextmanager
@@ -81,16 +86,13 @@ def ending_with_one_line() -> Iterator[None]:
         sys.exit(f"error: {one_line(error)}")
 
 
-def scale_of_params(arguments: list[str]) -> list[str]:
+def scale_of_params(arguments: Sequence[str]) -> list[str]:
     """The override that makes the `scale` of params.yaml the group choice, unless one is given.
 
     DVC reads the value and Hydra needs a choice; this keeps it written once.
     """
-    if any(argument.startswith("scale=") for argument in arguments):
-        return []
-    if not Path("params.yaml").exists():
-        sys.exit("error: no params.yaml in the current folder; run from the repository's root")
-    return [f"scale={OmegaConf.load('params.yaml').scale}"]
+    scale = read_params()["scale"]
+    return [] if any(one.startswith("scale=") for one in arguments) else [f"scale={scale}"]
 
 
 def one_line(error: BaseException) -> str:
@@ -101,6 +103,14 @@ def one_line(error: BaseException) -> str:
     if isinstance(cause, (ValueError, OSError)):
         return one_line(cause)
     text = f"{error}: {cause}" if cause else str(error)
+    if key := re.match("Could not override '(.*)'", text):
+        places = re.search("Did you mean to override one of (.*)[?]", text)
+        # Hydra would invite to append it with +
+        return unknown(key[1], places[1].split(", ") if places else None)
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        near = asked(near_words(option, error.options))
+        return f"{group} is {option}; it must be one of {', '.join(error.options)}{near}"
     text = text.partition("\nConfig search path:")[0]
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
@@ -110,13 +120,6 @@ def one_line(error: BaseException) -> str:
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """A config as dictionaries and lists, interpolations resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
-
-
-def check_counts(given: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first value, by its key, that is no whole number above 0."""
-    for key, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{key} is {value}; it must be a whole number of at least 1")
 
 
 @contextmanager
@@ -139,6 +142,9 @@ def write_json(path: str | Path, content: Any) -> None:
 
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
+    # imported here: it brings torch, and what composes a config refuses a wrong one before that
+    from value_aware_attention.measurement.strict_json import to_json
+
     try:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:

@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app, check_counts, plain, write_json, write_text
+from pipelines.app import app, plain, write_json, write_text
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
 from pipelines.summary import SHORT, row, summary
@@ -83,7 +83,6 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"each of the {processes()} processes would run the whole sweep: start -m without "
                 f"torchrun, or torchrun without -m"
             )
-        check_counts(counts(cfg))
         check_checkpoint(cfg)
         if not (is_first() and sys.stderr.isatty()):
             disable_progress_bar()
@@ -96,16 +95,6 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
                 f"evaluation.batch_size (it is {cfg.task.batch_size})"
             ) from error
-
-
-def counts(cfg: DictConfig) -> dict[str, Any]:
-    """On how much text an evaluation is made, by the keys that a user sets; None = on all of it."""
-    choices = HydraConfig.get().runtime.choices
-    units = "causal_units" if choices["model"] == "causal" else f"masked_units.{choices['length']}"
-    return {
-        "evaluation.batch_size": cfg.task.batch_size,
-        "evaluation.recorded_units": cfg.task.recorded_units,
-    } | ({} if cfg.task.units is None else {f"evaluation.{units}": cfg.task.units})
 
 
 def is_out_of_memory(error: BaseException) -> bool:

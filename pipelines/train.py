@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import check_counts, new_folder, plain, write_json
+from pipelines.app import new_folder, plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
@@ -110,7 +110,6 @@ def write_model(
 
 def check_trainer(cfg: DictConfig) -> None:
     """Refuses what cannot be trained together, before any work."""
-    check_counts({f"training.{name}": cfg.training[name] for name in cfg.training})
     devices = cfg.trainer.devices * cfg.trainer.nodes
     check_micro_batches(devices, cfg.trainer.accumulate, cfg.batches.batch_size)
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from pipelines.app import app, check_counts, new_folder, plain, write_json
+from pipelines.app import app, new_folder, plain, write_json
 from pipelines.tracking import tracked
 from pipelines.train import CHANGES_NOTHING, StepLogger, check_trainer, memory_shortage_named
 from pipelines.train import metrics as measured
@@ -28,7 +28,6 @@ def main(cfg: DictConfig) -> None:
 
     A killed run continues where it was, if nothing that determines it has changed.
     """
-    check_counts({f"task.{name}": value for name, value in {**cfg.batches, **cfg.fit}.items()})
     check_trainer(cfg)
     seed_everything(cfg.seed, verbose=False)
     task = instantiate(cfg.task)

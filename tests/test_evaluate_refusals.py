@@ -248,8 +248,8 @@ def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed(root: Path) 
 def test_cells_of_one_engine_are_not_served_to_the_other(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = ("keys", "window_keys", "baseline_keys", "sampled_keys")
-    few = (*(f"grid.{name}=[]" for name in others), "grid.value_aware_keys=[4]")
+    others = ("window_keys", "baseline_keys", "sampled_keys")
+    few = (*(f"grid.{name}=[]" for name in others), "grid.keys=[4]", "grid.value_aware_keys=[4]")
     engines = []
     for library in (compiled.library, lambda: None):
         monkeypatch.setattr(compiled, "library", library)
