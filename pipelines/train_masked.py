@@ -67,6 +67,12 @@ def main(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
     """Refuses, before anything is read, an attention or a start that cannot have this size."""
+    made_with = {int(path.name) for path in Path(cfg.tokens).glob("*") if path.name.isdigit()}
+    if made_with and cfg.positions.block not in made_with:
+        raise ValueError(
+            f"masked.block is {cfg.positions.block}; {cfg.tokens} was made with "
+            f"{min(made_with)}: take that, or run python -m pipelines.tokens again"
+        )
     if attention is not None:
         attention.check_trainable(
             kernel=masked_kernel(attention) or Exponential(),

@@ -109,7 +109,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def table(rules: dict[str, Rule]) -> dict[str, Rule]:
     """The rules by their keys: "{a,b}.{c,d}" stands for four of them."""
-    found = {}
+    found: dict[str, Rule] = {}
     for pattern, rule in rules.items():
         parts = re.split(r"[{}]", pattern)  # every second one is a choice
         choices = [part.split(",") if at % 2 else [part] for at, part in enumerate(parts)]
