@@ -42,10 +42,11 @@ test: setup-dev  ## set up and run the tests, but for the slow ones
 test-slow: setup-dev  ## the slow tests: killed and distributed runs, clusters, every option as a cell
 	@$(RUN) $(PYTEST) -m slow
 
-lint: setup-dev  ## style, formatting and types
+lint: setup-dev  ## style, formatting, types, and requirements that fit together
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
+	@$(RUN) python -m pip check
 
 docs: setup-dev  ## the manual and the API as a site: site/index.html
 	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --quiet  # strict: mkdocs.yml

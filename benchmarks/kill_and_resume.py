@@ -43,9 +43,13 @@ def weights(root: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
+def being_written(root: Path) -> bool:
+    return any(folder(root).glob(".last.ckpt.*"))
+
+
 def checkpoint_files(root: Path) -> str:
     """What a kill left behind: the unfinished file and the steps of the whole ones."""
-    unfinished = ["last.partial"] if (folder(root) / "last.partial").exists() else []
+    unfinished = ["last.partial"] if being_written(root) else []
     steps = [
         f"{file.name} at step {torch.load(file, weights_only=True)['global_step']}"
         for file in sorted(folder(root).glob("*.ckpt"))
@@ -79,7 +83,7 @@ def into_training(root: Path, seconds: float) -> Callable[[], bool]:
 
 def killed_run(root: Path, kills: int, longest: float, numbers: random.Random) -> int:
     """How many kills fell into the run."""
-    fallen = kill_when(root, (folder(root) / "last.partial").exists)
+    fallen = kill_when(root, lambda: being_written(root))
     print(f"killed while a checkpoint is written: left {checkpoint_files(root)}")
     for _ in range(kills - 1):
         seconds = numbers.uniform(0, longest)

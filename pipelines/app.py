@@ -2,8 +2,8 @@
 
 import os
 import re
-import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any, cast
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -35,9 +37,15 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
         def task(cfg: DictConfig) -> Any:
             # what the function starts, such as the other processes of ddp, gets the user's choice
-            with tracebacks(FULL_ERROR), ending_with_one_line():
+            def checked(section: DictConfig) -> Any:
                 check(cfg, name)
-                return function(cfg[name])  # ended here, before Hydra adds lines of its own
+                return function(section)
+
+            with tracebacks(FULL_ERROR):
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    return result_or_failure(checked, cfg[name])
+                with ending_with_one_line():  # ended here, before Hydra adds lines of its own
+                    return checked(cfg[name])
 
         def main() -> None:
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
@@ -86,6 +94,29 @@ def ending_with_one_line() -> Iterator[None]:
         sys.exit(f"error: {one_line(error)}")
 
 
+class Failure(str):
+    """What a job of a sweep returns in place of its result: one line that says why."""
+
+
+def result_or_failure(function: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
+    """What the function returns, or a Failure, also printed, so that a sweep's other jobs run.
+
+    An error that the user cannot act on is printed with its traceback. Only Ctrl-C ends the sweep.
+    """
+    try:
+        with ending_with_one_line():
+            return function(cfg)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise
+        failure = Failure(str(stop.code).removeprefix("error: "))
+    except Exception as error:
+        traceback.print_exc()
+        failure = Failure(f"{type(error).__name__}: {one_line(error)}")
+    print(f"error: {failure}", file=sys.stderr)
+    return failure
+
+
 def scale_of_params(arguments: Sequence[str]) -> list[str]:
     """The override that makes the `scale` of params.yaml the group choice, unless one is given.
 
@@ -122,21 +153,6 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
 
 
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to fill that takes its place under `path` only when everything succeeded."""
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        shutil.rmtree(target, ignore_errors=True)
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def write_json(path: str | Path, content: Any) -> None:
     """Writes sorted, indented JSON as `write_text` does.
 
@@ -144,18 +160,10 @@ def write_json(path: str | Path, content: Any) -> None:
     """
     # imported here: it brings torch, and what composes a config refuses a wrong one before that
     from value_aware_attention.measurement.strict_json import to_json
+    from value_aware_attention.storage import write_text
 
     try:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
         raise ValueError(f"{path} was not written: {error}") from None
     write_text(path, text + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(text)
-    partial.replace(target)

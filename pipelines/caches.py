@@ -10,16 +10,22 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, write_text
+from pipelines.app import app
+from pipelines.checkpoint import check_model
 from pipelines.tracking import tracked
 from value_aware_attention.caches import CacheMethod
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+from value_aware_attention.storage import write_text
+from value_aware_study.paths import inside
 
 
 @app("caches")
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>.json: every method, with r keys of all there are to choose from."""
+    file = inside(cfg.records, cfg.name, ".json")
+    if "checkpoint" in cfg.load:
+        check_model(Path(cfg.load.checkpoint))
     texts = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)
     keys = texts.prefix or texts.batches[0].inputs["input_ids"].shape[1]
     settings = cache_settings(
@@ -37,7 +43,7 @@ def main(cfg: DictConfig) -> None:
             description=cfg.description, ends=texts.ends,
         )  # fmt: skip
         log_errors(run, record)
-    write_text(Path(cfg.records) / f"{cfg.name}.json", record.to_json())
+    write_text(file, record.to_json())
 
 
 def build(cfg: DictConfig, name: str, r: int) -> CacheMethod:

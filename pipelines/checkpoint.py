@@ -1,13 +1,14 @@
 """The trained model that an app reads: is it there, whole, and of the scale that was asked for?"""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
-from safetensors import SafetensorError, safe_open
+
+from value_aware_attention.hugging_face.checkpoints import check_files
+from value_aware_attention.storage import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+AGAIN = "train the model again"
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
@@ -16,11 +17,8 @@ def check_checkpoint(cfg: DictConfig) -> None:
     Raises FileNotFoundError or ValueError.
     """
     folder = Path(cfg.checkpoint)
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder} is missing: train the model first (dvc repro)")
-    config = read_config(folder / CONFIG)
-    for file in sorted({folder / WEIGHTS, *folder.glob("*.safetensors")}):
-        check_weights(file)
+    check_model(folder)
+    config = read_json(folder / CONFIG, remedy=AGAIN)
     other = [name for name, size in cfg.sizes.items() if config.get(name) != size]
     if other:
         found, asked = (
@@ -33,23 +31,14 @@ def check_checkpoint(cfg: DictConfig) -> None:
         )
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """A model's config.json; ValueError where it is no JSON object."""
-    try:
-        config = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}): train the model again") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} does not describe a model: train the model again")
-    return config
+def check_model(folder: Path) -> None:
+    """Refuses a trained model of which a file is missing, damaged or changed since it was written.
 
-
-def check_weights(file: Path) -> None:
-    """ValueError where a file is not there, is shorter than its header says, or has none."""
-    if not file.exists():
-        raise ValueError(f"{file} is missing: train the model again")
-    try:
-        with safe_open(file, "pt"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged ({error}): train the model again") from None
+    Raises FileNotFoundError or ValueError, which name the file.
+    """
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} is missing: train the model first (dvc repro)")
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"{folder / name} is missing: {AGAIN}")
+    check_files(folder, AGAIN)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,9 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app, plain, write_json, write_text
+from pipelines.app import app, plain, write_json
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
 from pipelines.summary import SHORT, row, summary
@@ -44,6 +42,7 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
+from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.measure import measure_own
@@ -52,6 +51,9 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_attention.storage import write_text
+from value_aware_study.data.token_arrays import AGAIN
+from value_aware_study.paths import inside
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.tasks.explorer import explored_model
 
@@ -83,7 +85,10 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"each of the {processes()} processes would run the whole sweep: start -m without "
                 f"torchrun, or torchrun without -m"
             )
+        inside(cfg.records, cfg.name)
         check_checkpoint(cfg)
+        if cfg.get("approximation") is None:  # one that cannot be read would be found at the end
+            saved_tokenizer(cfg.tokenizer, AGAIN)
         if not (is_first() and sys.stderr.isatty()):
             disable_progress_bar()
         try:
@@ -124,7 +129,7 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
         write(cfg, cfg.records, record)
         write_summary(cfg, record)
-        write_text(Path(cfg.explored.file), exploration(cfg, task))
+        write_text(inside(cfg.explored.folder, cfg.name, ".json"), exploration(cfg, task))
         log_record(run, record)
     return {}
 
@@ -184,14 +189,14 @@ def tracked_by_first(
 def write(cfg: DictConfig, folder: str, record: Record) -> None:
     """The record, by the first process."""
     if is_first():
-        write_text(Path(folder) / f"{cfg.name}.json", record.to_json())
+        write_text(inside(folder, cfg.name, ".json"), record.to_json())
 
 
 def write_summary(cfg: DictConfig, record: Record) -> None:
     """What `dvc metrics show` compares, and the curves that `dvc plots show` draws."""
     if is_first():
-        write_json(Path(cfg.metrics) / f"{cfg.name}.json", summary(record))
-        write_text(Path(cfg.plots) / f"{cfg.name}.csv", curves(record))
+        write_json(inside(cfg.metrics, cfg.name, ".json"), summary(record))
+        write_text(inside(cfg.plots, cfg.name, ".csv"), curves(record))
 
 
 def curves(record: Record) -> str:
@@ -209,10 +214,10 @@ def exploration(cfg: DictConfig, task: Task) -> str:
 
     Of the recorded texts the one that reads most like words.
     """
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
+    tokenizer = saved_tokenizer(cfg.tokenizer, AGAIN)
     calls = task.layer_calls()
     texts = [
-        [tokenizer.decode([token]) for token in task.first_tokens(cfg.explored.tokens, unit)]
+        [str(tokenizer.decode([token])) for token in task.first_tokens(cfg.explored.tokens, unit)]
         for unit in range(len(calls[0].query))
     ]
     unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))

@@ -8,7 +8,6 @@ compares these files, so that a stage runs again when, and only when, one of its
 code it runs has changed; not for a comment, a docstring, or a value that another stage reads.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from omegaconf import OmegaConf
 
 from pipelines.app import composed, ending_with_one_line, scale_of_params, write_json
 from value_aware_attention.measurement.source import code_hashes, defining_module
+from value_aware_attention.storage import read_json
 
 FOLDER = Path("outputs/fingerprints")
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
@@ -42,7 +42,7 @@ def write(folder: Path) -> None:
         found = fingerprint(app, overrides)
         path = folder / f"{name}.json"
         wanted.add(path)
-        before = json.loads(path.read_text()) if path.exists() else None
+        before = read_json(path, remedy="remove it") if path.exists() else None
         if before != found:
             changed = ["new"] if before is None else sorted(differences(before, found))
             write_json(path, found)

@@ -6,8 +6,6 @@ Needs requirements-dev.txt, which brings the weights. Writes outputs/probe/<mode
 report shows.
 """
 
-from pathlib import Path
-
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
@@ -15,17 +13,19 @@ from pipelines.app import app
 from pipelines.probe import probed
 from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.packaged_weights import weights_folder
+from value_aware_study.paths import inside
 
 
 @app("pretrained")
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<model>/: record.json, tables, figures and a page."""
+    results = inside(cfg.results, cfg.model)
     package = {key: cfg[key] for key in ("requirement", "package", "folder")}
     folder = str(weights_folder(**package))
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     probed(
         cfg.probe, load_model(folder), load_tokenizer(folder), texts, name=cfg.model,
-        folder=Path(cfg.results) / cfg.model, description=cfg.description,
+        folder=results, description=cfg.description,
     )  # fmt: skip
 
 

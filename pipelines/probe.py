@@ -31,6 +31,7 @@ from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.probe import probe, probe_caches
 from value_aware_study.data.text_files import TextFiles
+from value_aware_study.paths import inside
 from value_aware_study.report.model import write_probe
 
 
@@ -39,11 +40,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """Writes <results>/<name>/, and returns a row for a multirun's table."""
     disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is one line
+    name = cfg.name or Path(cfg.model).resolve().name
+    folder = inside(cfg.results, name)
     texts = [document.text for document in TextFiles(cfg.text)]
     tokenizer = load_tokenizer(cfg.tokenizer or cfg.model)
     model = load_model(cfg.model, dtype=precision(cfg.dtype))
-    name = cfg.name or Path(cfg.model).resolve().name
-    return probed(cfg, model, tokenizer, texts, name=name, folder=Path(cfg.results) / name)
+    return probed(cfg, model, tokenizer, texts, name=name, folder=folder)
 
 
 def probed(

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from pipelines.app import app, new_folder, write_json
+from pipelines.app import app, write_json
 from pipelines.summary import summary
 from pipelines.verdict import CLAIMS, SUMMARY, TIMES, kept
+from value_aware_attention.storage import new_folder
+from value_aware_study.paths import inside
 from value_aware_study.report.results import read_folder
 
 PACKED = """<!DOCTYPE html>
@@ -42,13 +44,14 @@ def main(cfg: DictConfig) -> None:
     scale = records[0].scale
     if scale != cfg.scale:
         raise ValueError(f"{cfg.records} holds records of scale {scale}; scale is {cfg.scale}")
-    with new_folder(Path(cfg.results) / scale) as folder:
+    published = inside(cfg.results, scale)
+    with new_folder(published) as folder:
         shutil.copytree(report, folder, dirs_exist_ok=True)
         page = gzip.compress((report / "index.html").read_bytes(), mtime=0)
         (folder / "index.html").write_text(PACKED.replace("{}", b64encode(page).decode()))
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})
         write_json(folder / TIMES, kept(Path(cfg.seconds)))
-    print(f"{Path(cfg.results) / scale} is the published run of this scale")
+    print(f"{published} is the published run of this scale")
 
 
 if __name__ == "__main__":

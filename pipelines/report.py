@@ -5,7 +5,6 @@ python -m pipelines.report
 The survey and probed models are on it where they were measured.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from omegaconf import DictConfig
 from pipelines.app import app
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Record
+from value_aware_attention.storage import read_json, reading
 from value_aware_study.report import Section, write_page
 from value_aware_study.report.caches import cache_section
 from value_aware_study.report.explorer import Exploration
@@ -23,12 +23,16 @@ from value_aware_study.report.pages import report_page
 from value_aware_study.report.results import Results, files_of, read_folder
 from value_aware_study.report.survey import survey_section
 
+AGAIN = "make it again (dvc repro)"
+MEASURED = ("model", "curve", "hyperparameters")
+"""What a report shows of a training"""
+
 
 @app("report")
 def main(cfg: DictConfig) -> None:
     """Writes <report>/index.html, and a .csv, .md and .png of each exhibit."""
-    tokens = json.loads(Path(cfg.tokens).read_text())
-    metrics = [json.loads(file.read_text()) for file in files_of(cfg.training)]
+    tokens = read_json(cfg.tokens, "sources", "vocabulary_size", remedy=AGAIN)
+    metrics = [read_json(file, *MEASURED, remedy=AGAIN) for file in files_of(cfg.training)]
     results = Results.of(read_folder(cfg.records), {m["model"]: m for m in metrics}, tokens)
     survey = survey_of(cfg, results.records)
     probed = [read(file) for file in sorted(Path(cfg.probe).glob("*/record.json"))]
@@ -42,19 +46,26 @@ def main(cfg: DictConfig) -> None:
 
 def read(file: Path) -> Record:
     """The record of a probe."""
-    return Record.from_json(file.read_text(encoding="utf-8"), str(file))
+    with reading(file, AGAIN):
+        return Record.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
 def read_caches(file: Path) -> CacheRecord:
     """The record of cache methods on one model."""
-    return CacheRecord.from_json(file.read_text(encoding="utf-8"), str(file))
+    with reading(file, AGAIN):
+        return CacheRecord.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
 def explored(cfg: DictConfig) -> Exploration | None:
     """What the evaluations left for the token explorer."""
     files = sorted(Path(cfg.explored).glob("*.json"))
-    found = [Exploration.from_json(file.read_text(encoding="utf-8")) for file in files]
+    found = [exploration(file) for file in files]
     return Exploration.of(found) if found else None
+
+
+def exploration(file: Path) -> Exploration:
+    with reading(file, AGAIN):
+        return Exploration.from_json(file.read_text(encoding="utf-8"))
 
 
 def survey_of(cfg: DictConfig, evaluated: Sequence[Record]) -> Section | None:
@@ -62,7 +73,7 @@ def survey_of(cfg: DictConfig, evaluated: Sequence[Record]) -> Section | None:
     found, trained, benchmark = Path(cfg.survey), Path(cfg.trained), Path(cfg.benchmark)
     surveyed = read_folder(found) if any(found.glob("*.json")) else []
     variants = read_folder(trained) if any(trained.glob("*.json")) else []
-    measured = json.loads(benchmark.read_text()) if benchmark.exists() else {}
+    measured = read_json(benchmark, "cells", remedy=AGAIN) if benchmark.exists() else {}
     if not surveyed and not variants and not measured:
         return None
     known = {record.hashes.get("checkpoint") for record in evaluated}

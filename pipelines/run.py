@@ -10,7 +10,6 @@ continues from its checkpoint, computed cells are found again. A stage is done a
 fingerprint (its values and its code) is another, or a stage that it reads from was.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ from pipelines import plan
 from pipelines.app import USER_ERRORS, composed, one_line, scale_of_params, write_json
 from pipelines.fingerprints import fingerprint
 from pipelines.train import check_gpu
+from value_aware_attention.storage import read_json
+from value_aware_study.paths import inside
 
 LAST = "report"
 
@@ -63,7 +64,7 @@ def run(given: list[str]) -> None:
     overrides += [f"paths.outputs={outputs}", f"paths.report={outputs}/report"]
     done_again: list[Stage] = []
     for stage in stages(cfg):
-        marker = Path(outputs) / ".done" / f"{stage.name}.json"
+        marker = inside(f"{outputs}/.done", stage.name, ".json")
         app, *words = stage.words
         found = fingerprint(app.removeprefix("pipelines."), [*words, *overrides])
         if kept(marker) == found and not any(map(stage.reads_from, done_again)):
@@ -124,7 +125,11 @@ def replicated(stage: Stage, kernel: str, replicate: str) -> Stage:
 
 
 def kept(marker: Path) -> Any:
-    return json.loads(marker.read_text()) if marker.exists() else None
+    """The fingerprint with which a stage was done; None where it is to be done."""
+    try:
+        return read_json(marker) if marker.exists() else None
+    except ValueError:
+        return None
 
 
 def start(name: str, words: list[str]) -> None:

@@ -13,15 +13,16 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from pipelines.app import app, plain
 from pipelines.evaluate import evaluating, hashes_of, setting, tracked_by_first, write
 from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.layer_errors import rounded
 from value_aware_attention.measurement.record import Panel, Picture
 from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_study.data.token_arrays import AGAIN
 from value_aware_study.tasks.attention_picture import effective_weights, first_head
 from value_aware_study.tasks.budgets import Affordable, closest_to_budget
 
@@ -134,8 +135,10 @@ def usable(method: nn.Module, call: LayerCall) -> bool:
 def picture(cfg: DictConfig, contenders: list[Contender], task: Task, call: LayerCall) -> Picture:
     """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(cfg.tokenizer)
-    text = (tokenizer.decode([token]).strip() for token in task.first_tokens(cfg.picture.tokens))
+    tokenizer = saved_tokenizer(cfg.tokenizer, AGAIN)
+    text = (
+        str(tokenizer.decode([token])).strip() for token in task.first_tokens(cfg.picture.tokens)
+    )
     exact = matrix(effective_weights(Exact(), shown))
     panels = [Panel(approximation="exact", parameters={}, cost=None, weights=exact)]
     for contender in contenders:

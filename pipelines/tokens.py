@@ -3,16 +3,16 @@
 python -m pipelines.tokens [tokens.vocabulary_size=4096] [tokens.rearrange=false]
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, new_folder, write_json
+from pipelines.app import app, write_json
 from pipelines.provenance import file_hash
 from pipelines.tracking import record_made
+from value_aware_attention.storage import new_folder, read_json, write_checksums
 from value_aware_study.data.tokens import SourceQuota, write_tokens
 
 
@@ -20,6 +20,7 @@ from value_aware_study.data.tokens import SourceQuota, write_tokens
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
     lengths = sorted({cfg.instance_length, *(() if cfg.rearrange else (cfg.long_length,))})
+    documents = read_json(cfg.corpus_metrics, *cfg.sources, remedy="run python -m pipelines.corpus")
     with new_folder(cfg.folder) as folder:
         shared = {"corpus": Path(cfg.corpus), "seed": cfg.seed, "scratch": folder}
         causal: dict = {
@@ -36,7 +37,8 @@ def main(cfg: DictConfig) -> None:
             made = [write(causal, **shared, **stream, **instances)]
         else:
             made = [write(causal, **shared, **stream), write(masked, **shared, **instances)]
-    documents = json.loads(Path(cfg.corpus_metrics).read_text())
+        for part in ("causal", "masked"):
+            write_checksums(folder / part)
     write_json(cfg.metrics, counts(documents, made[0], made[-1]))
     parts = [Path(cfg.folder) / part for part in ("causal", "causal/evaluation.npy", "masked")]
     hashes = [file_hash([part]) for part in parts]

@@ -1,19 +1,15 @@
 """Weights & Biases, offline by default. Curves and browsing live there; results never do."""
 
-import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra.experimental.callback import Callback
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import plain, write_json
+from pipelines.app import plain
 from pipelines.summary import row, summary
 from value_aware_attention.measurement import Record
 
@@ -110,34 +106,3 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
 
 def no_run(**settings: Any) -> None:
     """Nothing is logged."""
-
-
-class ResultsTable(Callback):
-    """Prints what the jobs of a multirun returned as one table.
-
-    Jobs may run in other processes, or on other machines (hydra/launcher=submitit_slurm): each
-    leaves its row in the sweep's folder.
-    """
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Forgets the rows of the sweep before."""
-        shutil.rmtree(rows_folder(config), ignore_errors=True)
-
-    def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
-        """Keeps the row that a job returned."""
-        of_a_sweep = config.hydra.mode == RunMode.MULTIRUN
-        row = job_return.return_value if job_return.status.name == "COMPLETED" else None
-        if of_a_sweep and isinstance(row, dict):
-            write_json(rows_folder(config) / f"{config.hydra.job.num}.json", list(row.items()))
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Prints the table."""
-        import pandas as pd
-
-        files = sorted(rows_folder(config).glob("*.json"), key=lambda file: int(file.stem))
-        if rows := [dict(json.loads(file.read_text())) for file in files]:
-            print(pd.DataFrame(rows).to_string(index=False, float_format="{:.4g}".format))
-
-
-def rows_folder(config: DictConfig) -> Path:
-    return Path(config.hydra.sweep.dir) / "rows"

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -19,10 +19,12 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import new_folder, plain, write_json
+from pipelines.app import plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.storage import new_folder, write_checksums
+from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.micro_batches import check_micro_batches
 from value_aware_study.training.model_card import model_card
@@ -76,17 +78,16 @@ def train(
                 evaluate_every=cfg.training.evaluate_every,
                 checkpoint_every=cfg.training.checkpoint_every,
                 log_every_n_steps=cfg.training.log_every,
-                checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
+                checkpoint_folder=inside(cfg.checkpoints, cfg.name),
                 fingerprint=fingerprint,
                 logger=StepLogger(experiment=run) if run else None,
                 **cfg.trainer,
             )
-        if not all(math.isfinite(point["loss"]) for point in curve):
-            raise ValueError(f"the loss of {cfg.name} is not finite; try a lower learning rate")
+        check_finite(cfg.name, module.model, curve)
         if first:
             write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
             if run:
-                link(run, "log_artifact", "checkpoint", file_hash([Path(cfg.models) / cfg.name]))
+                link(run, "log_artifact", "checkpoint", file_hash([inside(cfg.models, cfg.name)]))
 
 
 class StepLogger(WandbLogger):
@@ -96,20 +97,32 @@ class StepLogger(WandbLogger):
         self.experiment.log(dict(metrics), step=step)
 
 
+def check_finite(name: str, model: nn.Module, curve: Sequence[Mapping[str, float]]) -> None:
+    """Refuses a model that learned nothing, before it takes the place of a good one."""
+    if not all(math.isfinite(point["loss"]) for point in curve):
+        raise ValueError(f"the loss of {name} is not finite; try a lower learning rate")
+    for parameter, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            raise ValueError(f"{parameter} of {name} is not finite; try a lower learning rate")
+
+
 def write_model(
     cfg: DictConfig, model: nn.Module, save: Callable[..., None], record: dict[str, Any]
 ) -> None:
     """The model's folder, whole or not at all, and its metrics."""
-    with new_folder(Path(cfg.models) / cfg.name) as folder:
+    with new_folder(inside(cfg.models, cfg.name)) as folder:
         save(model, folder)
         # Beside the model, so that the folder alone says how to read text into it, and what it is.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
+        write_checksums(folder)
         (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
-    write_json(Path(cfg.metrics) / f"{cfg.name}.json", record)
+    write_json(inside(cfg.metrics, cfg.name, ".json"), record)
 
 
 def check_trainer(cfg: DictConfig) -> None:
     """Refuses what cannot be trained together, before any work."""
+    for name in (cfg.name, cfg.get("attention", cfg).name):  # the attention's is in paths too
+        inside(cfg.models, name)
     devices = cfg.trainer.devices * cfg.trainer.nodes
     check_micro_batches(devices, cfg.trainer.accumulate, cfg.batches.batch_size)
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from transformers import PreTrainedTokenizerFast
 
 from pipelines.app import app
 from pipelines.train import train, trained_attention
+from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import CausalBatches
+from value_aware_study.data.token_arrays import AGAIN, check_vocabulary
 from value_aware_study.data.tokens import held_out_split
 
 
@@ -38,7 +39,8 @@ def main(cfg: DictConfig) -> None:
         steps=cfg.training.evaluation_batches,
         **cfg.batches,
     )
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    tokenizer = saved_tokenizer(folder / "tokenizer", AGAIN)
+    check_vocabulary(folder / "train.npy", batches.tokens, len(tokenizer))
     read = cfg.fit.steps * cfg.batches.batch_size * cfg.batches.length
     facts = {
         "vocabulary_size": len(tokenizer),

@@ -6,18 +6,25 @@ python -m pipelines.train_in_context task=recall|markov|copying [task.steps=700]
 from contextlib import nullcontext
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from pipelines.app import app, new_folder, plain, write_json
+from pipelines.app import app, plain, write_json
 from pipelines.tracking import tracked
-from pipelines.train import CHANGES_NOTHING, StepLogger, check_trainer, memory_shortage_named
+from pipelines.train import (
+    CHANGES_NOTHING,
+    StepLogger,
+    check_finite,
+    check_trainer,
+    memory_shortage_named,
+)
 from pipelines.train import metrics as measured
+from value_aware_attention.storage import new_folder, write_checksums
 from value_aware_study.data.in_context import InContextBatches
+from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.in_context import sharpest_weights
 
@@ -46,19 +53,21 @@ def main(cfg: DictConfig) -> None:
             evaluate_every=cfg.training.evaluate_every,
             checkpoint_every=cfg.training.checkpoint_every,
             log_every_n_steps=cfg.training.log_every,
-            checkpoint_folder=Path(cfg.checkpoints) / cfg.name,
+            checkpoint_folder=inside(cfg.checkpoints, cfg.name),
             fingerprint=sha256(repr(settings).encode()).hexdigest(),
             logger=StepLogger(experiment=run) if run else None,
             **cfg.trainer,
         )
+    check_finite(cfg.name, model, curve)
     if first:
         facts = {key: value for key, value in plain(cfg.task).items() if key != "_target_"}
         facts["growing"] = cfg.growing
         record = measured(cfg, model, curve, {**facts, "length": task.length})
         record["sharpest_weights"] = sharpest_weights(model, held_out[0], task.prefix)
-        with new_folder(Path(cfg.models) / cfg.name) as folder:
+        with new_folder(inside(cfg.models, cfg.name)) as folder:
             model.save_pretrained(folder)
-        write_json(Path(cfg.metrics) / f"{cfg.name}.json", record)
+            write_checksums(folder)
+        write_json(inside(cfg.metrics, cfg.name, ".json"), record)
 
 
 if __name__ == "__main__":

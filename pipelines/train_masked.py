@@ -10,7 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
+from pipelines.checkpoint import AGAIN
 from pipelines.train import train, trained_attention
+from value_aware_attention.hugging_face.checkpoints import check_files
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
@@ -80,6 +82,8 @@ def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
             head_dim=cfg.layers.width // cfg.layers.heads,
             is_causal=False,
         )
+    if cfg.warm_start and Path(cfg.warm_start).is_dir():
+        check_files(Path(cfg.warm_start), AGAIN)
     start = TrainedAttention.of(read_config(cfg.warm_start)) if cfg.warm_start else None
     if start and start.is_mixing and not (attention and attention.is_mixing):
         raise ValueError(f"{cfg.warm_start} was trained with {start}: it has no attention")

@@ -3,13 +3,14 @@
 python -m pipelines.verdict
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
+
+from value_aware_attention.storage import read_json
 
 REPORT, PUBLISHED, METRICS = Path("report"), Path("results"), Path("outputs/summary")
 SUMMARY, CLAIMS, TIMES = "summary.json", "claims.csv", "seconds.json"
@@ -73,7 +74,7 @@ def published_seconds() -> dict[str, float]:
 
 def kept(file: Path) -> dict[str, Any]:
     """A file's JSON; empty where there is none."""
-    return json.loads(file.read_text()) if file.exists() else {}
+    return read_json(file, remedy="remove it") if file.exists() else {}
 
 
 if __name__ == "__main__":

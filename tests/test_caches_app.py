@@ -32,7 +32,7 @@ def test_every_method_is_measured_and_shown(tmp_path: Path) -> None:
     run(tmp_path, "texts=recall")
     text = (tmp_path / "outputs/caches/recall.json").read_text()
     record = CacheRecord.from_json(text)
-    assert (record.prefix, record.units, record.seeds) == (12, 4, 2)
+    assert (record.prefix, record.seeds) == (12, (0, 0, 1, 1))
     assert {cell.r for cell in record.cells} == {6}
     methods = {cell.method for cell in record.cells}
     assert {"random", "snapkv", "leave_one_out", "value_aware", "value_aware_best"} <= methods

@@ -47,8 +47,8 @@ def test_a_sweep_of_submitit_jobs_prints_its_table(
     # a job each, and with every key the exact attention
     jobs = list((tmp_path / "logs/hydra/evaluate/.submitit").glob("*/*_result.pkl"))
     assert len(jobs) == 2
-    kept = json.loads((tmp_path / "logs/hydra/evaluate/rows/1.json").read_text())
-    assert dict(kept)["relative_output_error"] < 1e-9
+    kept = json.loads((tmp_path / "logs/hydra/evaluate/jobs/1.json").read_text())
+    assert dict(kept["row"])["relative_output_error"] < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
     ("command", "named"),
     [
         ("model=/no/such/folder text={text.txt}", "/no/such/folder: no such folder"),
-        ("model=no-such-org/no-such-model text={text.txt}", "no network"),
+        ("model=no-such-org/no-such-model text={text.txt}", "no-such-model cannot be loaded"),
         ("model={bert} text=/no/such/file.txt", "/no/such/file.txt"),
         ("model={bert} text={short.txt}", "the text has 3 tokens, a window of 16 needs 14"),
         ("model={bert} text={empty.txt}", "the text is empty"),

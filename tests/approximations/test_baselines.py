@@ -141,6 +141,20 @@ def test_a_key_with_all_the_weight_comes_first() -> None:
         assert (method.select(*inputs, **options).weights == 1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_key_with_nearly_all_the_weight_is_kept(dtype: torch.dtype) -> None:
+    """As alpha nears 1 neither 1 - alpha nor o - v has a digit left, and their quotient none."""
+    query, key, value = draw(3, 4, 300, 64)
+    key = torch.nn.functional.normalize(key, dim=-1)
+    query = key * torch.linspace(5.0, 60.0, 300, dtype=key.dtype)[:, None]  # alpha up to 1 - 1e-26
+    inputs = tuple(x.to(dtype) for x in (query, key, value))
+    alpha = attention_weights(*inputs[:2], kernel=Exponential(1.0))
+    dense = LeaveOneOutKeys(2).select(*inputs, kernel=Exponential(1.0)).dense(300)
+    likely = alpha.amax(-1) > 0.5
+    assert (1 - alpha.amax(-1)).lt(1e-7).any() and likely.any()
+    assert (dense.argmax(-1) == alpha.argmax(-1))[likely].all()
+
+
 def test_equal_scores_go_to_the_lowest_index_and_hidden_keys_last() -> None:
     scores = torch.tensor([[1.0, 3.0, 1.0, 1.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
     allowed = torch.tensor([[True, True, True, True, False], [False, True, False, False, True]])

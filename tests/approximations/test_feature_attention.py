@@ -195,6 +195,19 @@ def test_linear_attention_refuses_the_default_kernel_by_name() -> None:
         LinearAttention()(*(torch.ones(3, 2),) * 3)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_queries_keep_their_digits(causal: bool) -> None:
+    """||q||^2 / 2 cancels in the normalisation; added to Rq it would take its digits first."""
+    query, key, value = (x.float() for x in draw(5, 96, 16))
+    inputs = 200 * query, key, value
+    precise = (x.double() for x in inputs)
+    method = OrthogonalRandomFeatures(64, 0)
+    error = relative_output_error(
+        method(*inputs, is_causal=causal).double(), method(*precise, is_causal=causal)
+    )
+    assert error.sqrt().max() < 5e-4
+
+
 @pytest.mark.parametrize(
     "method", [OrthogonalRandomFeatures(4, 0), RandomFourierFeatures(4, 0)], ids=str
 )

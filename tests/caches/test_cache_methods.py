@@ -87,6 +87,19 @@ def test_leave_one_out_is_the_error_of_all_keys_but_one(seen: Observed) -> None:
     check_scores(caches.LeaveOneOut(3), seen, score)
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+def test_leave_one_out_keeps_its_digits_where_a_query_sees_one_key(beside: bool) -> None:
+    """alpha / (1 - alpha) ||o - v|| has none in fp32 where alpha nears 1."""
+    low = observed(sharpness=60.0, beside=beside, dtype=torch.float32)
+    tensors = {name: getattr(low, name).double() for name in ("query", "key", "value")}
+    if beside:
+        tensors["beside"] = low.beside.rearranged(lambda x: x.double())
+    expected = caches.LeaveOneOut(3).scores(with_(low, **tensors)).float()
+    assert (low.weights.amax(-1) == 1).any() and expected.isfinite().all()
+    scores = caches.LeaveOneOut(3).scores(low)
+    torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_leave_one_out_of_all_but_one_is_best() -> None:
     seen = observed()
     kept = caches.LeaveOneOut(seen.keys - 1).keep(seen)

@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.test_apps import run_app
+from value_aware_attention.hugging_face.hub import hub_answers
 from value_aware_study.data.corpora import (
     Document,
     HubArticles,
@@ -18,7 +19,6 @@ from value_aware_study.data.corpora import (
     read_texts,
     write_corpus,
 )
-from value_aware_study.data.hub import hub_answers
 from value_aware_study.data.packing import token_stream, write_instances, write_stream
 from value_aware_study.data.tokenization import ByteLevelBPE
 
@@ -180,7 +180,7 @@ def connect(monkeypatch):
     def patched(*lost_before, error=None):
         connection = Connection(lost_before, error or ConnectionError("Server Disconnected"))
         monkeypatch.setattr("datasets.load_dataset", connection.load_dataset)
-        monkeypatch.setattr("value_aware_study.data.hub.hub_answers", lambda: True)
+        monkeypatch.setattr("value_aware_attention.hugging_face.hub.hub_answers", lambda: True)
         return connection
 
     return patched

@@ -127,11 +127,11 @@ def test_a_failed_report_leaves_the_old_one(
 
 
 def test_what_a_killed_run_left_is_removed(page: Page, tmp_path: Path) -> None:
-    left = tmp_path / page_module.UNFINISHED
+    left = tmp_path.with_name(f".{tmp_path.name}.partial")
     left.mkdir()
     (left / "old.csv").write_text("half a")
     write_page(page, tmp_path)
-    assert set(contents(tmp_path)) == FILES
+    assert set(contents(tmp_path)) == FILES and not left.exists()
 
 
 def test_a_page_too_large_is_refused_in_one_line(

@@ -60,7 +60,7 @@ def train_app(root: Path, dies: str = "", at: int = 0) -> None:
     train_causal.main()
 
 
-def kill() -> None:
+def kill(**given: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -107,7 +107,7 @@ def between_names(step: int) -> None:
         files: CheckpointFiles, state: dict[str, Any], *arguments: Any, **named: Any
     ) -> None:
         if state["global_step"] == step:
-            os.replace = lambda old, new: kill() if old == files.unfinished else rename(old, new)
+            os.replace = lambda old, new: kill() if new == files.last else rename(old, new)
         save(files, state, *arguments, **named)
 
     CheckpointFiles.save_checkpoint = patched

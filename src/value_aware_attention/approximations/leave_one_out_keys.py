@@ -7,7 +7,7 @@ from torch import Tensor
 from value_aware_attention.approximations.ranked_keys import RankedKeys
 from value_aware_attention.call import Call
 
-__all__ = ["LeaveOneOutKeys"]
+__all__ = ["LeaveOneOutKeys", "output_change"]
 
 
 class LeaveOneOutKeys(RankedKeys):
@@ -20,7 +20,29 @@ class LeaveOneOutKeys(RankedKeys):
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        value = call.centred.value  # distances keep their digits far from 0
-        distance = torch.cdist(weights @ value, value)
-        left = 1 - weights
-        return (weights / left * distance).masked_fill(left <= 0, torch.inf)
+        return output_change(weights, call.centred.value)  # distances keep their digits far from 0
+
+
+def output_change(
+    weights: Float[Tensor, "*#batch N M"],
+    value: Float[Tensor, "*#batch M V"],
+    beside: tuple[Float[Tensor, "*#batch N 1"], Float[Tensor, "*#batch N V"]] | None = None,
+) -> Float[Tensor, "*batch N M"]:
+    """Computes alpha_i / (1 - alpha_i) ||o - v_i|| of every key; inf where it is all that is seen.
+
+    As alpha approaches 1 neither 1 - alpha nor o - v has a digit left: where a key has more than
+    half of the weight it is taken as alpha_i ||o_i - v_i||, which is equal, with o_i the output of
+    the others renormalised. `beside`: the weight, and the weighted sum of values, of what is seen
+    beside the keys.
+    """
+    weight, sums = beside or (0.0, 0.0)
+    change = weights / (1 - weights) * torch.cdist(weights @ value + sums, value)
+    weights = weights.expand_as(change)
+    value = value.expand(*change.shape[:-2], *value.shape[-2:])
+    heaviest = weights.argmax(dim=-1, keepdim=True)
+    others = weights.scatter(-1, heaviest, 0.0)
+    total = others.sum(dim=-1, keepdim=True) + weight
+    distance = (others @ value + sums) / total - value.take_along_dim(heaviest, dim=-2)
+    largest = weights.gather(-1, heaviest)
+    moved = (largest * distance.norm(dim=-1, keepdim=True)).masked_fill(total <= 0, torch.inf)
+    return change.scatter(-1, heaviest, moved.where(largest > 0.5, change.gather(-1, heaviest)))

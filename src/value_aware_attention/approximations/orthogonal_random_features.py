@@ -1,7 +1,5 @@
 """ORF attention (section A.1): positive random features of the exponential kernel."""
 
-from functools import partial
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -47,8 +45,17 @@ class OrthogonalRandomFeatures(FeatureAttention):
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
         head_dim = call.key.shape[-1]
         scale = similarity_scale(call.kernel, head_dim)
-        features = partial(_features, self.projection(head_dim).to(call.key), scale)
-        return features, features
+        projection = self.projection(head_dim).to(call.key).T * scale**0.5
+
+        def of_queries(x: Tensor) -> Features:
+            # ||q||^2 / 2 is the same for all keys of a query: normalisation cancels it, but in
+            # the sum a long query's would take the digits of Rq.
+            return Features(x @ projection)
+
+        def of_keys(x: Tensor) -> Features:
+            return Features(x @ projection - x.square().sum(dim=-1, keepdim=True) * (scale / 2))
+
+        return of_queries, of_keys
 
     def projection(self, head_dim: int) -> Float[Tensor, "F D"]:
         """Draws the random matrix R from the seed, on the CPU."""
@@ -58,11 +65,3 @@ class OrthogonalRandomFeatures(FeatureAttention):
     def multiply_adds(self, sizes: Sizes) -> float:
         """Features of a query, its share of the keys' features and their sum, and the product."""
         return self.features * sizes.one_key * (1 + sizes.keys / sizes.queries)
-
-
-def _features(
-    projection: Float[Tensor, "F D"], scale: float, x: Float[Tensor, "*batch L D"]
-) -> Features:
-    """log Phi(x) = Rx - ||x||^2 / 2, without the factor 1/sqrt(F) that normalisation cancels."""
-    size = x.square().sum(dim=-1, keepdim=True) * (scale / 2)
-    return Features(x @ (projection.T * scale**0.5) - size)

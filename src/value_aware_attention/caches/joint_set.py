@@ -12,7 +12,7 @@ joint cost of every candidate takes O(n M) a drop.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,8 @@ NOTHING = 1e-6
 """The part of a row's kept mass taken to lie at 0, where its output is if it sees nothing."""
 DROPS = 64
 """How many drops are followed by updates before everything is computed again."""
+CANDIDATES = 4 * DROPS
+"""How many keys are followed by updates: those whose loss cost least when all was computed."""
 GENTLE = 0.9
 """The largest share of a row's mass up to which drops are followed in fp32, twice as fast: above
 it t is large and magnifies rounding."""
@@ -87,6 +89,10 @@ class Rows:
         parts = [x.split(max(1, elements // (rows * keys))) for x in vars(self).values()]
         yield from (Rows(*part) for part in zip(*parts, strict=True))
 
+    def take(self, caches: Int[Tensor, " C"]) -> "Rows":
+        """Returns some of the caches."""
+        return Rows(*(x[caches] for x in vars(self).values()))
+
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
         state = _State.of(self, self._log_weights_of(kept), self.value, nothing=0.0)
@@ -94,15 +100,36 @@ class Rows:
 
     def cost_of_dropping(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes what the joint error gains by each kept key's loss; inf for those that stay."""
-        state = _State.of(self, self._log_weights_of(kept), self.value)
-        return state.cost().masked_fill(~kept | self.protected, torch.inf)
+        return self._dropping(self._state(kept), kept)
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes what each further key changes of the joint error; inf for those that cannot."""
-        state = _State.of(self, self._log_weights_of(kept), self.value)
-        odds = self.log_weights - state.log_total - state.mass.log()
-        cost = state.change(-odds.sigmoid())
-        return cost.masked_fill(kept | ~self.available, torch.inf)
+        return self._adding(self._state(kept), kept)
+
+    def exchanged(self, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+        """Returns the best set that one exchange of a cheap key makes, best by its joint cost."""
+        state = self._state(kept)
+        dropping = self._dropping(state, kept)
+        cheapest = dropping.topk(min(BREADTH, kept.shape[-1]), dim=-1, largest=False)
+        best, lowest = kept, torch.full_like(dropping[:, :1], torch.inf)
+        for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
+            without = kept.scatter(-1, dropped, value=False)
+            adding = self._adding(state.without(dropped), without)
+            gained, added = adding.min(dim=-1, keepdim=True)
+            better = cost + gained < lowest
+            best = best.where(~better, without.scatter(-1, added, value=True))
+            lowest = lowest.where(~better, cost + gained)
+        return best
+
+    def _state(self, kept: Bool[Tensor, "B M"]) -> "_State":
+        return _State.of(self, self._log_weights_of(kept), self.value)
+
+    def _dropping(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        return state.cost().masked_fill(~kept | self.protected, torch.inf)
+
+    def _adding(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        odds = self.log_weights - (state.log_total + state.mass.log())
+        return state.change(-odds.sigmoid()).masked_fill(kept | ~self.available, torch.inf)
 
     def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B n M"]:
         return self.log_weights.masked_fill(~kept[:, None], -torch.inf)
@@ -147,6 +174,16 @@ class _State:
             to_exact=_squared_distances(rows.output, value),
         )
 
+    def take(self, keys: Int[Tensor, "B C"]) -> "_State":
+        """Returns what it is for some of the keys."""
+        at = keys[:, None, :]
+        parts = {
+            name: x.take_along_dim(at, dim=-1)
+            for name, x in vars(self).items()
+            if name in ("weights", "to_kept", "to_exact")
+        }
+        return replace(self, value=self.value.take_along_dim(keys[..., None], dim=-2), **parts)
+
     def in_single_precision(self) -> "_State":
         """Returns it in fp32."""
         return _State(**{name: x.float() for name, x in vars(self).items()})
@@ -173,6 +210,12 @@ class _State:
         self.mass -= weight
         self.weights.scatter_(-1, at, 0.0)
 
+    def without(self, key: Int[Tensor, "B 1"]) -> "_State":
+        """Returns what is left without one key of each cache."""
+        kept = _State(**{name: x.clone() for name, x in vars(self).items()})
+        kept.drop(key)
+        return kept
+
 
 def _squared_distances(
     a: Float[Tensor, "B n V"], b: Float[Tensor, "B K V"]
@@ -184,11 +227,16 @@ def _squared_distances(
 def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
     """Drops key after key, each time the one whose loss costs the joint error least, down to r.
 
-    Everything is computed again after `DROPS` drops, for the keys that are left.
+    Everything is computed again after `DROPS` drops, for the keys that are left. In between the
+    `CANDIDATES` that cost least then are followed: a drop costs the same however many keys there
+    are, and so few drops hardly make a key cheapest that was not among them.
     """
     left = _every_key(rows)
     while left.shape[-1] > r:
         state, fixed = _start(rows, left)
+        count = min(CANDIDATES, left.shape[-1])
+        candidates = (state.cost() + fixed).topk(count, dim=-1, largest=False).indices
+        state, fixed = state.take(candidates), fixed.gather(-1, candidates)
         if (state.weights / state.mass).amax() < GENTLE:
             state, fixed = state.in_single_precision(), fixed.float()
         stays = torch.ones_like(left, dtype=torch.bool)
@@ -196,7 +244,7 @@ def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
             cheapest = (state.cost() + fixed).argmin(dim=-1, keepdim=True)
             state.drop(cheapest)
             fixed.scatter_(-1, cheapest, torch.inf)
-            stays.scatter_(-1, cheapest, value=False)
+            stays.scatter_(-1, candidates.gather(-1, cheapest), value=False)
         left = left[stays].view(len(left), -1)
     return torch.zeros_like(rows.available).scatter(-1, left, value=True)
 
@@ -242,29 +290,15 @@ def exchange(rows: Rows, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
     Each step drops, of the `BREADTH` keys whose loss costs least, the one after which the best key
     to add leaves the least error.
     """
-    error = rows.error(kept)
+    kept, error = kept.clone(), rows.error(kept)
+    improving = torch.arange(len(kept), device=kept.device)
     for _ in range(2 * int(kept.sum(dim=-1).max())):
-        other = _exchanged(rows, kept)
-        left = rows.error(other)
-        better = left < error * (1 - GAIN)
-        if not better.any():
+        part = rows.take(improving)
+        other = part.exchanged(kept[improving])
+        left = part.error(other)
+        better = left < error[improving] * (1 - GAIN)
+        improving = improving[better]
+        if len(improving) == 0:
             break
-        kept, error = kept.where(~better[:, None], other), error.where(~better, left)
+        kept[improving], error[improving] = other[better], left[better]
     return kept
-
-
-def _exchanged(rows: Rows, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
-    """The best set that one exchange of a cheap key makes."""
-    costs = rows.cost_of_dropping(kept)
-    cheapest = costs.topk(min(BREADTH, costs.shape[-1]), dim=-1, largest=False)
-    best, lowest = kept, torch.full_like(costs[:, :1], torch.inf)
-    for place in range(cheapest.indices.shape[-1]):
-        dropped = cheapest.indices[:, place : place + 1]
-        without = kept.scatter(-1, dropped, value=False)
-        cost = rows.cost_of_adding(without)
-        added = cost.argmin(dim=-1, keepdim=True)
-        total = cheapest.values[:, place : place + 1] + cost.gather(-1, added)
-        better = total < lowest
-        best = best.where(~better, without.scatter(-1, added, value=True))
-        lowest = lowest.where(~better, total)
-    return best

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from value_aware_attention.approximations.leave_one_out_keys import output_change
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
@@ -21,13 +22,19 @@ class LeaveOneOut(CacheMethod):
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         value = working_precision(seen.value)
         centre = value.mean(dim=-2, keepdim=True)  # distances keep their digits far from 0
-        output = seen.output.flatten(-3, -2)
-        distance = torch.cdist(output - centre, value - centre)
         weights = seen.weights.flatten(-3, -2)
-        left = 1 - weights
-        change = (weights / left * distance).square()
+        change = output_change(weights, value - centre, self._beside(seen, centre)).square()
+        output = seen.output.flatten(-3, -2)
         alone = output.square().sum(dim=-1, keepdim=True).expand_as(change)
-        return change.where(left > 0, alone).sum(dim=-2)
+        return change.where(change < torch.inf, alone).sum(dim=-2)
+
+    @staticmethod
+    def _beside(seen: Observed, centre: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns the weight of what each row sees beside the keys, and its share of the output."""
+        if seen.beside is None:
+            return None
+        weight, output = seen.log_beside.exp(), seen.beside.output() - centre[..., None, :, :]
+        return weight.flatten(-3, -2), (weight * output).flatten(-3, -2)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return float(rows * keys * (head_dim + 2 * value_dim))

@@ -12,7 +12,7 @@ from value_aware_attention.call import Call
 from value_aware_attention.layer import Layer
 from value_aware_attention.partial import attention_state
 
-__all__ = ["OBSERVED", "Choice", "visible_pairs"]
+__all__ = ["OBSERVED", "Choice", "turned", "visible_pairs"]
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,22 @@ def causal(choice: Choice) -> dict[str, Any]:
 
 
 def noncausal(choice: Choice) -> dict[str, Any]:
-    """Queries of the whole past, which see every key, turned to later positions."""
+    """Queries of the whole past, which see every key, turned to where later ones are."""
+    return turned(choice, choice.start)
+
+
+def turned(choice: Choice, by: int) -> dict[str, Any]:
+    """Queries of the whole past, which see every key, turned by so many positions."""
     rows = choice.spaced(choice.past)
     query = choice.call.query[..., rows, :]
     if choice.past == choice.served:  # an encoder: nothing is later
         return choice.attending(rows)
     if choice.layer.rotary is not None:
-        query = choice.layer.rotary(query, torch.full_like(rows, choice.start))
+        query = choice.layer.rotary(query, torch.full_like(rows, by))
     return {
         "query": query,
         "visible": choice.unpadded(rows),
-        "positions": rows + choice.start,
+        "positions": rows + by,
     }
 
 

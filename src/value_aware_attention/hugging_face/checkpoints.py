@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -15,14 +16,18 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
+from value_aware_attention.hugging_face.hub import local_folder, only_local, why_not
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
+from value_aware_attention.storage import check_checksums, read_json, reading
 
-__all__ = ["auto_class", "load_model", "load_tokenizer"]
+__all__ = ["auto_class", "check_files", "load_model", "load_tokenizer", "saved_tokenizer"]
 
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """What a folder with a tokenizer holds at least one of."""
+DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -33,42 +38,69 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     None is the checkpoint's own. Raises FileNotFoundError or OSError where there is none,
     ValueError for a model trained with an approximation.
     """
-    folder = _local(name)
-    options: dict[str, Any] = {"local_files_only": folder is not None, "trust_remote_code": False}
+    folder = local_folder(name)
+    if folder is not None:
+        check_files(folder)
     try:
-        config = AutoConfig.from_pretrained(name, **options)
-        if attention := TrainedAttention.of(config):
-            raise ValueError(
-                f"{name} was trained with {attention}; give a model trained with exact attention"
-            )
-        return auto_class(config, (config.architectures or [""])[0]).from_pretrained(
-            name, config=config, use_safetensors=True, dtype=dtype or "auto", **options
-        )
+        with reading(name, "give a whole one"):
+            return _loaded(name, dtype or "auto")
     except OSError as error:
-        raise OSError(_why(name, folder, error)) from None
+        raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _loaded(name: str, dtype: Any) -> PreTrainedModel:
+    options: dict[str, Any] = {"local_files_only": only_local(name), "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(name, **options)
+    if attention := TrainedAttention.of(config):
+        raise ValueError(
+            f"{name} was trained with {attention}; give a model trained with exact attention"
+        )
+    model: PreTrainedModel = auto_class(config, (config.architectures or [""])[0]).from_pretrained(
+        name, config=config, use_safetensors=True, dtype=dtype, **options
+    )
+    return model
+
+
+def check_files(folder: Path, remedy: str = "make it again") -> None:
+    """Refuses a saved model or tokenizer whose files are damaged, or not as they were written.
+
+    JSON and the headers of the weights are read; all bytes are only where the folder has checksums.
+    Raises ValueError with the file's name and the remedy.
+    """
+    for name in DESCRIPTIONS:
+        if (folder / name).exists():
+            read_json(folder / name, remedy=remedy)
+    for file in sorted(folder.glob("*.safetensors")):
+        with reading(file, remedy), safe_open(file, "pt"):
+            pass
+    check_checksums(folder, remedy)
+
+
+def saved_tokenizer(folder: Path | str, remedy: str = "make it again") -> PreTrainedTokenizerFast:
+    """Loads the tokenizer that was saved in a folder; ValueError names the file that is damaged."""
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: {remedy}")
+    check_files(file.parent, remedy)
+    with reading(file, remedy):
+        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(file.parent)
+    return loaded
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder, or of a model of the hub. Raises where there is none."""
-    folder = _local(name)
+    folder = local_folder(name)
     if folder is not None and not any(any(folder.glob(file)) for file in VOCABULARIES):
         raise FileNotFoundError(f"{name} has no tokenizer: give tokenizer=FOLDER, one that has")
+    if folder is not None:
+        check_files(folder)
     try:
-        return AutoTokenizer.from_pretrained(
-            name, local_files_only=folder is not None, trust_remote_code=False
-        )
+        with reading(name, "give a whole one"):
+            return AutoTokenizer.from_pretrained(
+                name, local_files_only=only_local(name), trust_remote_code=False
+            )
     except OSError as error:
-        raise OSError(_why(name, folder, error)) from None
-
-
-def _local(name: str) -> Path | None:
-    """The folder of that name; None = a name on the hub, such as gpt2 or org/model."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder
-    if name.startswith((".", "/", "~")) or len(folder.parts) > 2:
-        raise FileNotFoundError(f"{name}: no such folder")
-    return None
+        raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
 
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
@@ -82,12 +114,3 @@ def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
         if architecture in [model.__name__ for model in classes]:
             return found
     return AutoModel
-
-
-def _why(name: str, folder: Path | None, error: OSError) -> str:
-    if folder is not None:
-        return f"{name} cannot be loaded: {str(error).splitlines()[0]}"
-    return (
-        f"{name} is neither a local folder nor a model that could be fetched from the hub: no such "
-        f"name, or no network"
-    )

@@ -6,10 +6,11 @@ from typing import ClassVar, Self
 
 from value_aware_attention.measurement import strict_json
 from value_aware_attention.measurement.record import RunOn, read
+from value_aware_attention.storage import reading
 
 __all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate"]
 
-VERSION = 1
+VERSION = 2
 """Of the schema: raised whenever a record of before cannot be read as one of now."""
 
 
@@ -30,14 +31,18 @@ class CacheCell:
     observed: str
     """Whose queries it saw; "hindsight" is an oracle."""
     r: int
+    joint: bool
+    """True: chosen by the error that the whole set leaves; False: by scores of single keys."""
+    refits: bool
+    """True: kept keys get biases and values of their own."""
     error: Estimate
     """Mean over layers of sum ||o - o~||^2 / sum ||o||^2, over units, heads and served queries of
     the exact model"""
     by_layer: tuple[float, ...]
     ends: Mapping[str, Estimate]
     """End metrics with the method in all layers, by name"""
-    by_seed: Mapping[str, tuple[float, ...]]
-    """"error" and each end metric by the seed of its data"""
+    by_unit: Mapping[str, tuple[float, ...]]
+    """"error" and each end metric of every unit, for paired comparisons"""
     multiply_adds: float
     """Of one choice for a key-value head, counted"""
     seconds: float
@@ -81,8 +86,8 @@ class CacheRecord:
     length: int
     rows: int
     """Observed queries of each head, at most"""
-    units: int
-    seeds: int
+    seeds: tuple[int, ...]
+    """Of every unit: the seed it was drawn by"""
     layers: int
     key_value_heads: int
     query_heads: int
@@ -97,6 +102,11 @@ class CacheRecord:
     scale: str = ""
     hashes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def units(self) -> int:
+        """Counts the texts."""
+        return len(self.seeds)
+
     def to_json(self) -> str:
         """As text, in the order of the keys. Raises ValueError for NaN and infinity."""
         content = {"version": VERSION, **asdict(self)}
@@ -105,8 +115,11 @@ class CacheRecord:
     @classmethod
     def from_json(cls, text: str, name: str = "the record") -> Self:
         """Reads what `to_json` wrote; ValueError for another schema version, or no such record."""
-        content = strict_json.from_json(text)
-        version = content.pop("version", "none") if isinstance(content, dict) else "none"
+        with reading(name, "make it again"):
+            content = strict_json.from_json(text)
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds a {type(content).__name__}, not a record")
+        version = content.pop("version", "none")
         if version != VERSION:
             raise ValueError(
                 f"{name} has schema version {version}; this program reads version {VERSION}: make "

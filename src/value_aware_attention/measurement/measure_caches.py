@@ -133,8 +133,7 @@ def measure_caches(
         prefix=first.prefix,
         length=call.query.shape[-2],
         rows=first.rows,
-        units=len(joined[0].seeds),
-        seeds=len({batch.seed for batch in batches}),
+        seeds=tuple(joined[0].seeds.tolist()),
         layers=len(texts.measured_on),
         key_value_heads=call.query.shape[1],
         query_heads=call.query.shape[1] * call.query.shape[2],
@@ -185,18 +184,17 @@ class _Part:
     def cell(self, setting: CacheSetting) -> CacheCell:
         relative = self._relative("method").sum(axis=2)
         error = relative.mean(axis=1)
-        by_seed = {
-            name: tuple(float(units[at].mean()) for at in self._seeds())
-            for name, units in {"error": error, **self.ends}.items()
-        }
+        numbers = {"error": error, **self.ends}
         return CacheCell(
             method=setting.method,
             observed=setting.observed,
             r=setting.r,
+            joint=isinstance(setting.after.method, ValueAware),
+            refits=setting.after.method.refits,
             error=_mean(error),
             by_layer=tuple(map(float, relative.mean(axis=0))),
             ends={name: _mean(units) for name, units in self.ends.items()},
-            by_seed=by_seed,
+            by_unit={name: tuple(units.tolist()) for name, units in numbers.items()},
             multiply_adds=self.multiply_adds,
             seconds=self.seconds,
         )
@@ -211,9 +209,6 @@ class _Part:
         """Errors as parts of each layer's mean ||o||^2 a unit: no layer decides by its size."""
         relative: Array = self.errors[name] / self.norm.sum(axis=2).mean(axis=0)[:, None]
         return relative
-
-    def _seeds(self) -> list[NDArray[np.bool_]]:
-        return [self.seeds == seed for seed in np.unique(self.seeds)]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from value_aware_attention.measurement import strict_json
+from value_aware_attention.storage import reading
 
 __all__ = [
     "AWARE",
@@ -45,6 +46,8 @@ OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 SHARES = (0.01, 0.05, 0.1)
 """Relative output errors that `KeysNeeded` are counted for"""
 Numbers = tuple[float, ...]
+NUMBERS = {float: (float, int)}
+"""What JSON has in the place of a number that happens to be whole"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,8 +342,11 @@ class Record:
 
         Raises ValueError where it is of another schema version, or no record at all.
         """
-        content = strict_json.from_json(text)
-        version = content.pop("version", "none") if isinstance(content, dict) else "none"
+        with reading(name, "make it again"):
+            content = strict_json.from_json(text)
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds a {type(content).__name__}, not a record")
+        version = content.pop("version", "none")
         if version != VERSION:
             raise ValueError(
                 f"{name} has schema version {version}; this program reads version {VERSION}: make "
@@ -368,8 +374,11 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
     origin, given = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return None if content is None else read(given[0], content, name)
-    if origin is tuple:
+    if origin is tuple and isinstance(content, (list, tuple)):
         return tuple(read(given[0], part, f"{name}.{i}") for i, part in enumerate(content))
-    if isinstance(content, dict) and len(given) == 2:
+    if origin is not None and isinstance(content, dict) and len(given) == 2:
         return {key: read(given[1], part, f"{name}.{key}") for key, part in content.items()}
+    if kind is not Any and not isinstance(content, NUMBERS.get(kind, origin or kind)):
+        wanted = getattr(origin or kind, "__name__", kind)
+        raise ValueError(f"{name} is {content!r:.80}; it must be a {wanted}")
     return content

@@ -2,25 +2,26 @@
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from value_aware_attention.distributed import broadcast, is_first
-from value_aware_attention.measurement.strict_json import from_json, to_json
+from value_aware_attention.measurement.strict_json import to_json
+from value_aware_attention.storage import read_json, write_text
 
 __all__ = ["RecordCache"]
 
 R = TypeVar("R")
+RECORD, SHA256 = "record", "sha256"
 
 
 class RecordCache:
     """Computed records as JSON files, named by a hash of everything that determines them.
 
     `identity` is what all of them depend on: data, weights, source, machine. Of several processes
-    the first one reads and writes, and all do what it found.
+    the first one reads and writes, and all do what it found. A file has the sha256 of its record.
     """
 
     def __init__(self, folder: Path | str, identity: Mapping[str, Any]) -> None:
@@ -30,7 +31,8 @@ class RecordCache:
     def get(self, key: Mapping[str, Any], compute: Callable[[], R]) -> R:
         """The record of `key`, from the folder or computed and then kept.
 
-        A file that holds no record is removed and the record computed again. Raises ValueError,
+        A file whose record is not as it was written is removed, and the record computed again with
+        a line in the log. Raises ValueError,
         and keeps nothing, where the computed record holds NaN or infinity.
         """
         text = json.dumps(self.identity | dict(key), sort_keys=True)
@@ -41,14 +43,8 @@ class RecordCache:
         record = compute()
         content = to_json(record)
         if is_first():
-            self._keep(path, content)
+            write_text(path, to_json({RECORD: json.loads(content), SHA256: _sha256(content)}))
         return record
-
-    def _keep(self, path: Path, content: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(content)
-        partial.replace(path)
 
 
 def _read(path: Path) -> list[Any]:
@@ -56,12 +52,16 @@ def _read(path: Path) -> list[Any]:
     if not path.exists():
         return []
     try:
-        record = from_json(path.read_text())
-        if isinstance(record, dict) and record:
-            return [record]
-        reason = "it holds no record"
+        kept = read_json(path, RECORD, SHA256, remedy="computed again")
+        if _sha256(to_json(kept[RECORD])) == kept[SHA256]:
+            return [kept[RECORD]]
+        reason = f"{path} has changed since it was written: computed again"
     except ValueError as error:
         reason = str(error)
-    logging.getLogger(__name__).warning("%s is damaged (%s): computed again", path, reason)
-    path.unlink()
+    logging.getLogger(__name__).warning(reason)
+    path.unlink(missing_ok=True)
     return []
+
+
+def _sha256(content: str) -> str:
+    return sha256(content.encode()).hexdigest()

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from value_aware_attention.storage.reading import from_json
+
 __all__ = ["from_json", "to_json"]
 
 
@@ -16,15 +18,6 @@ def to_json(content: Any, **options: Any) -> str:
     for keys, number in _not_finite(content):
         raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
     return json.dumps(content, allow_nan=False, **options)
-
-
-def from_json(text: str) -> Any:
-    """Parses JSON; raises ValueError for anything else, NaN and infinity included."""
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"it holds {constant}")
 
 
 def _not_finite(content: Any, keys: str = "") -> Iterator[tuple[str, float]]:

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import AutoConfig, RobertaConfig, RobertaForMaskedLM
+
+from value_aware_attention.hugging_face.hub import only_local, why_not
 
 __all__ = ["BlockPositions", "build_roberta", "read_config", "save_folded", "warm_start"]
 
@@ -98,7 +101,7 @@ def warm_start(
     Up to `block` positions it is the checkpoint as it is; past it R is the checkpoint's table and
     Q is zero. `sizes` are those the checkpoint must have, by their names in `build_roberta`. Raises
     ValueError for a model of another type, size or vocabulary or with less than `block` positions,
-    FileNotFoundError for a folder without a model.
+    FileNotFoundError for a folder without a model, OSError for one without whole safetensors.
     """
     config = read_config(checkpoint)
     if config.vocab_size != vocabulary_size:
@@ -109,8 +112,7 @@ def warm_start(
     _check_sizes(checkpoint, config, sizes)
     vars(config).pop("trained_attention", None)  # the checkpoint's, not that of what follows
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
-    model = RobertaForMaskedLM.from_pretrained(checkpoint, config=config)
-    return _lengthen(model, length, block)
+    return _lengthen(_read_weights(checkpoint, config), length, block)
 
 
 def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[str] = ()) -> None:
@@ -133,14 +135,28 @@ def read_config(checkpoint: str | Path) -> RobertaConfig:
 
     Raises FileNotFoundError where there is none, ValueError for a model of another type.
     """
+    offline = only_local(checkpoint)
     try:
-        config = AutoConfig.from_pretrained(checkpoint)
+        config = AutoConfig.from_pretrained(checkpoint, local_files_only=offline)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = why_not(checkpoint, error)
         raise FileNotFoundError(f"no trained RoBERTa at {checkpoint}: {reason}") from None
     if not isinstance(config, RobertaConfig):
         raise ValueError(f"{checkpoint} is a {config.model_type}, not a roberta")
     return config
+
+
+def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMaskedLM:
+    try:
+        return RobertaForMaskedLM.from_pretrained(
+            checkpoint,
+            config=config,
+            use_safetensors=True,
+            local_files_only=only_local(checkpoint),
+        )
+    except (OSError, SafetensorError) as error:
+        reason = why_not(checkpoint, error)
+        raise OSError(f"the weights at {checkpoint} cannot be loaded: {reason}") from None
 
 
 def _check_sizes(checkpoint: str | Path, config: RobertaConfig, sizes: dict[str, int]) -> None:

@@ -63,7 +63,7 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
     if attention is None:
         if (Path(folder) / METHOD_WEIGHTS).is_file():
             raise ValueError(f"the config in {folder} names no attention: train the model again")
-        return RobertaForMaskedLM.from_pretrained(folder)
+        return RobertaForMaskedLM.from_pretrained(folder, use_safetensors=True)
     # Not from_pretrained: it would announce the weights that a mixing does not have as missing.
     model = attend_with(RobertaForMaskedLM(config), attention)
     files = (Path(folder) / WEIGHTS, Path(folder) / METHOD_WEIGHTS)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from value_aware_attention.measurement.masking import mask_tokens
-from value_aware_study.data.token_arrays import Tokens, rearrange
+from value_aware_study.data.token_arrays import check_vocabulary, read_tokens, rearrange
 
 
 class CausalBatches(Dataset[Tensor]):
@@ -28,7 +28,7 @@ class CausalBatches(Dataset[Tensor]):
     """
 
     def __init__(self, path: Path, *, length: int, batch_size: int, steps: int, seed: int) -> None:
-        self.tokens = _load(path, dimensions=1)
+        self.tokens = read_tokens(path, dimensions=1)
         if len(self.tokens) < length + 1:
             raise ValueError(f"{path}: {len(self.tokens)} tokens are too few for length {length}")
         self.length, self.batch_size, self.steps, self.seed = length, batch_size, steps, seed
@@ -68,7 +68,10 @@ class MaskedSequences:
     ) -> None:
         if not paths:
             raise ValueError("masked batches need at least one file of instances, none was given")
-        self.parts = [rearrange(_load(path, dimensions=2), length) for path in paths]
+        read = [read_tokens(path, dimensions=2) for path in paths]
+        for path, tokens in zip(paths, read, strict=True):
+            check_vocabulary(path, tokens, vocabulary_size)
+        self.parts = [rearrange(tokens, length) for tokens in read]
         self.ends = list(accumulate(len(part) for part in self.parts))
         self.mask_token, self.special_tokens = mask_token, list(special_tokens)
         self.vocabulary_size = vocabulary_size
@@ -151,15 +154,6 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
             for index in indices[: self.count - indices.start]
         ]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-
-def _load(path: Path, *, dimensions: int) -> Tokens:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: tokenize the corpus first")
-    tokens: Tokens = np.load(path, mmap_mode="r")
-    if tokens.ndim != dimensions:
-        raise ValueError(f"{path} has {tokens.ndim} dimensions, {dimensions} are needed")
-    return tokens
 
 
 def _indices(step: int, batch_size: int, steps: int) -> range:

@@ -6,7 +6,6 @@ starts at once.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from value_aware_study.data.docstrings import Docstrings
 from value_aware_study.data.documents import SPLITS, Document, Split
 from value_aware_study.data.hub import HubArticles, HubDocuments
 from value_aware_study.data.text_files import TextFiles
+from value_aware_study.paths import inside
 
 __all__ = [
     "SPLITS",
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Counts = dict[str, int]
+AGAIN = "run python -m pipelines.corpus again"
 
 
 def write_corpus(
@@ -63,16 +64,16 @@ def write_corpus(
         )
     if not sources:
         raise ValueError("a corpus needs at least one source, none was given")
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    from value_aware_attention.storage import new_folder  # with torch, which reading does without
+
+    with new_folder(folder) as partial:
         seen: set[int] = set()
         fractions = (evaluation_fraction, validation_fraction)
         counts = {
             name: _write_source(
                 name,
                 without_copies(documents, seen) if remove_copies else documents,
-                partial / name,
+                inside(partial, name),
                 seed,
                 fractions,
             )
@@ -80,19 +81,28 @@ def write_corpus(
         }
         for name, copied in _overlap(partial, list(sources)).items():
             counts[name]["evaluation"] |= copied
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return counts
 
 
 def read_texts(files: Iterable[Path]) -> Iterator[str]:
     """Yields the texts of files written by `write_corpus`, one after the other."""
     for file in files:
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)["text"]
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield _text(line, file, number)
+
+
+def _text(line: bytes, file: Path, number: int) -> str:
+    """Reads a line that `write_corpus` wrote; ValueError, which names it, for another."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except ValueError as error:
+        reason = getattr(error, "reason", getattr(error, "msg", error))
+        raise ValueError(f"{file}, line {number}, is damaged ({reason}): {AGAIN}") from None
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{file}, line {number}, is damaged (it has no text): {AGAIN}")
+    return text
 
 
 def _write_source(

@@ -10,7 +10,6 @@ from value_aware_study.data.documents import Document, Split
 from value_aware_study.data.text_files import articles
 
 BYTES_BETWEEN_POSITIONS = 2**24
-SECONDS_TO_ANSWER = 10
 
 
 class HubDocuments:
@@ -85,7 +84,9 @@ class HubDocuments:
     def _load(self, hub_split: str) -> Any:
         from datasets import load_dataset  # slow to import: the other sources do without
 
-        if not Path(self.path).exists() and not hub_answers():
+        from value_aware_attention.hugging_face import hub  # as slow
+
+        if not Path(self.path).exists() and not hub.hub_answers():
             raise FileNotFoundError(
                 f"data set {self.path!r} is neither a folder here nor reachable on the hub: "
                 "the hub does not answer; with a network, the same command continues"
@@ -110,17 +111,6 @@ class HubArticles(HubDocuments):
 
     def _texts(self, rows: Iterator[str]) -> Iterator[str]:
         return articles(rows)
-
-
-def hub_answers() -> bool:
-    """Tells in seconds whether the hub can be reached at all: its client tries for a minute."""
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=SECONDS_TO_ANSWER)
-    except Exception:  # what its HTTP client raises has changed with the client before
-        return False
-    return True
 
 
 class _Position:
@@ -175,12 +165,12 @@ class _KeptRows:
         self.complete = True
 
     def _note(self) -> None:
+        from value_aware_attention.storage import write_text  # with torch: reading does without
+
         self.file.flush()
         self.bytes = self.file.tell()
-        partial = self.position_file.with_suffix(".partial")
         known = {**self.position.now(), "bytes": self.bytes, "complete": self.complete}
-        partial.write_text(json.dumps(known))
-        partial.replace(self.position_file)
+        write_text(self.position_file, json.dumps(known))
 
     def __enter__(self) -> "_KeptRows":
         return self

@@ -4,6 +4,7 @@ Everything passes through Arrow files and `.npy` memory maps in blocks; nothing 
 with the corpus.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +99,7 @@ def write_stream(
     before = [] if first is None else [first]
     start = len(before)
     dtype = token_dtype(vocabulary_size)
-    array = open_memmap(path, "w+", dtype=dtype, shape=(start + total,))
+    array = _array(path, dtype, (start + total,))
     array[:start] = before
     for block in _blocks(stream):
         array[start : start + len(block)] = block
@@ -130,7 +131,7 @@ def write_instances(
     if count == 0:
         raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
     dtype = token_dtype(len(tokenizer))
-    array = open_memmap(path, "w+", dtype=dtype, shape=(count, instance_length))
+    array = _array(path, dtype, (count, instance_length))
     array[:, 0], array[:, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
     row = 0
     for block in _whole_pieces(_blocks(stream), pieces):
@@ -141,6 +142,14 @@ def write_instances(
             break
     array.flush()
     return count
+
+
+def _array(path: Path, dtype: np.dtype[np.integer], shape: tuple[int, ...]) -> np.memmap:
+    array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # room for it: writing to a map of a full disk ends Python
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def _rows(file: Path, written: int) -> Iterator[dict[str, str]]:

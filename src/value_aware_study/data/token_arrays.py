@@ -1,11 +1,41 @@
-"""Arrays of token ids: their type, and instances as the sequences that a model reads (Table 4)."""
+"""Arrays of token ids: their type and files, and instances as a model reads them (Table 4)."""
+
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Tokens", "rearrange", "token_dtype"]
+from value_aware_attention.storage import check_checksums, reading
+
+__all__ = ["AGAIN", "Tokens", "check_vocabulary", "read_tokens", "rearrange", "token_dtype"]
 
 Tokens = NDArray[np.integer]
+AGAIN = "run python -m pipelines.tokens again"
+
+
+def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
+    """Maps a file of token ids into memory, after one pass over it where it has a checksum.
+
+    Raises FileNotFoundError where there is none, and ValueError, with its name, for a file that is
+    damaged, has changed since it was written or has not as many dimensions as are needed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: tokenize the corpus first")
+    with reading(path, AGAIN):
+        tokens: Tokens = np.load(path, mmap_mode="r")
+        if dimensions and tokens.ndim != dimensions:
+            raise ValueError(f"{path} has {tokens.ndim} dimensions, {dimensions} are needed")
+        if not np.issubdtype(tokens.dtype, np.integer) or not tokens.size:
+            raise ValueError(f"it holds {tokens.size} numbers of type {tokens.dtype}, no token ids")
+    check_checksums(path, AGAIN)
+    return tokens
+
+
+def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
+    """Raises ValueError for tokens that a vocabulary of `size` does not have."""
+    if (largest := tokens.max()) >= size:
+        raise ValueError(f"{path} has the token {largest}, the vocabulary has {size}: {AGAIN}")
 
 
 def rearrange(instances: Tokens, length: int) -> Tokens:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from value_aware_study.data.hub import hub_answers
+from value_aware_attention.hugging_face.hub import hub_answers, local_folder, why_not
 
 SPECIALS = {
     "bos_token": "<s>",
@@ -98,14 +98,15 @@ class PretrainedTokenizer:
 
         `texts` are not read.
         """
-        folder = Path(self.path)
-        if (folder / "vocab.json").is_file() and not (folder / "tokenizer.json").is_file():
+        folder = local_folder(self.path)
+        files = {file.name for file in folder.iterdir()} if folder else set()
+        if folder and "vocab.json" in files and "tokenizer.json" not in files:
             return self._from_vocabulary(folder)
-        offline = folder.exists() or not hub_answers()
+        offline = folder is not None or not hub_answers()
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=offline)
         except (OSError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0]
+            reason = why_not(self.path, error)
             raise FileNotFoundError(f"no tokenizer at {self.path!r}: {reason}") from None
         if tokenizer.eos_token_id is None or not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ValueError(f"tokenizer {self.path!r} must be a fast one with an end token </s>")

@@ -6,9 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
 from value_aware_study.data.corpora import SPLITS, read_texts
 from value_aware_study.data.packing import (
     count_tokens,
@@ -16,6 +15,8 @@ from value_aware_study.data.packing import (
     write_instances,
     write_stream,
 )
+from value_aware_study.data.token_arrays import AGAIN, read_tokens
+from value_aware_study.paths import inside
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -68,7 +69,7 @@ def write_tokens(
     folder. Arrow files lie in `scratch` meanwhile.
     """
     _check_written(corpus, sources)
-    built = tokenizer.build(read_texts(corpus / name / "train.jsonl" for name in sources))
+    built = tokenizer.build(read_texts(inside(corpus, name) / "train.jsonl" for name in sources))
     counts: dict[str, Counts] = {name: {} for name in sources}
     for folder in filter(None, (stream_folder, instance_folder)):
         built.save_pretrained(folder / "tokenizer")
@@ -104,18 +105,22 @@ def _streams(
     """Tokenizes a split of each source; of validation text there may be none."""
     streams = {}
     for name in sources:
-        file = corpus / name / f"{split}.jsonl"
+        file = inside(corpus, name) / f"{split}.jsonl"
         if split != "validation" or (file.exists() and file.stat().st_size):
             streams[name] = token_stream(file, **options)
     return streams
 
 
 def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
-    missing = [name for name in sources if not (corpus / name).is_dir()]
+    missing = [name for name in sources if not inside(corpus, name).is_dir()]
     if missing or not sources:
         written = ", ".join(sorted(p.name for p in corpus.glob("*"))) or "nothing"
         wanted = ", ".join(missing or ["no source"])
         raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
+    needed = (corpus / name / f"{split}.jsonl" for name in sources for split in SPLITS)
+    for file in needed:
+        if file.exists() and not file.stat().st_size and file.stem != "validation":
+            raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
 
 
 def _write_instances(
@@ -129,7 +134,7 @@ def _write_instances(
     """Writes the instances of one length and split, each source apart; counts them per source."""
     counts: Counts = {}
     for name, stream in streams.items():
-        path = folder / name / f"{split}.npy"
+        path = inside(folder, name) / f"{split}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         quota = getattr(sources[name], split)
         rows = write_instances(
@@ -157,7 +162,8 @@ def held_out_split(folder: Path | str, tokens: int) -> str:
 
     Of a corpus with few documents there may be no validation text, or less than `tokens`.
     """
-    sizes = (np.load(file, mmap_mode="r").size for file in Path(folder).rglob("validation.npy"))
+    files = Path(folder).rglob("validation.npy")
+    sizes = (read_tokens(file).size for file in files)
     return "validation" if max(sizes, default=0) >= tokens else "evaluation"
 
 
@@ -169,14 +175,14 @@ def masked_sequences(
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
     A.1); otherwise the shorter ones are joined (Table 4).
     """
-    from transformers import PreTrainedTokenizerFast
+    from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 
     root = Path(folder)
     lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
     if not lengths:
         raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
     instances = root / str(length if length in lengths else lengths[0])
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(root / "tokenizer")
+    tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
     return MaskedSequences(
         sorted(instances.rglob(f"{split}.npy")),
         length=length,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_study.report.exhibit import Section
-from value_aware_study.report.exhibits import cache_methods
+from value_aware_study.report.exhibits import cache_gain, cache_methods
 
 __all__ = ["cache_section"]
 
@@ -16,15 +16,17 @@ LEAD = (
 
 def cache_section(records: Sequence[CacheRecord]) -> Section:
     """The section of these records, one a model and its texts."""
-    gaps = cache_methods.gaps(records)
+    found = [
+        *cache_methods.by_text(records),
+        cache_gain.gain(records),
+        cache_methods.gaps(records),
+        cache_gain.agreement(records),
+        cache_methods.sharpness(records),
+        cache_methods.every_cell(records),
+    ]
     return Section(
         "caches",
         "Caches",
         LEAD,
-        [
-            *cache_methods.by_text(records),
-            *([gaps] if gaps else []),
-            cache_methods.sharpness(records),
-            cache_methods.every_cell(records),
-        ],
+        [exhibit for exhibit in found if exhibit is not None],
     )

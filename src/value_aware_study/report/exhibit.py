@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from value_aware_study.markdown import escaped
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.report.look import Panel
 
@@ -49,8 +50,8 @@ class Table:
         return self.data.to_csv(index=False, lineterminator="\n", float_format="%.8g")
 
     def markdown(self) -> str:
-        """The text as a Markdown table."""
-        text = self._text().map(lambda cell: cell.replace("|", r"\|"))
+        """The text as a Markdown table; nothing in it is markup."""
+        text = self._text().map(escaped).rename(columns=escaped)
         align = ["right" if numbers else "left" for numbers in self.numeric()]
         return text.to_markdown(index=False, disable_numparse=True, colalign=align) + "\n"
 

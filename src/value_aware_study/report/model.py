@@ -66,7 +66,6 @@ def write_probe(record: Record, folder: Path | str, caches: CacheRecord | None =
 
     The same record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
     """
-    folder = Path(folder)
     heads = _heads(record.attention[0].output_error)
     texts = {
         "record.json": record.to_json(),
@@ -78,9 +77,7 @@ def write_probe(record: Record, folder: Path | str, caches: CacheRecord | None =
     section = model_section(record)
     how = Section("how", "How it was measured", "; ".join(*section.machines), [])
     sections = [section, *([cache_section([caches])] if caches else []), how]
-    write_page(Page(title, LEAD, sections), folder)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write_page(Page(title, LEAD, sections), Path(folder), texts)
 
 
 def _setting(record: Record) -> str:

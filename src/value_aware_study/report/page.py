@@ -1,7 +1,6 @@
 """The page as one file that opens from disk without a network, and its exhibits as files."""
 
-import os
-import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -12,6 +11,8 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from value_aware_attention.storage import new_files
+from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
@@ -19,38 +20,33 @@ __all__ = ["write_page"]
 
 LARGEST = 8 * 2**20
 """Bytes of index.html: what a mail takes, and what opens at once."""
-UNFINISHED = ".unfinished"
 
 
-def write_page(page: Page, folder: Path) -> Path:
+def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None) -> Path:
     """Writes index.html and each exhibit's .csv, .md, .png or .json to a folder; returns the page.
 
     The same page gives the same bytes. Files appear once all of them are written, index.html last;
-    what a killed run left is removed. Raises ValueError for a page above 8 MB.
+    what a killed run left is removed. `beside` are more files by name, with their texts. Raises
+    ValueError for a page above 8 MB.
     """
     folder = Path(folder)
-    aside = folder / UNFINISHED
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with new_files(folder, last="index.html") as aside:
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
-        finished = sorted(aside.iterdir())
         html = _html(page).encode()
         if len(html) > LARGEST:
             raise ValueError(f"the page has {len(html):,} bytes; at most {LARGEST:,} are allowed")
         (aside / "index.html").write_bytes(html)
-        for path in [*finished, aside / "index.html"]:
-            os.replace(path, folder / path.name)
-    finally:
-        shutil.rmtree(aside)
+        for name, text in (beside or {}).items():
+            (aside / name).write_text(text, encoding="utf-8")
     return folder / "index.html"
 
 
 def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
     path = folder / exhibit.name
     if exhibit.table:
-        text = f"**{exhibit.title}.** {exhibit.caption}\n\n{exhibit.table.markdown()}"
+        heading = f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}"
+        text = f"{heading}\n\n{exhibit.table.markdown()}"
         path.with_suffix(".md").write_text(text, encoding="utf-8")
         path.with_suffix(".csv").write_text(exhibit.table.csv(), encoding="utf-8")
     if exhibit.charts:

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.measurement.record import Cell, CellError, Record
+from value_aware_attention.storage import reading
 from value_aware_study.report.labels import KERNEL_LABELS, model_label, series_label
 from value_aware_study.report.replicates import is_replicate, with_range
 
@@ -46,13 +47,28 @@ def read_folder(*folders: Path | str) -> list[Record]:
     """The records of one report, in the order of their files' names.
 
     Raises FileNotFoundError for a folder without records; ValueError, naming the files, where they
-    are of different scales or of different corpora, or not of this version of the schema.
+    are of different scales or of different corpora, not of this version of the schema, damaged, or
+    two of them of one model.
     """
     files = [file for folder in folders for file in files_of(folder)]
-    read = {str(file): Record.from_json(file.read_text(), str(file)) for file in files}
+    read = {str(file): _record(file) for file in files}
     _check_alike("scales", {name: record.scale for name, record in read.items()})
     _check_alike("corpora", {name: record.text.description for name, record in read.items()})
+    _check_models({name: record.model for name, record in read.items()})
     return list(read.values())
+
+
+def _record(file: Path) -> Record:
+    with reading(file):
+        return Record.from_json(file.read_text(encoding="utf-8"), str(file))
+
+
+def _check_models(models: Mapping[str, str]) -> None:
+    """Raises ValueError, naming the files, where one model has two records."""
+    first: dict[str, str] = {}
+    for file, model in models.items():
+        if (other := first.setdefault(model, file)) != file:
+            raise ValueError(f"{other} and {file} are both records of {model}: remove one of them")
 
 
 def files_of(folder: Path | str) -> list[Path]:

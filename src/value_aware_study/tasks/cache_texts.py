@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.measurement.measure_caches import CacheBatch, Ends
 from value_aware_attention.measurement.text_windows import text_windows
-from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.corpora import Document
 from value_aware_study.data.in_context import InContextBatches, InContextTask
 from value_aware_study.data.packaged_weights import weights_folder
+from value_aware_study.data.token_arrays import read_tokens
 
 __all__ = ["CacheTexts", "encoder_texts", "in_context_texts", "stream_texts"]
 
@@ -35,7 +35,7 @@ def in_context_texts(
     *, task: InContextTask, checkpoint: Path | str, seeds: Sequence[int], units: int
 ) -> CacheTexts:
     """Draws `units` rows a seed of a task that the model in `checkpoint` was trained on."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, use_safetensors=True).eval()
+    model = load_model(str(checkpoint))
     batches = []
     for seed in seeds:
         rows = InContextBatches(task, batch_size=units, steps=1, seed=seed, split="evaluation")[0]
@@ -51,7 +51,7 @@ def stream_texts(
 
     Raises ValueError for a stream too short for them.
     """
-    stream = np.load(tokens, mmap_mode="r")
+    stream = read_tokens(tokens, dimensions=1)
     wanted = units * len(seeds)
     if len(stream) < wanted * length:
         raise ValueError(
@@ -61,7 +61,7 @@ def stream_texts(
     step = len(stream) // wanted
     windows = np.stack([stream[i * step : i * step + length] for i in range(wanted)])
     every = torch.from_numpy(windows.astype(np.int64))
-    model = CausalLanguageModel.from_pretrained(checkpoint)
+    model = load_model(str(checkpoint))
     return CacheTexts(model, _by_seed(every, seeds), length // 2)
 
 

@@ -23,6 +23,7 @@ from value_aware_attention.measurement.tasks import (
     evenly_spaced,
 )
 from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_study.data.token_arrays import read_tokens
 from value_aware_study.tasks.scored_rows import ScoredRows
 
 __all__ = ["CausalTask", "context_windows"]
@@ -68,7 +69,7 @@ class CausalTask:
     ) -> None:
         if kernel is not None and kernel != own_kernel(model):
             raise ValueError(f"the model was trained with {own_kernel(model)}, not with {kernel}")
-        stream = np.load(tokens, mmap_mode="r")
+        stream = read_tokens(tokens, dimensions=1)
         if len(stream) <= length:
             raise ValueError(
                 f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "

@@ -11,6 +11,7 @@ from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.record import Baseline
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_study.data.batches import CausalBatches
+from value_aware_study.data.token_arrays import read_tokens
 from value_aware_study.tasks.causal import CausalTask
 from value_aware_study.tasks.kneser_ney import (
     TOKENS_AT_ONCE,
@@ -37,7 +38,7 @@ class CausalCounts:
     def __call__(self, task: CausalTask, exact: UnitSums) -> dict[str, Baseline]:
         """Returns each model's perplexity on the task's targets, with its paired interval."""
         vocabulary_size = task.model.config.vocabulary_size
-        stream = np.load(self.training, mmap_mode="r")
+        stream = read_tokens(self.training, dimensions=1)
         every = pair_counts(_rows_of_stream(stream), vocabulary_size)
         read = pair_counts(_rows_of_batches(self.batches), vocabulary_size)
         of_token = unigram(every)

@@ -4,12 +4,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback
 from tqdm import tqdm
 
-from value_aware_study.training.checkpoint_files import CheckpointFiles
+from value_aware_study.training.checkpoint_files import CheckpointFiles, read_checkpoint
 from value_aware_study.training.micro_batches import MicroBatch
 
 __all__ = ["ResumableCheckpoint", "StepProgress"]
@@ -39,7 +38,7 @@ class ResumableCheckpoint(Callback):
             if not whole:
                 LOG.warning("%s is damaged: the run continues from the one before it, if any", path)
                 continue
-            saved = torch.load(path, map_location="meta", weights_only=True)
+            saved = read_checkpoint(path, "meta")
             state = saved["callbacks"].get(self.state_key, {})
             if state.get("fingerprint") == self.fingerprint:
                 return int(saved["global_step"]), path

@@ -1,7 +1,7 @@
 """Checkpoints on disk that outlive a kill at any moment, and runs that share no folder."""
 
-import fcntl
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +11,9 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 
-__all__ = ["CheckpointFiles"]
+from value_aware_attention.storage import held, new_file, remove_left_overs
+
+__all__ = ["CheckpointFiles", "read_checkpoint"]
 
 
 class CheckpointFiles(CheckpointIO):
@@ -24,7 +26,6 @@ class CheckpointFiles(CheckpointIO):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.last, self.previous = folder / "last.ckpt", folder / "previous.ckpt"
-        self.unfinished = folder / "last.partial"
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -33,17 +34,8 @@ class CheckpointFiles(CheckpointIO):
         Raises ValueError where another run has the folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"{self.folder} belongs to a training run that is still going: "
-                    f"wait for it, or train in another folder"
-                ) from None
-            except OSError:
-                pass  # some network file systems have no locks
-            self.unfinished.unlink(missing_ok=True)  # of a run that was killed while writing it
+        with held(self.folder, "a training run", "train in another folder"):
+            remove_left_overs(self.folder)
             yield
 
     def newest_first(self) -> list[tuple[Path, bool]]:
@@ -58,14 +50,13 @@ class CheckpointFiles(CheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
         """Writes so that at every moment, also of a power cut, one name is a whole checkpoint."""
-        with self.unfinished.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if self.last.exists():
-            os.replace(self.last, self.previous)
-        os.replace(self.unfinished, self.last)
-        _flush_names(self.folder)
+        with new_file(self.last) as unfinished:
+            with unfinished.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.last.exists():
+                os.replace(self.last, self.previous)
 
     def load_checkpoint(
         self,
@@ -73,11 +64,22 @@ class CheckpointFiles(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return loaded
+        return read_checkpoint(path, "cpu")
 
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path, device: str) -> dict[str, Any]:
+    """Reads tensors and plain values; ValueError for a pickle of more, of which nothing is run."""
+    try:
+        loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} is no checkpoint of this program: it holds more than weights, and was not "
+            f"read; remove it to start anew"
+        ) from None
+    return loaded
 
 
 def _is_whole(path: Path) -> bool:
@@ -87,12 +89,3 @@ def _is_whole(path: Path) -> bool:
             return archive.testzip() is None
     except (BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError):
         return False
-
-
-def _flush_names(folder: Path) -> None:
-    """Flushes the folder: a rename is on the disk only when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

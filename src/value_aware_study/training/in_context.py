@@ -25,10 +25,12 @@ def build_decoder(
     feedforward: int,
     initializer_range: float,
 ) -> LlamaForCausalLM:
-    """Builds a Llama with random weights: rotary positions, grouped queries, tied embeddings.
+    """Builds a Llama with random weights: rotary positions, grouped queries.
 
     `initializer_range` is the standard deviation of the weights. At Llama's 0.02 a query first
-    weighs all keys of a small model alike.
+    weighs all keys of a small model alike. Embeddings and output weights are two matrices: with one
+    for both, tokens that the first rows of a curriculum lack are all pushed the same way, and some
+    of them stay alike for good.
     Raises ValueError unless the query heads divide evenly over the width and the key-value heads.
     """
     if width % (2 * heads) or heads % key_value_heads:
@@ -45,7 +47,7 @@ def build_decoder(
         num_key_value_heads=key_value_heads,
         intermediate_size=feedforward,
         initializer_range=initializer_range,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=None,  # every token is the task's
         eos_token_id=None,
     )

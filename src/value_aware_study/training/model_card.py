@@ -1,9 +1,12 @@
 """The README.md of a trained model's folder: data, training, held-out metrics, how to load it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
+
+from value_aware_study.markdown import escaped
 
 __all__ = ["model_card"]
 
@@ -50,13 +53,14 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
 {_metadata(metrics, metric, data=data, kernel=kernel).to_yaml().strip()}
 ---
 
-# {metrics["model"]}
+# {escaped(metrics["model"])}
 
-A {task.name} with {_number(metrics["parameters"])} parameters, trained with {attention} and the
-{kernel} kernel to measure approximations of attention ({PAPER}).
+A {task.name} with {_number(metrics["parameters"])} parameters,
+trained with {escaped(attention)} and the {escaped(kernel)} kernel to measure approximations of
+attention ({PAPER}).
 
-Scale: {scale}. Data: {data}. It saw {_number(metrics["tokens"])} tokens in
-{_number(metrics["steps"])} optimizer steps ({metrics["hyperparameters"]["optimizer"]}).
+Scale: {escaped(scale)}. Data: {escaped(data)}. It saw {_number(metrics["tokens"])} tokens in
+{_number(metrics["steps"])} optimizer steps ({escaped(metrics["hyperparameters"]["optimizer"])}).
 
 ```python
 {_loading(metrics, task)}
@@ -98,17 +102,17 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
 
 def _loading(metrics: Mapping[str, Any], task: Task) -> str:
     """Writes code that runs beside the model's folder."""
-    name = metrics["model"]
+    name = json.dumps(metrics["model"], ensure_ascii=False)
     if task is TASKS["error"] and "attention" in metrics["hyperparameters"]:
         return f"""from transformers import AutoTokenizer
 from value_aware_attention.models import load_masked
 
-model = load_masked("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+model = load_masked({name})
+tokenizer = AutoTokenizer.from_pretrained({name})"""
     return f"""{task.imports}from transformers import {task.auto_class}, AutoTokenizer
 
-model = {task.auto_class}.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+model = {task.auto_class}.from_pretrained({name})
+tokenizer = AutoTokenizer.from_pretrained({name})"""
 
 
 def _hyperparameters(values: Mapping[str, Any]) -> str:
@@ -131,4 +135,4 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str
 def _number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else escaped(str(value))

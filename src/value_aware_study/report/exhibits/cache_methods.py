@@ -2,13 +2,44 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import interval, number
+from value_aware_study.report.look import Mark, Panel, direction, dots, log_axis, toggled
 
-__all__ = ["by_text", "every_cell", "gaps", "sharpness"]
+__all__ = ["by_text", "distance", "every_cell", "gaps", "keys_of", "label", "sharpness"]
+
+LABELS = {
+    "random": "random",
+    "recent": "recent (StreamingLLM)",
+    "key_norm": "key norm",
+    "key_diff": "KeyDiff",
+    "expected_attention": "ExpectedAttention",
+    "observed_attention": "mean attention (TOVA, H2O)",
+    "snapkv": "SnapKV",
+    "largest_attention": "largest attention (KVzip)",
+    "critical_values": "CriticalKV",
+    "leave_one_out": "leave-one-out (DropKV)",
+    "value_aware": "value-aware",
+    "value_aware_fast": "value-aware, fast search",
+    "value_aware_best": "value-aware, best search",
+    "attention_matching": "attention matching, its own keys",
+    "leave_one_out_refitted": "attention matching, DropKV's keys",
+    "value_aware_refitted": "value-aware, refitted",
+}
+"""What the methods of conf/caches.yaml are called; others by their own names."""
+FLOOR = 1e-6
+"""Errors below it are drawn there."""
+MARKS = {
+    "hindsight (oracle)": Mark.of("grey", "cross"),
+    "last": Mark.of("blue"),
+    "noncausal": Mark.of("vermillion", "square"),
+    "repeat": Mark.of("green", "diamond"),
+    "nothing": Mark.of("purple", "triangle-up"),
+}
 
 ORACLE = "hindsight (oracle)"
 END = {"kl": "KL, milli-nats", "cosine_distance": "1 − cos"}
@@ -37,6 +68,10 @@ def shown(observed: str) -> str:
     return ORACLE if observed == "hindsight" else observed
 
 
+def label(method: str) -> str:
+    return LABELS.get(method, method)
+
+
 def distance(cell: CacheCell) -> Estimate:
     """Returns the cell's distance from the exact model's output."""
     return next(cell.ends[name] for name in END if name in cell.ends)
@@ -59,20 +94,39 @@ def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
     rows = list(dict.fromkeys((method, observed) for method, observed, _ in found))
     rows.sort(key=lambda row: row[1] == ORACLE)
     data = pd.DataFrame(rows, columns=["method", "observed"])
-    display = data.copy()
+    display = data.assign(method=data["method"].map(label))
     for task in tasks:
         cells = [found.get((*row, task)) for row in rows]
         data[f"{task} error"] = [cell.error.value if cell else None for cell in cells]
         data[f"{task} distance"] = [distance(cell).value if cell else None for cell in cells]
         display[task] = [_text(cell) if cell else "–" for cell in cells]
-    units = "; ".join(f"{r.task}: {r.units} texts from {r.seeds} draws" for r in records)
+    units = "; ".join(f"{r.task}: {r.units} texts from {len(set(r.seeds))} draws" for r in records)
     return Exhibit(
         f"cache_methods_{part}",
         f"Caches that keep one key of {part}: error and distance of the model's output",
         "Error of the outputs of queries that were not observed; in parentheses KL in milli-nats.",
         [MEANING, OBSERVED, f"{units}."],
-        table=Table(data, display),
+        [_panel(record, part) for record in records],
+        Table(data, display),
+        choices=tasks,
     )
+
+
+def _panel(record: CacheRecord, part: int) -> Panel:
+    """Draws every method's error on one model and its texts, a mark a way to observe."""
+    frame = pd.DataFrame(
+        {"name": label(cell.method), "series": shown(cell.observed), "value": cell.error.value,
+         "low": cell.error.low, "high": cell.error.high}
+        for cell in record.cells if keys_of(record) // cell.r == part
+    )  # fmt: skip
+    numbers = ["value", "low", "high"]
+    frame[numbers] = frame[numbers].astype(float).clip(FLOOR)
+    used = {name: mark for name, mark in MARKS.items() if name in set(frame["series"])}
+    order = (
+        frame.assign(log=np.log(frame["value"])).groupby("name")["log"].mean().sort_values().index
+    )
+    x = log_axis(direction("relative squared output error", "lower"))
+    return toggled(dots(frame, used, x, order=order.tolist())).properties(title=record.task)
 
 
 def _text(cell: CacheCell) -> str:
@@ -86,15 +140,15 @@ def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
     rows = [
         {"texts": record.task, "keys": keys_of(record), "r": cell.r, "method": cell.method,
          "observed": shown(cell.observed), "measure": name, "value": one.value, "low": one.low,
-         "high": one.high, "lowest seed": min(cell.by_seed[name]),
-         "highest seed": max(cell.by_seed[name]), "multiply-adds": cell.multiply_adds,
-         "seconds": cell.seconds}
+         "high": one.high, **_of_draws(record, cell, name),
+         "multiply-adds": cell.multiply_adds, "seconds": cell.seconds}
         for record in records
         for cell in record.cells
         for name, one in {"error": cell.error, **cell.ends}.items()
     ]  # fmt: skip
     data = pd.DataFrame(rows)
     display = data[["texts", "keys", "r", "method", "observed", "measure"]].astype(str)
+    display["method"] = display["method"].map(label)
     display["value"] = [number(value, 4) for value in data["value"].astype(float)]
     display["95% interval"] = [
         interval(*ends, 4, number) for ends in zip(data["low"], data["high"], strict=True)
@@ -108,6 +162,12 @@ def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
         table=Table(data, display),
         folded=True,
     )
+
+
+def _of_draws(record: CacheRecord, cell: CacheCell, name: str) -> dict[str, float]:
+    """The lowest and highest mean of a draw."""
+    means = pd.Series(cell.by_unit[name]).groupby(list(record.seeds)).mean()
+    return {"lowest draw": means.min(), "highest draw": means.max()}
 
 
 def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
@@ -124,6 +184,7 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
     head = ["texts", "r", "method", "observed"]
     given = pd.DataFrame(rows)
     data, display = given[head].copy(), given[head].astype(str)
+    display["method"] = display["method"].map(label)
     for name in GAPS:
         for end in ("value", "low", "high"):
             column = name if end == "value" else f"{name} {end}"

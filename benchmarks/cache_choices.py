@@ -1,0 +1,151 @@
+"""What cheaper choices of a cache's keys lose, and where its observed queries are best turned.
+
+    make caches && python -m benchmarks.cache_choices            # about ten minutes on one core
+    python -m benchmarks.cache_choices --quick                   # two texts; writes nothing
+
+The joint search of `caches.ValueAware` on the models of `make caches` with one key of 8 and of 4
+kept, on the same texts with fewer observed queries, with the search that drops several keys at a
+time, and with non-causal queries that rotary positions turn by other amounts. Errors are those of
+queries that were not observed, beside those of 128 queries, turned by the length of the prefix:
+ratios of means over texts, with 95% intervals from paired differences. Writes
+results/benchmarks/cache_choices.json and .md.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from tqdm import tqdm
+
+from benchmarks.record import finish, header, markdown, options, setting
+from pipelines.app import composed
+from value_aware_attention import caches
+from value_aware_attention.caches.queries import OBSERVED, Choice, turned
+from value_aware_attention.measurement.cache_gaps import estimate
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+from value_aware_study.tasks.cache_texts import CacheTexts
+
+TEXTS = ("recall", "markov", "copying", "docstrings")
+ROTARY = ("recall", "markov", "copying")
+PARTS = (8, 4)
+ROWS = 128
+METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
+    "joint": caches.ValueAware,
+    "fast": partial(caches.ValueAware, search="fast"),
+    "DropKV": caches.LeaveOneOut,
+}
+TURNS = {"not at all": 0.0, "half the prefix": 0.5, "1.5 prefixes": 1.5, "2 prefixes": 2.0}
+"""How far non-causal queries are turned, in lengths of the prefix"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting on one model's texts."""
+
+    texts: str
+    r: int
+    setting: str
+    error: float
+    kl: float
+    seconds: float
+    """Of one choice for a key-value head"""
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
+def main() -> None:
+    """Measures, prints the table, and writes it unless asked for --quick."""
+    given = options(__doc__).parse_args()
+    torch.set_num_threads(1)
+    units, seeds = (2, [0]) if given.quick else (8, [0, 1, 2])
+    rows = [row for name in tqdm(TEXTS) for row in measured(name, units, seeds)]
+    record = header("cache_choices") | {"units": units * len(seeds)}
+    record |= {"rows": [asdict(row) for row in rows]}
+    finish("cache_choices", record, page(record), keep=not given.quick)
+
+
+def measured(name: str, units: int, seeds: list[int]) -> Iterator[Row]:
+    """Every setting on one model's texts, the usual one first."""
+    cfg = composed("caches", [f"texts={name}"]).caches
+    texts: CacheTexts = instantiate(cfg.load, seeds=seeds, units=units)
+    record = one(texts, name, METHODS, ROWS)
+    usual = {cell.r: cell for cell in record.cells if cell.method == "joint"}
+    only = {"joint": METHODS["joint"]}
+    found = {"": record}
+    found |= {f", {rows} queries": one(texts, name, only, rows) for rows in (64, 32, 16)}
+    if name in ROTARY:
+        found |= {f", turned {by}": turned_by(texts, name, only, of) for by, of in TURNS.items()}
+    found[", repeated prefix"] = one(texts, name, only, ROWS, "repeat")
+    for how, each in found.items():
+        for cell in each.cells:
+            here = np.array(cell.by_unit["error"])
+            ratio = estimate(here, np.array(usual[cell.r].by_unit["error"]))
+            kl = float(np.mean(cell.by_unit["kl"]))
+            label = f"{cell.method}{how}"
+            yield Row(
+                name, cell.r, label, float(here.mean()), kl, cell.seconds,
+                ratio.value, ratio.low, ratio.high,
+            )  # fmt: skip
+
+
+def one(
+    texts: CacheTexts, name: str, methods: Any, rows: int, observed: str = "noncausal"
+) -> CacheRecord:
+    """Some methods with so many observed queries."""
+    assert texts.prefix is not None
+    settings = cache_settings(
+        methods, sizes=[texts.prefix // part for part in PARTS], observed=[observed],
+        prefix=texts.prefix, rows=rows,
+    )  # fmt: skip
+    return measure_caches(
+        texts.model, texts.batches, settings, model_name=name, task=name, progress=False
+    )
+
+
+def turned_by(texts: CacheTexts, name: str, methods: Any, of: float) -> CacheRecord:
+    """The same where non-causal queries are turned by this part of the prefix."""
+
+    def noncausal(choice: Choice) -> dict[str, Any]:
+        return turned(choice, round(of * choice.start))
+
+    with patch.dict(OBSERVED, noncausal=noncausal):  # type: ignore[arg-type]
+        return one(texts, name, methods, ROWS)
+
+
+def page(record: dict) -> str:
+    """The record as Markdown."""
+    rows = [
+        (
+            row["texts"],
+            row["r"],
+            row["setting"],
+            f"{row['error']:.4f}",
+            f"{1e3 * row['kl']:,.1f}",
+            "–" if row["ratio"] is None else f"{row['ratio']:.2f} ({_ends(row)})",
+            f"{1e3 * row['seconds']:.1f}",
+        )
+        for row in record["rows"]
+    ]
+    head = ["texts", "r", "choice", "error", "KL, milli-nats", "error over the usual", "ms a head"]
+    return (
+        "# Cheaper choices of a cache's keys, and turned queries\n\n"
+        f'Errors of queries that were not observed, {record["units"]} texts each. "Joint": '
+        f"`ValueAware` with {ROWS} non-causal queries, turned by the length of the prefix where a "
+        "model has rotary positions (docstrings' has none). "
+        f"{setting(record)}\n\n{markdown(head, rows, names=3)}\n"
+    )
+
+
+def _ends(row: dict[str, Any]) -> str:
+    return "–" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Writes docs/licences.md: the licence of every pinned package, as its own metadata states it.
+
+python docs/licences.py    # in an environment with requirements-dev.txt
+"""
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageMetadata, metadata
+from pathlib import Path
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).parents[1]
+FILES = ("requirements.txt", "requirements-cluster.txt", "requirements-dev.txt")
+HEAD = """\
+# Licences of the dependencies
+
+Every package that `requirements.txt`, `requirements-cluster.txt` and `requirements-dev.txt` pin,
+with the licence that its metadata states; `python docs/licences.py` writes this page. The library
+itself needs those of `dependencies` in `pyproject.toml` alone.
+"""
+
+
+def pinned() -> Iterator[tuple[str, str, str]]:
+    """Name and version of every requirement, and the file that pins it."""
+    for file in FILES:
+        for line in (ROOT / file).read_text().splitlines():
+            if found := re.match(r"([\w.-]+)==(\S+)", line):
+                yield found[1], found[2], file
+
+
+def licence(about: PackageMetadata) -> str:
+    """The SPDX expression; else the classifiers, the first line of the licence, or "not stated"."""
+    if expression := about.get("License-Expression"):
+        return expression
+    classifiers = [x for x in about.get_all("Classifier") or [] if x.startswith("License ::")]
+    named = [x.rpartition(" :: ")[2] for x in classifiers]
+    named = [name for name in named if name != "OSI Approved"]
+    stated = (about.get("License") or "not stated").strip().splitlines()[0]
+    return ", ".join(named) or stated
+
+
+def page() -> str:
+    """The table, in the order of names."""
+    rows = [(name, version, licence(metadata(name)), file) for name, version, file in pinned()]
+    rows.sort(key=lambda row: row[0].lower())
+    table = tabulate(rows, ["package", "version", "licence", "pinned by"], tablefmt="pipe")
+    return f"{HEAD}\n{table}\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "licences.md").write_text(page())

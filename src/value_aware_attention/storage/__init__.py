@@ -1,0 +1,38 @@
+"""What lies on the disk: written whole or not at all, named where it is damaged, checked by sha256.
+
+Nothing here needs torch.
+"""
+
+from value_aware_attention.storage.atomic import (
+    held,
+    new_file,
+    new_files,
+    new_folder,
+    remove_left_overs,
+    write_text,
+)
+from value_aware_attention.storage.checksums import (
+    CHECKSUMS,
+    check_checksums,
+    checksum,
+    write_checksums,
+)
+from value_aware_attention.storage.full_disk import DiskFull, full_disk_named
+from value_aware_attention.storage.reading import read_json, reading
+
+__all__ = [
+    "CHECKSUMS",
+    "DiskFull",
+    "check_checksums",
+    "checksum",
+    "full_disk_named",
+    "held",
+    "new_file",
+    "new_files",
+    "new_folder",
+    "read_json",
+    "reading",
+    "remove_left_overs",
+    "write_checksums",
+    "write_text",
+]

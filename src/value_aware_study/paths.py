@@ -1,0 +1,25 @@
+"""Names, of the command line or of a file's content, as files in the folder they belong to."""
+
+import os
+from pathlib import Path
+
+__all__ = ["inside"]
+
+LONGEST = 200
+"""Bytes of a name: file systems take 255, of which endings and unfinished files need some"""
+
+
+def inside(folder: str | Path, name: str | int, ending: str = "") -> Path:
+    """<folder>/<name><ending>, of a name that is a file's or a folder's and leads nowhere else.
+
+    Raises ValueError for an empty name, `.` and `..`, one with a separator, with characters that
+    cannot be printed (such as newlines) or of more than 200 bytes.
+    """
+    name = str(name)  # one of digits is a number to YAML
+    unfit = name in ("", ".", "..") or set(name) & {"/", "\\"} or not name.isprintable()
+    if unfit or len(os.fsencode(name)) > LONGEST:
+        raise ValueError(
+            f"{name!r} cannot name a file in {folder}: a name has 1 to {LONGEST} bytes, all "
+            f"printable, none of them / or \\, and is not . or .."
+        )
+    return Path(folder) / f"{name}{ending}"

@@ -1,0 +1,130 @@
+"""A hub that is silent, a folder that is not there, weights that are a pickle: one line each."""
+
+import pickle
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+
+from tests.test_apps import run_app
+from tests.test_distributed import write_masked
+from value_aware_attention.hugging_face import hub
+from value_aware_attention.models import build_roberta, load_masked, warm_start
+from value_aware_study.data.tokenization import PretrainedTokenizer
+from value_aware_study.training.checkpoint_files import CheckpointFiles
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {"layers": 1, "width": 16, "heads": 2, "feedforward": 16}
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a hub that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        yield endpoint
+
+
+def test_a_silent_hub_is_known_within_ten_seconds(silent: str) -> None:
+    start = time.monotonic()
+    assert not hub.hub_answers()
+    assert time.monotonic() - start < 10
+
+
+def test_so_is_one_whose_name_nobody_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where packets are dropped a resolver tries for longer, and heeds no timeout of HTTP."""
+    ended = Event()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://hub.example.org")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **options: ended.wait(60))
+    monkeypatch.setattr(hub, "SECONDS_TO_ANSWER", 0.5)
+    start = time.monotonic()
+    assert not hub.hub_answers()
+    assert time.monotonic() - start < 5
+    ended.set()
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("probe model=some/model text={text}", "some/model"),
+        ("probe model={text}/.. tokenizer=some/tokenizer text={text}", "some/tokenizer"),
+        ("train_masked length=short length.warm_start=some/roberta", "some/roberta"),
+        ("corpus corpus=wikitext103", "wikitext"),
+    ],
+)
+def test_every_app_names_what_a_silent_hub_was_asked_for(
+    tmp_path: Path, silent: str, command: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "SECONDS_TO_ANSWER", 0.5)
+    (tmp_path / "text.txt").write_text("some words")
+    with pytest.raises(SystemExit) as stop:
+        run_app(command.format(text=tmp_path / "text.txt"), tmp_path)
+    message = str(stop.value)
+    assert message.startswith("error: ") and "\n" not in message
+    assert name in message and "not answer" in message and "folder" in message
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train_masked length=short length.warm_start=./nowhere", "probe model=./nowhere text={t}"],
+)
+def test_a_folder_that_is_not_there_is_named_as_one(tmp_path: Path, command: str) -> None:
+    (tmp_path / "t.txt").write_text("some words")
+    with pytest.raises(SystemExit, match=r"^error: \./nowhere: no such folder$"):
+        run_app(command.format(t=tmp_path / "t.txt"), tmp_path)
+
+
+def test_a_missing_folder_of_a_tokenizer_is_named_as_one() -> None:
+    with pytest.raises(FileNotFoundError, match=r"^\./nowhere: no such folder$"):
+        PretrainedTokenizer(path="./nowhere").build([])
+
+
+def pickled(folder: Path) -> Path:
+    """A RoBERTa with its weights as a pickle alone."""
+    size = {"length": 8, "block": 8, "dropout": 0.0}
+    model = build_roberta(vocabulary_size=60, **SIZES, **size)
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def test_weights_that_are_a_pickle_are_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pickled(tmp_path)
+    monkeypatch.setattr(torch, "load", lambda *given, **options: pytest.fail("a pickle was read"))
+    with pytest.raises(OSError, match=r"weights at .* cannot be loaded: .*safetensors") as stop:
+        warm_start(folder, vocabulary_size=60, length=8, block=8, dropout=0.0)
+    assert "\n" not in str(stop.value)
+    with pytest.raises(OSError, match="safetensors"):
+        load_masked(folder)
+
+
+def test_weights_that_are_cut_off_are_named(tmp_path: Path) -> None:
+    write_masked(tmp_path)
+    (folder,) = (tmp_path / "outputs/models").iterdir()
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(OSError, match=f"weights at {folder} cannot be loaded"):
+        warm_start(folder, vocabulary_size=60, length=16, block=16, dropout=0.0)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (pytest.fail, ("a pickle was run",))
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_in_one_line(tmp_path: Path) -> None:
+    files = CheckpointFiles(tmp_path)
+    torch.save({"state": Hostile()}, files.last, pickle_module=pickle)
+    with pytest.raises(ValueError, match=r"last\.ckpt is no checkpoint of this program") as stop:
+        files.load_checkpoint(files.last)
+    assert "\n" not in str(stop.value)

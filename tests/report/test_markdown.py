@@ -1,0 +1,73 @@
+"""Strings from data are text in Markdown, as they are in HTML: no element, link or cell."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synthetic import probed
+
+from value_aware_attention.measurement.record import Record
+from value_aware_study.markdown import escaped
+from value_aware_study.report import page as page_module
+from value_aware_study.report import write_page
+from value_aware_study.report.model import model_section
+from value_aware_study.report.pages import report_page
+from value_aware_study.report.results import Results
+from value_aware_study.training.model_card import model_card
+
+SLY = "<img src=x> | `code` \\| [a](b)\n\n# head"
+SAFE = r"&lt;img src=x&gt; \| \`code\` \\\| \[a\](b)  # head"
+
+
+def test_what_would_be_markup_is_escaped_and_lines_are_one() -> None:
+    assert escaped(SLY) == SAFE
+    assert escaped("causal_elu, 4 keys (−0.3) α‖v‖ 5 %") == "causal_elu, 4 keys (−0.3) α‖v‖ 5 %"
+    assert escaped("a & b &lt;") == "a &amp; b &amp;lt;"
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "png", lambda charts, rows: b"")
+
+
+def check(folder: Path) -> None:
+    """All rows of a table have as many cells, and no markup of the data is left."""
+    found = {file.name: file.read_text() for file in folder.glob("*.md")}
+    assert any("&lt;img" in text for text in found.values())
+    for name, text in found.items():
+        assert "<img" not in text and "\n# head" not in text and "[a](" not in text, name
+        rows = [line.replace(r"\\", "").replace(r"\|", "") for line in text.splitlines()]
+        assert len({row.count("|") for row in rows if row.startswith("|")}) <= 1, name
+
+
+def test_names_and_descriptions_of_a_report(
+    records: list[Record], training: dict, tokens: dict, tmp_path: Path
+) -> None:
+    sly = [
+        replace(one, model=one.model + SLY, text=replace(one.text, description=SLY))
+        for one in records
+    ]
+    metrics = {name + SLY: one | {"model": name + SLY} for name, one in training.items()}
+    sources = {f"{SLY} {name}": counts for name, counts in tokens["sources"].items()}
+    results, own = (
+        Results.of(sly, metrics, tokens | {"sources": sources}),
+        replace(probed(), model=SLY),
+    )
+    write_page(report_page(results, None, [model_section(own)], None, [own]), tmp_path)
+    check(tmp_path)
+    assert SAFE in (tmp_path / "hero.md").read_text()
+
+
+def test_a_model_card() -> None:
+    metrics = {
+        "model": SLY, "parameters": 1, "steps": 1, "tokens": 1, "loss": 1.0, "perplexity": 2.0,
+        "curve": [{"step": 1, "loss": 1.0, "perplexity": 2.0}],
+        "hyperparameters": {"optimizer": "Muon", "attention": SLY, "data": SLY},
+    }  # fmt: skip
+    card = model_card(metrics, data=SLY, scale=SLY, kernel=SLY)
+    body = card.split("---\n", 2)[2]
+    text, _, rest = body.partition("```python")
+    code, _, tables = rest.partition("```\n")
+    assert "<img" in code and "\n# head" not in code  # Python's string, on one line
+    for part in (text, tables):
+        assert SAFE in part and "<img" not in part and "\n# head" not in part

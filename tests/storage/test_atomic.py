@@ -1,0 +1,195 @@
+"""Files and folders appear whole or not at all, whatever ends the process that writes them."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from value_aware_attention.storage import (
+    DiskFull,
+    full_disk_named,
+    held,
+    new_file,
+    new_files,
+    new_folder,
+    write_text,
+)
+from value_aware_attention.storage import atomic as atomic_module
+
+FORK = multiprocessing.get_context("fork")
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def killed_at(moment: str, call: Callable[[], None]) -> None:
+    """Runs `call` in a process that kills itself before the first rename to a name."""
+
+    def child() -> None:
+        rename = os.replace
+
+        def patched(old: Path, new: Path) -> None:
+            if Path(new).name == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(old, new)
+
+        atomic_module.os.replace = patched
+        call()
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def make_folder(target: Path, text: str) -> None:
+    with new_folder(target) as folder:
+        (folder / "a.txt").write_text(text)
+
+
+def test_a_file_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "inner/a.txt"
+    write_text(target, "old")
+    with pytest.raises(RuntimeError), new_file(target) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old" and names(target.parent) == {"a.txt"}
+    assert target.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    write_text(target, "old")
+    killed_at("a.txt", lambda: write_text(target, "new"))
+    assert target.read_text() == "old" and len(names(tmp_path)) == 2
+    with new_file(target) as first:
+        first.write_text("first")
+        write_text(target, "second")
+        assert first.exists() and len(names(tmp_path)) == 2
+    assert target.read_text() == "first" and names(tmp_path) == {"a.txt"}
+
+
+@pytest.mark.parametrize("moment", [".data.old", "data"])
+def test_a_folder_is_never_lost_however_its_writer_is_killed(tmp_path: Path, moment: str) -> None:
+    target = tmp_path / "data"
+    make_folder(target, "old")
+    killed_at(moment, lambda: make_folder(target, "new"))
+    with pytest.raises(RuntimeError), new_folder(target):
+        assert (target / "a.txt").read_text() == "old"
+        raise RuntimeError
+    assert (target / "a.txt").read_text() == "old" and names(tmp_path) == {"data"}
+    make_folder(target, "new")
+    assert (target / "a.txt").read_text() == "new" and names(tmp_path) == {"data"}
+
+
+def test_a_folder_in_the_place_of_a_file_leaves_all_files_as_they_were(tmp_path: Path) -> None:
+    target = tmp_path / "report"
+    (target / "z.csv").mkdir(parents=True)
+    (target / "a.csv").write_text("old")
+    refused = pytest.raises(IsADirectoryError, match=r"z\.csv is a folder")
+    with refused, new_files(target, last="a.csv") as folder:
+        for name in ("a.csv", "z.csv"):
+            (folder / name).write_text("new")
+    assert (target / "a.csv").read_text() == "old" and names(tmp_path) == {"report"}
+    with pytest.raises(NotADirectoryError, match=r"a\.csv is a file"), new_folder(target / "a.csv"):
+        pass
+
+
+@pytest.mark.parametrize("write", [new_folder, lambda path: new_files(path, last="")])
+def test_the_second_at_one_folder_is_refused_at_once_by_name(
+    tmp_path: Path, write: Callable
+) -> None:
+    target = tmp_path / "tokens"
+    with write(target) as folder:
+        (folder / "a").write_text("first")
+        refused = pytest.raises(ValueError, match=f"^{target} belongs to a run that is still going")
+        with refused, write(target):
+            pass
+    assert (target / "a").read_text() == "first" and names(tmp_path) == {"tokens"}
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    def child() -> None:
+        with held(tmp_path / "a"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    assert names(tmp_path) == {".a.lock"}
+    with held(tmp_path / "a"):
+        pass
+    assert not names(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def arrow(file: Path) -> None:
+    from datasets import Dataset
+
+    def rows() -> Iterator[dict]:
+        for _ in range(30):
+            yield {"text": "x" * 100_000}
+
+    Dataset.from_generator(rows, cache_dir=str(file))
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "text": lambda file: file.write_text("x" * 2**21),
+    "torch": lambda file: torch.save(torch.zeros(2**20), file),
+    "safetensors": lambda file: save_file({"x": torch.zeros(2**20)}, file),
+    "arrow": arrow,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_full_disk_is_named_whichever_library_found_it(
+    small_disk: Path, write: Callable[[Path], object]
+) -> None:
+    make_folder(small_disk / "data", "old")
+    line = rf"^no space left in {small_disk} \([\d,]+ bytes are free\)$"
+    with pytest.raises(DiskFull, match=line), new_folder(small_disk / "data") as folder:
+        write(folder / "b")
+    assert names(small_disk) == {"data"} and names(small_disk / "data") == {"a.txt"}
+
+
+def test_a_limit_of_a_files_size_is_named_and_the_old_file_stays(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    write_text(target, "old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(DiskFull, match=f"^files may not grow as large in {tmp_path}"):
+            write_text(target, "x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert target.read_text() == "old" and names(tmp_path) == {"a.txt"}
+
+
+def test_another_error_is_no_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="size"), full_disk_named(tmp_path):
+        torch.ones(2) @ torch.ones(3)

@@ -1,0 +1,146 @@
+"""Whatever is wrong with a file that an app reads, one line names it, and nothing is written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.report.synthetic import probed
+from tests.test_apps import run_app
+from tests.test_cluster import write_model
+from tests.training.processes import write_tokens
+from value_aware_attention.storage import new_folder, write_checksums
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+OUT = "outputs/"
+CAUSAL, MODEL = f"{OUT}tokens/causal", f"{OUT}models/causal_elu"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def other(text: str) -> Callable[[Path], object]:
+    def damage(file: Path) -> None:
+        file.write_text(text)
+
+    damage.__name__ = text
+    return damage
+
+
+DAMAGES = (cut, emptied, other("{}"), other("[]"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the apps read, as small as can be."""
+    root = tmp_path_factory.mktemp("whole")
+    write_tokens(root)
+    write_model(root)
+    (root / "text.txt").write_text("some words " * 300)
+    shutil.copytree(root / CAUSAL / "tokenizer", root / MODEL, dirs_exist_ok=True)
+    write_checksums(root / MODEL)
+    (root / OUT / "metrics/train").mkdir(parents=True)
+    sizes = {"sources": {}, "vocabulary_size": 60}
+    training = {"model": "a", "curve": [], "hyperparameters": {}}
+    texts = {
+        "corpus/networkx/train.jsonl": json.dumps({"text": "some words " * 300}),
+        "metrics/corpus.json": json.dumps({"networkx": {}}),
+        "metrics/tokens.json": json.dumps(sizes),
+        "metrics/train/a.json": json.dumps(training),
+        "records/a.json": RECORD,
+    }
+    for name, text in texts.items():
+        file = root / OUT / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+RECORD = probed().to_json()
+READ = {
+    "report": (
+        *(f"{OUT}metrics/{name}.json" for name in ("tokens", "train/a")),
+        *(f"{OUT}{name}/a.json" for name in ("records", "survey", "trained", "caches", "explored")),
+        *(f"{OUT}{name}.json" for name in ("benchmark", "probe/a/record")),
+    ),
+    "tokens": (f"{OUT}metrics/corpus.json", f"{OUT}corpus/networkx/train.jsonl"),
+    "train_causal": (
+        *(f"{CAUSAL}/{name}.npy" for name in ("train", "evaluation")),
+        *(f"{CAUSAL}/tokenizer/{name}.json" for name in ("tokenizer", "tokenizer_config")),
+    ),
+    "evaluate kernel=elu": (
+        *(f"{MODEL}/{name}" for name in ("config.json", "model.safetensors", "SHA256SUMS")),
+        f"{CAUSAL}/evaluation.npy",
+        f"{CAUSAL}/tokenizer/tokenizer.json",
+    ),
+    f"probe model={{root}}/{OUT}models/causal_elu text={{root}}/text.txt": (
+        *(f"{MODEL}/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")),
+    ),
+}
+RIGHT = {("{}", "tokenizer_config.json")}
+"""Damages that leave a file that says as much as it must"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(command, name) for command, names in READ.items() for name in names]
+)
+def test_a_damaged_file_is_named_in_one_line(
+    whole: Path, tmp_path: Path, command: str, name: str
+) -> None:
+    for damage in DAMAGES:
+        if (damage.__name__, Path(name).name) in RIGHT:
+            continue
+        root = tmp_path / damage.__name__.encode().hex()
+        shutil.copytree(whole, root)
+        file = root / name
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(RECORD)
+        damage(file)
+        before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        with pytest.raises(SystemExit) as stop:
+            run_app(command.format(root=root), root)
+        message = str(stop.value)
+        assert message.startswith("error: ") and "\n" not in message
+        assert str(file) in message, (damage.__name__, message)
+        after = {path: path.read_bytes() for path in (root / OUT).rglob("*") if path.is_file()}
+        assert after.items() <= before.items()
+
+
+@pytest.mark.parametrize(("command", "folder"), [("corpus", "corpus"), ("tokens", "tokens")])
+def test_the_second_of_two_at_once_is_refused_and_the_first_goes_on(
+    whole: Path, tmp_path: Path, command: str, folder: str
+) -> None:
+    root = shutil.copytree(whole, tmp_path / "root")
+    target = root / OUT / folder
+    with new_folder(target) as first:
+        (first / "a").write_text("first")
+        with pytest.raises(SystemExit, match=f"^error: {target} belongs to a run that is still"):
+            run_app(command, root)
+    assert [file.name for file in target.iterdir()] == ["a"]
+
+
+def test_a_model_with_two_records_is_refused_by_their_names(whole: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(whole, tmp_path / "root")
+    (root / OUT / "records/b.json").write_text(RECORD)
+    with pytest.raises(SystemExit, match=r"records/a\.json and .*records/b\.json are both records"):
+        run_app("report", root)
+
+
+def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(whole, tmp_path / "root")
+    write_checksums(root / CAUSAL)
+    for name in (f"{CAUSAL}/evaluation.npy", f"{MODEL}/model.safetensors"):
+        file = root / name
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(SystemExit, match=f"^error: {file} has changed since it was written"):
+            run_app("evaluate kernel=elu", root)

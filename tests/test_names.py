@@ -1,0 +1,85 @@
+"""A name stays in its folder, wherever it comes from, and is refused before any work."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.report.synthetic import record
+from tests.test_apps import run_app
+from tests.test_cluster import write_model
+from tests.training.processes import write_tokens
+from value_aware_study.data.corpora import Document, write_corpus
+from value_aware_study.paths import LONGEST, inside
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+HOSTILE = ("", ".", "..", "../x", "/x", "a/b", "a\\b", "a\0b", "a\nb", "\ud800", "ä" * LONGEST)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_name_that_leads_elsewhere_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a file in") as stop:
+        inside(tmp_path, name, ".json")
+    assert "\n" not in str(stop.value)
+
+
+@pytest.mark.parametrize("name", ["causal_elu", "all-MiniLM-L6-v2", "modèle 2.0", ".a", "..a", 5])
+def test_other_names_are_files_of_the_folder(tmp_path: Path, name: str | int) -> None:
+    file = inside(tmp_path, name, ".json")
+    file.write_text("")
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.json"] == [file.name]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_tokens(tmp_path / "run")
+    write_model(tmp_path / "run")
+    return tmp_path / "run"
+
+
+APPS = (
+    "train_causal kernel=elu attention=sliding_window attention.name=",
+    "train_causal kernel=elu train_causal.name=",
+    "train_in_context task=recall train_in_context.name=",
+    "evaluate kernel=elu model.name=",
+    "survey kernel=elu model.name=",
+    "caches texts=recall caches.name=",
+    "probe model=run/outputs/models/causal_elu text={text} probe.name=",
+    "pretrained pretrained.model=",
+)
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "/tmp/x"])
+@pytest.mark.parametrize("command", APPS)
+def test_an_app_writes_nothing_elsewhere(root: Path, command: str, name: str) -> None:
+    text = root.parent / "text.txt"
+    text.write_text("w1 w2 w3")
+    before = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
+    with pytest.raises(SystemExit, match=r"^error: .*cannot name a file in [^\n]*$"):
+        run_app(command.format(text=text) + name, root)
+    after = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
+    assert [path for path in after if ".cache" not in path.parts] == before
+
+
+def test_an_empty_name_of_an_attention_is_refused(root: Path) -> None:
+    with pytest.raises(SystemExit, match="'' cannot name a file"):
+        run_app("train_causal kernel=elu attention=sliding_window attention.name=", root)
+
+
+def test_the_scale_of_a_record_does_not_lead_out_of_the_results(tmp_path: Path) -> None:
+    hostile = replace(record("masked_short", "masked", "exponential", 64, []), scale="../../x")
+    (tmp_path / "outputs/records").mkdir(parents=True)
+    (tmp_path / "outputs/records/one.json").write_text(hostile.to_json())
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/claims.csv").write_text("claim,verdict\n")
+    (tmp_path / "report/index.html").write_text("")
+    with pytest.raises(SystemExit, match=r"^error: '\.\./\.\./x' cannot name a file in"):
+        run_app("publish publish.scale=../../x", tmp_path)
+    assert not (tmp_path.parent.parent / "x").exists()
+
+
+def test_a_source_of_a_corpus_is_a_folder_of_it(tmp_path: Path) -> None:
+    documents = [Document("a text", "train"), Document("another", "evaluation")]
+    with pytest.raises(ValueError, match=r"'\.\./x' cannot name a file in"):
+        write_corpus({"../x": documents}, tmp_path / "corpus", 0, 0.5)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,34 @@
+"""The pinned versions, their hashes and their licences are of the same packages."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PIN = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
+
+
+def pins(*files: str) -> dict[str, str]:
+    """Normalised name -> version."""
+    found = [pair for file in files for pair in PIN.findall((ROOT / file).read_text())]
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+
+
+PINNED = pins("requirements.txt", "requirements-cluster.txt", "requirements-dev.txt")
+
+
+def test_the_lock_has_a_hash_for_every_pinned_version() -> None:
+    assert pins("requirements.lock") == PINNED
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    locked = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+", line) for line in locked)
+    assert not any("//" in line for line in lines), "versions and hashes, no addresses"
+
+
+def test_every_dependency_has_a_licence_in_the_docs() -> None:
+    rows = re.findall(r"^\| (\S+) +\| (\S+) +\| (\S.*?) +\|", _licences(), re.MULTILINE)
+    found = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version, _ in rows}
+    assert {name: found.get(name) for name in PINNED} == PINNED
+
+
+def _licences() -> str:
+    return (ROOT / "docs" / "licences.md").read_text()
