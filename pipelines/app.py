@@ -1,9 +1,10 @@
 """What every app shares: composition, one-line errors, files that are never half-written."""
 
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -12,14 +13,13 @@ import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines.methods import register_methods
-from value_aware_attention.measurement.strict_json import to_json
-from value_aware_attention.storage import reading, write_text
+from pipelines.methods import check_methods, register_methods
+from pipelines.values import asked, check, near_words, read_params, unknown
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -37,16 +37,21 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
         def task(cfg: DictConfig) -> Any:
             # what the function starts, such as the other processes of ddp, gets the user's choice
+            def checked(section: DictConfig) -> Any:
+                check(cfg, name)
+                return function(section)
+
             with tracebacks(FULL_ERROR):
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
-                    return result_or_failure(function, cfg[name])
+                    return result_or_failure(checked, cfg[name])
                 with ending_with_one_line():  # ended here, before Hydra adds lines of its own
-                    return function(cfg[name])
+                    return checked(cfg[name])
 
         def main() -> None:
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
                 sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
                 register_methods()
+                check_methods()
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
 
         return main
@@ -59,7 +64,9 @@ def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
     register_methods()
     inside = GlobalHydra.instance().is_initialized()
     with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
-        return compose(name, list(overrides), **options)
+        cfg = compose(name, list(overrides), **options)
+    check(cfg)
+    return cfg
 
 
 @contextmanager
@@ -110,17 +117,13 @@ def result_or_failure(function: Callable[[DictConfig], Any], cfg: DictConfig) ->
     return failure
 
 
-def scale_of_params(arguments: list[str]) -> list[str]:
+def scale_of_params(arguments: Sequence[str]) -> list[str]:
     """The override that makes the `scale` of params.yaml the group choice, unless one is given.
 
     DVC reads the value and Hydra needs a choice; this keeps it written once.
     """
-    if any(argument.startswith("scale=") for argument in arguments):
-        return []
-    if not Path("params.yaml").exists():
-        sys.exit("error: no params.yaml in the current folder; run from the repository's root")
-    with reading("params.yaml", "mend it"):
-        return [f"scale={OmegaConf.load('params.yaml').scale}"]
+    scale = read_params()["scale"]
+    return [] if any(one.startswith("scale=") for one in arguments) else [f"scale={scale}"]
 
 
 def one_line(error: BaseException) -> str:
@@ -131,6 +134,14 @@ def one_line(error: BaseException) -> str:
     if isinstance(cause, (ValueError, OSError)):
         return one_line(cause)
     text = f"{error}: {cause}" if cause else str(error)
+    if key := re.match("Could not override '(.*)'", text):
+        places = re.search("Did you mean to override one of (.*)[?]", text)
+        # Hydra would invite to append it with +
+        return unknown(key[1], places[1].split(", ") if places else None)
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        near = asked(near_words(option, error.options))
+        return f"{group} is {option}; it must be one of {', '.join(error.options)}{near}"
     text = text.partition("\nConfig search path:")[0]
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
@@ -142,18 +153,15 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
 
 
-def check_counts(given: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first value, by its key, that is no whole number above 0."""
-    for key, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{key} is {value}; it must be a whole number of at least 1")
-
-
 def write_json(path: str | Path, content: Any) -> None:
     """Writes sorted, indented JSON as `write_text` does.
 
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
+    # imported here: it brings torch, and what composes a config refuses a wrong one before that
+    from value_aware_attention.measurement.strict_json import to_json
+    from value_aware_attention.storage import write_text
+
     try:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:

@@ -55,6 +55,10 @@ def build_setting(layer: DictConfig) -> Setting:
     """The layer's sizes, with this machine's device and threads where none are given."""
     found = "cuda" if torch.cuda.is_available() else "cpu"
     device = found if layer.device == "auto" else layer.device
+    if device.startswith("cuda") and found != "cuda":
+        raise ValueError(
+            f"benchmark.layer.device is {device} and there is no GPU; auto takes the CPU"
+        )
     threads = layer.threads or torch.get_num_threads()
     return Setting(**plain(layer) | {"device": device, "threads": threads})
 

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, check_counts
+from pipelines.app import app
 from pipelines.checkpoint import check_model
 from pipelines.tracking import tracked
 from value_aware_attention.caches import CacheMethod
@@ -24,7 +24,6 @@ from value_aware_study.paths import inside
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>.json: every method, with r keys of all there are to choose from."""
     file = inside(cfg.records, cfg.name, ".json")
-    check_counts({f"caches.{name}": cfg[name] for name in ("rows", "units")})
     if "checkpoint" in cfg.load:
         check_model(Path(cfg.load.checkpoint))
     texts = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)

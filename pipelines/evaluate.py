@@ -24,7 +24,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import app, check_counts, plain, write_json
+from pipelines.app import app, plain, write_json
 from pipelines.checkpoint import check_checkpoint
 from pipelines.provenance import file_hash
 from pipelines.summary import SHORT, row, summary
@@ -86,7 +86,6 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"torchrun, or torchrun without -m"
             )
         inside(cfg.records, cfg.name)
-        check_counts(counts(cfg))
         check_checkpoint(cfg)
         if cfg.get("approximation") is None:  # one that cannot be read would be found at the end
             saved_tokenizer(cfg.tokenizer, AGAIN)
@@ -101,16 +100,6 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
                 f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
                 f"evaluation.batch_size (it is {cfg.task.batch_size})"
             ) from error
-
-
-def counts(cfg: DictConfig) -> dict[str, Any]:
-    """On how much text an evaluation is made, by the keys that a user sets; None = on all of it."""
-    choices = HydraConfig.get().runtime.choices
-    units = "causal_units" if choices["model"] == "causal" else f"masked_units.{choices['length']}"
-    return {
-        "evaluation.batch_size": cfg.task.batch_size,
-        "evaluation.recorded_units": cfg.task.recorded_units,
-    } | ({} if cfg.task.units is None else {f"evaluation.{units}": cfg.task.units})
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -14,24 +14,25 @@ from hydra.core.config_store import ConfigStore
 
 from value_aware_study.cards import CARDS, Card, cards
 
-__all__ = ["register_methods"]
+__all__ = ["check_methods", "register_methods"]
 
 
 def register_methods(folder: Path = CARDS) -> None:
-    """Stores what the cards of a folder say of the apps.
-
-    Raises ValueError, naming file and key, for a card that names an argument its class has not.
-    """
+    """Stores what the cards of a folder say of the apps; it imports none of their classes."""
     known = cards(folder)
-    for card in known.values():
-        check_arguments(card)
     store = ConfigStore.instance()
     for app, section in (("evaluate", evaluate), ("survey", survey), ("benchmark", benchmark)):
         store.store(f"{app}_methods", {app: section(known.values())})
     for name, card in known.items():
         # models attend with exact attention by default (conf/attention/exact.yaml)
-        if name != "exact" and method_class(card).differentiable_weights:
+        if name != "exact" and card.train is not None:
             store.store(name, attention(card), group="attention")
+
+
+def check_methods(folder: Path = CARDS) -> None:
+    """Raises ValueError, naming file and key, for a card's argument that its class has not."""
+    for card in cards(folder).values():
+        check_arguments(card)
 
 
 def evaluate(known: Iterable[Card]) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def benchmark(known: Iterable[Card]) -> dict[str, Any]:
 
 def attention(card: Card) -> dict[str, Any]:
     """The option of `attention` that trains a model with the method."""
-    method = card.build(**card.train)
+    method = card.build(**(card.train or {}))
     return {"method": method, "name": card.name, "suffix": "_${attention.name}"}
 
 
@@ -97,7 +98,7 @@ def named_arguments(card: Card) -> Iterator[tuple[str, str]]:
     if vary := survey.pop("vary", None):
         yield "card.survey.vary", vary
     named = {"": card.arguments, "card.axes.": card.axes, "card.curves.": card.curves}
-    named |= {"card.survey.": survey, "card.train.": card.train}
+    named |= {"card.survey.": survey, "card.train.": card.train or {}}
     for entry, settings in card.benchmark.items():
         for part in ("build", "by_length"):
             named[f"card.benchmark.{entry}.{part}."] = settings.get(part, {})

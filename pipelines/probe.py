@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app import app, plain
 from pipelines.evaluate import setting
+from pipelines.start import written_out
 from pipelines.tracking import log_record, tracked
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
@@ -32,9 +33,6 @@ from value_aware_attention.probe import probe, probe_caches
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.paths import inside
 from value_aware_study.report.model import write_probe
-
-SHORT = ("model", "text", "tokenizer", "caches")
-"""Arguments that stand for probe.<name>: Hydra would take some for config groups."""
 
 
 @app("probe")
@@ -127,10 +125,7 @@ def methods(cfg: DictConfig) -> Mapping[str, Any]:
 
 def main() -> None:
     """The app, with the short arguments written out."""
-    sys.argv[1:] = [
-        f"probe.{argument}" if argument.partition("=")[0] in SHORT else argument
-        for argument in sys.argv[1:]
-    ]
+    sys.argv[1:] = written_out("probe", sys.argv[1:])
     run()
 
 

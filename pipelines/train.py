@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import check_counts, plain, write_json
+from pipelines.app import plain, write_json
 from pipelines.provenance import MODEL_CARD, file_hash
 from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
@@ -123,7 +123,6 @@ def check_trainer(cfg: DictConfig) -> None:
     """Refuses what cannot be trained together, before any work."""
     for name in (cfg.name, cfg.get("attention", cfg).name):  # the attention's is in paths too
         inside(cfg.models, name)
-    check_counts({f"training.{name}": cfg.training[name] for name in cfg.training})
     devices = cfg.trainer.devices * cfg.trainer.nodes
     check_micro_batches(devices, cfg.trainer.accumulate, cfg.batches.batch_size)
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)

@@ -5,12 +5,11 @@ python -m pipelines.train_causal kernel=exponential attention=sliding_window
 """
 
 from pathlib import Path
-from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, check_counts
+from pipelines.app import app
 from pipelines.train import train, trained_attention
 from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
 from value_aware_attention.models import CausalLanguageModel
@@ -25,7 +24,6 @@ def main(cfg: DictConfig) -> None:
 
     AutoModelForCausalLM (after `import value_aware_attention.models`) and AutoTokenizer read it.
     """
-    check_counts({f"causal.{name}": value for name, value in sizes(cfg).items()})
     attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
     if attention:
         attention.check_trainable(
@@ -59,13 +57,6 @@ def main(cfg: DictConfig) -> None:
         return instantiate(cfg.module, model(**given))
 
     train(cfg, module, batches, held_out, save=CausalLanguageModel.save_pretrained, facts=facts)
-
-
-def sizes(cfg: DictConfig) -> dict[str, Any]:
-    """What there must be at least one of."""
-    model = {name: cfg.model[name] for name in ("layers", "width", "heads", "feedforward")}
-    batches = {name: cfg.batches[name] for name in ("length", "batch_size")}
-    return model | batches | {"steps": cfg.fit.steps}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from pipelines.app import app, check_counts, plain, write_json
+from pipelines.app import app, plain, write_json
 from pipelines.tracking import tracked
 from pipelines.train import (
     CHANGES_NOTHING,
@@ -35,7 +35,6 @@ def main(cfg: DictConfig) -> None:
 
     A killed run continues where it was, if nothing that determines it has changed.
     """
-    check_counts({f"task.{name}": value for name, value in {**cfg.batches, **cfg.fit}.items()})
     check_trainer(cfg)
     seed_everything(cfg.seed, verbose=False)
     task = instantiate(cfg.task)

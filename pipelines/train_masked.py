@@ -6,11 +6,10 @@ python -m pipelines.train_masked length=short attention=sliding_window [attentio
 
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, check_counts
+from pipelines.app import app
 from pipelines.checkpoint import AGAIN
 from pipelines.train import train, trained_attention
 from value_aware_attention.hugging_face.checkpoints import check_files
@@ -69,12 +68,13 @@ def main(cfg: DictConfig) -> None:
 
 
 def check(cfg: DictConfig, attention: TrainedAttention | None) -> None:
-    """Refuses, before anything is read, sizes of 0 and an attention that cannot have this size."""
-    of_all = {**cfg.layers, "block": cfg.positions.block}
-    of_length = {"length": cfg.positions.length, **cfg.fit, "batch_size": cfg.batches.batch_size}
-    kind = HydraConfig.get().runtime.choices["length"]
-    check_counts({f"masked.{name}": value for name, value in of_all.items()})
-    check_counts({f"masked.{kind}.{name}": value for name, value in of_length.items()})
+    """Refuses, before anything is read, an attention or a start that cannot have this size."""
+    made_with = {int(path.name) for path in Path(cfg.tokens).glob("*") if path.name.isdigit()}
+    if made_with and cfg.positions.block not in made_with:
+        raise ValueError(
+            f"masked.block is {cfg.positions.block}; {cfg.tokens} was made with "
+            f"{min(made_with)}: take that, or run python -m pipelines.tokens again"
+        )
     if attention is not None:
         attention.check_trainable(
             kernel=masked_kernel(attention) or Exponential(),

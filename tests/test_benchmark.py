@@ -6,9 +6,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipelines.app import composed, plain
 from pipelines.benchmark import build_setting, build_subject
+from tests.test_apps import run_app
 from value_aware_study.benchmarking.measurement import check
 
 ROOT = Path(__file__).parents[1]
@@ -77,4 +79,13 @@ def test_bad_input_ends_with_one_line_and_nothing_written(
     assert message.startswith("error: ") and "\n" not in message
     for words in named:
         assert words in message
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"benchmark\.layer\.device is cuda and there is no GPU"):
+        run_app("benchmark benchmark.layer.device=cuda", tmp_path)
     assert not (tmp_path / "outputs").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import app
-from pipelines.methods import register_methods
+from pipelines.methods import check_methods, register_methods
 from tests.test_apps import run_app
 from value_aware_study.cards import CARDS, cards
 
@@ -51,6 +51,7 @@ def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after, 1))
     monkeypatch.setattr(app, "register_methods", partial(register_methods, folder))
+    monkeypatch.setattr(app, "check_methods", partial(check_methods, folder))
     with pytest.raises(SystemExit) as stop:
         run_app("plan", folder.parent)
     message = str(stop.value)

@@ -53,6 +53,11 @@ def test_sizes_that_are_no_count_are_named(root: Path, app: str, value: str) -> 
     assert f"{key} is {given}; it must be a whole number of at least 1" in message
 
 
+def test_another_block_than_the_tokens_were_made_with_is_refused(root: Path) -> None:
+    message = refusal("train_masked length=short masked.block=7", root)
+    assert "masked.block is 7; " in message and f"was made with {LENGTH}" in message
+
+
 def test_held_out_text_without_a_masked_token_is_refused(root: Path) -> None:
     message = refusal("train_masked length=short masked.fraction=0.0001", root)
     assert "no masked token in 3 held-out sequences; masked.fraction is 0.0001" in message

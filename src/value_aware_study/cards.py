@@ -49,8 +49,8 @@ class Card:
     None = not in the survey."""
     benchmark: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Entries of the benchmark, as conf/benchmark.yaml describes them."""
-    train: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that differ in a model trained with it."""
+    train: Mapping[str, Any] | None = field(default_factory=dict)
+    """Arguments that differ in a model trained with it; None = it gives no gradients."""
 
     def build(self, **changes: Any) -> dict[str, Any]:
         """What Hydra instantiates: the target and its arguments, some of them changed."""

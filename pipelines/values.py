@@ -1,0 +1,400 @@
+"""What every value of params.yaml and conf/ may be: one table, checked as soon as it is composed.
+
+Signatures are the schema of code (method cards, `_target_`); this is that of the values people
+type. It imports nothing that takes long, so that a wrong value is refused at once.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
+
+from value_aware_study.cards import cards
+
+CONF = Path(__file__).parents[1] / "conf"
+PARAMS_FILE = "params.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a value may be: in words, as a test, and the words among which a misspelt one is."""
+
+    allowed: str
+    holds: Callable[[Any], bool]
+    words: tuple[str, ...] = ()
+
+    def check(self, key: str, value: Any) -> None:
+        """Raises ValueError for a value that is not allowed."""
+        if not self.holds(value):
+            given = value if isinstance(value, list) else [value]
+            near = [close for one in given for close in near_words(one, self.words)]
+            raise ValueError(f"{key} is {shown(value)}; it must be {self.allowed}{asked(near)}")
+
+
+def whole(least: int = 1, most: int | None = None) -> Rule:
+    upper = "" if most is None else f" and at most {most}"
+
+    def holds(value: Any) -> bool:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return is_whole and least <= value and (most is None or value <= most)
+
+    return Rule(allowed=f"a whole number of at least {least}{upper}", holds=holds)
+
+
+def number(range_: str, within: Callable[[float], bool]) -> Rule:
+    def holds(value: Any) -> bool:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and math.isfinite(value) and within(value)
+
+    return Rule(allowed=range_, holds=holds)
+
+
+def word(*words: str) -> Rule:
+    return Rule(allowed=f"one of {', '.join(words)}", holds=lambda v: v in words, words=words)
+
+
+def option(*groups: str) -> Rule:
+    """An option of a config group, or of one of several; one that a user adds is one too."""
+    return word(*sorted({file.stem for group in groups for file in (CONF / group).glob("*.yaml")}))
+
+
+def null_or(rule: Rule) -> Rule:
+    allowed = f"{rule.allowed}, or null"
+    return replace(rule, allowed=allowed, holds=lambda v: v is None or rule.holds(v))
+
+
+def either(rule: Rule, *words: str) -> Rule:
+    allowed = f"{rule.allowed} or {', '.join(words)}"
+    return Rule(allowed=allowed, holds=lambda v: v in words or rule.holds(v), words=words)
+
+
+def many(rule: Rule, least: int = 1) -> Rule:
+    def holds(value: Any) -> bool:
+        return isinstance(value, list) and len(value) >= least and all(map(rule.holds, value))
+
+    allowed = f"a list{' with something in it' if least else ''}, each {rule.allowed}"
+    return replace(rule, allowed=allowed, holds=holds)
+
+
+WHOLE = Rule(allowed="a whole number", holds=lambda v: type(v) is int)  # its class knows the range
+COUNT, COUNT_OR_ZERO = whole(1), whole(0)
+SEED = whole(0, 2**32 - 1)  # what numpy takes
+POSITIVE = number("above 0", lambda v: v > 0)
+NOT_NEGATIVE = number("at least 0", lambda v: v >= 0)
+SHARE = number("from 0 to 1", lambda v: 0 <= v <= 1)
+PART = number("between 0 and 1, neither of them", lambda v: 0 < v < 1)
+BELOW_ONE = number("at least 0 and below 1", lambda v: 0 <= v < 1)
+SWITCH = Rule(allowed="true or false", holds=lambda v: isinstance(v, bool))
+TEXT = Rule(allowed="text", holds=lambda v: isinstance(v, str) and bool(v.strip()))
+ANY_TEXT = Rule(allowed="text, which may be empty", holds=lambda v: isinstance(v, str))
+LIST = Rule(allowed="a list", holds=lambda v: isinstance(v, list))
+COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
+KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
+OBSERVED = many(word("last", "causal", "noncausal", "repeat", "hindsight"))
+PRECISION = word(
+    *("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine"),
+    *("transformer-engine-float16", "16", "32", "64", "bf16"),
+)
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def table(rules: dict[str, Rule]) -> dict[str, Rule]:
+    """The rules by their keys: "{a,b}.{c,d}" stands for four of them."""
+    found: dict[str, Rule] = {}
+    for pattern, rule in rules.items():
+        parts = re.split(r"[{}]", pattern)  # every second one is a choice
+        choices = [part.split(",") if at % 2 else [part] for at, part in enumerate(parts)]
+        found |= {"".join(key): rule for key in product(*choices)}
+    return found
+
+
+PARAMS = table(
+    {
+        "seed": SEED,
+        "scale": option("scale"),
+        "grid.kernel": many(option("kernel")),
+        "grid.length": many(option("length")),
+        "grid.keys": KEYS,
+        "grid.value_aware_keys": COUNTS,
+        "grid.window_keys": ANY_KEYS,
+        "grid.{baseline_keys,sampled_keys,lsh_keys,lsh_rounds,orf_features}": ANY_COUNTS,
+        "grid.norms": many(Rule(allowed="1 or 2", holds=lambda v: v in (1, 2)), least=0),
+        "grid.orf_scaling": many(word("paper", "performer"), least=0),
+        "grid.random_seeds": many(SEED),
+        "grid.replicates": many(option("replicate"), least=0),
+        "corpus.evaluation_fraction": PART,
+        "corpus.validation_fraction": BELOW_ONE,
+        "tokens.{vocabulary_size,training_characters}": COUNT,
+        "tokens.{causal_sources,masked_sources}": null_or(many(TEXT)),
+        "tokens.{score_first,rearrange}": SWITCH,
+        "{causal,masked,in_context}.{layers,width,heads,feedforward}": COUNT,
+        "{causal,masked}.dropout": BELOW_ONE,
+        "causal.length": COUNT,
+        "causal.context": COUNT_OR_ZERO,
+        "{causal,masked.short,masked.long}.{batch_size,steps}": COUNT,
+        "{causal,masked.short,masked.long}.learning_rate": POSITIVE,
+        "{causal,masked.short,masked.long,in_context}.warmup_proportion": SHARE,
+        "{causal,masked.short,masked.long}.warmup_steps": COUNT_OR_ZERO,
+        "{causal,masked,in_context}.adamw_rate": POSITIVE,
+        "{causal,masked,in_context}.weight_decay": NOT_NEGATIVE,
+        "masked.block": COUNT,
+        "masked.warm_start": null_or(TEXT),
+        "masked.fraction": PART,
+        "masked.{short,long}.length": COUNT,
+        "in_context.task": many(option("task")),
+        "in_context.key_value_heads": COUNT,
+        "in_context.{recall,markov,copying}.{prefix,batch_size,steps}": COUNT,
+        "in_context.{recall,markov}.length": COUNT,
+        "in_context.{recall,markov,copying}.growing": SHARE,
+        "in_context.{recall,markov,copying}.{initializer_range,learning_rate}": POSITIVE,
+        "in_context.{recall.pairs,markov.states,copying.symbols}": whole(2),
+        "cache_study.parts": COUNTS,
+        "cache_study.units": COUNT,
+        "cache_study.seeds": many(SEED),
+        "training.{evaluate_every,evaluation_batches,checkpoint_every,log_every}": COUNT,
+        "survey.budgets": COUNTS,
+        "survey.within": NOT_NEGATIVE,
+        "survey.trained": many(option("attention", "approximation"), least=0),
+        "evaluation.{causal_units,masked_units.short,masked_units.long}": null_or(COUNT),
+        "evaluation.{recorded_units,batch_size}": COUNT,
+        "evaluation.memory_gib": POSITIVE,
+        "benchmark.{lengths,attention_lengths}": COUNTS,
+        "benchmark.{seconds,slowest}": POSITIVE,
+        "benchmark.layer.{width,heads,feedforward,batch}": COUNT,
+        "benchmark.layer.dtype": word(*DTYPES, "float64"),
+    }
+)
+"""Every key of params.yaml."""
+
+OF_CONF = table(
+    {
+        "corpus.{path,description}": TEXT,
+        "corpus.evaluation_path": null_or(TEXT),
+        "corpus.remove_copies": SWITCH,
+        "{corpus,tokens,benchmark.layer}.seed": SEED,
+        "{corpus,tokens}.{folder,metrics}": TEXT,
+        "tokens.{corpus,corpus_metrics}": TEXT,
+        "tokens.{instance_length,long_length}": COUNT,
+        "corpus.sources.*.{train_instances,evaluation_instances}": null_or(COUNT),
+        "tokens.{causal,masked}_tokenizer.padding_multiple": COUNT,
+        "tokens.{causal,masked}_tokenizer.path": TEXT,
+        "{length,task}.{batch_size,steps}": COUNT,
+        "{length,task}.learning_rate": POSITIVE,
+        "{length,task}.warmup_proportion": SHARE,
+        "length.warmup_steps": COUNT_OR_ZERO,
+        "length.{length,compressed}": COUNT,
+        "length.evaluation_units": null_or(COUNT),
+        "length.warm_start": null_or(TEXT),
+        "{length,model}.{baseline_keys,sampled_keys}": ANY_COUNTS,
+        "model.{lsh_keys,orf_features}": ANY_COUNTS,
+        "task.growing": SHARE,
+        "task.initializer_range": POSITIVE,
+        "task.adamw_rate": POSITIVE,
+        "task.weight_decay": NOT_NEGATIVE,
+        "{causal,masked,task}.optimizer.{lr,eps}": POSITIVE,
+        "{causal,masked,task}.optimizer.betas": many(BELOW_ONE, least=2),
+        "{causal,masked,task}.optimizer.momentum": BELOW_ONE,
+        "{causal,masked}.optimizer.max_grad_norm": NOT_NEGATIVE,
+        "{causal,masked}.optimizer.fused": SWITCH,
+        "{kernel,length,attention,task,model}.name": TEXT,
+        "model.{kernel,checkpoint,tokens,tokenizer,training}": TEXT,
+        "{attention,replicate}.suffix": ANY_TEXT,
+        "replicate.seed": SEED,
+        "{attention.method,approximation}.seed": SEED,
+        "{attention.method,approximation}.{r,stride,window,random,summary,dilation}": WHOLE,
+        "{attention.method,approximation}.{features,landmarks,rank,rounds}": WHOLE,
+        "logger.{project,group,dir}": TEXT,
+        "train_masked.card.kernel": TEXT,
+        "trainer.accelerator": word("auto", "cpu", "gpu", "cuda", "mps", "tpu"),
+        "trainer.{devices,nodes,accumulate}": COUNT,
+        "trainer.strategy": TEXT,
+        "trainer.precision": PRECISION,
+        "trainer.workers": COUNT_OR_ZERO,
+        "trainer.{compile,checkpoint_activations}": SWITCH,
+        "trainer.peak_flops": null_or(POSITIVE),
+        "paths.{root,outputs,corpus,tokens,models,records,trained,metrics}": TEXT,
+        "paths.{report,results,cache,logs}": TEXT,
+        "evaluate.explored.tokens": COUNT,
+        "evaluate.explored.sizes": COUNTS,
+        "survey.{name,kernel,checkpoint,tokens,tokenizer,scale,data,cache,records}": TEXT,
+        "survey.seeds": many(SEED),
+        "survey.memory_gib": POSITIVE,
+        "survey.picture.{tokens,budget}": COUNT,
+        "benchmark.{cache,record,metrics,scale}": TEXT,
+        "benchmark.layer.device": TEXT,
+        "benchmark.layer.threads": null_or(COUNT),
+        "benchmark.methods.*.{label,order}": TEXT,
+        "benchmark.methods.*.exponent": POSITIVE,
+        "benchmark.methods.*.mixes_hidden": SWITCH,
+        "benchmark.methods.*.by_length.*": LIST,
+        "caches.{units,rows}": COUNT,
+        "caches.parts": COUNTS,
+        "caches.seeds": many(SEED),
+        "caches.r": null_or(COUNT),
+        "caches.gaps_of": many(TEXT, least=0),
+        "caches.only.*": OBSERVED,
+        "caches.observed": OBSERVED,
+        "caches.{name,description}": TEXT,
+        "plan.vocabulary.{causal,masked}": null_or(COUNT),
+        "plan.operations_per_second": POSITIVE,
+        "plan.one_step": SWITCH,
+        "probe.{model,text,tokenizer,name}": null_or(TEXT),
+        "probe.search": word("fast", "default", "best"),
+        "probe.{windows,length}": null_or(COUNT),
+        "probe.rows": COUNT,
+        "probe.sizes": null_or(COUNTS),
+        "probe.kernels": LIST,
+        "probe.{draw,between,skewness_gap,caches}": SWITCH,
+        "probe.dtype": null_or(word(*DTYPES)),
+        "pretrained.{model,requirement,package,folder,description}": TEXT,
+        "workspace.entity": null_or(TEXT),
+        "workspace.project": TEXT,
+    }
+)
+"""The keys of conf/ that people may vary; `*` stands for a name, such as a source's."""
+
+RULES = PARAMS | OF_CONF
+SECTIONS = {key.rpartition(".")[0] for key in PARAMS} - {""}
+"""In which nothing but values stands: what has no rule there is read by nobody."""
+PATTERNS = [key for key in RULES if "*" in key]
+
+
+def check(cfg: DictConfig, app: str = "") -> None:
+    """Raises ValueError for the first value of a composed config that is not allowed.
+
+    What is given as an interpolation is checked where it is read from, and arguments of code by
+    its signature. `app` is the section in which nothing may be missing.
+    """
+    found = dict(leaves(OmegaConf.to_container(cfg)))
+    for key, value in found.items():
+        if value == "???":
+            if key.startswith(f"{app}."):
+                raise ValueError(f"{key} is missing: give {key}=<value>")
+        elif not (isinstance(value, str) and "${" in value):
+            check_value(key, value)
+    for key in PARAMS:
+        if key not in found:
+            raise ValueError(f"{key} is missing; it must be {PARAMS[key].allowed}")
+    check_together(cfg)
+
+
+def check_value(key: str, value: Any) -> None:
+    """Raises ValueError for a value against its rule, or a key of which nothing is known."""
+    if rule := rule_of(key):
+        rule.check(key, value)
+    elif below := [one for one in PARAMS if one.startswith(f"{key}.")]:
+        raise ValueError(f"{key} is {shown(value)}; it must hold {', '.join(below)}")
+    elif key.rpartition(".")[0] in SECTIONS:
+        raise ValueError(unknown(key))
+
+
+def check_together(cfg: DictConfig) -> None:
+    """Raises ValueError for values that are allowed one by one and not together."""
+    if cfg.causal.context >= cfg.causal.length:
+        raise ValueError(
+            f"causal.context is {cfg.causal.context}; it must be below causal.length, which is "
+            f"{cfg.causal.length}"
+        )
+    held_out, validated = cfg.corpus.evaluation_fraction, cfg.corpus.validation_fraction
+    if held_out + validated >= 1:
+        raise ValueError(
+            f"corpus.validation_fraction is {validated}; together with corpus.evaluation_fraction, "
+            f"which is {held_out}, it must be below 1"
+        )
+    for model in ("causal", "masked", "in_context", "benchmark.layer"):
+        size = OmegaConf.select(cfg, model)
+        if size.width % size.heads:
+            raise ValueError(
+                f"{model}.width is {size.width}; {model}.heads, which is {size.heads}, must "
+                f"divide it"
+            )
+    sources = cfg.corpus.sources
+    for key in ("causal_sources", "masked_sources"):
+        for name in cfg.tokens[key] or ():
+            word(*sources).check(f"tokens.{key}", name)
+
+
+def leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key that has a rule or no keys below it, with its value."""
+    if isinstance(content, dict) and content and not (key and rule_of(key)):
+        for name, value in content.items():
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, content
+
+
+def rule_of(key: str) -> Rule | None:
+    """The rule of a key."""
+    if key in RULES:
+        return RULES[key]
+    return next((RULES[pattern] for pattern in PATTERNS if fnmatchcase(key, pattern)), None)
+
+
+def read_params() -> dict[str, Any]:
+    """params.yaml; ValueError where it is missing, no YAML, or has other keys than it should."""
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(PARAMS_FILE))
+    except FileNotFoundError:
+        raise ValueError(
+            f"no {PARAMS_FILE} in the current folder; run from the repository's root"
+        ) from None
+    except (YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{PARAMS_FILE} cannot be read: {error}") from None
+    if not content or not isinstance(content, dict):
+        raise ValueError(f"{PARAMS_FILE} cannot be read: it is empty, or no keys with values")
+    found = dict(leaves(content))
+    for key in found:
+        if key not in PARAMS:
+            raise ValueError(f"{PARAMS_FILE}: {unknown(key, PARAMS)}")
+    for key in PARAMS:
+        if key not in found:
+            raise ValueError(f"{PARAMS_FILE} lacks {key}; it must be {PARAMS[key].allowed}")
+    return content
+
+
+def unknown(key: str, known: Iterable[str] | None = None) -> str:
+    """Says that nothing reads a key, and which it may have meant."""
+    known = [*(known or known_keys())]
+    near = get_close_matches(key, known, n=1, cutoff=0.8)
+    if not near:  # the right name in the wrong place, or without one
+        by_name: dict[str, list[str]] = {}
+        for other in known:
+            by_name.setdefault(other.rpartition(".")[2], []).append(other)
+        names = get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=0.75)
+        near = [other for name in names for other in by_name[name]][:3]
+    return f"{key} is no key that is read here{asked([one for one in near if one != key])}"
+
+
+def known_keys() -> list[str]:
+    """What can be given on a command line: keys, groups, and the arguments of every method."""
+    arguments = {name for card in cards().values() for name in card.arguments}
+    methods = [
+        f"{where}.{name}" for where in ("approximation", "attention.method") for name in arguments
+    ]
+    return [*RULES, *(folder.name for folder in CONF.iterdir() if folder.is_dir()), *methods]
+
+
+def near_words(given: Any, words: Iterable[str]) -> list[str]:
+    """The one of the words that a misspelt one may have meant."""
+    misspelt = isinstance(given, str) and given not in words
+    return get_close_matches(given, words, n=1) if misspelt else []
+
+
+def asked(near: list[str]) -> str:
+    return f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed."""
+    if isinstance(value, str) and not value[:1].isalpha():
+        return repr(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
