@@ -1,0 +1,69 @@
+"""What changes no recorded value, and what changes last digits alone."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.test_apps import run_app
+from tests.training.processes import write_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries
+
+LAST_DIGITS = 1e-4
+"""Of a recorded value. fp32 has 6e-8 in a sum; a layer sums hundreds of them, a loss is as precise
+as its logits, and an output error is a difference of outputs, which costs it about three digits
+where the error is a thousandth of the output."""
+ROUNDING = 1e-9
+"""An error below this part of an output is rounding alone, and has no digit to keep."""
+OF_A_LOSS = 5e-6
+"""Of a difference of two losses near 4, whose last digit in fp32 is 5e-7 each."""
+CHANGES = {
+    "batch_size": "evaluation.batch_size=1",
+    "threads": "",
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    write_tokens(folder)
+    run_app("train_causal kernel=elu", folder)
+    return folder
+
+
+def record(folder: Path, name: str, options: str = "") -> dict[str, Any]:
+    """The record of an evaluation that finds no cell computed before."""
+    run_app(f"evaluate kernel=elu {options} paths.cache={folder}/{name}", folder)
+    return json.loads((folder / "outputs/records/causal_elu.json").read_text())
+
+
+def values(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a record, but what it was made on."""
+    if isinstance(content, (dict, list)):
+        pairs = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, part in pairs:
+            if key != "run_on":
+                yield from values(part, f"{path}.{key}")
+    else:
+        yield path, content
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_how_an_evaluation_is_cut_changes_last_digits_alone(trained: Path, name: str) -> None:
+    before = dict(values(record(trained, "before")))
+    torch.set_num_threads(2 if name == "threads" else 1)
+    try:
+        after = dict(values(record(trained, name, CHANGES[name])))
+    finally:
+        torch.set_num_threads(1)
+    assert before.keys() == after.keys() and len(before) > 100
+    for path, value in before.items():
+        if isinstance(value, float):
+            least = OF_A_LOSS if path.endswith(".difference") else ROUNDING
+            assert after[path] == pytest.approx(value, rel=LAST_DIGITS, abs=least), path
+        else:
+            assert after[path] == value, path
