@@ -18,6 +18,7 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
     """The section of these records, one a model and its texts."""
     found = [
         *cache_methods.by_text(records),
+        cache_methods.answers(records),
         cache_gain.gain(records),
         cache_methods.gaps(records),
         cache_gain.agreement(records),

@@ -12,7 +12,7 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import interval, number
 from value_aware_study.report.look import Mark, Panel, direction, dots, toggled
 
-__all__ = ["by_text", "distance", "every_cell", "gaps", "keys_of", "label", "sharpness"]
+__all__ = ["answers", "by_text", "distance", "every_cell", "gaps", "keys_of", "label", "sharpness"]
 
 LABELS = {
     "random": "random",
@@ -58,6 +58,9 @@ OBSERVED = (
     "of which see all of it; repeat = those of the prefix read once more; hindsight = the served "
     "queries themselves, an oracle. Nothing: the method looks at no query."
 )
+OWN = {"accuracy": "share right", "nats_to_bayes": "nats above Bayes"}
+"""What tasks measure, and what it is called"""
+EXACT = "exact model"
 GAPS = ("criterion", "information", "sharing", "weights")
 
 
@@ -150,6 +153,41 @@ def _text(cell: CacheCell) -> str:
     far = distance(cell).value
     error = "–" if cell.error.value is None else number(cell.error.value, 4)
     return error if far is None else f"{error} ({number(1e3 * far, 1)})"
+
+
+def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """What each task itself measures: right answers, or how far the predictions are from Bayes."""
+    tasks = [(r, name) for r in records for name in OWN if name in r.exact]
+    if not tasks:
+        return None
+    found = {
+        (label(cell.method), shown(cell.observed), record.task, cell.r): cell.ends[name]
+        for record, name in tasks
+        for cell in record.cells
+    }
+    rows = [(EXACT, ""), *dict.fromkeys(key[:2] for key in found)]
+    rows.sort(key=lambda row: row[1] == ORACLE)
+    data = pd.DataFrame(rows, columns=["method", "observed"])
+    display = data.copy()
+    for record, name in tasks:
+        for r in sorted({cell.r for cell in record.cells}):
+            column = f"{record.task} r = {r}: {OWN[name]}"
+            exact = {(EXACT, ""): record.exact[name]}
+            values = [(exact.get(row) or found.get((*row, record.task, r))) for row in rows]
+            data[column] = [one and one.value for one in values]
+            display[column] = ["–" if one is None else number(one.value, 3) for one in values]
+    return Exhibit(
+        "cache_answers",
+        "What a compressed cache leaves of the answers",
+        "Queries after the prefix, with the method in all layers; means over texts.",
+        [
+            "Recall and copying: the share of right answers (of recall those keys that were not "
+            "asked before). Markov: nats above the predictions of Bayes. A trained model without "
+            "the method is the first row.",
+            OBSERVED,
+        ],
+        table=Table(data, display),
+    )
 
 
 def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
