@@ -49,7 +49,11 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
 
         def main() -> None:
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
-                sys.argv += [f"hydra.job.name={name}", *scale_of_params(sys.argv[1:])]
+                given = sys.argv[1:]
+                ours = [f"hydra.job.name={name}", *scale_of_params(given)]
+                # beside the others: argparse takes overrides from one place alone
+                place = next((i for i, one in enumerate(given) if "=" in one), len(given))
+                sys.argv[1:] = [*given[:place], *ours, *given[place:]]
                 register_methods()
                 check_methods()
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()

@@ -51,3 +51,13 @@ def test_a_model_that_was_not_trained_is_named(tmp_path: Path) -> None:
     message = str(stopped.value.code)
     assert message.startswith("error: ") and "in_context_markov" in message
     assert "\n" not in message and not (tmp_path / "outputs/caches").exists()
+
+
+@pytest.mark.parametrize("given", [["texts=markov", "--cfg", "job"], ["--cfg", "job"]])
+def test_options_stand_before_or_after_values(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["pipelines.caches", *given])
+    import_module("pipelines.caches").main()
+    assert f"task {'markov' if len(given) == 3 else 'recall'}" in capsys.readouterr().out
