@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.methods import register_methods
 from value_aware_attention.measurement.strict_json import to_json
-from value_aware_attention.storage import reading, write_text
+from value_aware_attention.storage import reading, with_checksum, write_text
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -149,8 +149,8 @@ def check_counts(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {value}; it must be a whole number of at least 1")
 
 
-def write_json(path: str | Path, content: Any) -> None:
-    """Writes sorted, indented JSON as `write_text` does.
+def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> None:
+    """Writes sorted, indented JSON as `write_text` does, on request with a checksum in it.
 
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
@@ -158,4 +158,4 @@ def write_json(path: str | Path, content: Any) -> None:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
         raise ValueError(f"{path} was not written: {error}") from None
-    write_text(path, text + "\n")
+    write_text(path, (with_checksum(text) if checksum else text) + "\n")
