@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
@@ -19,9 +19,9 @@ STAGES = {
     "corpus": "corpus",
     "tokens": "tokens",
     "train_causal": "train_causal causal.steps=30 causal.dropout=0.1 training.checkpoint_every=2",
-    "train_masked": "train_masked length=short",
-    "train_masked, long": "train_masked length=long",
-    "train_in_context": "train_in_context task=recall",
+    "train_masked": "train_masked length=short training.checkpoint_every=1",
+    "train_masked, long": "train_masked length=long training.checkpoint_every=1",
+    "train_in_context": "train_in_context task=recall training.checkpoint_every=1",
     "evaluate, causal": "evaluate",
     "evaluate, masked": "evaluate model=masked",
     "survey": "survey model=masked",
@@ -144,7 +144,7 @@ def difference(found: Tree, wanted: Tree) -> str:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that nothing happened to: the folder before and after each stage, and its seconds.
+    """A run of stages that nothing happened to: the folder before and after each, its seconds.
 
     All that is tried runs in `root`, where this run was too: some hashes have paths in them.
     """
@@ -155,16 +155,29 @@ class Undisturbed:
 
     def before(self, stage: str) -> Tree:
         """Makes the folder as it was before a stage."""
-        return self._make(list(STAGES).index(stage))
+        return self._make(self._number(stage))
 
     def after(self, stage: str) -> Tree:
         """Makes the folder as it was after a stage."""
-        return self._make(list(STAGES).index(stage) + 1)
+        return self._make(self._number(stage) + 1)
 
     def trees(self, stage: str) -> tuple[Tree, Tree]:
         """What lay there before and after a stage; the folder stays as it is."""
-        number = list(STAGES).index(stage)
+        number = self._number(stage)
         return tree(self.kept / str(number)), tree(self.kept / str(number + 1))
+
+    def written(self, stage: str) -> dict[str, int]:
+        """Name -> bytes of every file that a stage makes or changes."""
+        before, after = self.trees(stage)
+        folder = self.kept / str(self._number(stage) + 1)
+        return {
+            name: (folder / name).stat().st_size
+            for name, digest in after.items()
+            if digest not in ("folder", before.get(name))
+        }
+
+    def _number(self, stage: str) -> int:
+        return list(self.seconds).index(stage)
 
     def _make(self, number: int) -> Tree:
         self.root.mkdir(exist_ok=True)
@@ -174,12 +187,15 @@ class Undisturbed:
         return tree(self.root)
 
 
-def undisturbed(folder: Path, stages: int = len(STAGES)) -> Undisturbed:
-    """Runs the first `stages` stages, one after the other. Raises RuntimeError where one fails."""
+def undisturbed(folder: Path, stages: Sequence[str] = tuple(STAGES)) -> Undisturbed:
+    """Runs stages, one after the other. Raises RuntimeError where one fails."""
     root, kept, seconds = folder / "run", folder / "kept", {}
     root.mkdir()
     shutil.copytree(root, kept / "0")
-    for number, stage in enumerate(list(STAGES)[:stages], start=1):
+    first = SERVER.Process()  # which takes the imports, so that no stage's seconds have them
+    first.start()
+    first.join()
+    for number, stage in enumerate(stages, start=1):
         ended = run(stage, root)
         if ended.code:
             raise RuntimeError(f"{stage} failed undisturbed: {ended.told}")

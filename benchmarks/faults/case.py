@@ -1,7 +1,7 @@
 """One thing that was done to the pipeline, and what came of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 __all__ = ["CONCURRENT", "DAMAGED", "FULL", "KILLED", "SKIPPED", "Case", "Trial"]
 
@@ -21,5 +21,5 @@ class Case:
     wrong: str = ""
 
 
-Trial = Callable[[], Case]
+Trial = partial[Case]
 """Does it to a folder of its own; what is random in it was drawn before."""

@@ -80,12 +80,10 @@ def prepared(run_: Undisturbed, stage: str, start: str) -> Tree:
 
 
 def room(run_: Undisturbed, stage: str, part: float) -> int:
-    """Whole pages, fewer than the largest file takes that the stage writes."""
-    before, after = run_.trees(stage)
-    written = [name for name, digest in after.items() if digest not in ("folder", before.get(name))]
-    folder = run_.kept / str(list(STAGES).index(stage) + 1)
-    outputs = (name for name in written if not name.startswith(CACHE))
-    return int(part * max((folder / name).stat().st_size for name in outputs)) // PAGE * PAGE
+    """Whole pages, fewer than the largest file takes that the stage writes, cells left out."""
+    written = run_.written(stage).items()
+    largest = max(size for name, size in written if not name.startswith(CACHE))
+    return int(part * largest) // PAGE * PAGE
 
 
 def wrong_refusal(line: str | None, root: Path) -> str:
@@ -95,15 +93,22 @@ def wrong_refusal(line: str | None, root: Path) -> str:
 
 
 def changed(found: Tree, earlier: Tree) -> str:
-    """What a refused run changed; whole cells, checkpoints and bare folders may have come."""
-    new = {name: digest for name, digest in found.items() if name not in earlier}
+    """What a refused run changed; whole cells, checkpoints and bare folders may have come.
+
+    What a killed run had left may have gone.
+    """
     allowed = {
         name
-        for name, digest in new.items()
-        if not Path(name).name.startswith(".") or name == CACHE
+        for name, digest in found.items()
+        if name not in earlier and not is_hidden(name)
         if digest == "folder" or name.startswith(CACHE)
     }
-    return difference({n: d for n, d in found.items() if n not in allowed}, earlier)
+    kept = {name: digest for name, digest in earlier.items() if not is_hidden(name)}
+    return difference({n: d for n, d in found.items() if n not in allowed}, kept)
+
+
+def is_hidden(name: str) -> bool:
+    return Path(name).name.startswith(".") and name != CACHE
 
 
 @contextmanager
