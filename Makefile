@@ -13,7 +13,7 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro survey caches publish experiments plots test test-slow lint docs setup setup-dev clean
+.PHONY: help repro survey caches publish experiments plots test test-slow faults lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -41,6 +41,9 @@ test: setup-dev  ## set up and run the tests, but for the slow ones
 
 test-slow: setup-dev  ## the slow tests: killed and distributed runs, clusters, every option as a cell
 	@$(RUN) $(PYTEST) -m slow
+
+faults: setup  ## kills, full disks, two at once, damaged files: is every stage right all the same
+	@$(RUN) python -m benchmarks.faults
 
 lint: setup-dev  ## style, formatting, types, and requirements that fit together
 	@$(RUN) ruff check .

@@ -157,17 +157,17 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
 
 
-def write_json(path: str | Path, content: Any) -> None:
-    """Writes sorted, indented JSON as `write_text` does.
+def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> None:
+    """Writes sorted, indented JSON as `write_text` does, on request with a checksum in it.
 
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
     # imported here: it brings torch, and what composes a config refuses a wrong one before that
     from value_aware_attention.measurement.strict_json import to_json
-    from value_aware_attention.storage import write_text
+    from value_aware_attention.storage import with_checksum, write_text
 
     try:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
         raise ValueError(f"{path} was not written: {error}") from None
-    write_text(path, text + "\n")
+    write_text(path, (with_checksum(text) if checksum else text) + "\n")

@@ -16,7 +16,7 @@ from pipelines.tracking import tracked
 from value_aware_attention.caches import CacheMethod
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
-from value_aware_attention.storage import write_text
+from value_aware_attention.storage import with_checksum, write_text
 from value_aware_study.paths import inside
 
 
@@ -43,7 +43,7 @@ def main(cfg: DictConfig) -> None:
             description=cfg.description, ends=texts.ends,
         )  # fmt: skip
         log_errors(run, record)
-    write_text(file, record.to_json())
+    write_text(file, with_checksum(record.to_json()))
 
 
 def build(cfg: DictConfig, name: str, r: int) -> CacheMethod:

@@ -26,7 +26,7 @@ def main(cfg: DictConfig) -> None:
         validation_fraction=cfg.validation_fraction,
         remove_copies=cfg.remove_copies,
     )
-    write_json(cfg.metrics, counts)
+    write_json(cfg.metrics, counts, checksum=True)
     record_made(cfg, "corpus", {}, "corpus", [file_hash([cfg.folder])])
 
 

@@ -51,7 +51,7 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
-from value_aware_attention.storage import write_text
+from value_aware_attention.storage import with_checksum, write_text
 from value_aware_study.data.token_arrays import AGAIN
 from value_aware_study.paths import inside
 from value_aware_study.report.explorer import Exploration
@@ -129,7 +129,8 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
         write(cfg, cfg.records, record)
         write_summary(cfg, record)
-        write_text(inside(cfg.explored.folder, cfg.name, ".json"), exploration(cfg, task))
+        explored = with_checksum(exploration(cfg, task))
+        write_text(inside(cfg.explored.folder, cfg.name, ".json"), explored)
         log_record(run, record)
     return {}
 
@@ -189,7 +190,7 @@ def tracked_by_first(
 def write(cfg: DictConfig, folder: str, record: Record) -> None:
     """The record, by the first process."""
     if is_first():
-        write_text(inside(folder, cfg.name, ".json"), record.to_json())
+        write_text(inside(folder, cfg.name, ".json"), with_checksum(record.to_json()))
 
 
 def write_summary(cfg: DictConfig, record: Record) -> None:

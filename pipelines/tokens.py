@@ -39,7 +39,7 @@ def main(cfg: DictConfig) -> None:
             made = [write(causal, **shared, **stream), write(masked, **shared, **instances)]
         for part in ("causal", "masked"):
             write_checksums(folder / part)
-    write_json(cfg.metrics, counts(documents, made[0], made[-1]))
+    write_json(cfg.metrics, counts(documents, made[0], made[-1]), checksum=True)
     parts = [Path(cfg.folder) / part for part in ("causal", "causal/evaluation.npy", "masked")]
     hashes = [file_hash([part]) for part in parts]
     record_made(cfg, "tokens", {"corpus": file_hash([cfg.corpus])}, "data", hashes)

@@ -116,7 +116,7 @@ def write_model(
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
         write_checksums(folder)
         (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
-    write_json(inside(cfg.metrics, cfg.name, ".json"), record)
+    write_json(inside(cfg.metrics, cfg.name, ".json"), record, checksum=True)
 
 
 def check_trainer(cfg: DictConfig) -> None:

@@ -67,7 +67,7 @@ def main(cfg: DictConfig) -> None:
         with new_folder(inside(cfg.models, cfg.name)) as folder:
             model.save_pretrained(folder)
             write_checksums(folder)
-        write_json(inside(cfg.metrics, cfg.name, ".json"), record)
+        write_json(inside(cfg.metrics, cfg.name, ".json"), record, checksum=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.report.synthetic import probed
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
-from value_aware_attention.storage import new_folder, write_checksums
+from value_aware_attention.storage import new_folder, with_checksum, write_checksums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OUT = "outputs/"
@@ -144,3 +144,27 @@ def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path
         file.write_bytes(content)
         with pytest.raises(SystemExit, match=f"^error: {file} has changed since it was written"):
             run_app("evaluate kernel=elu", root)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "old", "new"),
+    [
+        ("tokens", "corpus/networkx/train.jsonl", b"some", b"same"),
+        ("tokens", "metrics/corpus.json", b"networkx", b"networks"),
+        ("report", "metrics/tokens.json", b"60", b"61"),
+        ("report", "metrics/train/a.json", b'"a"', b'"b"'),
+        ("report", "records/a.json", b'"length": ', b'"length": 1'),
+    ],
+)
+def test_another_letter_or_digit_is_refused_where_it_says_what_it_was(
+    whole: Path, tmp_path: Path, command: str, name: str, old: bytes, new: bytes
+) -> None:
+    root = shutil.copytree(whole, tmp_path / "root")
+    file = root / OUT / name
+    if file.suffix == ".json":
+        file.write_text(with_checksum(file.read_text()))
+    else:
+        write_checksums(root / OUT / "corpus")
+    file.write_bytes(file.read_bytes().replace(old, new, 1))
+    with pytest.raises(SystemExit, match=f"^error: {file} .*has changed since it was written"):
+        run_app(command, root)

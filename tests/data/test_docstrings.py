@@ -1,10 +1,14 @@
 import importlib
 import inspect
+import multiprocessing
 import sys
 import textwrap
+import time
 
 import pytest
 
+from value_aware_attention.storage import held
+from value_aware_study.data import docstrings
 from value_aware_study.data.docstrings import Docstrings
 
 
@@ -82,3 +86,39 @@ class TestDocstrings:
         expected = [inspect.getdoc(module), *(inspect.getdoc(getattr(module, n)) for n in names)]
         found = "\n\n".join(text.strip() for text in expected)
         assert any(found == text for text in texts(Docstrings(package="networkx.algorithms")))
+
+
+def test_the_workers_of_a_killed_reader_end_and_give_its_lock_free(tmp_path, monkeypatch):
+    def reader():
+        with held(tmp_path / "corpus"):
+            list(docstrings._parsed([tmp_path / str(number) for number in range(4)]))
+
+    monkeypatch.setattr(docstrings, "docstrings_of", endless)
+    monkeypatch.setattr(docstrings, "FILES_WORTH_A_POOL", 1)
+    monkeypatch.setattr(docstrings.os, "cpu_count", lambda: 2)
+    process = multiprocessing.get_context("fork").Process(target=reader)
+    process.start()
+    wait_until(lambda: (tmp_path / "0").exists())
+    process.kill()
+    process.join()
+    wait_until(lambda: is_free(tmp_path / "corpus"))
+
+
+def endless(file):
+    file.touch()
+    time.sleep(60)
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_free(path):
+    try:
+        with held(path):
+            return True
+    except ValueError:
+        return False

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from value_aware_attention.measurement import strict_json
 from value_aware_attention.measurement.record import RunOn, read
-from value_aware_attention.storage import reading
+from value_aware_attention.storage import reading, without_checksum
 
 __all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate"]
 
@@ -119,11 +119,14 @@ class CacheRecord:
             content = strict_json.from_json(text)
             if not isinstance(content, dict):
                 raise ValueError(f"it holds a {type(content).__name__}, not a record")
-        version = content.pop("version", "none")
+        version = content.get("version", "none")
         if version != VERSION:
             raise ValueError(
                 f"{name} has schema version {version}; this program reads version {VERSION}: make "
                 f"it again (make caches)"
             )
+        with reading(name, "make it again"):
+            content = without_checksum(content)
+        del content["version"]
         found: Self = read(cls, content, name)
         return found

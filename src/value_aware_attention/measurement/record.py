@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from value_aware_attention.measurement import strict_json
-from value_aware_attention.storage import reading
+from value_aware_attention.storage import reading, without_checksum
 
 __all__ = [
     "AWARE",
@@ -346,12 +346,15 @@ class Record:
             content = strict_json.from_json(text)
             if not isinstance(content, dict):
                 raise ValueError(f"it holds a {type(content).__name__}, not a record")
-        version = content.pop("version", "none")
+        version = content.get("version", "none")
         if version != VERSION:
             raise ValueError(
                 f"{name} has schema version {version}; this program reads version {VERSION}: make "
                 f"it again (dvc repro, or the app that wrote it)"
             )
+        with reading(name, "make it again"):
+            content = without_checksum(content)
+        del content["version"]
         found: Self = read(cls, content, name)
         return found
 

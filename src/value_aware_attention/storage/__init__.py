@@ -18,6 +18,7 @@ from value_aware_attention.storage.checksums import (
     write_checksums,
 )
 from value_aware_attention.storage.full_disk import DiskFull, full_disk_named
+from value_aware_attention.storage.json_checksums import with_checksum, without_checksum
 from value_aware_attention.storage.reading import read_json, reading
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "read_json",
     "reading",
     "remove_left_overs",
+    "with_checksum",
+    "without_checksum",
     "write_checksums",
     "write_text",
 ]

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from value_aware_attention.storage.json_checksums import without_checksum
+
 __all__ = ["from_json", "read_json", "reading"]
 
 
@@ -30,12 +32,14 @@ def reading(path: Path | str, remedy: str = "make it again") -> Iterator[None]:
 def read_json(path: Path | str, *keys: str, remedy: str = "make it again") -> dict[str, Any]:
     """Reads a JSON object that has these keys.
 
-    Raises ValueError, with the file's name, for anything else, NaN and infinity included.
+    Raises ValueError, with the file's name, for anything else, NaN and infinity included, and for
+    content that is not of the checksum that it holds.
     """
     with reading(path, remedy):
         content = from_json(Path(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, not an object")
+        content = without_checksum(content)
         for key in keys:
             content[key]
     return content

@@ -64,7 +64,8 @@ def write_corpus(
         )
     if not sources:
         raise ValueError("a corpus needs at least one source, none was given")
-    from value_aware_attention.storage import new_folder  # with torch, which reading does without
+    # with torch, which reading does without
+    from value_aware_attention.storage import new_folder, write_checksums
 
     with new_folder(folder) as partial:
         seen: set[int] = set()
@@ -81,6 +82,7 @@ def write_corpus(
         }
         for name, copied in _overlap(partial, list(sources)).items():
             counts[name]["evaluation"] |= copied
+        write_checksums(partial)
     return counts
 
 

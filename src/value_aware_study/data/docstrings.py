@@ -4,7 +4,9 @@ import ast
 import gc
 import hashlib
 import inspect
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -84,7 +86,20 @@ def _parsed(files: list[Path]) -> Iterator[list[str]]:
     if processes == 1 or len(files) < FILES_WORTH_A_POOL:
         yield from map(docstrings_of, files)
         return
-    with ProcessPoolExecutor(
-        processes, initializer=gc.disable
-    ) as pool:  # `map` keeps the order of the files
-        yield from pool.map(docstrings_of, files, chunksize=16)
+    with ProcessPoolExecutor(processes, initializer=_begin) as pool:
+        yield from pool.map(docstrings_of, files, chunksize=16)  # in the order of the files
+
+
+def _begin() -> None:
+    """Prepares a worker: it collects no garbage, and ends with its parent, however that ends.
+
+    One that outlived a killed parent would wait for work for ever, and keep the parent's locks.
+    """
+    gc.disable()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)

@@ -114,13 +114,16 @@ def _streams(
 def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
     missing = [name for name in sources if not inside(corpus, name).is_dir()]
     if missing or not sources:
-        written = ", ".join(sorted(p.name for p in corpus.glob("*"))) or "nothing"
+        written = ", ".join(sorted(p.name for p in corpus.glob("*") if p.is_dir())) or "nothing"
         wanted = ", ".join(missing or ["no source"])
         raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
     needed = (corpus / name / f"{split}.jsonl" for name in sources for split in SPLITS)
     for file in needed:
         if file.exists() and not file.stat().st_size and file.stem != "validation":
             raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
+    from value_aware_attention.storage import check_checksums  # with torch, see corpora
+
+    check_checksums(corpus, CORPUS_AGAIN)
 
 
 def _write_instances(

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from value_aware_attention.storage import without_checksum
+
 __all__ = ["WHOLE", "Exploration", "Head", "Kept", "Model", "Query"]
 
 WHOLE = 1000
@@ -75,7 +77,7 @@ class Exploration:
     @classmethod
     def from_json(cls, text: str) -> "Exploration":
         """The inverse of `to_json`."""
-        read = json.loads(text)
+        read = without_checksum(json.loads(text))
         models = tuple(
             Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))
             for model in read["models"]

@@ -7,6 +7,7 @@ import pandas as pd
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import OutputError, Record
 from value_aware_attention.probe.lines import headline
+from value_aware_attention.storage import with_checksum
 from value_aware_study.report import captions
 from value_aware_study.report.caches import cache_section
 from value_aware_study.report.exhibit import Exhibit, Page, Section
@@ -68,11 +69,11 @@ def write_probe(record: Record, folder: Path | str, caches: CacheRecord | None =
     """
     heads = _heads(record.attention[0].output_error)
     texts = {
-        "record.json": record.to_json(),
+        "record.json": with_checksum(record.to_json()),
         "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
     }
     if caches is not None:
-        texts["caches.json"] = caches.to_json()
+        texts["caches.json"] = with_checksum(caches.to_json())
     title = f"{record.model}: how many keys its attention needs"
     section = model_section(record)
     how = Section("how", "How it was measured", "; ".join(*section.machines), [])

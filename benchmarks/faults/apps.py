@@ -1,0 +1,204 @@
+"""The stages at smoke scale as processes that can be killed, and the files that they leave."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import import_module
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import torch
+
+STAGES = {
+    "corpus": "corpus",
+    "tokens": "tokens",
+    "train_causal": "train_causal causal.steps=30 causal.dropout=0.1 training.checkpoint_every=2",
+    "train_masked": "train_masked length=short training.checkpoint_every=1",
+    "train_masked, long": "train_masked length=long training.checkpoint_every=1",
+    "train_in_context": "train_in_context task=recall training.checkpoint_every=1",
+    "evaluate, causal": "evaluate",
+    "evaluate, masked": "evaluate model=masked",
+    "survey": "survey model=masked",
+    "caches": "caches texts=recall",
+    "report": "report",
+    "publish": "publish",
+}
+"""Stage -> its command, in an order in which each finds what it reads"""
+FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
+REPOSITORY = Path(__file__).parents[2]
+LOGS = "logs"
+"""Not compared: Hydra writes times there"""
+CACHE = ".cache"
+CHECKPOINTS, CELLS = f"{CACHE}/checkpoints", f"{CACHE}/cells"
+LIMIT = 200.0
+"""Seconds after which a process counts as one that does not end"""
+Tree = Mapping[str, str]
+
+# Every process starts as a copy of one that has imported all apps.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
+for _command in STAGES.values():
+    import_module(f"pipelines.{_command.split()[0]}")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code (below 0: a signal's), what it printed, its seconds."""
+
+    code: int | None
+    output: str
+    seconds: float
+
+    @property
+    def refusal(self) -> str | None:
+        """The one line of a process that refused; None of any other end."""
+        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        clean = "Traceback" not in self.output and "Logging error" not in self.output
+        return lines[0] if self.code == 1 and len(lines) == 1 and clean else None
+
+    @property
+    def told(self) -> str:
+        """The end in some words, for the list of what went wrong."""
+        last = self.output.strip().splitlines()[-1:] or [""]
+        traceback = ", a traceback" if "Traceback" in self.output else ""
+        return f"exit code {self.code}{traceback}: {last[0][:200]}"
+
+
+class Running:
+    """A stage's app in a process of its own, at the repository's root, on one thread."""
+
+    def __init__(self, stage: str, root: Path) -> None:
+        self.output = root.with_name(f"output_{time.monotonic_ns()}")
+        self.began = time.perf_counter()
+        arguments = (STAGES[stage], root, self.output)
+        self.process: ForkServerProcess = SERVER.Process(target=_app, args=arguments)
+        self.process.start()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """The signal, unless the process has ended."""
+        if self.process.is_alive() and self.process.pid:
+            os.kill(self.process.pid, number)
+
+    def end(self) -> Ended:
+        """Waits for the process; one that takes longer than LIMIT is killed, its code None."""
+        self.process.join(LIMIT)
+        code = self.process.exitcode
+        self.process.kill()
+        self.process.join()
+        output = self.output.read_text(errors="replace") if self.output.exists() else ""
+        self.output.unlink(missing_ok=True)
+        return Ended(code, output, self.seconds)
+
+
+def _app(command: str, root: Path, output: Path) -> None:
+    """`python -m pipelines.<command>`, printing to a file."""
+    os.chdir(REPOSITORY)
+    multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
+    sys.stdout = sys.stderr = output.open("a", buffering=1)
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    torch.set_num_threads(1)
+    name, *values = command.split()
+    sys.argv = [f"pipelines.{name}", *FIXED, f"paths.root={root}", *values]
+    import_module(f"pipelines.{name}").main()
+
+
+def run(stage: str, root: Path) -> Ended:
+    """A stage's app, from its start to its end."""
+    return Running(stage, root).end()
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Every file below a folder with its sha256, hidden ones too, and every folder."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if name.split("/")[0] != LOGS:
+            found[name] = sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+    return found
+
+
+def difference(found: Tree, wanted: Tree) -> str:
+    """What a tree has too much, too little or with other bytes; empty where it is as wanted."""
+    both = sorted(set(found) & set(wanted))
+    kinds = {
+        "left behind": sorted(set(found) - set(wanted)),
+        "missing": sorted(set(wanted) - set(found)),
+        "other bytes": [name for name in both if found[name] != wanted[name]],
+    }
+    return "; ".join(f"{kind}: {', '.join(names[:4])}" for kind, names in kinds.items() if names)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run of stages that nothing happened to: the folder before and after each, its seconds.
+
+    All that is tried runs in `root`, where this run was too: some hashes have paths in them.
+    """
+
+    root: Path
+    kept: Path
+    seconds: Mapping[str, float]
+
+    def before(self, stage: str) -> Tree:
+        """Makes the folder as it was before a stage."""
+        return self._make(self._number(stage))
+
+    def after(self, stage: str) -> Tree:
+        """Makes the folder as it was after a stage."""
+        return self._make(self._number(stage) + 1)
+
+    def trees(self, stage: str) -> tuple[Tree, Tree]:
+        """What lay there before and after a stage; the folder stays as it is."""
+        number = self._number(stage)
+        return tree(self.kept / str(number)), tree(self.kept / str(number + 1))
+
+    def written(self, stage: str) -> dict[str, int]:
+        """Name -> bytes of every file that a stage makes or changes."""
+        before, after = self.trees(stage)
+        folder = self.kept / str(self._number(stage) + 1)
+        return {
+            name: (folder / name).stat().st_size
+            for name, digest in after.items()
+            if digest not in ("folder", before.get(name))
+        }
+
+    def _number(self, stage: str) -> int:
+        return list(self.seconds).index(stage)
+
+    def _make(self, number: int) -> Tree:
+        self.root.mkdir(exist_ok=True)
+        for path in self.root.iterdir():  # the folder itself may be where a disk is mounted
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(self.kept / str(number), self.root, dirs_exist_ok=True)
+        return tree(self.root)
+
+
+def undisturbed(folder: Path, stages: Sequence[str] = tuple(STAGES)) -> Undisturbed:
+    """Runs stages, one after the other. Raises RuntimeError where one fails."""
+    root, kept, seconds = folder / "run", folder / "kept", {}
+    root.mkdir()
+    shutil.copytree(root, kept / "0")
+    first = SERVER.Process()  # which takes the imports, so that no stage's seconds have them
+    first.start()
+    first.join()
+    for number, stage in enumerate(stages, start=1):
+        ended = run(stage, root)
+        if ended.code:
+            raise RuntimeError(f"{stage} failed undisturbed: {ended.told}")
+        seconds[stage] = ended.seconds
+        shutil.copytree(root, kept / str(number), ignore=shutil.ignore_patterns(LOGS))
+    return Undisturbed(root, kept, seconds)

@@ -1,0 +1,25 @@
+"""One thing that was done to the pipeline, and what came of it."""
+
+from dataclasses import dataclass
+from functools import partial
+
+__all__ = ["CONCURRENT", "DAMAGED", "FULL", "KILLED", "SKIPPED", "Case", "Trial"]
+
+KILLED, FULL = "killed", "full disk"
+CONCURRENT, DAMAGED = "two at once", "damaged file"
+SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`wrong` says what should not have come of it; empty where all is right."""
+
+    kind: str
+    stage: str
+    fault: str
+    outcome: str
+    wrong: str = ""
+
+
+Trial = partial[Case]
+"""Does it to a folder of its own; what is random in it was drawn before."""

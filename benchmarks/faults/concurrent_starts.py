@@ -1,0 +1,44 @@
+"""Two of one app at one folder: the second refuses in one line, or both end right."""
+
+import random
+import time
+from functools import partial
+
+from benchmarks.faults.apps import STAGES, Ended, Running, Undisturbed, difference, tree
+from benchmarks.faults.case import CONCURRENT, Case, Trial
+
+
+def concurrent_starts(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
+    """Every stage twice at once, and a second one at a random moment of the first."""
+    return [partial(two, run_, stage, part) for stage in STAGES for part in (0.0, numbers.random())]
+
+
+def two(run_: Undisturbed, stage: str, part: float) -> Case:
+    """Starts a stage, and again `part` of its undisturbed seconds later."""
+    _, after = run_.trees(stage)
+    run_.before(stage)
+    first = Running(stage, run_.root)
+    time.sleep(part * run_.seconds[stage])
+    second = Running(stage, run_.root)
+    ends = [first.end(), second.end()]
+    return Case(
+        kind=CONCURRENT,
+        stage=stage,
+        fault=f"the second at {part:.0%}",
+        outcome="one refused" if any(end.code for end in ends) else "both right",
+        wrong=wrong_ends(ends) or difference(tree(run_.root), after),
+    )
+
+
+def wrong_ends(ends: list[Ended]) -> str:
+    """Says what is wrong with two ends, of which one at least is to be a success."""
+    if all(end.code for end in ends):
+        return f"both failed: {ends[0].told}; {ends[1].told}"
+    failed = [end for end in ends if end.code]
+    lines = [end.refusal or "" for end in failed]
+    wrong = [
+        end.told
+        for end, line in zip(failed, lines, strict=True)
+        if "belongs to a" not in line or "still going" not in line
+    ]
+    return "; ".join(wrong)

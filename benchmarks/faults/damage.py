@@ -1,0 +1,106 @@
+"""Files cut or with a changed bit: refused by name, or computed again with equal results."""
+
+import random
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from benchmarks.faults.apps import (
+    CELLS,
+    CHECKPOINTS,
+    Running,
+    Undisturbed,
+    difference,
+    run,
+    tree,
+)
+from benchmarks.faults.case import DAMAGED, Case, Trial
+from benchmarks.faults.kills import stopped
+
+READ: Mapping[str, tuple[str, str]] = {
+    "corpus jsonl": ("tokens", "outputs/corpus/*/train.jsonl"),
+    "corpus metrics": ("tokens", "outputs/metrics/corpus.json"),
+    "tokens, causal": ("train_causal", "outputs/tokens/causal/train.npy"),
+    "tokens, held out": ("evaluate, causal", "outputs/tokens/causal/evaluation.npy"),
+    "tokens, masked": ("train_masked", "outputs/tokens/masked/**/train.npy"),
+    "tokens' tokenizer.json": ("train_causal", "outputs/tokens/causal/tokenizer/tokenizer.json"),
+    "tokens' SHA256SUMS": ("train_causal", "outputs/tokens/causal/SHA256SUMS"),
+    "last.ckpt": ("train_causal", f"{CHECKPOINTS}/*/last.ckpt"),
+    "weights": ("evaluate, causal", "outputs/models/causal_exponential/model.safetensors"),
+    "weights to start from": ("train_masked, long", "outputs/models/masked_short/*.safetensors"),
+    "config.json": ("evaluate, causal", "outputs/models/causal_exponential/config.json"),
+    "tokenizer.json": ("evaluate, causal", "outputs/models/causal_exponential/tokenizer.json"),
+    "SHA256SUMS": ("evaluate, causal", "outputs/models/causal_exponential/SHA256SUMS"),
+    "cell": ("evaluate, masked", f"{CELLS}/*.json"),
+    "record": ("report", "outputs/records/*.json"),
+    "explored heads": ("report", "outputs/explored/*.json"),
+    "survey record": ("report", "outputs/survey/*.json"),
+    "caches record": ("report", "outputs/caches/*.json"),
+    "tokens' metrics": ("report", "outputs/metrics/tokens.json"),
+    "training metrics": ("report", "outputs/metrics/train/*.json"),
+    "record to publish": ("publish", "outputs/records/*.json"),
+}
+"""What is damaged -> the stage that reads it, and the files of the kind"""
+
+
+def damages(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
+    """Every kind of file cut at a random byte, and with one random bit changed."""
+    return [
+        partial(damaged, run_, kind, damage, random.Random(numbers.random()))
+        for kind in READ
+        for damage in (cut, flip)
+    ]
+
+
+def damaged(
+    run_: Undisturbed,
+    kind: str,
+    damage: Callable[[Path, random.Random], None],
+    numbers: random.Random,
+) -> Case:
+    """Damages one file of a kind and runs the stage that reads it."""
+    stage, pattern = READ[kind]
+    before, after = run_.trees(stage)
+    if pattern.startswith(CHECKPOINTS):
+        begin(run_, stage, pattern)
+    else:
+        run_.after(stage) if pattern.startswith(CELLS) else run_.before(stage)
+    file = numbers.choice([file for file in sorted(run_.root.glob(pattern)) if file.is_file()])
+    damage(file, numbers)
+    name, found = file.relative_to(run_.root).as_posix(), tree(run_.root)
+    ended = run(stage, run_.root)
+    if ended.code == 0:
+        outcome, left = "results as undisturbed", tree(run_.root)
+        given = {name: before[name]} if name in before and name in left else {}
+        wrong = difference({**left, **given}, after)
+    else:
+        outcome = "refused by name"
+        named = ended.refusal is not None and str(file.parent) in ended.refusal
+        wrong = "" if named else ended.told
+        wrong = wrong or difference(files(tree(run_.root)), files(found))
+    fault = f"{kind}: {damage.__name__}"
+    return Case(kind=DAMAGED, stage=stage, fault=fault, outcome=outcome, wrong=wrong)
+
+
+def files(found: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in found.items() if digest != "folder"}
+
+
+def begin(run_: Undisturbed, stage: str, pattern: str) -> None:
+    """A training that was killed when it had a checkpoint."""
+    run_.before(stage)
+    running = Running(stage, run_.root)
+    stopped(running, signal.SIGKILL, lambda _: any(run_.root.glob(pattern)))
+
+
+def cut(file: Path, numbers: random.Random) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: numbers.randrange(len(content))])
+
+
+def flip(file: Path, numbers: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    place = numbers.randrange(8 * len(content))
+    content[place // 8] ^= 1 << place % 8
+    file.write_bytes(content)

@@ -1,0 +1,142 @@
+"""Stages on a disk with too little room: one line, old outputs whole, and on once there is room."""
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from benchmarks.faults.apps import (
+    CACHE,
+    CHECKPOINTS,
+    STAGES,
+    Running,
+    Tree,
+    Undisturbed,
+    difference,
+    run,
+    tree,
+)
+from benchmarks.faults.case import FULL, SKIPPED, Case, Trial
+from benchmarks.faults.kills import stopped, wrong_after
+
+ROOMY, PAGE = 1 << 30, 4096
+OVER, ANEW, BEGUN = "over earlier outputs", "anew", "a training that had begun"
+
+
+def full_disks(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
+    """Each stage over the outputs of an earlier run, where the largest of them has no room.
+
+    Those that keep cells, with none kept, too; and trainings that go on from a checkpoint.
+    """
+    cases = [(stage, start) for stage in STAGES for start in starts(stage)]
+    return [partial(on_small_disk, run_, *case, numbers.random()) for case in cases]
+
+
+def on_small_disk(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
+    """`full`, or a case that says that no file system can be mounted."""
+    with small_disk(run_.root) as mounted:
+        if mounted:
+            return full(run_, stage, start, part)
+    return Case(kind=FULL, stage=stage, fault=start, outcome=f"{SKIPPED}: no tmpfs may be mounted")
+
+
+def starts(stage: str) -> tuple[str, ...]:
+    """What lies there when the disk is full."""
+    if stage.startswith("train"):
+        return (OVER, BEGUN)
+    return (OVER, ANEW) if stage.startswith(("evaluate", "survey")) else (OVER,)
+
+
+def full(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
+    """Runs a stage with too little room, then with enough."""
+    _, after = run_.trees(stage)
+    found = prepared(run_, stage, start)
+    limit(run_.root, used(run_.root) + room(run_, stage, part))
+    ended = run(stage, run_.root)
+    wrong = wrong_refusal(ended.refusal, run_.root) or changed(tree(run_.root), found)
+    limit(run_.root, ROOMY)
+    wrong = f"{wrong} ({ended.told})" if wrong else wrong_after(run_, stage, after)
+    outcome = "refused in one line, then made whole"
+    return Case(kind=FULL, stage=stage, fault=start, outcome=outcome, wrong=wrong)
+
+
+def prepared(run_: Undisturbed, stage: str, start: str) -> Tree:
+    """Fills the folder; a training that had begun is one that was killed behind a checkpoint."""
+    if start == OVER:
+        return run_.after(stage)
+    run_.before(stage)
+    if start == BEGUN:
+        checkpoints = run_.root / CHECKPOINTS
+        stopped(
+            Running(stage, run_.root),
+            signal.SIGKILL,
+            lambda running: any(checkpoints.glob("*/last.ckpt")),
+        )
+    return tree(run_.root)
+
+
+def room(run_: Undisturbed, stage: str, part: float) -> int:
+    """Whole pages, fewer than the largest file takes that the stage writes, cells left out."""
+    written = run_.written(stage).items()
+    largest = max(size for name, size in written if not name.startswith(CACHE))
+    return int(part * largest) // PAGE * PAGE
+
+
+def wrong_refusal(line: str | None, root: Path) -> str:
+    if line is None:
+        return "not refused in one line"
+    return "" if str(root) in line else f"the line names no path: {line}"
+
+
+def changed(found: Tree, earlier: Tree) -> str:
+    """What a refused run changed; whole cells, checkpoints and bare folders may have come.
+
+    What a killed run had left may have gone.
+    """
+    allowed = {
+        name
+        for name, digest in found.items()
+        if name not in earlier and not is_hidden(name)
+        if digest == "folder" or name.startswith(CACHE)
+    }
+    kept = {name: digest for name, digest in earlier.items() if not is_hidden(name)}
+    return difference({n: d for n, d in found.items() if n not in allowed}, kept)
+
+
+def is_hidden(name: str) -> bool:
+    return Path(name).name.startswith(".") and name != CACHE
+
+
+@contextmanager
+def small_disk(root: Path) -> Iterator[bool]:
+    """Mounts a file system in memory at `root`; False where that is not allowed."""
+    mounted = mount("-t", "tmpfs", "-o", f"size={ROOMY}", "tmpfs", str(root))
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(root)], check=True)
+
+
+def mount(*arguments: str) -> bool:
+    try:
+        ended = subprocess.run(["mount", *arguments], capture_output=True, check=False)
+    except FileNotFoundError:  # no such program
+        return False
+    return not ended.returncode
+
+
+def limit(root: Path, size: int) -> None:
+    """How much the small disk takes in all."""
+    if not mount("-o", f"remount,size={size}", str(root)):
+        raise OSError(f"{root} cannot be given the size {size}")
+
+
+def used(root: Path) -> int:
+    """Bytes that lie on the small disk, in whole pages."""
+    state = os.statvfs(root)
+    return (state.f_blocks - state.f_bfree) * state.f_frsize

@@ -1,0 +1,118 @@
+"""Stages killed at random moments and started again: the outputs of a run that nobody killed."""
+
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.faults.apps import (
+    CHECKPOINTS,
+    STAGES,
+    Ended,
+    Running,
+    Tree,
+    Undisturbed,
+    difference,
+    run,
+    tree,
+)
+from benchmarks.faults.case import KILLED, Case, Trial
+
+ASKED = 0.2
+"""The share of SIGTERM among the signals; the others are SIGKILL"""
+MOMENTS = 5
+"""At which one run of a training is killed, the first while it writes a checkpoint"""
+TRAINING = "train_causal"
+
+
+def kills(run_: Undisturbed, numbers: random.Random, count: int) -> list[Trial]:
+    """`count` signals at moments drawn uniformly from stages' undisturbed seconds.
+
+    Every stage gets its share, every other round over the outputs of an earlier run. After a signal
+    what has its own name must be whole; after the same command again all must be as undisturbed.
+    On top, one training is killed again and again.
+    """
+    names = list(STAGES)
+    shares = names * (count // len(names)) + numbers.sample(names, count % len(names))
+    parts = [numbers.uniform(1 / 4, 1) for _ in range(MOMENTS - 1)]
+    trials: list[Trial] = [partial(killed_again_and_again, run_, parts)]
+    for place, stage in enumerate(shares):
+        number = signal.SIGTERM if numbers.random() < ASKED else signal.SIGKILL
+        over = place // len(names) % 2 == 1
+        trials.append(partial(killed, run_, stage, number, numbers.random(), over=over))
+    return trials
+
+
+def killed(
+    run_: Undisturbed, stage: str, number: signal.Signals, part: float, *, over: bool
+) -> Case:
+    """A stage killed once, `part` of its undisturbed seconds after its start."""
+    before, after = run_.trees(stage)
+    run_.after(stage) if over else run_.before(stage)
+    ended = stopped(Running(stage, run_.root), number, after_seconds(part * run_.seconds[stage]))
+    wrong = torn(tree(run_.root), before, after) or wrong_end(ended, number)
+    outcome = "had finished" if ended.code == 0 else "made whole by the same command"
+    fault = f"{number.name} at {part:.0%}" + (", over earlier outputs" if over else "")
+    return Case(
+        kind=KILLED, stage=stage, fault=fault, outcome=outcome,
+        wrong=wrong or wrong_after(run_, stage, after),
+    )  # fmt: skip
+
+
+def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> Case:
+    """One training, killed while it writes a checkpoint and then at random moments."""
+    before, after = run_.trees(TRAINING)
+    run_.before(TRAINING)
+    longest = run_.seconds[TRAINING]
+    moments = [lambda _: is_writing(run_.root)]
+    moments += [after_seconds(part * longest) for part in parts]
+    wrong, count = "", 0
+    for moment in moments:
+        ended = stopped(Running(TRAINING, run_.root), signal.SIGKILL, moment)
+        count += ended.code != 0
+        wrong = wrong or torn(tree(run_.root), before, after)
+        wrong = wrong or wrong_end(ended, signal.SIGKILL)
+    return Case(
+        kind=KILLED, stage=TRAINING, outcome="made whole by the same command",
+        fault=f"SIGKILL {count} times, the first while a checkpoint was written",
+        wrong=wrong or wrong_after(run_, TRAINING, after),
+    )  # fmt: skip
+
+
+def stopped(running: Running, number: signal.Signals, moment: Callable[[Running], bool]) -> Ended:
+    """Sends the signal at a moment, or none where the process ends before it."""
+    while running.is_alive() and not moment(running):
+        time.sleep(0.0005)
+    running.send(number)
+    return running.end()
+
+
+def after_seconds(seconds: float) -> Callable[[Running], bool]:
+    return lambda running: running.seconds >= seconds
+
+
+def is_writing(root: Path) -> bool:
+    return any((root / CHECKPOINTS).glob("*/.last.ckpt.*"))
+
+
+def torn(found: Tree, *whole: Tree) -> str:
+    """Names a file that has its own name and is of no whole state; empty where there is none."""
+    for name, digest in found.items():
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if digest != "folder" and not hidden and digest not in {one.get(name) for one in whole}:
+            return f"half-written after the signal: {name}"
+    return ""
+
+
+def wrong_end(ended: Ended, number: signal.Signals) -> str:
+    """Says how a process ended that should have by the signal, or well."""
+    right = (0, -number, 128 + number)  # a training that was asked to end saves its step first
+    return "" if ended.code in right else ended.told
+
+
+def wrong_after(run_: Undisturbed, stage: str, after: Tree) -> str:
+    """Starts the command again, undisturbed, and compares."""
+    ended = run(stage, run_.root)
+    return ended.told if ended.code else difference(tree(run_.root), after)
