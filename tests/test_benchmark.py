@@ -62,8 +62,8 @@ def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("benchmark.lengths=[0]", ("a length is 0", ">= 1")),
-        ("benchmark.layer.heads=5", ("width is 32", "heads = 5")),
+        ("benchmark.lengths=[0]", ("benchmark.lengths is [0]", "at least 1")),
+        ("benchmark.layer.heads=5", ("width is 32", "heads, which is 5")),
         ("benchmark.layer.dtype=float33", ("float33",)),
         ("benchmark.methods.sliding_window.build.r=0", ("r is 0", ">= 1")),
         ("benchmark.methods.reformer.build.r=127", ("127", "even")),

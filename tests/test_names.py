@@ -62,7 +62,7 @@ def test_an_app_writes_nothing_elsewhere(root: Path, command: str, name: str) ->
 
 
 def test_an_empty_name_of_an_attention_is_refused(root: Path) -> None:
-    with pytest.raises(SystemExit, match="'' cannot name a file"):
+    with pytest.raises(SystemExit, match=r"attention\.name is ''; it must be text"):
         run_app("train_causal kernel=elu attention=sliding_window attention.name=", root)
 
 

@@ -59,7 +59,7 @@ def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(tmp_pa
     assert read == list(range(13))
     assert [point["step"] for point in curve] == [5, 10, 13]
     assert set(curve[0]) == {"step", "loss", "perplexity"}
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 def test_no_evaluation_twice_at_the_end(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_an_attention_learned_survives_a_kill(tmp_path: Path) -> None:
 def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         run(causal_module(), tmp_path, breaks_at=8)
-    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "lock", "previous.ckpt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "previous.ckpt"}
     _, read = run(causal_module(), tmp_path, fingerprint="b")
     assert read == list(range(13))
 
