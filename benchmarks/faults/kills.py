@@ -36,7 +36,7 @@ def kills(run_: Undisturbed, numbers: random.Random, count: int) -> list[Trial]:
     """
     names = list(STAGES)
     shares = names * (count // len(names)) + numbers.sample(names, count % len(names))
-    parts = [numbers.uniform(1 / 4, 1) for _ in range(MOMENTS - 1)]
+    parts = tuple(numbers.uniform(1 / 4, 1) for _ in range(MOMENTS - 1))
     trials: list[Trial] = [partial(killed_again_and_again, run_, parts)]
     for place, stage in enumerate(shares):
         number = signal.SIGTERM if numbers.random() < ASKED else signal.SIGKILL
