@@ -73,6 +73,28 @@ def test_what_no_row_sees_is_in_no_error() -> None:
     assert chosen.error.isfinite().all() and (chosen.error[..., 0] <= 1e-10).all()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_values_are_centred_on_the_mean_of_those_that_the_first_row_sees(
+    masked: bool, is_causal: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, 5, 3, generator=generator, dtype=torch.float64) for _ in range(3)]
+    value = tensors[2] + 7
+    mask = torch.rand(2, 5, 5, generator=generator) < 0.5
+    mask[0, :2], mask[1, :, 4] = False, False  # its first rows see nothing; a key nobody sees
+    call = Call.of(
+        *tensors[:2], value, kernel=Elu(), attn_mask=mask if masked else None, is_causal=is_causal
+    )
+    visible = mask if masked else torch.ones_like(mask)
+    visible = visible.tril() if is_causal else visible
+    for head in range(2):
+        first = next(row for row in visible[head] if row.any())
+        expected = value[head] - value[head, first].mean(dim=0)
+        expected[~visible[head].any(dim=0)] = 0
+        torch.testing.assert_close(call.centred.value[head], expected)
+
+
 @pytest.mark.parametrize("method", [SlidingWindow(9), Linformer(6, 0), LSH(8, 2, 0)], ids=str)
 def test_vmap_and_compiled_graphs_are_not_checked(method: Approximation) -> None:
     """They cannot branch on numbers; methods that must do so have no vmap."""

@@ -1,0 +1,101 @@
+"""Mutants are changes of code that runs, one at a time, each with tests that are to hold it."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import mutants, mutants_page
+from benchmarks.mutants import Mutant, sample
+
+SOURCE = '''"""Text of 1 module."""
+__all__ = ["f"]
+
+
+def f(x: int | None = 0, *, largest=-1) -> float:
+    """Text."""
+    if x is None:
+        raise ValueError(f"x is {x + 1}; {1 < 2}")
+    x += 2
+    x.add_(y)
+    return -x.clamp_min(y).sum(dim=z) if not x < y else torch.where(x, a, b)
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file of sources with the text above."""
+    monkeypatch.setattr(mutants, "SOURCES", tmp_path)
+    (tmp_path / "f.py").write_text(SOURCE)
+    return "f.py"
+
+
+def test_every_kind_of_change_is_made_and_none_to_texts_and_annotations(file: str) -> None:
+    found = {(one.line, one.before, one.after) for one in mutants.mutants(file)}
+    returned = "-x.clamp_min(y).sum(dim=z)"
+    assert found == {
+        *((5, "0", "1"), (5, "1", "2")),
+        *((7, "x is None", "x is not None"), (7, "x is None", "not (x is None)")),
+        *((9, "x += 2", "x -= 2"), (9, "2", "3"), (10, "x.add_(y)", "pass")),
+        (11, returned, returned[1:]),
+        (11, returned[1:], "x.clamp_min(y).sum()"),
+        (11, "x.clamp_min(y).sum", "x.clamp_min(y).mean"),
+        (11, "x.clamp_min", "x.clamp_max"),
+        (11, "x.clamp_min(y)", "x"),
+        *((11, "not x < y", "x < y"), (11, "x < y", "x <= y"), (11, "x < y", "x >= y")),
+        (11, "torch.where(x, a, b)", "torch.where(x, b, a)"),
+        (
+            11,
+            f"{returned} if not x < y else torch.where(x, a, b)",
+            f"torch.where(x, a, b) if not x < y else {returned}",
+        ),
+    }
+
+
+def test_a_mutant_differs_from_its_file_by_its_change_alone(file: str) -> None:
+    for one in mutants.mutants(file):
+        changed = one.source().decode()
+        ast.parse(changed)
+        lines = zip(SOURCE.splitlines(), changed.splitlines(), strict=True)
+        assert [n for n, (old, new) in enumerate(lines, 1) if old != new] == [one.line]
+
+
+def test_names_tell_mutants_apart_and_do_not_move_with_lines(file: str) -> None:
+    before = [one.name for one in mutants.mutants(file)]
+    assert len(set(before)) == len(before)
+    path = mutants.SOURCES / file
+    path.write_text(path.read_text().replace("__all__", "\n\n__all__"))
+    assert [one.name for one in mutants.mutants(file)] == before
+
+
+def test_a_sample_is_the_same_each_time_and_part_of_a_larger_one() -> None:
+    few, many = sample(20), sample(60)
+    assert few == many[:20] == sample(20) and len({one.file for one in many}) > 10
+
+
+def test_every_file_has_tests_that_exist_and_every_explained_mutant_is_one() -> None:
+    every = sample(10**9)
+    for one in {one.file for one in every}:
+        assert all(Path("tests", test).exists() for test in mutants.tests_of(one))
+    assert set(mutants.TABLE["explained"]) <= {one.name for one in every}
+
+
+def test_the_page_names_survivors_with_their_reasons_and_who_killed_the_others(
+    tmp_path: Path,
+) -> None:
+    outcomes = tmp_path / "outcomes.jsonl"
+    runs = [("a", ""), ("b", "tests/t.py::first"), ("c", ""), ("c", "tests/t.py::later")]
+    lines = (json.dumps({"name": name, "killed_by": killer}) for name, killer in runs)
+    outcomes.write_text("\n".join(lines))
+    found = [
+        vars(Mutant("f.py", name, "comparison", 3, f"{name} | 1", "0", 0, 1, 0))
+        | mutants.outcome(name, killers)
+        | ({"why": "a tie"} if name == "a" else {})
+        for name, killers in mutants.known(outcomes).items()
+    ]
+    text = mutants_page.page(mutants_page.record(0, found))
+    assert "2 of 3 are killed" in text and "at first killed 1" in text
+    survivors, since = text.split("## Survivors")[1].split("## Killed since")
+    assert "`a \\| 1` → `0`" in survivors and "a tie" in survivors and "later" not in survivors
+    assert "tests/t.py::later" in since and "first`" not in since
