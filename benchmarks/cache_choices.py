@@ -26,8 +26,7 @@ from benchmarks.record import finish, header, markdown, options, setting
 from pipelines.app import composed
 from value_aware_attention import caches
 from value_aware_attention.caches.queries import OBSERVED, Choice, turned
-from value_aware_attention.measurement.cache_gaps import estimate
-from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.cache_record import CacheRecord, estimate
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
 from value_aware_study.tasks.cache_texts import CacheTexts
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from value_aware_attention.hugging_face.checkpoints import check_files
+from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.storage import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

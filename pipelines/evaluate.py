@@ -42,7 +42,7 @@ from value_aware_attention.distributed import (
     processes,
     started_processes,
 )
-from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
+from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.measure import measure_own

@@ -17,7 +17,7 @@ from torch import nn
 from pipelines.app import app, plain
 from pipelines.evaluate import evaluating, hashes_of, setting, tracked_by_first, write
 from value_aware_attention.approximations import Exact
-from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
+from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.layer_errors import rounded
 from value_aware_attention.measurement.record import Panel, Picture

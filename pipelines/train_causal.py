@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 from pipelines.train import train, trained_attention
-from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
+from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import CausalBatches
 from value_aware_study.data.token_arrays import AGAIN, check_vocabulary

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from pipelines.app import app
 from pipelines.checkpoint import AGAIN
 from pipelines.train import train, trained_attention
-from value_aware_attention.hugging_face.checkpoints import check_files
+from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start

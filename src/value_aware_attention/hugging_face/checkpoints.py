@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -16,18 +15,17 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
 from value_aware_attention.hugging_face.hub import local_folder, only_local, why_not
+from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
-from value_aware_attention.storage import check_checksums, read_json, reading
+from value_aware_attention.storage import reading
 
-__all__ = ["auto_class", "check_files", "load_model", "load_tokenizer", "saved_tokenizer"]
+__all__ = ["auto_class", "load_model", "load_tokenizer"]
 
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """What a folder with a tokenizer holds at least one of."""
-DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -59,32 +57,6 @@ def _loaded(name: str, dtype: Any) -> PreTrainedModel:
         name, config=config, use_safetensors=True, dtype=dtype, **options
     )
     return model
-
-
-def check_files(folder: Path, remedy: str = "make it again") -> None:
-    """Refuses a saved model or tokenizer whose files are damaged, or not as they were written.
-
-    JSON and the headers of the weights are read; all bytes are only where the folder has checksums.
-    Raises ValueError with the file's name and the remedy.
-    """
-    for name in DESCRIPTIONS:
-        if (folder / name).exists():
-            read_json(folder / name, remedy=remedy)
-    for file in sorted(folder.glob("*.safetensors")):
-        with reading(file, remedy), safe_open(file, "pt"):
-            pass
-    check_checksums(folder, remedy)
-
-
-def saved_tokenizer(folder: Path | str, remedy: str = "make it again") -> PreTrainedTokenizerFast:
-    """Loads the tokenizer that was saved in a folder; ValueError names the file that is damaged."""
-    file = Path(folder) / "tokenizer.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing: {remedy}")
-    check_files(file.parent, remedy)
-    with reading(file, remedy):
-        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(file.parent)
-    return loaded
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from value_aware_attention.caches import AfterPrefix, AttentionMatching, Observed, ValueAware
 from value_aware_attention.measurement.cache_errors import CacheErrors
-from value_aware_attention.measurement.cache_record import CacheGaps, Estimate
-from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.cache_record import CacheGaps, estimate
 
-__all__ = ["GAPS", "REFERENCES", "estimate", "gaps", "served_errors"]
+__all__ = ["GAPS", "REFERENCES", "gaps", "served_errors"]
 
 REFERENCES = ("observed", "served", "alone", "refitted")
 """Sets that a method is held against: the best found on the rows it observed, on those served, for
@@ -92,12 +91,3 @@ def gaps(errors: Mapping[str, Array], *, method: str, observed: str, r: int) -> 
                 for gap, (above, below) in GAPS.items()
             }
             yield CacheGaps(method=method, observed=observed, r=r, layer=layer, head=head, **found)
-
-
-def estimate(totals: Array, counts: Array) -> Estimate:
-    """Computes a ratio of sums with its interval; None where it is not finite."""
-    if not counts.sum() > 0:
-        return Estimate(value=None, low=None, high=None)
-    ends = (float(x) for x in ratio_of_sums(totals, counts))
-    value, low, high = (x if np.isfinite(x) else None for x in ends)
-    return Estimate(value=value, low=low, high=high)

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from value_aware_attention.measurement import strict_json
+from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.record import RunOn, read
 from value_aware_attention.storage import reading, without_checksum
 
-__all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate"]
+__all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate", "estimate"]
 
 VERSION = 2
 """Of the schema: raised whenever a record of before cannot be read as one of now."""
@@ -21,6 +25,15 @@ class Estimate:
     value: float | None
     low: float | None
     high: float | None
+
+
+def estimate(totals: NDArray[np.float64], counts: NDArray[np.float64]) -> Estimate:
+    """Computes a ratio of sums with its interval; None where it is not finite."""
+    if not counts.sum() > 0:
+        return Estimate(value=None, low=None, high=None)
+    ends = (float(x) for x in ratio_of_sums(totals, counts))
+    value, low, high = (x if np.isfinite(x) else None for x in ends)
+    return Estimate(value=value, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,13 @@ from value_aware_attention.attention import attention_weights
 from value_aware_attention.caches import AfterPrefix, CacheMethod, Recent, ValueAware
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.measurement.cache_errors import CacheErrors, cache_calls
-from value_aware_attention.measurement.cache_gaps import (
-    estimate,
-    gaps,
-    served_errors,
-)
+from value_aware_attention.measurement.cache_gaps import gaps, served_errors
 from value_aware_attention.measurement.cache_record import (
     CacheCell,
     CacheGaps,
     CacheRecord,
     Estimate,
+    estimate,
 )
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.windows import vocabulary_size

@@ -178,7 +178,7 @@ def masked_sequences(
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
     A.1); otherwise the shorter ones are joined (Table 4).
     """
-    from value_aware_attention.hugging_face.checkpoints import saved_tokenizer
+    from value_aware_attention.hugging_face.saved import saved_tokenizer
 
     root = Path(folder)
     lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())

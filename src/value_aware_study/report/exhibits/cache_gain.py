@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from value_aware_attention.measurement.cache_gaps import estimate
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, estimate
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.cache_methods import distance
 from value_aware_study.report.formatting import interval, number

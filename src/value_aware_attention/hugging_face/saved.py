@@ -1,0 +1,41 @@
+"""Saved models and tokenizers as files: are they whole, and as they were written?
+
+It imports no model, so that reading a tokenizer depends on the code of none.
+"""
+
+from pathlib import Path
+
+from safetensors import safe_open
+from transformers import PreTrainedTokenizerFast
+
+from value_aware_attention.storage import check_checksums, read_json, reading
+
+__all__ = ["check_files", "saved_tokenizer"]
+
+DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def check_files(folder: Path, remedy: str = "make it again") -> None:
+    """Refuses a saved model or tokenizer whose files are damaged, or not as they were written.
+
+    JSON and the headers of the weights are read; all bytes are only where the folder has checksums.
+    Raises ValueError with the file's name and the remedy.
+    """
+    for name in DESCRIPTIONS:
+        if (folder / name).exists():
+            read_json(folder / name, remedy=remedy)
+    for file in sorted(folder.glob("*.safetensors")):
+        with reading(file, remedy), safe_open(file, "pt"):
+            pass
+    check_checksums(folder, remedy)
+
+
+def saved_tokenizer(folder: Path | str, remedy: str = "make it again") -> PreTrainedTokenizerFast:
+    """Loads the tokenizer that was saved in a folder; ValueError names the file that is damaged."""
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: {remedy}")
+    check_files(file.parent, remedy)
+    with reading(file, remedy):
+        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(file.parent)
+    return loaded
