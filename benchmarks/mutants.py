@@ -211,11 +211,12 @@ class _FirstFailure:
     name = ""
 
     def pytest_sessionstart(self) -> None:
-        """Draws the same examples; that one fails is enough, the smallest is not looked for."""
-        from hypothesis import Phase, settings
+        """Draws the same examples: no limit of time, and no search for the smallest that fails."""
+        from hypothesis import HealthCheck, Phase, settings
 
-        phases = (Phase.explicit, Phase.generate)
-        settings.register_profile("mutants", settings.default, phases=phases)
+        options: dict[str, Any] = {"phases": (Phase.explicit, Phase.generate), "deadline": None}
+        options["suppress_health_check"] = [HealthCheck.too_slow]
+        settings.register_profile("mutants", settings.default, **options)
         settings.load_profile("mutants")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -320,10 +320,27 @@ def test_equal_keys_are_kept_in_order(name: str) -> None:
         assert kept.indices.tolist() == [[0, 1, 2]] * 2
 
 
+SCORES, DISTANCES = 8 * 16 * 4, 8 * 16 * 3
+DROPS = 9 * 8 * sum((left + (left - 1)) / 2 for left in range(5, 17))
+"""Of 16 keys to 4, the pairs left before and after each drop in the mean."""
+TWO_FITS = 2 * (8 * 4**2 + 4**3 / 3)
+COUNTS = {
+    **{"random": 0, "recent": 0, "key_diff": 16 * 4, "key_norm": 16 * 4},
+    **{"expected_attention": (8 + 16) * 4**2, "leave_one_out": SCORES + 2 * DISTANCES},
+    **dict.fromkeys((name for name in METHODS if name.startswith("observed_attention")), SCORES),
+    "critical_values": SCORES + 16 * 3**2,
+    **dict.fromkeys(
+        (name for name in METHODS if name.startswith("value_aware")),
+        SCORES + 2 * DISTANCES + DROPS,
+    ),
+    "attention_matching": SCORES + TWO_FITS,
+    "attention_matching_of_keys": 16 * 4 + TWO_FITS,
+}
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_multiply_adds_grow_with_what_is_looked_at(name: str) -> None:
-    method = METHODS[name](4)
-    count = method.multiply_adds(8, 16, 4, 3)
-    assert isinstance(count, float) and count >= 0
-    assert method.multiply_adds(8, 32, 4, 3) >= count
-    assert (count == 0) == (name in ("random", "recent"))
+def test_multiply_adds_are_those_of_a_choice_of_4_of_16_keys(name: str) -> None:
+    """By 8 rows, of 4 numbers in a key and 3 in a value."""
+    count = METHODS[name](4).multiply_adds(8, 16, 4, 3)
+    assert isinstance(count, float) and count == pytest.approx(COUNTS[name])
+    assert METHODS[name](4).multiply_adds(8, 32, 4, 3) >= count
