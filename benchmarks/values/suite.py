@@ -35,13 +35,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="one of so many of the new cases; 1")
     given = parser.parse_args()
     file = FOLDER / "values.json"
-    kept = json.loads(file.read_text()) if file.exists() else {}
+    earlier = json.loads(file.read_text()) if file.exists() else {}
     found = of_checkout(given.before or Path(), sample(given.every))
     if given.before:
-        record = header("values") | {key: kept[key] for key in ("now",) if key in kept}
+        record = header("values") | {key: earlier[key] for key in ("now",) if key in earlier}
         record |= {"before": found | {"commit": commit_of(given.before), "every": given.every}}
     else:
-        record = header("values") | {key: kept[key] for key in ("before",) if key in kept}
+        record = header("values") | {key: earlier[key] for key in ("before",) if key in earlier}
         record |= {"now": found}
     finish("values", record, page(record), keep=bool(given.before) or given.every == 1)
     if not given.before and any(wrong(case, found) for case in sample(given.every)):
@@ -71,8 +71,21 @@ def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
         first, *found = [json.loads(line) for line in lines]
     if len(found) < len(some):
         raise RuntimeError(f"{checkout}: {len(found)} of {len(some)} cases came to an end")
-    by_given = {case.given: one for case, one in zip(some, found, strict=True)}
+    by_given = {case.given: kept(case, one) for case, one in zip(some, found, strict=True)}
     return {"imports": round(first["imports"], 2), "outcomes": by_given}
+
+
+def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
+    """What the record keeps of an outcome: of what was printed the line that says why."""
+    lines = outcome["stderr"]
+    errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+    return {
+        "outcome": came_out(case, outcome),
+        "code": outcome["code"],
+        "line": errors[-1] if errors else "",
+        "seconds": round(outcome["seconds"], 1),
+        "changed": outcome["changed"],
+    }
 
 
 def outcomes(checkout: Path, some: Sequence[Case], folder: Path) -> Iterator[str]:
@@ -117,12 +130,10 @@ def key_of(text: str) -> str:
 def wrong(case: Case, found: Mapping[str, Any]) -> str:
     """What is not as the table says; empty where all is."""
     outcome = found["outcomes"][case.given]
-    kind = came_out(case, outcome)
-    if kind != (LINE if case.exit else RIGHT):
-        return kind
-    line = next((one for one in outcome["stderr"] if one.startswith("error: ")), "")
-    if case.exit and (outcome["code"] != 1 or case.line not in line):
-        return f"another line: {line}"
+    if outcome["outcome"] != (LINE if case.exit else RIGHT):
+        return str(outcome["outcome"])
+    if case.exit and (outcome["code"] != 1 or case.line not in outcome["line"]):
+        return f"another line: {outcome['line']}"
     return "changed a file" if case.exit and outcome["changed"] else ""
 
 
@@ -167,7 +178,7 @@ def counts(found: Mapping[str, Any], *, is_new: bool) -> Counter[str]:
     known = [case for case in cases() if case.given in found["outcomes"]]
     some = [case for case in known if (case.found == NEW) is is_new]
     of = {case.given: found["outcomes"][case.given] for case in some}
-    counted = Counter(came_out(case, of[case.given]) for case in some)
+    counted = Counter(outcome["outcome"] for outcome in of.values())
     counted["all"] = len(some)
     refused = [of[case.given] for case in some if case.exit and of[case.given]["code"]]
     counted[LEFT] = sum(bool(outcome["changed"]) for outcome in refused)
