@@ -145,7 +145,7 @@ DEVICE = Rule(
 COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
 LENGTHS = many(LENGTH)
 KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
-OBSERVED = many(word("last", "causal", "noncausal", "repeat", "hindsight"))
+OBSERVED = word("last", "causal", "noncausal", "repeat", "hindsight")
 NORM = Rule(allowed="1 or 2", holds=lambda v: v in (1, 2))
 SEARCH = word("fast", "default", "best")
 PRECISION = word(
@@ -312,8 +312,8 @@ OF_CONF = table(
         "caches.seeds": many(SEED),
         "caches.r": null_or(COUNT),
         "caches.gaps_of": many(TEXT, least=0),
-        "caches.only.*": OBSERVED,
-        "caches.observed": OBSERVED,
+        "caches.only.*": many(OBSERVED, least=0),
+        "caches.observed": many(OBSERVED),
         "caches.description": TEXT,
         "plan.vocabulary.{causal,masked}": null_or(COUNT),
         "plan.operations_per_second": POSITIVE,
