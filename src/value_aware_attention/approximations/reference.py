@@ -228,13 +228,12 @@ def random_keys(uniforms: Sequence[float], choices: int) -> list[int]:
 def caratheodory(alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
     """Moves along an affine dependency until a weight reaches 0, and repeats (textbook proof)."""
     weights = alpha.double().clone()
-    points = torch.cat([value.double(), torch.ones(len(value), 1, dtype=torch.float64)], dim=1)
+    points = torch.cat([value.double(), torch.ones(len(value), 1)], dim=1)
     while True:
         support = weights.nonzero()[:, 0]
         if len(support) <= torch.linalg.matrix_rank(points[support]):
             return weights
-        dependency = torch.linalg.svd(points[support].T).Vh[-1]
-        dependency = dependency if (dependency > 0).any() else -dependency
+        dependency = torch.linalg.svd(points[support].T).Vh[-1]  # its sum is 0: some are positive
         ratios = torch.where(dependency > 0, weights[support] / dependency, torch.inf)
         step, first = ratios.min(dim=0)
         moved = (weights[support] - step * dependency).clamp_min(0)
