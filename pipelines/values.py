@@ -99,7 +99,7 @@ ANY_TEXT = Rule(allowed="text, which may be empty", holds=lambda v: isinstance(v
 LIST = Rule(allowed="a list", holds=lambda v: isinstance(v, list))
 COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
 KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
-OBSERVED = many(word("last", "causal", "noncausal", "repeat", "hindsight"))
+OBSERVED = word("last", "causal", "noncausal", "repeat", "hindsight")
 PRECISION = word(
     *("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine"),
     *("transformer-engine-float16", "16", "32", "64", "bf16"),
@@ -241,8 +241,8 @@ OF_CONF = table(
         "caches.seeds": many(SEED),
         "caches.r": null_or(COUNT),
         "caches.gaps_of": many(TEXT, least=0),
-        "caches.only.*": OBSERVED,
-        "caches.observed": OBSERVED,
+        "caches.only.*": many(OBSERVED, least=0),
+        "caches.observed": many(OBSERVED),
         "caches.{name,description}": TEXT,
         "plan.vocabulary.{causal,masked}": null_or(COUNT),
         "plan.operations_per_second": POSITIVE,

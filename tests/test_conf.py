@@ -14,6 +14,7 @@ from pipelines.app import composed, plain
 from pipelines.evaluate import grid, setting
 from pipelines.methods import register_methods
 from pipelines.train import trained_attention
+from pipelines.values import check
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import TrainedAttention
@@ -27,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 SHARED = ("base", "paths", "probing")
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)
-ASKED = {"probe": ["probe.model=x", "probe.text=x"]}  # what a user must give
+ASKED = {"probe": ["probe.model=x", "probe.text=x"], "corpus=local": ["corpus.path=docs"]}
+"""What a user must give"""
 
 
 def options(group: str) -> list[str]:
@@ -55,6 +57,26 @@ def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
             value = cfg[app][key]
             if OmegaConf.is_config(value):
                 OmegaConf.resolve(value)
+
+
+@pytest.mark.parametrize(
+    ("app", "chosen"),
+    [
+        (app, f"{group}={name}")
+        for app, group in [
+            *(
+                ("caches", "texts"),
+                ("corpus", "corpus"),
+                ("tokens", "tokenizer@tokens.causal_tokenizer"),
+            ),
+            *(("evaluate", "model"), ("train_in_context", "task"), ("train_masked", "length")),
+            *(("train_causal", group) for group in ("attention", "logger", "replicate", "trainer")),
+        ]
+        for name in options(group.partition("@")[0])
+    ],
+)
+def test_no_choice_has_a_value_that_is_refused(app: str, chosen: str) -> None:
+    check(composed(app, [chosen, *ASKED.get(chosen, [])]))
 
 
 @pytest.mark.parametrize("name", options("kernel"))

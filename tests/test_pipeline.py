@@ -1,7 +1,9 @@
 """dvc.yaml, params.yaml, conf/ and the imports describe one pipeline: they are held equal here."""
 
 import ast
+from collections.abc import Sequence
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from dvc.stage import PipelineStage
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import composed as compose
+from pipelines.repro import ENCODER, SHARED, TARGETS, names
 
 ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
@@ -57,6 +60,25 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_dvc_expands_to_the_stages_of_the_file() -> None:
     assert sorted(stages()) == sorted([*stage_names(), "fingerprints"])
+
+
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of dvc
+@pytest.mark.parametrize("rows", TARGETS.values(), ids=TARGETS)
+def test_rows_run_in_an_order_that_they_can_and_share_one_stage(
+    rows: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    ordered = [[stage for stage in names(row) if stage != ENCODER] for row in rows]
+    makes = {name: {out.def_path for out in stage.outs} for name, stage in stages().items()}
+    for row in ordered:
+        made: set[str] = set()
+        for name in row:
+            made |= makes[name]
+            others = set().union(*makes.values()) - made
+            needed = {dep.def_path for dep in stages()[name].deps}
+            assert not any(covers({one}, dep, "/") for one in others for dep in needed), name
+    for one, other in combinations(ordered, 2):
+        assert set(one) & set(other) == {SHARED}
 
 
 def file_deps(stage: PipelineStage) -> set[str]:
