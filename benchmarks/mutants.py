@@ -274,7 +274,10 @@ def killer(answer: int) -> str:
     with os.fdopen(answer) as end:
         code, name = json.loads(end.read() or '[-1, "died"]')
     if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise SystemExit(f"error: pytest ran no tests and ended with {code}")
+        raise SystemExit(
+            f"error: pytest ran no tests and ended with {code}; where a test was renamed since it "
+            "killed a mutant, remove its lines from --outcomes"
+        )
     return name if code else ""
 
 

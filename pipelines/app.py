@@ -13,12 +13,13 @@ import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines.methods import check_methods, register_methods
+from pipelines.methods import check_added_arguments, check_methods, register_methods
+from pipelines.together import check_added, check_together
 from pipelines.values import asked, check, near_words, read_params, unknown
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
@@ -38,7 +39,9 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
         def task(cfg: DictConfig) -> Any:
             # what the function starts, such as the other processes of ddp, gets the user's choice
             def checked(section: DictConfig) -> Any:
-                check(cfg, name)
+                overrides = HydraConfig.get().overrides.task
+                check_all(cfg, name, overrides)
+                check_added_arguments(cfg, overrides)
                 return function(section)
 
             with tracebacks(FULL_ERROR):
@@ -69,8 +72,15 @@ def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
     inside = GlobalHydra.instance().is_initialized()
     with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
         cfg = compose(name, list(overrides), **options)
-    check(cfg)
+    check_all(cfg, "", overrides)
     return cfg
+
+
+def check_all(cfg: DictConfig, app: str, overrides: Sequence[str]) -> None:
+    """Raises ValueError for the first thing that is not allowed in the config of an app."""
+    check(cfg, app)
+    check_added(cfg, overrides)
+    check_together(cfg, app)
 
 
 @contextmanager
@@ -142,6 +152,11 @@ def one_line(error: BaseException) -> str:
         places = re.search("Did you mean to override one of (.*)[?]", text)
         # Hydra would invite to append it with +
         return unknown(key[1], places[1].split(", ") if places else None)
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override} cannot be read as key=value; a value with other letters than those "
+            f"of English, with spaces or brackets needs quotes, as in \"key='value'\""
+        )
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         near = asked(near_words(option, error.options))

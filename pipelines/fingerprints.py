@@ -23,8 +23,8 @@ FOLDER = Path("outputs/fingerprints")
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "trainer", "choice"}
 """Of a stage's section: what changes no result, and what only a running app knows."""
-WITHOUT = {"pipelines.tracking"}
-"""Modules that change no result: what W&B is told."""
+WITHOUT = {"pipelines.tracking", "pipelines.values", "pipelines.together"}
+"""Modules that change no result: what W&B is told, and which values are refused."""
 
 
 def main() -> None:

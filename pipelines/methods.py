@@ -4,17 +4,23 @@ Hydra finds what is stored here as it finds a file of conf: `evaluate_methods`, 
 `benchmark_methods`, which those apps name in their defaults, and the options of `attention`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import get_method
+from omegaconf import DictConfig, OmegaConf
 
+from pipelines.together import is_added_value, is_code
 from value_aware_study.cards import CARDS, Card, cards
 
-__all__ = ["check_methods", "register_methods"]
+__all__ = ["check_added_arguments", "check_methods", "register_methods"]
+
+VAR_KEYWORD = Parameter.VAR_KEYWORD
 
 
 def register_methods(folder: Path = CARDS) -> None:
@@ -88,6 +94,21 @@ def check_arguments(card: Card) -> None:
         if argument not in known:
             raise ValueError(
                 f"{card.path}: {key}: {built.__name__} takes no {argument!r}; it takes "
+                f"{', '.join(known)}"
+            )
+
+
+def check_added_arguments(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Raises ValueError for an argument added with + that the code it is for does not take."""
+    for given in OverridesParser.create().parse_overrides(list(overrides)):
+        section, _, name = str(given.key_or_group).rpartition(".")
+        code: Any = OmegaConf.select(cfg, section) if section and is_added_value(given) else {}
+        if not is_code(code):
+            continue
+        known = signature(get_method(code._target_)).parameters
+        if name not in known and not any(one.kind is VAR_KEYWORD for one in known.values()):
+            raise ValueError(
+                f"{section}.{name}: {code._target_.rpartition('.')[2]} takes no {name!r}; it takes "
                 f"{', '.join(known)}"
             )
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipelines.app import composed, ending_with_one_line, scale_of_params
-from pipelines.values import CONF, check
+from pipelines.app import check_all, composed, ending_with_one_line, scale_of_params
+from pipelines.values import CONF
 
 SHORT = {"probe": ("model", "text", "tokenizer", "caches")}
 """Arguments that stand for probe.<name>: Hydra would take some for config groups."""
@@ -38,7 +38,7 @@ def check_start(app: str, arguments: Sequence[str]) -> None:
             return
         overrides += scale_of_params(overrides)
         if len(overrides) == 0 or not set(SWEEP) & set(arguments):
-            check(composed(name, overrides), name)
+            check_all(composed(name, overrides), name, overrides)
         else:
             check_sweep(name, overrides)
 
@@ -49,7 +49,7 @@ def check_sweep(name: str, overrides: Sequence[str]) -> None:
     first: Exception | None = None
     for job in BasicSweeper.split_arguments(parsed, None)[0]:
         try:
-            check(composed(name, job), name)
+            check_all(composed(name, job), name, job)
         except Exception as error:
             first = first or error
         else:

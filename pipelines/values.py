@@ -15,11 +15,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from value_aware_study.cards import cards
+from value_aware_study.paths import inside
 
+AMBIGUOUS = re.compile(r"[-+]?(0\d+|0[xob]\w+|\d+(_\d+)+|\d+(:\d+)+)|yes|no|on|off", re.IGNORECASE)
 CONF = Path(__file__).parents[1] / "conf"
 PARAMS_FILE = "params.yaml"
 
@@ -72,6 +75,20 @@ def null_or(rule: Rule) -> Rule:
     return replace(rule, allowed=allowed, holds=lambda v: v is None or rule.holds(v))
 
 
+def is_free(path: str) -> bool:
+    """Whether something may be written at or below a path: no file stands in the way."""
+    return not any(one.is_file() for one in (Path(path), *Path(path).parents))
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can name a file or folder."""
+    try:
+        inside("", value)
+    except ValueError:
+        return False
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
 def either(rule: Rule, *words: str) -> Rule:
     allowed = f"{rule.allowed} or {', '.join(words)}"
     return Rule(allowed=allowed, holds=lambda v: v in words or rule.holds(v), words=words)
@@ -85,8 +102,11 @@ def many(rule: Rule, least: int = 1) -> Rule:
     return replace(rule, allowed=allowed, holds=holds)
 
 
-WHOLE = Rule(allowed="a whole number", holds=lambda v: type(v) is int)  # its class knows the range
 COUNT, COUNT_OR_ZERO = whole(1), whole(0)
+LAYERS, BATCH, WIDTH = whole(1, 1000), whole(1, 2**16), whole(1, 2**20)
+VOCABULARY = whole(261, 2**24)  # the 256 bytes and 5 tokens with a meaning
+LENGTH, STEPS, WORKERS = whole(1, 2**24), whole(1, 10**9), whole(0, 1024)
+"""At most: more than any machine takes, so that a slip of the keyboard is no day of work"""
 SEED = whole(0, 2**32 - 1)  # what numpy takes
 POSITIVE = number("above 0", lambda v: v > 0)
 NOT_NEGATIVE = number("at least 0", lambda v: v >= 0)
@@ -95,11 +115,39 @@ PART = number("between 0 and 1, neither of them", lambda v: 0 < v < 1)
 BELOW_ONE = number("at least 0 and below 1", lambda v: 0 <= v < 1)
 SWITCH = Rule(allowed="true or false", holds=lambda v: isinstance(v, bool))
 TEXT = Rule(allowed="text", holds=lambda v: isinstance(v, str) and bool(v.strip()))
-ANY_TEXT = Rule(allowed="text, which may be empty", holds=lambda v: isinstance(v, str))
 LIST = Rule(allowed="a list", holds=lambda v: isinstance(v, list))
+NAME = Rule(
+    allowed="a name of 1 to 200 bytes, all printable, none of them / or \\, and not . or ..",
+    holds=is_name,
+)
+SUFFIX = Rule(
+    allowed=f"the end of a name, which may be empty; {NAME.allowed}",
+    holds=lambda v: v == "" or is_name(v),
+)
+FOLDER = Rule(
+    allowed="a folder, or what can become one: no file, and in none",
+    holds=lambda v: TEXT.holds(v) and is_free(v),
+)
+CODE = Rule(
+    allowed="a list, each {_target_: ...} with arguments",
+    holds=lambda v: (
+        isinstance(v, list) and all(isinstance(one, dict) and "_target_" in one for one in v)
+    ),
+)
+POSITIONS = Rule(
+    allowed="a list of positions, each a whole number of at least 0",
+    holds=lambda v: isinstance(v, list) and all(map(COUNT_OR_ZERO.holds, v)),
+)
+DEVICE = Rule(
+    allowed="auto, cpu, cuda or cuda:<number>",
+    holds=lambda v: isinstance(v, str) and bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", v)),
+)
 COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
+LENGTHS = many(LENGTH)
 KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
 OBSERVED = word("last", "causal", "noncausal", "repeat", "hindsight")
+NORM = Rule(allowed="1 or 2", holds=lambda v: v in (1, 2))
+SEARCH = word("fast", "default", "best")
 PRECISION = word(
     *("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine"),
     *("transformer-engine-float16", "16", "32", "64", "bf16"),
@@ -127,36 +175,41 @@ PARAMS = table(
         "grid.value_aware_keys": COUNTS,
         "grid.window_keys": ANY_KEYS,
         "grid.{baseline_keys,sampled_keys,lsh_keys,lsh_rounds,orf_features}": ANY_COUNTS,
-        "grid.norms": many(Rule(allowed="1 or 2", holds=lambda v: v in (1, 2)), least=0),
+        "grid.norms": many(NORM, least=0),
         "grid.orf_scaling": many(word("paper", "performer"), least=0),
         "grid.random_seeds": many(SEED),
         "grid.replicates": many(option("replicate"), least=0),
         "corpus.evaluation_fraction": PART,
         "corpus.validation_fraction": BELOW_ONE,
-        "tokens.{vocabulary_size,training_characters}": COUNT,
+        "tokens.vocabulary_size": VOCABULARY,
+        "tokens.training_characters": COUNT,
         "tokens.{causal_sources,masked_sources}": null_or(many(TEXT)),
         "tokens.{score_first,rearrange}": SWITCH,
-        "{causal,masked,in_context}.{layers,width,heads,feedforward}": COUNT,
+        "{causal,masked,in_context}.layers": LAYERS,
+        "{causal,masked,in_context}.{width,heads,feedforward}": WIDTH,
         "{causal,masked}.dropout": BELOW_ONE,
-        "causal.length": COUNT,
+        "causal.length": LENGTH,
         "causal.context": COUNT_OR_ZERO,
-        "{causal,masked.short,masked.long}.{batch_size,steps}": COUNT,
+        "{causal,masked.short,masked.long}.batch_size": BATCH,
+        "{causal,masked.short,masked.long}.steps": STEPS,
         "{causal,masked.short,masked.long}.learning_rate": POSITIVE,
         "{causal,masked.short,masked.long,in_context}.warmup_proportion": SHARE,
         "{causal,masked.short,masked.long}.warmup_steps": COUNT_OR_ZERO,
         "{causal,masked,in_context}.adamw_rate": POSITIVE,
         "{causal,masked,in_context}.weight_decay": NOT_NEGATIVE,
-        "masked.block": COUNT,
+        "masked.block": whole(3, 2**24),  # two of its tokens say where it starts and ends
         "masked.warm_start": null_or(TEXT),
         "masked.fraction": PART,
-        "masked.{short,long}.length": COUNT,
+        "masked.{short,long}.length": LENGTH,
         "in_context.task": many(option("task")),
-        "in_context.key_value_heads": COUNT,
-        "in_context.{recall,markov,copying}.{prefix,batch_size,steps}": COUNT,
-        "in_context.{recall,markov}.length": COUNT,
+        "in_context.key_value_heads": WIDTH,
+        "in_context.{recall,markov,copying}.batch_size": BATCH,
+        "in_context.{recall,markov,copying}.steps": STEPS,
+        "in_context.{recall,markov,copying}.prefix": LENGTH,
+        "in_context.{recall,markov}.length": LENGTH,
         "in_context.{recall,markov,copying}.growing": SHARE,
         "in_context.{recall,markov,copying}.{initializer_range,learning_rate}": POSITIVE,
-        "in_context.{recall.pairs,markov.states,copying.symbols}": whole(2),
+        "in_context.{recall.pairs,markov.states,copying.symbols}": whole(2, 4096),
         "cache_study.parts": COUNTS,
         "cache_study.units": COUNT,
         "cache_study.seeds": many(SEED),
@@ -165,11 +218,13 @@ PARAMS = table(
         "survey.within": NOT_NEGATIVE,
         "survey.trained": many(option("attention", "approximation"), least=0),
         "evaluation.{causal_units,masked_units.short,masked_units.long}": null_or(COUNT),
-        "evaluation.{recorded_units,batch_size}": COUNT,
+        "evaluation.recorded_units": COUNT,
+        "evaluation.batch_size": BATCH,
         "evaluation.memory_gib": POSITIVE,
-        "benchmark.{lengths,attention_lengths}": COUNTS,
+        "benchmark.{lengths,attention_lengths}": LENGTHS,
         "benchmark.{seconds,slowest}": POSITIVE,
-        "benchmark.layer.{width,heads,feedforward,batch}": COUNT,
+        "benchmark.layer.{width,heads,feedforward}": WIDTH,
+        "benchmark.layer.batch": BATCH,
         "benchmark.layer.dtype": word(*DTYPES, "float64"),
     }
 )
@@ -181,17 +236,20 @@ OF_CONF = table(
         "corpus.evaluation_path": null_or(TEXT),
         "corpus.remove_copies": SWITCH,
         "{corpus,tokens,benchmark.layer}.seed": SEED,
-        "{corpus,tokens}.{folder,metrics}": TEXT,
+        "{corpus,tokens}.folder": FOLDER,
+        "{corpus,tokens}.metrics": TEXT,
         "tokens.{corpus,corpus_metrics}": TEXT,
         "tokens.{instance_length,long_length}": COUNT,
         "corpus.sources.*.{train_instances,evaluation_instances}": null_or(COUNT),
-        "tokens.{causal,masked}_tokenizer.padding_multiple": COUNT,
+        "tokens.{causal,masked}_tokenizer.vocabulary_size": VOCABULARY,
+        "tokens.{causal,masked}_tokenizer.{training_characters,padding_multiple}": COUNT,
         "tokens.{causal,masked}_tokenizer.path": TEXT,
-        "{length,task}.{batch_size,steps}": COUNT,
+        "{length,task}.batch_size": BATCH,
+        "{length,task}.steps": STEPS,
         "{length,task}.learning_rate": POSITIVE,
         "{length,task}.warmup_proportion": SHARE,
         "length.warmup_steps": COUNT_OR_ZERO,
-        "length.{length,compressed}": COUNT,
+        "length.{length,compressed}": LENGTH,
         "length.evaluation_units": null_or(COUNT),
         "length.warm_start": null_or(TEXT),
         "{length,model}.{baseline_keys,sampled_keys}": ANY_COUNTS,
@@ -205,33 +263,46 @@ OF_CONF = table(
         "{causal,masked,task}.optimizer.momentum": BELOW_ONE,
         "{causal,masked}.optimizer.max_grad_norm": NOT_NEGATIVE,
         "{causal,masked}.optimizer.fused": SWITCH,
-        "{kernel,length,attention,task,model}.name": TEXT,
-        "model.{kernel,checkpoint,tokens,tokenizer,training}": TEXT,
-        "{attention,replicate}.suffix": ANY_TEXT,
+        "{kernel,length,attention,task,model,survey,evaluate,caches}.name": NAME,
+        "{train_causal,train_masked,train_in_context}.name": NAME,
+        "model.kernel": option("kernel"),
+        "model.{checkpoint,tokens,tokenizer,training}": TEXT,
+        "{attention,replicate}.suffix": SUFFIX,
         "replicate.seed": SEED,
         "{attention.method,approximation}.seed": SEED,
-        "{attention.method,approximation}.{r,stride,window,random,summary,dilation}": WHOLE,
-        "{attention.method,approximation}.{features,landmarks,rank,rounds}": WHOLE,
+        "{attention.method,approximation}.{r,stride,window,random,summary,dilation}": COUNT,
+        "{attention.method,approximation}.{features,landmarks,rank,rounds}": COUNT,
+        "{attention.method,approximation}.{iterations,length}": null_or(COUNT),
+        "{attention.method,approximation}.global_positions": POSITIONS,
+        "{attention.method,approximation}.norm": NORM,
+        "{attention.method,approximation}.scaling": word("performer", "paper"),
+        "{attention.method,approximation}.search": SEARCH,
+        "{attention.method,approximation}.share_query_key": SWITCH,
+        "kernel.function.degree": Rule(
+            allowed="an even number of at least 0",
+            holds=lambda v: COUNT_OR_ZERO.holds(v) and v % 2 == 0,
+        ),
         "logger.{project,group,dir}": TEXT,
         "train_masked.card.kernel": TEXT,
         "trainer.accelerator": word("auto", "cpu", "gpu", "cuda", "mps", "tpu"),
-        "trainer.{devices,nodes,accumulate}": COUNT,
+        "trainer.{devices,nodes,accumulate}": BATCH,
         "trainer.strategy": TEXT,
         "trainer.precision": PRECISION,
-        "trainer.workers": COUNT_OR_ZERO,
+        "trainer.workers": WORKERS,
         "trainer.{compile,checkpoint_activations}": SWITCH,
         "trainer.peak_flops": null_or(POSITIVE),
-        "paths.{root,outputs,corpus,tokens,models,records,trained,metrics}": TEXT,
-        "paths.{report,results,cache,logs}": TEXT,
+        "paths.{root,outputs,corpus,tokens,models,records,trained,metrics}": FOLDER,
+        "paths.{report,results,cache,logs}": FOLDER,
         "evaluate.explored.tokens": COUNT,
         "evaluate.explored.sizes": COUNTS,
-        "survey.{name,kernel,checkpoint,tokens,tokenizer,scale,data,cache,records}": TEXT,
+        "survey.kernel": option("kernel"),
+        "survey.{checkpoint,tokens,tokenizer,scale,data,cache,records}": TEXT,
         "survey.seeds": many(SEED),
         "survey.memory_gib": POSITIVE,
         "survey.picture.{tokens,budget}": COUNT,
         "benchmark.{cache,record,metrics,scale}": TEXT,
-        "benchmark.layer.device": TEXT,
-        "benchmark.layer.threads": null_or(COUNT),
+        "benchmark.layer.device": DEVICE,
+        "benchmark.layer.threads": null_or(whole(1, 1024)),
         "benchmark.methods.*.{label,order}": TEXT,
         "benchmark.methods.*.exponent": POSITIVE,
         "benchmark.methods.*.mixes_hidden": SWITCH,
@@ -243,19 +314,21 @@ OF_CONF = table(
         "caches.gaps_of": many(TEXT, least=0),
         "caches.only.*": many(OBSERVED, least=0),
         "caches.observed": many(OBSERVED),
-        "caches.{name,description}": TEXT,
+        "caches.description": TEXT,
         "plan.vocabulary.{causal,masked}": null_or(COUNT),
         "plan.operations_per_second": POSITIVE,
         "plan.one_step": SWITCH,
-        "probe.{model,text,tokenizer,name}": null_or(TEXT),
-        "probe.search": word("fast", "default", "best"),
+        "probe.{model,text,tokenizer}": null_or(TEXT),
+        "probe.name": null_or(NAME),
+        "probe.search": SEARCH,
         "probe.{windows,length}": null_or(COUNT),
         "probe.rows": COUNT,
         "probe.sizes": null_or(COUNTS),
-        "probe.kernels": LIST,
+        "probe.kernels": CODE,
         "probe.{draw,between,skewness_gap,caches}": SWITCH,
         "probe.dtype": null_or(word(*DTYPES)),
-        "pretrained.{model,requirement,package,folder,description}": TEXT,
+        "pretrained.{requirement,package,folder,description}": TEXT,
+        "pretrained.model": NAME,
         "workspace.entity": null_or(TEXT),
         "workspace.project": TEXT,
     }
@@ -272,7 +345,8 @@ def check(cfg: DictConfig, app: str = "") -> None:
     """Raises ValueError for the first value of a composed config that is not allowed.
 
     What is given as an interpolation is checked where it is read from, and arguments of code by
-    its signature. `app` is the section in which nothing may be missing.
+    its signature. `app` is the section in which nothing may be missing. What is allowed one by one
+    and not together is `pipelines.together`'s.
     """
     found = dict(leaves(OmegaConf.to_container(cfg)))
     for key, value in found.items():
@@ -284,43 +358,20 @@ def check(cfg: DictConfig, app: str = "") -> None:
     for key in PARAMS:
         if key not in found:
             raise ValueError(f"{key} is missing; it must be {PARAMS[key].allowed}")
-    check_together(cfg)
 
 
 def check_value(key: str, value: Any) -> None:
     """Raises ValueError for a value against its rule, or a key of which nothing is known."""
     if rule := rule_of(key):
         rule.check(key, value)
-    elif below := [one for one in PARAMS if one.startswith(f"{key}.")]:
+    elif below := rules_below(key, PARAMS if value is None else RULES):  # null is no option taken
         raise ValueError(f"{key} is {shown(value)}; it must hold {', '.join(below)}")
     elif key.rpartition(".")[0] in SECTIONS:
         raise ValueError(unknown(key))
 
 
-def check_together(cfg: DictConfig) -> None:
-    """Raises ValueError for values that are allowed one by one and not together."""
-    if cfg.causal.context >= cfg.causal.length:
-        raise ValueError(
-            f"causal.context is {cfg.causal.context}; it must be below causal.length, which is "
-            f"{cfg.causal.length}"
-        )
-    held_out, validated = cfg.corpus.evaluation_fraction, cfg.corpus.validation_fraction
-    if held_out + validated >= 1:
-        raise ValueError(
-            f"corpus.validation_fraction is {validated}; together with corpus.evaluation_fraction, "
-            f"which is {held_out}, it must be below 1"
-        )
-    for model in ("causal", "masked", "in_context", "benchmark.layer"):
-        size = OmegaConf.select(cfg, model)
-        if size.width % size.heads:
-            raise ValueError(
-                f"{model}.width is {size.width}; {model}.heads, which is {size.heads}, must "
-                f"divide it"
-            )
-    sources = cfg.corpus.sources
-    for key in ("causal_sources", "masked_sources"):
-        for name in cfg.tokens[key] or ():
-            word(*sources).check(f"tokens.{key}", name)
+def rules_below(key: str, rules: Iterable[str]) -> list[str]:
+    return [one for one in rules if one.startswith(f"{key}.") and one not in PATTERNS]
 
 
 def leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -342,6 +393,7 @@ def rule_of(key: str) -> Rule | None:
 def read_params() -> dict[str, Any]:
     """params.yaml; ValueError where it is missing, no YAML, or has other keys than it should."""
     try:
+        check_plain(Path(PARAMS_FILE).read_text(encoding="utf-8"))
         content: Any = OmegaConf.to_container(OmegaConf.load(PARAMS_FILE))
     except FileNotFoundError:
         raise ValueError(
@@ -351,14 +403,37 @@ def read_params() -> dict[str, Any]:
         raise ValueError(f"{PARAMS_FILE} cannot be read: {error}") from None
     if not content or not isinstance(content, dict):
         raise ValueError(f"{PARAMS_FILE} cannot be read: it is empty, or no keys with values")
+    check_params(content)
+    PARAMS["scale"].check("scale", content["scale"])
+    return content
+
+
+def check_params(content: dict[str, Any]) -> None:
+    """Raises ValueError where the keys are not those of PARAMS, or a value is no plain one."""
     found = dict(leaves(content))
-    for key in found:
+    for key, value in found.items():
+        if below := rules_below(key, PARAMS):
+            raise ValueError(f"{PARAMS_FILE}: {key} must hold {', '.join(below)}")
         if key not in PARAMS:
             raise ValueError(f"{PARAMS_FILE}: {unknown(key, PARAMS)}")
+        if "${" in str(value):  # DVC would paste it into a command line
+            raise ValueError(f"{PARAMS_FILE}: {key} is {shown(value)}; it must be a plain value")
     for key in PARAMS:
         if key not in found:
             raise ValueError(f"{PARAMS_FILE} lacks {key}; it must be {PARAMS[key].allowed}")
-    return content
+
+
+def check_plain(text: str) -> None:
+    """Raises ValueError for a number or a switch that DVC and Hydra read as different values.
+
+    12:30 is 750 to one of them, 017 is 15, and `on` is true.
+    """
+    for token in yaml.scan(text):
+        if isinstance(token, yaml.ScalarToken) and token.plain and AMBIGUOUS.fullmatch(token.value):
+            raise ValueError(
+                f"{PARAMS_FILE}: line {token.start_mark.line + 1} has {token.value}, which is read "
+                f"in two ways; write plain digits, true or false"
+            )
 
 
 def unknown(key: str, known: Iterable[str] | None = None) -> str:

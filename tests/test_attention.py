@@ -82,12 +82,13 @@ def test_low_precision_is_accumulated_in_fp32() -> None:
 
 
 def test_output_errors() -> None:
-    exact, approximate = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.zeros(2, 2)
+    exact = torch.tensor([[3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [0.0, 0.0]])
+    approximate = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0], [0.0, 0.0]])
     torch.testing.assert_close(
-        error.squared_output_error(approximate, exact), torch.tensor([25.0, 0.0])
+        error.squared_output_error(approximate, exact), torch.tensor([25.0, 0.0, 25.0, 0.0])
     )
     torch.testing.assert_close(
-        error.relative_output_error(approximate, exact), torch.tensor([1.0, 0.0])
+        error.relative_output_error(approximate, exact), torch.tensor([1.0, 0.0, 1.0, 0.0])
     )
 
 

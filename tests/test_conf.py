@@ -88,7 +88,11 @@ def test_every_kernel_builds(name: str) -> None:
 
 @pytest.mark.parametrize("name", options("approximation"))
 def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(name: str) -> None:
-    cfg, card = composed("evaluate", [f"approximation={name}"]), cards()[name]
+    card = cards()[name]
+    model = "causal" if card.causal else "masked"
+    kernel = card.kernels[0] if card.kernels else "exponential"
+    given = [f"approximation={name}", f"model={model}", f"kernel={kernel}"]
+    cfg = composed("evaluate", given)
     method = setting(name, plain(cfg.approximation)).build(0)
     assert isinstance(method, Approximation) and isinstance(method, nn.Module)
     evaluated, surveyed = cfg.evaluate, composed("survey", []).survey

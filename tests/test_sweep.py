@@ -39,7 +39,10 @@ def test_a_bad_cell_is_named_by_what_it_was_given_and_the_others_are_a_table(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (line,) = ended(f"{SWEEP}1,0,4", root)
-    assert line == "error: approximation.r=0: r is 0; it must be an integer >= 1"
+    assert (
+        line
+        == "error: approximation.r=0: approximation.r is 0; it must be a whole number of at least 1"
+    )
     assert sizes(capsys) == ["1", "4"]
 
 

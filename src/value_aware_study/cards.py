@@ -5,7 +5,7 @@ the report need beside them. Only a checkout has these files; the library itself
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,10 @@ class Card:
     """Its name in tables and figures."""
     place: float = math.inf
     """Where it stands in tables, legends and records, smallest first."""
+    kernels: Sequence[str] = ()
+    """The kernels that it approximates, as its class says; none = all."""
+    causal: bool = True
+    """It can attend causally, as its class says."""
     keeps: str = ""
     """What it keeps of attention, for the table of methods."""
     oracle: bool = False

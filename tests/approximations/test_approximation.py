@@ -51,6 +51,16 @@ def test_a_number_that_is_none_is_refused_by_name(
             call(*tensors)
 
 
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+def test_a_number_that_is_none_is_refused_where_a_single_pair_shows_it(place: int) -> None:
+    """The last key, which the last query alone sees; that query, which sees no other key."""
+    tensors, name = draw(), ("query", "key", "value")[place]
+    tensors[place][..., -1, :] = torch.nan
+    mask = torch.eye(LENGTH, dtype=torch.bool)
+    with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
+        SlidingWindow(LENGTH)(*tensors, attn_mask=mask)
+
+
 def test_a_row_that_keeps_masked_keys_alone_has_the_error_of_zeros() -> None:
     """Far from the origin, where zeros are far from the mean that values are measured from."""
     generator = torch.Generator().manual_seed(0)
@@ -93,6 +103,12 @@ def test_values_are_centred_on_the_mean_of_those_that_the_first_row_sees(
         expected = value[head] - value[head, first].mean(dim=0)
         expected[~visible[head].any(dim=0)] = 0
         torch.testing.assert_close(call.centred.value[head], expected)
+
+
+def test_a_method_shows_its_arguments_but_not_what_is_usual() -> None:
+    """Records name a method so, and are found again by it."""
+    assert str(SlidingWindow(9)) == "SlidingWindow(r=9)"
+    assert str(SlidingWindow(9, engine="torch")) == "SlidingWindow(r=9, engine='torch')"
 
 
 @pytest.mark.parametrize("method", [SlidingWindow(9), Linformer(6, 0), LSH(8, 2, 0)], ids=str)

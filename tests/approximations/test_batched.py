@@ -1,5 +1,6 @@
 """The parts of the torch search: what saves work may not decide, and has to save it."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -92,6 +93,52 @@ def test_as_many_rows_are_searched_at_once_as_the_allowance_holds(
     large = sets.Q, sets.Q_transposed, sets.R_inverse, *[some.distance] * 4
     held, allowed = sum(x.nbytes for x in large), BYTES_PER_ELEMENT // 4 * 2**15
     assert allowed / 3 < held <= allowed * (1 if count > 1 else lanes)
+
+
+def test_no_more_rows_are_searched_at_once_than_the_cache_of_a_cpu_has_room_for() -> None:
+    instance = draw(0, queries=1, keys=40, width=8)
+    elsewhere = replace(instance, value=instance.value.to("meta"))
+    with chunked(2**26):
+        assert batched._rows_at_once(instance, 4, "fast") == batched.ROWS_AT_ONCE
+        assert batched._rows_at_once(elsewhere, 4, "fast") > batched.ROWS_AT_ONCE
+
+
+def test_rows_are_extended_where_that_may_help_alone() -> None:
+    """Not a row at its optimum, nor one that a plane shows to end above what is enough."""
+    optimal, open_ = [[2.0, 0.5], [1.0, 0.0]], [[2.0, 1.0], [2.0, -1.0]]
+    atoms = torch.tensor([optimal, open_, open_])
+    enough = torch.tensor([torch.inf, 1.5, torch.inf])
+    extended, insert = torch.zeros(3, dtype=torch.int64), batched._ActiveSets.insert
+
+    def counted(sets: object, atom: Tensor, key: Tensor, live: Tensor) -> object:
+        extended.add_(live)
+        return insert(sets, atom, key, live)
+
+    with patch.object(batched._ActiveSets, "insert", counted):
+        usable, zero = torch.ones(3, 2, dtype=torch.bool), torch.full((3,), 1e-12)
+        sets, better = batched._solve_on(atoms, usable, 5 * torch.ones(3), zero, enough)
+    assert extended.tolist() == [0, 0, 1] and better.tolist() == [True, False, True]
+    torch.testing.assert_close(sets.error, torch.tensor([1.0, 5.0, 4.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bend", [1e-1, 1e-2, 1e-3])
+def test_what_is_left_of_a_set_after_a_drop_keeps_its_digits(
+    bend: float, dtype: torch.dtype
+) -> None:
+    """Of three values nearly on a line the first, whose part in the last row is nearly all."""
+    value = torch.tensor([[1.0, 0.0, 0.0], [2.0, 1.0, 0.0], [3.0, 2.0, bend]], dtype=dtype)
+    scale, zero = value.square().sum(-1).amax()[None], torch.zeros(1, dtype=dtype)
+    sets = batched._ActiveSets.of_one(value[:1], torch.tensor([0]), scale, zero, 3)
+    for key in (1, 2):
+        sets.insert(value[key][None], torch.tensor([key]), torch.tensor([True]))
+    sets.drop(torch.tensor([0]), torch.tensor([0]))
+    size, keys, basis, R_inverse = sets.size[0], sets.keys[0], sets.Q[0], sets.R_inverse[0]
+    assert size == 2 and sorted(keys[:size].tolist()) == [1, 2]
+    left = torch.cat([value, sets.lift.expand(3, 1)], dim=1)[keys[:size]]
+    tight = {"rtol": 0, "atol": 20 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(left @ basis[:size].T @ basis[:size], left, **tight)
+    torch.testing.assert_close(R_inverse[:size, :size] @ left, basis[:size], **tight)
 
 
 def test_rows_go_to_fp64_where_most_values_lie_close_next_to_what_is_far() -> None:

@@ -472,6 +472,16 @@ def test_both_engines_find_the_same(search: str, values: str, r: int) -> None:
         assert ((left[0].sqrt() - left[1].sqrt()).abs() <= 0.1 * scale.sqrt()).all()
 
 
+def test_both_engines_look_closely_at_as_many_keys_of_a_large_set() -> None:
+    """At four for one of 60: fewer than the groups of keys, so that the number matters."""
+    instance = draw(20, queries=8, keys=400, width=64, weights="flat")
+    supports = []
+    for each in ENGINES:
+        indices, weights = solve(instance, 60, "default", each)
+        supports.append(torch.where(weights > 0, indices, -1).sort(dim=-1).values)
+    assert (supports[0] == supports[1]).all(dim=-1).double().mean() >= 0.75
+
+
 @every_engine
 @every_search
 def test_rows_and_heads_do_not_see_each_other(engine: str, search: str) -> None:
@@ -588,6 +598,35 @@ def test_without_a_compiler_the_search_runs_in_torch(monkeypatch: pytest.MonkeyP
             solve(instance, 2, "fast", "compiled")
     finally:
         compiled.library.cache_clear()
+
+
+def test_it_is_said_that_there_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    compiled.library.cache_clear()
+    try:
+        assert engine() == engine() == "torch"
+        assert [record.getMessage() for record in caplog.records] == [
+            "no C++ compiler: value-aware search runs in torch"
+        ]
+    finally:
+        compiled.library.cache_clear()
+
+
+def test_the_library_is_built_in_the_folder_that_it_is_moved_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the move is one step, also where temporary files lie on another disk."""
+    compiler, log = tmp_path / "c++", tmp_path / "log"
+    compiler.write_text(f'#!/bin/sh\nfor last; do :; done\necho "$last" >{log}\n: >"$last"\n')
+    compiler.chmod(0o700)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    target = compiled._build([str(compiler)], cache)
+    assert target.parent == cache and Path(log.read_text().strip()).parents[1] == cache
+    assert list(cache.iterdir()) == [target]
 
 
 def test_the_engine_of_this_process_is_named() -> None:

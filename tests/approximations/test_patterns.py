@@ -345,6 +345,12 @@ def test_a_dilation_of_one_is_the_sliding_window() -> None:
             assert torch.equal(*masks)
 
 
+def test_a_pattern_is_bidirectional_unless_told_otherwise(method: FixedPattern) -> None:
+    patterns = method.pattern(100), method.pattern(100, is_causal=False)
+    masks = [pattern.mask(100, 100) for pattern in patterns]
+    assert torch.equal(*masks) and masks[0].triu(1).any()
+
+
 def test_random_keys_follow_from_the_seed_alone() -> None:
     first = RandomKeys(5, 3).pattern(50).mask(50, 50)
     torch.manual_seed(1)

@@ -46,6 +46,15 @@ def test_every_public_method_has_a_card() -> None:
     assert {method_class(card) for card in cards().values()} == set(methods().values())
 
 
+def test_a_card_says_what_its_class_does() -> None:
+    """The apps refuse by the card what does not go together, before they import the class."""
+    for card in cards().values():
+        row = support(method_class(card))
+        assert card.causal is row.causal, card.path
+        names = {kernel.__name__.lower() for kernel in row.kernels}
+        assert set(card.kernels) == (names if row.kernels != ALL_KERNELS else set()), card.path
+
+
 def test_the_list_and_the_table_agree(method: Method) -> None:
     row = supported(method)
     assert (row.causal, row.any_mask) == (method.causal, method.any_mask)

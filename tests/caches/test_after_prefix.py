@@ -292,6 +292,19 @@ def test_left_padding_is_the_text_without_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_the_values_of_padding_move_nothing(name: str) -> None:
+    """Nor take digits from those of keys, as a mean over all of them would."""
+    query, key, value = text(2, 2)
+    mask, method = left_padding(), after(METHODS[name](R))
+    padding = ~mask[:, :, 0, :, None]
+    found, expected = (
+        method(query, key, value.masked_fill(padding, x), attn_mask=mask, is_causal=True)
+        for x in (1e8, 0.0)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_more_slots_than_keys_leave_some_unused(inputs: Inputs, name: str) -> None:
     mask = left_padding(PREFIX - 2)  # two keys of the first prefix are left
     found = after(METHODS[name](R), observed="causal")(*inputs, attn_mask=mask, is_causal=True)

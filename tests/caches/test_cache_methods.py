@@ -100,8 +100,9 @@ def test_leave_one_out_keeps_its_digits_where_a_query_sees_one_key(beside: bool)
     torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_leave_one_out_of_all_but_one_is_best() -> None:
-    seen = observed()
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+def test_leave_one_out_of_all_but_one_is_best(beside: bool) -> None:
+    seen = observed(beside=beside)
     kept = caches.LeaveOneOut(seen.keys - 1).keep(seen)
     torch.testing.assert_close(seen.error(kept), caches.LeaveOneOut(1).scores(seen).amin(-1))
 
@@ -274,8 +275,9 @@ def test_more_keys_than_there_are_and_fewer_than_protected_are_refused(name: str
     with pytest.raises(ValueError, match=f"^{named} keeps r = 4 keys; there are 3$"):
         method.keep(observed(3))
     expected = f"^{named} keeps r = 4 keys; 5 are protected, so r must be at least 5$"
-    with pytest.raises(ValueError, match=expected):
-        method.keep(observed(protected=5))
+    for padding in (0, 6):  # of the first cache, four of whose last five keys are padding
+        with pytest.raises(ValueError, match=expected):
+            method.keep(observed(protected=5, padding=padding))
 
 
 @pytest.mark.parametrize("name", METHODS)

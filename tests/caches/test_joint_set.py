@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.caches.seen import kinds, observed, one_of
-from value_aware_attention.caches import CacheMethod, Observed, joint_set
+from value_aware_attention.caches import CacheMethod, Observed, best_set, joint_set
 from value_aware_attention.caches.joint_set import (
     NOTHING,
     Rows,
@@ -193,6 +193,19 @@ def test_an_exchange_ends_where_none_of_one_key_helps() -> None:
             other = changed(changed(kept, dropped), added)
             exchanged = kept[:, dropped] & ~kept[:, added]
             assert (error(rows, other)[exchanged] >= least[exchanged] * (1 - 2e-5)).all()
+
+
+def test_keys_are_exchanged_for_less_error_alone() -> None:
+    """The best of all sets stays, nor are its keys exchanged for copies that are as good."""
+    seen = observed(5)
+    names = {name: getattr(seen, name) for name in seen.__dataclass_fields__}
+    for name, dim in (("key", -2), ("value", -2), ("visible", -1), ("available", -1)):
+        names[name] = torch.cat([names[name]] * 3, dim=dim)
+    seen = Observed(**names)
+    rows, indices = Rows.of(seen), best_set(seen, 3).indices
+    for shift in (0, 5, 10):
+        best = torch.zeros_like(rows.available).scatter(-1, (indices + shift) % 15, value=True)
+        assert torch.equal(exchange(rows, best), best)
 
 
 @quick

@@ -45,6 +45,21 @@ def test_nothing_is_shown_or_hidden_by_the_conversion(
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(4, 4), (1, 4), (2, 5)])
+def test_keys_that_all_queries_share_become_one_row_or_none(queries: int, keys: int) -> None:
+    """What a method without a mask for every pair may take, in every form that it is given in."""
+    query, key = tensors(queries, keys)
+    padding = torch.arange(keys)[None, None, None] > 0
+    for row, expected in ((padding, padding), (torch.ones_like(padding), None)):
+        shared = row.expand(1, 1, queries, keys)
+        for visible in (row, shared, shared.clone()):
+            additive = torch.where(visible, 0.0, LOWEST)
+            for mask in (visible, additive, additive[..., :1, :].expand(visible.shape)):
+                found, causal = split_mask(mask, query, key, is_causal=True)
+                assert not causal and (found is None) == (expected is None)
+                assert found is None or torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(4, 4), (1, 4), (2, 5)])
 def test_without_a_mask_causality_is_what_the_layer_says(queries: int, keys: int) -> None:
     causal = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     assert torch.equal(shown(None, queries, keys, is_causal=True), causal)
@@ -53,7 +68,8 @@ def test_without_a_mask_causality_is_what_the_layer_says(queries: int, keys: int
 
 def test_a_bias_is_refused() -> None:
     query, key = tensors(2, 3)
-    for bias in (torch.full((1, 1, 2, 3), -0.5), torch.rand(1, 1, 2, 3)):
+    by_distance = -torch.arange(3.0).expand(1, 1, 2, 3)  # 0 where query and key are one
+    for bias in (torch.full((1, 1, 2, 3), -0.5), torch.rand(1, 1, 2, 3), by_distance):
         with pytest.raises(ValueError, match="adds a bias to its scores"):
             split_mask(bias, query, key, is_causal=False)
         with pytest.raises(ValueError, match="adds a bias to its scores"):

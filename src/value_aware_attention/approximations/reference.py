@@ -16,7 +16,6 @@ from value_aware_attention.approximations.reference_solver import closest_in_hul
 __all__ = [
     "attention_weights",
     "big_bird",
-    "caratheodory",
     "dilated_window",
     "fixed",
     "leave_one_out_keys",
@@ -223,23 +222,6 @@ def random_keys(uniforms: Sequence[float], choices: int) -> list[int]:
             number = int(u * (last + 1))
             drawn.add(last if number in drawn else number)
     return sorted(drawn)
-
-
-def caratheodory(alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
-    """Moves along an affine dependency until a weight reaches 0, and repeats (textbook proof)."""
-    weights = alpha.double().clone()
-    points = torch.cat([value.double(), torch.ones(len(value), 1, dtype=torch.float64)], dim=1)
-    while True:
-        support = weights.nonzero()[:, 0]
-        if len(support) <= torch.linalg.matrix_rank(points[support]):
-            return weights
-        dependency = torch.linalg.svd(points[support].T).Vh[-1]
-        dependency = dependency if (dependency > 0).any() else -dependency
-        ratios = torch.where(dependency > 0, weights[support] / dependency, torch.inf)
-        step, first = ratios.min(dim=0)
-        moved = (weights[support] - step * dependency).clamp_min(0)
-        moved[first] = 0
-        weights[support] = moved
 
 
 def lsh_weights(

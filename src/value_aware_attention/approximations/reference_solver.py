@@ -28,16 +28,16 @@ def closest_in_hull(
 ) -> Float[Tensor, " K"]:
     """Returns weights >= 0 summing to 1 of the point of conv{points} closest to the target.
 
-    u >= 0 minimising ||sum_i u_i (p_i - t)||^2 + c^2 (1 - sum_i u_i)^2, divided by its sum: for
+    u >= 0 minimising ||sum_i u_i (p_i - t) / c||^2 + (1 - sum_i u_i)^2, divided by its sum: for
     every c > 0 this is the projection itself, not an approximation for large c.
     """
     centred = points.double() - target.double()
     largest = centred.norm(dim=-1).max()
     c = float(largest) or 1.0
-    lifted = torch.cat([centred, torch.full_like(centred[:, :1], c)], dim=1)
+    lifted = torch.cat([centred / c, torch.ones_like(centred[:, :1])], dim=1)
     right = torch.zeros_like(lifted[0])
-    right[-1] = c
-    solution, _ = nnls((lifted.T / c).numpy(), (right / c).numpy())
+    right[-1] = 1
+    solution, _ = nnls(lifted.T.numpy(), right.numpy())
     weights = torch.from_numpy(solution)
     return weights / weights.sum()
 

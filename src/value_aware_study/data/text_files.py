@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from value_aware_study.data.documents import Document, Split
-
-SUFFIXES = (".txt", ".jsonl", ".tokens")
+from value_aware_study.data.text_paths import suffix, text_paths
 
 
 class TextFiles:
@@ -36,7 +35,7 @@ class TextFiles:
             yield from self._documents(self.evaluation_path, "evaluation")
 
     def _documents(self, path: str | Path, split: Split | None) -> Iterator[Document]:
-        for file in _files(Path(path)):
+        for file in sorted(text_paths(Path(path))):
             with _reading(file) as lines:
                 for text in self._texts(file, lines):
                     if "\0" in text:
@@ -44,7 +43,7 @@ class TextFiles:
                     yield Document(text, split)
 
     def _texts(self, file: Path, lines: IO[str]) -> Iterator[str]:
-        match _suffix(file):
+        match suffix(file):
             case ".jsonl":
                 return _json_texts(file, lines, self.field)
             case ".tokens":
@@ -89,27 +88,6 @@ def _json_texts(file: Path, lines: IO[str], field: str) -> Iterator[str]:
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise ValueError(f"{file}, line {number}, has no field {field!r} with a text")
         yield row[field]
-
-
-def _suffix(file: Path) -> str:
-    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
-
-
-def _files(path: Path) -> list[Path]:
-    allowed = f"{', '.join(SUFFIXES)}, plain or .gz"
-    if path.is_dir():
-        files = [file for file in path.rglob("*") if file.is_file() and _suffix(file) in SUFFIXES]
-    elif path.is_file():
-        files = [path]
-    else:
-        root = Path(path.anchor)  # "" for a relative path
-        files = list(root.glob(str(path.relative_to(root)))) if "*" in str(path) else []
-    if not files:
-        raise FileNotFoundError(f"{path}: no such file, or a folder or glob without {allowed}")
-    for file in files:
-        if _suffix(file) not in SUFFIXES:
-            raise ValueError(f"{file}: unknown suffix, allowed are {allowed}")
-    return sorted(files)
 
 
 @contextmanager

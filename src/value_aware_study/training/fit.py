@@ -88,7 +88,7 @@ def _trainer(
     bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     try:
-        return Trainer(
+        made = Trainer(
             **options,
             max_steps=steps,
             num_nodes=nodes,
@@ -105,8 +105,11 @@ def _trainer(
             enable_progress_bar=False,
             use_distributed_sampler=False,
         )
-    except (MisconfigurationException, TypeError) as error:
+    except (MisconfigurationException, TypeError, ImportError) as error:
         raise ValueError(" ".join(str(error).split())) from None
+    if options.get("precision") in ("16-mixed", "16") and made.precision == "bf16-mixed":
+        raise ValueError(f"precision is {options['precision']}; a CPU has bf16-mixed in its place")
+    return made
 
 
 def _prepare(

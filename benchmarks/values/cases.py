@@ -1,0 +1,46 @@
+"""The table of values that people may get wrong, and of extremes that are right: cases.tsv."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["LATE", "NEW", "PARAMS", "Case", "cases"]
+
+TABLE = Path(__file__).with_name("cases.tsv")
+PARAMS, LATE = "params.yaml", "while it runs"
+"""Kinds: an edit of the file; what is known only once the app looks at files and devices"""
+NEW = "new"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is given to `python -m pipelines.`, the exit code, and (a part of) the one line.
+
+    `found` says what came of a case when somebody found it: a traceback, accepted, a line that did
+    not help; "new" of those thought of when the table was made.
+    """
+
+    kind: str
+    found: str
+    given: str
+    exit: int
+    line: str
+
+    @property
+    def command(self) -> str:
+        """The command line, without an edit of params.yaml."""
+        return self.given.partition(f"; {PARAMS}: ")[0]
+
+    @property
+    def edit(self) -> tuple[str, str] | None:
+        """What is replaced in params.yaml, and by what."""
+        text = self.given.partition(f"; {PARAMS}: ")[2]
+        return tuple(json.loads(text)) if text else None
+
+
+def cases() -> list[Case]:
+    """Every row of the table."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [Case(**row | {"exit": int(row["exit"])}) for row in rows]

@@ -1,0 +1,186 @@
+"""The command: every case of the table in a checkout, and the page of what came of them."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, RawTextHelpFormatter
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import values
+from benchmarks.record import FOLDER, finish, header, markdown, setting
+from benchmarks.values.cases import NEW, Case, cases
+
+WORKER = Path(__file__).with_name("worker.py")
+SECONDS = 3.0
+"""From the start of a process, its imports included, in which a wrong value is to be refused"""
+LINE, OTHER_LINE = "one line that names it", "one line that does not"
+MORE, ACCEPTED, NO_END = "a traceback, or more lines", "accepted", "no end in a minute"
+RIGHT = "accepted, as it should be"
+OUTCOMES = (LINE, OTHER_LINE, MORE, ACCEPTED, NO_END, RIGHT)
+LEFT, SOON = "of all: changed a file", f"of all: refused within {SECONDS:g} s"
+Outcome = Mapping[str, Any]
+
+
+def main() -> None:
+    parser = ArgumentParser(description=values.__doc__, formatter_class=RawTextHelpFormatter)
+    parser.add_argument("--before", type=Path, help="an older checkout; of its cases --every new")
+    parser.add_argument("--every", type=int, default=1, help="one of so many of the new cases; 1")
+    given = parser.parse_args()
+    file = FOLDER / "values.json"
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    found = of_checkout(given.before or Path(), sample(given.every))
+    if given.before:
+        record = header("values") | {key: earlier[key] for key in ("now",) if key in earlier}
+        record |= {"before": found | {"commit": commit_of(given.before), "every": given.every}}
+    else:
+        record = header("values") | {key: earlier[key] for key in ("before",) if key in earlier}
+        record |= {"now": found}
+    finish("values", record, page(record), keep=bool(given.before) or given.every == 1)
+    if not given.before and any(wrong(case, found) for case in sample(given.every)):
+        sys.exit("error: not every case came out right")
+
+
+def sample(every: int) -> list[Case]:
+    """Every case that somebody found, and one of `every` of the others."""
+    new = [case for case in cases() if case.found == NEW]
+    return [case for case in cases() if case.found != NEW] + new[::every]
+
+
+def commit_of(checkout: Path) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
+    """Seconds of the imports, and the outcome of every case by what is given."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = tqdm(outcomes(checkout, some, Path(folder)), total=len(some) + 1, unit="case")
+        first, *found = [json.loads(line) for line in lines]
+    if len(found) < len(some):
+        raise RuntimeError(f"{checkout}: {len(found)} of {len(some)} cases came to an end")
+    by_given = {case.given: kept(case, one) for case, one in zip(some, found, strict=True)}
+    return {"imports": round(first["imports"], 2), "outcomes": by_given}
+
+
+def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
+    """What the record keeps of an outcome: of what was printed the line that says why."""
+    lines = outcome["stderr"]
+    errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+    return {
+        "outcome": came_out(case, outcome),
+        "code": outcome["code"],
+        "line": errors[-1] if errors else "",
+        "seconds": round(outcome["seconds"], 1),
+        "changed": outcome["changed"],
+    }
+
+
+def outcomes(checkout: Path, some: Sequence[Case], folder: Path) -> Iterator[str]:
+    """The worker's lines."""
+    asked = json.dumps([{"given": case.command, "edit": case.edit} for case in some])
+    command = [sys.executable, str(WORKER), str(folder)]
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    without = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    with subprocess.Popen(command, cwd=checkout, env=without, **options) as worker:
+        assert worker.stdin and worker.stdout
+        worker.stdin.write(asked)
+        worker.stdin.close()
+        yield from worker.stdout
+
+
+def came_out(case: Case, outcome: Outcome) -> str:
+    """Which of OUTCOMES it is; "names it" means the key that was given, or all that is expected."""
+    if outcome["code"] is None:
+        return NO_END
+    if outcome["code"] == 0:
+        return ACCEPTED if case.exit else RIGHT
+    lines = outcome["stderr"]
+    errors = [line for line in lines if line.startswith("error: ")]
+    if len(errors) != 1 or any(line.startswith("Traceback") for line in lines):
+        return MORE
+    named = name_of(case) in errors[0].lower() or case.line in errors[0]
+    return LINE if named and case.exit else OTHER_LINE
+
+
+def name_of(case: Case) -> str:
+    """The last part of the last key given; of an edit the file, which a line names too."""
+    if case.edit:
+        return "params.yaml" if not case.edit[1].strip() else key_of(case.edit[1])
+    return key_of(shlex.split(case.command)[-1].replace("=", ":").lstrip("+~").partition("@")[0])
+
+
+def key_of(text: str) -> str:
+    last = text.strip().splitlines()[-1]
+    return last.partition(":")[0].rpartition(".")[2].strip().lower()
+
+
+def wrong(case: Case, found: Mapping[str, Any]) -> str:
+    """What is not as the table says; empty where all is."""
+    outcome = found["outcomes"][case.given]
+    if outcome["outcome"] != (LINE if case.exit else RIGHT):
+        return str(outcome["outcome"])
+    if case.exit and (outcome["code"] != 1 or case.line not in outcome["line"]):
+        return f"another line: {outcome['line']}"
+    return "changed a file" if case.exit and outcome["changed"] else ""
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The record as Markdown."""
+    columns = {
+        f"{name}, {group}": counts(record[name], is_new=group == NEW)
+        for name in ("before", "now")
+        if name in record
+        for group in ("found earlier", NEW)
+    }
+    rows = [
+        [what, *(column[what] or "" for column in columns.values())]
+        for what in (*OUTCOMES, "all", LEFT, SOON)
+    ]
+    now = record.get("now")
+    bad = [f"- `{c.given}`: {why}" for c in cases() if now and (why := known_wrong(c, now))]
+    return (
+        f"# Wrong values\n\n{setting(record)}\n\nA case is a command line or an edit of "
+        f"params.yaml, from [the table](../../benchmarks/values/cases.tsv). {said(record)}\n\n"
+        f"{markdown(['outcome', *columns], rows)}\n\n## Not as the table says, now\n\n"
+        + ("\n".join(bad) if bad else "None.")
+        + "\n"
+    )
+
+
+def known_wrong(case: Case, found: Mapping[str, Any]) -> str:
+    return wrong(case, found) if case.given in found["outcomes"] else ""
+
+
+def said(record: Mapping[str, Any]) -> str:
+    """What the columns are of."""
+    text = "Seconds are those of a processor from the start of a process, imports included."
+    if before := record.get("before"):
+        some = f", one of {before['every']} of the new cases" if before["every"] > 1 else ""
+        text += f" Before is commit {before['commit'][:12]}{some}."
+    return text
+
+
+def counts(found: Mapping[str, Any], *, is_new: bool) -> Counter[str]:
+    """How often there was each outcome among the cases that somebody found, or the others."""
+    known = [case for case in cases() if case.given in found["outcomes"]]
+    some = [case for case in known if (case.found == NEW) is is_new]
+    of = {case.given: found["outcomes"][case.given] for case in some}
+    counted = Counter(outcome["outcome"] for outcome in of.values())
+    counted["all"] = len(some)
+    refused = [of[case.given] for case in some if case.exit and of[case.given]["code"]]
+    counted[LEFT] = sum(bool(outcome["changed"]) for outcome in refused)
+    counted[SOON] = sum(outcome["seconds"] <= SECONDS for outcome in refused)
+    return counted

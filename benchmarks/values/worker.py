@@ -1,0 +1,172 @@
+"""Runs command lines in a checkout, each in a fork of one process that has imported every app.
+
+    python worker.py FOLDER < cases.json > outcomes.jsonl
+
+Started with a checkout as current folder, of today or of before: it imports that checkout's apps
+and nothing else of ours. Makes a run at smoke scale in FOLDER first; every case finds a copy of it.
+"""
+
+import json
+import multiprocessing
+import os
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+LIMIT = 60.0
+"""Seconds after which a case counts as one that does not end"""
+MEMORY = 8 * 2**30
+"""Bytes that a case may ask for"""
+FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
+ASKED = {
+    "probe": (
+        "probe.model=outputs/models/causal_exponential",
+        "probe.text=outputs/corpus/networkx/train.jsonl",
+    )
+}
+"""What an app does not start without"""
+MADE = (
+    "corpus",
+    "tokens",
+    "train_causal",
+    "train_masked length=short",
+    "train_masked length=long",
+    "train_in_context",
+    "evaluate",
+)
+"""What there is before a case"""
+TOGETHER = ("run", "fingerprints")
+"""Commands that are no apps of Hydra"""
+FORK = multiprocessing.get_context("fork")
+
+
+def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The seconds that the imports took, then an outcome for every case."""
+    checkout = Path.cwd()
+    sys.path[:0] = [str(checkout / "src"), str(checkout)]
+    imports = import_apps(sorted(path.stem for path in (checkout / "conf").glob("*.yaml")))
+    whole = folder / "whole"
+    whole.mkdir()
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(checkout / name, whole)
+    for command in MADE:
+        made = run(whole, command)
+        if made["code"]:
+            raise RuntimeError(f"{command} failed: {made['stderr']}")
+    yield {"imports": imports}
+    for case in cases:
+        yield outcome(folder, case, imports)
+
+
+def import_apps(names: Sequence[str]) -> float:
+    """Imports every app; the seconds of a processor that it took."""
+    before = time.process_time()
+    for name in (*names, *TOGETHER):
+        try:
+            import_module(f"pipelines.{name}")
+        except ModuleNotFoundError as error:  # conf/ also holds what apps share
+            if error.name != f"pipelines.{name}":
+                raise
+    return time.process_time() - before
+
+
+def outcome(folder: Path, case: Mapping[str, Any], imports: float) -> dict[str, Any]:
+    """What came of a case, the seconds from its start, and the files that it changed."""
+    root = folder / "case"
+    if not root.exists():
+        shutil.copytree(folder / "whole", root)
+    if edit := case.get("edit"):
+        file, (before, after) = root / "params.yaml", edit
+        text = file.read_text()
+        if before not in text:
+            raise ValueError(f"params.yaml has no {before!r}")
+        file.write_text(text.replace(before, after, 1))
+    earlier = files(root)
+    found = run(root, case["given"])
+    if found.pop("imported"):
+        found["seconds"] += imports
+    later = files(root)
+    changed = sorted({name for name, _ in set(earlier.items()) ^ set(later.items())})
+    if changed or edit or (root / "logs").exists():
+        shutil.rmtree(root)
+    return found | {"changed": changed}
+
+
+def files(root: Path) -> dict[str, tuple[int, int]]:
+    """Every file with its size and time; of logs and caches none."""
+    found = (path for path in root.rglob("*") if path.is_file())
+    named = {path.relative_to(root).as_posix(): path.stat() for path in found}
+    return {
+        name: (stat.st_size, stat.st_mtime_ns)
+        for name, stat in named.items()
+        if name.split("/")[0] not in ("logs", ".cache")
+    }
+
+
+def run(root: Path, command: str) -> dict[str, Any]:
+    """`python -m pipelines.<command>` with `root` as current folder."""
+    before = used()
+    marker, errors = root.parent / "imported", root.parent / "stderr"
+    marker.unlink(missing_ok=True)
+    process = FORK.Process(target=start, args=(root, command, marker, errors))
+    process.start()
+    process.join(LIMIT)
+    ended = process.exitcode is not None
+    if not ended and process.pid:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    lines = errors.read_text(errors="replace").splitlines() if errors.exists() else []
+    return {
+        "code": process.exitcode if ended else None,
+        "stderr": [line[:500] for line in lines if line.strip() and "%|" not in line][:40],
+        "seconds": used() - before,
+        "imported": marker.exists(),
+    }
+
+
+def used() -> float:
+    """Seconds of a processor that all ended processes took."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+
+
+def start(root: Path, command: str, marker: Path, errors: Path) -> None:
+    """The process of a case: what is checked before the imports, then the app."""
+    os.setsid()
+    os.chdir(root)
+    multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
+    for descriptor, file in ((1, os.devnull), (2, str(errors))):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1) for descriptor in (1, 2))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    app, *given = shlex.split(command)
+    asked = [*FIXED, *ASKED.get(app, ())] if app != "fingerprints" else []
+    # what is given comes last: of two values of a key Hydra takes the later one, of options none
+    asked = [one for one in asked if f"{one.partition('=')[0]}=" not in f" {' '.join(given)}"]
+    sys.argv = [f"pipelines.{app}", *asked, *given]
+    if (check := early(app)) is not None:
+        check(app, sys.argv[1:])
+    marker.touch()
+    import_module(f"pipelines.{app}").main()
+
+
+def early(app: str) -> Callable[[str, Sequence[str]], None] | None:
+    """What the package checks before an app's imports; None of a checkout without it."""
+    try:
+        found: Callable[[str, Sequence[str]], None] = import_module("pipelines.start").check_start
+    except ModuleNotFoundError:
+        return None
+    return found
+
+
+if __name__ == "__main__":
+    os.environ |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    for line in main(Path(sys.argv[1]), json.load(sys.stdin)):
+        print(json.dumps(line), flush=True)

@@ -1,0 +1,39 @@
+"""Which files of text there are; none is opened for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["suffix", "text_paths"]
+
+SUFFIXES = (".txt", ".jsonl", ".tokens")
+
+
+def text_paths(path: Path) -> Iterator[Path]:
+    """Yields the text files that a path names: a file, all below a folder, or those of a glob.
+
+    Raises FileNotFoundError where there is none, ValueError for one that ends otherwise.
+    """
+    allowed = f"{', '.join(SUFFIXES)}, plain or .gz"
+    found = False
+    for file in _files(path):
+        if suffix(file) not in SUFFIXES:
+            raise ValueError(f"{file}: unknown suffix, allowed are {allowed}")
+        found = True
+        yield file
+    if not found:
+        raise FileNotFoundError(f"{path}: no such file, or a folder or glob without {allowed}")
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from (one for one in path.rglob("*") if suffix(one) in SUFFIXES and one.is_file())
+    elif path.is_file():
+        yield path
+    elif "*" in str(path):
+        root = Path(path.anchor)  # "" for a relative path
+        yield from root.glob(str(path.relative_to(root)))
+
+
+def suffix(file: Path) -> str:
+    """How a file's name ends, `.gz` apart."""
+    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix

@@ -1,0 +1,66 @@
+"""What counts as one line, as a traceback, as accepted, and the page that counts them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.values import suite
+from benchmarks.values.cases import NEW, Case, cases
+
+CASE = Case(
+    kind="type",
+    found=NEW,
+    given="train_causal causal.steps=abc",
+    exit=1,
+    line="causal.steps is abc; it must be",
+)
+SAID = "error: causal.steps is abc; it must be a whole number"
+
+
+def outcome(code: int | None, *lines: str, seconds: float = 1.0) -> dict[str, Any]:
+    return {"code": code, "stderr": list(lines), "seconds": seconds, "changed": []}
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        (outcome(1, SAID), suite.LINE),
+        (outcome(1, "error: invalid literal for int()"), suite.OTHER_LINE),
+        (outcome(1, "Traceback (most recent call last):", "TypeError: steps"), suite.MORE),
+        (outcome(1, SAID, SAID), suite.MORE),
+        (outcome(0), suite.ACCEPTED),
+        (outcome(None), suite.NO_END),
+    ],
+)
+def test_an_outcome_is_one_of_those_of_the_page(found: dict[str, Any], kind: str) -> None:
+    assert suite.came_out(CASE, found) == kind
+    assert (suite.came_out(replace(CASE, exit=0, line=""), outcome(0))) == suite.RIGHT
+
+
+def test_a_case_is_wrong_where_its_line_is_another_or_a_file_changed() -> None:
+    right = suite.kept(CASE, outcome(1, SAID))
+    for changes, said in (
+        ({}, ""),
+        ({"line": "error: causal.steps is wrong"}, "another line"),
+        ({"changed": ["outputs/metrics/corpus.json"]}, "changed a file"),
+        ({"outcome": suite.ACCEPTED}, "accepted"),
+    ):
+        found = {"outcomes": {CASE.given: right | changes}}
+        assert suite.wrong(CASE, found).startswith(said)
+        assert bool(suite.wrong(CASE, found)) is bool(said)
+
+
+def test_the_page_counts_what_came_of_cases_now_and_before() -> None:
+    some = [case for case in cases() if case.exit][:9]
+    soon = {case.given: suite.kept(case, outcome(1, f"error: {case.line}")) for case in some}
+    late = {case.given: suite.kept(case, outcome(1, "x", seconds=9)) for case in some}
+    before = {"outcomes": late, "commit": "0" * 40, "every": 4}
+    counted = {
+        group: [suite.counts(one, is_new=group) for one in (before, {"outcomes": soon})]
+        for group in (True, False)
+    }
+    assert sum(columns[0][suite.MORE] for columns in counted.values()) == 9
+    assert sum(columns[1][suite.LINE] for columns in counted.values()) == 9
+    assert sum(columns[1][suite.SOON] for columns in counted.values()) == 9
+    assert not any(columns[0][suite.SOON] for columns in counted.values())
