@@ -70,6 +70,7 @@ def run(name: str) -> None:
             row.result()
     page = all(out.exists for stage in needed(["report"])[:-1] for out in stage.outs)
     if name != "report" and page:  # it shows these records too
+        running.stages += 1
         running.reproduce(["--force", "report"])
     done = (time.monotonic() - began) / 60
     print(f"{len(running.seconds)} stages run in {done:.1f} minutes", flush=True)
