@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
@@ -39,7 +37,6 @@ from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import (
     is_first,
     own_device,
-    processes,
     started_processes,
 )
 from value_aware_attention.hugging_face.saved import saved_tokenizer
@@ -80,11 +77,6 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
     Where memory runs out all the same, a ValueError names the values to lower.
     """
     with started_processes(), chunked(max_elements_within(cfg.memory_gib)):
-        if processes() > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise ValueError(
-                f"each of the {processes()} processes would run the whole sweep: start -m without "
-                f"torchrun, or torchrun without -m"
-            )
         inside(cfg.records, cfg.name)
         check_checkpoint(cfg)
         if cfg.get("approximation") is None:  # one that cannot be read would be found at the end

@@ -4,6 +4,7 @@ Python imports the package before the app's module, so that the values it was gi
 here first. The app composes them again: a good start pays some tenths of a second.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -24,8 +25,11 @@ def check_start(app: str, arguments: Sequence[str]) -> None:
     """Ends the program with one line where no config, or a wrong one, can be composed.
 
     Options of Hydra, such as --help, are left to it. Of a sweep one good job is enough: the others
-    are refused when their turn comes.
+    are refused when their turn comes. Of the processes that torchrun starts the first one speaks,
+    before the others have imported anything.
     """
+    if os.environ.get("RANK", "0") != "0":
+        return
     overrides = [one for one in written_out(app, arguments) if one not in SWEEP]
     if any(one.startswith("-") for one in overrides):
         return
@@ -37,6 +41,12 @@ def check_start(app: str, arguments: Sequence[str]) -> None:
         else:
             return
         overrides += scale_of_params(overrides)
+        together = int(os.environ.get("WORLD_SIZE", "1"))
+        if together > 1 and set(SWEEP) & set(arguments):
+            raise ValueError(
+                f"each of the {together} processes would run the whole sweep: start -m without "
+                f"torchrun, or torchrun without -m"
+            )
         if len(overrides) == 0 or not set(SWEEP) & set(arguments):
             check_all(composed(name, overrides), name, overrides)
         else:

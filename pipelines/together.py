@@ -180,15 +180,16 @@ def check_arguments(card: Card, method: DictConfig, key: str) -> None:
 
 def check_use(card: Card, option: str, kernel: str, *, is_causal: bool) -> None:
     """What a method is for, as its card says."""
+    method = card.target.rpartition(".")[2]
     if is_causal and not card.causal:
         raise ValueError(
-            f"{option} is {card.name}, which does not support causal attention (its choice of keys "
+            f"{option} is {method}, which does not support causal attention (its choice of keys "
             f"would leak the future), and the model is causal"
         )
     name = kernel.removeprefix(KERNELS).lower()
     if card.kernels and kernel.startswith(KERNELS) and name not in card.kernels:
         raise ValueError(
-            f"{option} is {card.name}, which approximates the kernel {' and '.join(card.kernels)}; "
+            f"{option} is {method}, which approximates the kernel {' and '.join(card.kernels)}; "
             f"the model has {name}"
         )
 

@@ -54,8 +54,8 @@ def test_a_sweep_of_submitit_jobs_prints_its_table(
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("train_causal trainer=ddp trainer.devices=3", ("batch_size 4", "3 devices", "of 3")),
-        ("train_causal trainer.accumulate=8", ("batch_size 4", "8 micro-batches", "of 8")),
+        ("train_causal trainer=ddp trainer.devices=3", ("batch_size", "is 4", "which is 3")),
+        ("train_causal trainer.accumulate=8", ("batch_size", "is 4", "which is 8")),
         ("train_causal -m trainer=ddp kernel=elu", ("run the whole sweep again", "submitit_slurm")),
     ],
 )

@@ -53,8 +53,10 @@ def test_every_option_is_a_cell_of_a_model_or_refused_by_name(
         with pytest.raises(SystemExit) as stop:
             run_app(command, root)
         message = str(stop.value)
-        assert message.startswith(f"error: {name}") and "\n" not in message
-        assert f"{method.__name__} does not support" in message or kernel.__name__ in message
+        named = f"error: approximation is {method.__name__}, which"
+        assert message.startswith(named) and "\n" not in message
+        had = f"the model has {kernel.__name__.lower()}"
+        assert "which does not support causal attention" in message or had in message
         assert not rows
         return
     run_app(command, root)
