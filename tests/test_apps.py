@@ -353,9 +353,12 @@ def test_no_record_names_the_machine(made: Path) -> None:
             ("operations of training", "days", "trainer.accelerator=auto"),
         ),
         ("report report.records=/no/such/folder", ("/no/such/folder", "no records")),
-        ("train_causal attention=lsh", ("lsh", "does not support causal")),
+        ("train_causal attention=lsh", ("LSH", "does not support causal")),
         ("train_causal attention=fourier_mixing", ("FourierMixing", "causal")),
-        ("train_causal kernel=elu attention=orf", ("orf", "exponential", "elu")),
+        (
+            "train_causal kernel=elu attention=orf",
+            ("OrthogonalRandomFeatures", "exponential", "elu"),
+        ),
         ("train_masked attention=best", ("best", "sliding_window")),
         ("train_masked attention=optimal_v_aware", ("optimal_v_aware", "lsh")),
         (
