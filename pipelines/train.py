@@ -26,7 +26,6 @@ from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.storage import new_folder, write_checksums
 from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
-from value_aware_study.training.micro_batches import check_micro_batches
 from value_aware_study.training.model_card import model_card
 from value_aware_study.training.module import LanguageModeling
 
@@ -124,7 +123,6 @@ def check_trainer(cfg: DictConfig) -> None:
     for name in (cfg.name, cfg.get("attention", cfg).name):  # the attention's is in paths too
         inside(cfg.models, name)
     devices = cfg.trainer.devices * cfg.trainer.nodes
-    check_micro_batches(devices, cfg.trainer.accumulate, cfg.batches.batch_size)
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
     if devices > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not started_by_another:
         raise ValueError(

@@ -76,9 +76,8 @@ def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
 
 
 def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
-    """What the record keeps of an outcome: of what was printed the line that says why."""
-    lines = outcome["stderr"]
-    errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+    """What the record keeps of an outcome: of what was printed the line for the user."""
+    errors = errors_of(outcome)
     return {
         "outcome": came_out(case, outcome),
         "code": outcome["code"],
@@ -107,12 +106,15 @@ def came_out(case: Case, outcome: Outcome) -> str:
         return NO_END
     if outcome["code"] == 0:
         return ACCEPTED if case.exit else RIGHT
-    lines = outcome["stderr"]
-    errors = [line for line in lines if line.startswith("error: ")]
-    if len(errors) != 1 or any(line.startswith("Traceback") for line in lines):
+    errors = errors_of(outcome)
+    if len(errors) != 1 or any(line.startswith("Traceback") for line in outcome["stderr"]):
         return MORE
     named = name_of(case) in errors[0].lower() or case.line in errors[0]
     return LINE if named and case.exit else OTHER_LINE
+
+
+def errors_of(outcome: Outcome) -> list[str]:
+    return [line for line in outcome["stderr"] if line.startswith("error: ")]
 
 
 def name_of(case: Case) -> str:

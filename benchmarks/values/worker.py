@@ -122,7 +122,8 @@ def run(root: Path, command: str) -> dict[str, Any]:
     if not ended and process.pid:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
-    lines = errors.read_text(errors="replace").splitlines() if errors.exists() else []
+    text = errors.read_text(errors="replace") if errors.exists() else ""
+    lines = text.replace(f"{root}/", "").splitlines()  # where it ran is of no interest
     return {
         "code": process.exitcode if ended else None,
         "stderr": [line[:500] for line in lines if line.strip() and "%|" not in line][:40],

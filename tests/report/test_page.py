@@ -111,6 +111,19 @@ def test_the_exploration_is_read_back(report: Path, page: Page) -> None:
     assert Exploration.from_json(text) == list(page.exhibits())[-1].exploration
 
 
+def test_a_long_table_is_in_files_beside_the_page(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "MOST_ROWS", 0)
+    found = Elements(write_page(page, tmp_path).read_text(encoding="utf-8"))
+    assert set(contents(tmp_path)) == FILES
+    assert not any(tag == "table" or "data-copy" in given for tag, given in found.found)
+    links = {given["href"] for tag, given in found.found if tag == "a"}
+    for name in ("hero", "picked", "models"):
+        assert {f"{name}.csv", f"{name}.md"} <= links and "csv" not in found.text[f"{name}-data"]
+    assert sum("data-save" in given for _, given in found.found) == 4  # of the two figures
+
+
 def test_a_failed_report_leaves_the_old_one(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

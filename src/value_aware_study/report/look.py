@@ -214,9 +214,10 @@ def _base(
 
 
 def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
-    """A chart as Vega-Lite, for the page, whose script adds the theme."""
+    """A chart as Vega-Lite, its numbers to six digits; the page's script adds the theme."""
     with alt.data_transformers.enable("default", max_rows=None):
-        given: dict[str, Any] = chart.to_dict()
+        text = chart.to_json()
+    given: dict[str, Any] = json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"))
     return {name: part for name, part in given.items() if name not in ("$schema", "config")}
 
 

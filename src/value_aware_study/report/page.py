@@ -13,13 +13,15 @@ from markupsafe import Markup
 
 from value_aware_attention.storage import new_files
 from value_aware_study.markdown import escaped
-from value_aware_study.report.exhibit import Exhibit, Page
+from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
 __all__ = ["write_page"]
 
 LARGEST = 8 * 2**20
 """Bytes of index.html: what a mail takes, and what opens at once."""
+MOST_ROWS = 1000
+"""Rows of a table that the page shows; it names the file that holds a longer one."""
 
 
 def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None) -> Path:
@@ -69,6 +71,7 @@ def _html(page: Page) -> str:
         colours=COLOURS,
         theme=THEME,
         content=_content,
+        shown=_shown,
         asset=_asset,
         vega=Markup(_vega()) if any(exhibit.charts for exhibit in page.exhibits()) else "",
     )
@@ -77,13 +80,17 @@ def _html(page: Page) -> str:
 def _content(exhibit: Exhibit) -> dict[str, Any]:
     """What the page's script draws, and what a table is copied as."""
     content: dict[str, Any] = {"charts": [specification(chart) for chart in exhibit.charts]}
-    if exhibit.table:
+    if exhibit.table and _shown(exhibit.table):
         content["csv"] = exhibit.table.csv()
         content["markdown"] = exhibit.table.markdown()
         content["latex"] = exhibit.table.latex()
     if exhibit.exploration:
         content["exploration"] = asdict(exhibit.exploration)
     return content
+
+
+def _shown(table: Table) -> bool:
+    return len(table.data) <= MOST_ROWS
 
 
 def _asset(name: str) -> Markup:
