@@ -125,6 +125,18 @@ def test_a_heading_sorts_by_number(opened: Any) -> None:
     assert heading.get_attribute("aria-sort") == "descending"
 
 
+def test_what_begins_with_a_sign_is_a_number(opened: Any) -> None:
+    column = opened.locator("#models-table td:nth-child(2)")
+    for one, other in [("−3.0 (−4 to 2)", "2"), ("× 0.5", "× 1.25"), ("<.01", ".2"), ("9", "–")]:
+        column.nth(0).evaluate("(cell, text) => (cell.textContent = text)", other)
+        column.nth(1).evaluate("(cell, text) => (cell.textContent = text)", one)
+        heading = opened.locator("#models-table th", has_text="error")
+        while heading.get_attribute("aria-sort") != "ascending":
+            heading.locator("button").click()
+        assert column.all_inner_texts() == [one, other]
+        heading.locator("button").click()
+
+
 @pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
 def test_a_table_is_copied(opened: Any, form: str) -> None:
     article = opened.locator("article[data-exhibit=models]")

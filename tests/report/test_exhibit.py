@@ -38,17 +38,17 @@ def test_latex_is_booktabs_and_escaped() -> None:
     assert lines[9:] == [r"\bottomrule", r"\end{tabular}"]
 
 
-def test_cells_are_sorted_by_their_number_or_by_the_one_they_begin_with(table: Table) -> None:
-    values = [[cell.value for cell in row] for row in table.rows()]
-    assert values == [[None, 1031.123456789, 1.5], [None, 0.25, -2.5]]
+def test_columns_of_texts_that_begin_with_a_number_are_numeric(table: Table) -> None:
+    assert table.rows() == [["a_b", "1,031.1", "× 1.5"], ["c|d", "0.2", "−2.5 %"]]
     assert table.numeric() == [False, True, True]
-
-
-def test_a_missing_number_is_no_number() -> None:
-    data = pd.DataFrame({"r": [1.0, None], "seen": [None, None]})
-    table = Table(data, pd.DataFrame({"r": ["1", "–"], "seen": ["–", "–"]}))
-    assert [row[0].value for row in table.rows()] == [1.0, None]
-    assert table.numeric() == [False, False]
+    texts = {
+        "model": "",
+        "p": ["<.01", ".2", "–"],
+        "unknown": ["–", "–", ""],
+        "words": ["1", "r = 1", "2"],
+    }
+    frame = pd.DataFrame(texts, index=range(3))
+    assert Table(frame, frame).numeric() == [False, True, False, False]
 
 
 def test_a_table_without_rows_is_a_heading() -> None:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -12,23 +11,16 @@ from value_aware_study.markdown import escaped
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.report.look import Panel
 
-__all__ = ["Cell", "Exhibit", "Page", "Section", "Table"]
+__all__ = ["Exhibit", "Page", "Section", "Table"]
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-# A number at the start of a text: "× 1.25", "−0.3 (−0.5 to −0.1)", "1,031.1".
-NUMBER = re.compile(r"(?:× )?([+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
+# A number at the start of a text, as page.js reads it: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
+NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")
 UNKNOWN = ("", "–")
 # What pdfLaTeX cannot read without further packages.
 MATHEMATICAL = str.maketrans(
     {"−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "α": r"$\alpha$"}
 )
-
-
-class Cell(NamedTuple):
-    """A cell's text, and the number that it is sorted by, where it has one."""
-
-    text: str
-    value: float | None
 
 
 @dataclass(frozen=True)
@@ -64,17 +56,10 @@ class Table:
         )
         return text.translate(MATHEMATICAL)
 
-    def rows(self) -> list[list[Cell]]:
-        """The cells; one is sorted by the number of the same column in `data`, or by its own."""
-        text = self._text()
-        numeric = self.data.select_dtypes("number")
-        columns = [
-            map(Cell, text[name], _values(numeric[name]))
-            if name in numeric
-            else (Cell(cell, _leading_number(cell)) for cell in text[name])
-            for name in text
-        ]
-        return [list(row) for row in zip(*columns, strict=True)]
+    def rows(self) -> list[list[str]]:
+        """The cells' text; the page sorts them by the numbers that they begin with."""
+        rows: list[list[str]] = self._text().to_numpy().tolist()
+        return rows
 
     def numeric(self) -> list[bool]:
         """Which columns hold numbers alone, and so are aligned to the right; never the first."""
@@ -85,18 +70,9 @@ class Table:
         return self.display.astype(str).rename(columns=str).reset_index(drop=True)
 
 
-def _numeric(column: Iterable[Cell]) -> bool:
-    known = [cell for cell in column if cell.text not in UNKNOWN]
-    return bool(known) and all(cell.value is not None for cell in known)
-
-
-def _values(numbers: pd.Series) -> list[float | None]:
-    return [None if pd.isna(number) else float(number) for number in numbers]
-
-
-def _leading_number(text: str) -> float | None:
-    found = NUMBER.match(text)
-    return float(found[1].replace(",", "").replace("−", "-")) if found else None
+def _numeric(column: Iterable[str]) -> bool:
+    known = [text for text in column if text not in UNKNOWN]
+    return bool(known) and all(map(NUMBER.match, known))
 
 
 @dataclass(frozen=True)

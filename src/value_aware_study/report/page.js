@@ -104,8 +104,8 @@ function sort(heading) {
   const table = heading.closest("table");
   const column = heading.cellIndex;
   const ascending = heading.getAttribute("aria-sort") !== "ascending";
-  const value = (row) => parseFloat(row.cells[column].dataset.value);
   const text = (row) => row.cells[column].textContent;
+  const value = (row) => parseFloat(text(row).replace(/^(× |<)/, "").replace("−", "-").replaceAll(",", ""));
   const compare = (a, b) => {
     const [x, y] = [value(a), value(b)];
     const missing = isNaN(x) - isNaN(y);

@@ -1,15 +1,18 @@
 """Every method at equal budgets: the panels, the table and the sentences made from them."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
+import vl_convert
 from surveyed import cell, survey_record, survey_results
 from synthetic import UNKNOWN, with_cells
 
 from value_aware_study.report.exhibits import distance, patterns, trained
 from value_aware_study.report.exhibits.distance import budget_settings, findings
 from value_aware_study.report.formatting import DASH
+from value_aware_study.report.look import specification
 from value_aware_study.report.measurements import FLOOR
 from value_aware_study.report.results import Results
 
@@ -104,8 +107,10 @@ def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
     exact, other = shown.charts
     assert shown.choices == ["causal, elu"]
     assert exact.to_dict()["title"] == "causal, elu: exact attention"
-    drawn = [(row["query"], row["key"], row["weight"], row["strength"]) for row in rows(exact)]
-    assert drawn == [(0, 0, 1.0, 1.0), (1, 0, 0.5, 1.0), (1, 1, -0.25, 0.5)]
+    drawn = [(row["query"], row["key"], row["weight"]) for row in rows(exact)]
+    assert drawn == [(0, 0, 1.0), (1, 0, 0.5), (1, 1, -0.25)]
+    svg = vl_convert.vegalite_to_svg(specification(exact))
+    assert re.findall(r"strength: ([\d.]+);", svg) == ["1", "1", "0.5"]
     assert '["def", "f"][datum.value]' in str(exact.to_dict())
     assert {row["method"] for row in rows(other)} == {"Nyström (2.5)"}
     assert shown.table.data["keys with a weight"].tolist() == [1.5, 1.5]

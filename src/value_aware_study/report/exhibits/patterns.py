@@ -89,6 +89,9 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
     return (
         alt.Chart(frame, width="container", height=CELL * len(tokens))
         .transform_calculate(**{"from": f"{words}[datum.query]", "to": f"{words}[datum.key]"})
+        .transform_calculate(size="abs(datum.weight)")
+        .transform_joinaggregate(largest="max(size)", groupby=["method", "query"])
+        .transform_calculate(strength="datum.size / datum.largest")
         .mark_rect()
         .encode(
             x=alt.X("key:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
@@ -101,13 +104,12 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
 
 
 def _cells(panel: records.Panel) -> list[dict[str, Any]]:
-    """One row a pair that is seen: its weight, and that as a share of its query's largest."""
+    """One row a pair that is drawn, with its weight."""
     cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
     name = method_label(panel.approximation) + cost
-    cells: list[dict[str, Any]] = [
+    return [
         {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
-        | {"strength": round(abs(weight) / (max(map(abs, row)) or 1.0), 3)}
         for query, row in enumerate(panel.weights)
         for key, weight in enumerate(row)
+        if abs(weight) > SEEN * max(map(abs, row))
     ]
-    return [cell for cell in cells if cell["strength"] >= SEEN]
