@@ -10,8 +10,9 @@ from pathlib import Path
 
 HEAD = """\
 # requirements.txt and requirements-dev.txt with the hashes of the archives that are tested:
-# {platform}, torch from PyPI and as PyTorch's build for CPUs. CONTRIBUTING.md
-# says how to install with it and how to make it again; `make` does not enforce it.
+# {platform}, torch from PyPI, with what it needs of CUDA, and as PyTorch's build
+# for CPUs. CONTRIBUTING.md says how to install with it and how to make it again; `make` does not
+# enforce it.
 """
 
 
