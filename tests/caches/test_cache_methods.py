@@ -225,6 +225,14 @@ class Kept(CacheMethod):
         return self.last
 
 
+def test_a_method_without_scores_or_keep_is_named() -> None:
+    class Unwritten(CacheMethod):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Unwritten has neither scores nor keep"):
+        Unwritten(2).keep(observed(5))
+
+
 @pytest.mark.parametrize(
     ("options", "aggregate", "rows"),
     [
