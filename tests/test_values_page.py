@@ -46,15 +46,15 @@ def test_a_case_is_wrong_where_its_line_is_another_or_a_file_changed() -> None:
         ({"changed": ["outputs/metrics/corpus.json"]}, "changed a file"),
         ({"outcome": suite.ACCEPTED}, "accepted"),
     ):
-        found = {"outcomes": {CASE.given: right | changes}}
+        found = {"outcomes": {CASE.name: right | changes}}
         assert suite.wrong(CASE, found).startswith(said)
         assert bool(suite.wrong(CASE, found)) is bool(said)
 
 
 def test_the_page_counts_what_came_of_cases_now_and_before() -> None:
     some = [case for case in cases() if case.exit][:9]
-    soon = {case.given: suite.kept(case, outcome(1, f"error: {case.line}")) for case in some}
-    late = {case.given: suite.kept(case, outcome(1, "x", seconds=9)) for case in some}
+    soon = {case.name: suite.kept(case, outcome(1, f"error: {case.line}")) for case in some}
+    late = {case.name: suite.kept(case, outcome(1, "x", seconds=9)) for case in some}
     before = {"outcomes": late, "commit": "0" * 40, "every": 4}
     counted = {
         group: [suite.counts(one, is_new=group) for one in (before, {"outcomes": soon})]

@@ -3,6 +3,7 @@
     python -m benchmarks.values                      # all of it, with the code as it is
     python -m benchmarks.values --before FOLDER      # the same cases in an older checkout
     python -m benchmarks.values --every 20           # some of the cases; writes nothing
+    python -m benchmarks.values --having W&B         # the cases with this text; writes nothing
 
 Each case runs in a fork of one process that has imported every app, in a copy of a run at smoke
 scale, and counts as ended in one line that names what was given, in another line, in a traceback,

@@ -5,11 +5,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LATE", "NEW", "PARAMS", "Case", "cases"]
+__all__ = ["CALL", "LATE", "NEW", "PARAMS", "Case", "cases"]
 
 TABLE = Path(__file__).with_name("cases.tsv")
-PARAMS, LATE = "params.yaml", "while it runs"
-"""Kinds: an edit of the file; what is known only once the app looks at files and devices"""
+PARAMS, LATE, CALL = "params.yaml", "while it runs", "call"
+"""Kinds: an edit of the file; what is known only once the app looks at files and devices; a call of
+the library"""
 NEW = "new"
 
 
@@ -17,8 +18,11 @@ NEW = "new"
 class Case:
     """What is given to `python -m pipelines.`, the exit code, and (a part of) the one line.
 
-    `found` says what came of a case when somebody found it: a traceback, accepted, a line that did
-    not help; "new" of those thought of when the table was made.
+    `given` may begin with variables of the environment, as in a shell; of a `call` it is Python,
+    over the names of `worker.NAMES`. `setup` is a shell command, run before it in the same folder.
+    `found` says what came of a case when somebody found it: data lost, wrong in silence, accepted,
+    a crash, a traceback, a line that did not help; "new" of those thought of when the table was
+    made or a fault was mended.
     """
 
     kind: str
@@ -26,6 +30,12 @@ class Case:
     given: str
     exit: int
     line: str
+    setup: str = ""
+
+    @property
+    def name(self) -> str:
+        """What no other case has."""
+        return f"{self.setup}; {self.given}" if self.setup else self.given
 
     @property
     def command(self) -> str:
@@ -42,5 +52,5 @@ class Case:
 def cases() -> list[Case]:
     """Every row of the table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
         return [Case(**row | {"exit": int(row["exit"])}) for row in rows]

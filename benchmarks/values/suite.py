@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from benchmarks import values
 from benchmarks.record import FOLDER, finish, header, markdown, setting
-from benchmarks.values.cases import NEW, Case, cases
+from benchmarks.values.cases import CALL, NEW, Case, cases
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 3.0
@@ -33,18 +33,21 @@ def main() -> None:
     parser = ArgumentParser(description=values.__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--before", type=Path, help="an older checkout; of its cases --every new")
     parser.add_argument("--every", type=int, default=1, help="one of so many of the new cases; 1")
+    parser.add_argument("--having", default="", help="the cases with this text; writes nothing")
     given = parser.parse_args()
+    some = [case for case in sample(given.every) if given.having in f"{case.name} {case.line}"]
     file = FOLDER / "values.json"
     earlier = json.loads(file.read_text()) if file.exists() else {}
-    found = of_checkout(given.before or Path(), sample(given.every))
+    found = of_checkout(given.before or Path(), some)
     if given.before:
         record = header("values") | {key: earlier[key] for key in ("now",) if key in earlier}
         record |= {"before": found | {"commit": commit_of(given.before), "every": given.every}}
     else:
         record = header("values") | {key: earlier[key] for key in ("before",) if key in earlier}
         record |= {"now": found}
-    finish("values", record, page(record), keep=bool(given.before) or given.every == 1)
-    if not given.before and any(wrong(case, found) for case in sample(given.every)):
+    whole = bool(given.before) or given.every == 1
+    finish("values", record, page(record), keep=whole and not given.having)
+    if not given.before and any(wrong(case, found) for case in some):
         sys.exit("error: not every case came out right")
 
 
@@ -71,8 +74,8 @@ def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
         first, *found = [json.loads(line) for line in lines]
     if len(found) < len(some):
         raise RuntimeError(f"{checkout}: {len(found)} of {len(some)} cases came to an end")
-    by_given = {case.given: kept(case, one) for case, one in zip(some, found, strict=True)}
-    return {"imports": round(first["imports"], 2), "outcomes": by_given}
+    by_name = {case.name: kept(case, one) for case, one in zip(some, found, strict=True)}
+    return {"imports": round(first["imports"], 2), "outcomes": by_name}
 
 
 def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
@@ -89,7 +92,9 @@ def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
 
 def outcomes(checkout: Path, some: Sequence[Case], folder: Path) -> Iterator[str]:
     """The worker's lines."""
-    asked = json.dumps([{"given": case.command, "edit": case.edit} for case in some])
+    asked = json.dumps(
+        [{"given": case.command, "edit": case.edit, "setup": case.setup} for case in some]
+    )
     command = [sys.executable, str(WORKER), str(folder)]
     options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     without = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -109,7 +114,7 @@ def came_out(case: Case, outcome: Outcome) -> str:
     errors = errors_of(outcome)
     if len(errors) != 1 or any(line.startswith("Traceback") for line in outcome["stderr"]):
         return MORE
-    named = name_of(case) in errors[0].lower() or case.line in errors[0]
+    named = case.line in errors[0] or (case.kind != CALL and name_of(case) in errors[0].lower())
     return LINE if named and case.exit else OTHER_LINE
 
 
@@ -131,7 +136,7 @@ def key_of(text: str) -> str:
 
 def wrong(case: Case, found: Mapping[str, Any]) -> str:
     """What is not as the table says; empty where all is."""
-    outcome = found["outcomes"][case.given]
+    outcome = found["outcomes"][case.name]
     if outcome["outcome"] != (LINE if case.exit else RIGHT):
         return str(outcome["outcome"])
     if case.exit and (outcome["code"] != 1 or case.line not in outcome["line"]):
@@ -151,19 +156,36 @@ def page(record: Mapping[str, Any]) -> str:
         [what, *(column[what] or "" for column in columns.values())]
         for what in (*OUTCOMES, "all", LEFT, SOON)
     ]
+    sides = {name: record[name] for name in ("before", "now") if name in record}
     now = record.get("now")
-    bad = [f"- `{c.given}`: {why}" for c in cases() if now and (why := known_wrong(c, now))]
+    bad = [f"- `{c.name}`: {why}" for c in cases() if now and (why := known_wrong(c, now))]
     return (
         f"# Wrong values\n\n{setting(record)}\n\nA case is a command line or an edit of "
         f"params.yaml, from [the table](../../benchmarks/values/cases.tsv). {said(record)}\n\n"
-        f"{markdown(['outcome', *columns], rows)}\n\n## Not as the table says, now\n\n"
-        + ("\n".join(bad) if bad else "None.")
-        + "\n"
+        f"{markdown(['outcome', *columns], rows)}\n\n## Wrong, by what was found\n\n"
+        f"{markdown(['found', 'cases', *sides], by_found(sides))}\n\n"
+        "## Not as the table says, now\n\n" + ("\n".join(bad) if bad else "None.") + "\n"
     )
 
 
+def by_found(sides: Mapping[str, Any]) -> list[list[Any]]:
+    """How many cases of each kind of finding there are, and how many of them are wrong."""
+    kinds = Counter(case.found for case in cases())
+    return [
+        [
+            kind,
+            kinds[kind],
+            *(
+                sum(bool(known_wrong(case, found)) for case in cases() if case.found == kind)
+                for found in sides.values()
+            ),
+        ]
+        for kind in sorted(kinds, key=lambda kind: (kind == NEW, kind))
+    ]
+
+
 def known_wrong(case: Case, found: Mapping[str, Any]) -> str:
-    return wrong(case, found) if case.given in found["outcomes"] else ""
+    return wrong(case, found) if case.name in found["outcomes"] else ""
 
 
 def said(record: Mapping[str, Any]) -> str:
@@ -177,12 +199,12 @@ def said(record: Mapping[str, Any]) -> str:
 
 def counts(found: Mapping[str, Any], *, is_new: bool) -> Counter[str]:
     """How often there was each outcome among the cases that somebody found, or the others."""
-    known = [case for case in cases() if case.given in found["outcomes"]]
+    known = [case for case in cases() if case.name in found["outcomes"]]
     some = [case for case in known if (case.found == NEW) is is_new]
-    of = {case.given: found["outcomes"][case.given] for case in some}
+    of = {case.name: found["outcomes"][case.name] for case in some}
     counted = Counter(outcome["outcome"] for outcome in of.values())
     counted["all"] = len(some)
-    refused = [of[case.given] for case in some if case.exit and of[case.given]["code"]]
+    refused = [of[case.name] for case in some if case.exit and of[case.name]["code"]]
     counted[LEFT] = sum(bool(outcome["changed"]) for outcome in refused)
     counted[SOON] = sum(outcome["seconds"] <= SECONDS for outcome in refused)
     return counted

@@ -9,10 +9,12 @@ and nothing else of ours. Makes a run at smoke scale in FOLDER first; every case
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +46,23 @@ MADE = (
 """What there is before a case"""
 TOGETHER = ("run", "fingerprints")
 """Commands that are no apps of Hydra"""
+NAMES = """
+import numpy as np, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from value_aware_attention import *
+from value_aware_attention import (
+    approximations, attention, caches, error, hugging_face, kernels, measurement, models, probe
+)
+torch.manual_seed(0)
+q, k, v = torch.randn(3, 2, 4, 16, 8)
+tokens = torch.arange(24).view(2, 12)
+model = LlamaForCausalLM(LlamaConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=2, max_position_embeddings=64,
+)).eval()
+"""
+"""What a call of the library finds"""
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 
 
@@ -88,13 +107,15 @@ def outcome(folder: Path, case: Mapping[str, Any], imports: float) -> dict[str, 
         if before not in text:
             raise ValueError(f"params.yaml has no {before!r}")
         file.write_text(text.replace(before, after, 1))
+    if setup := case.get("setup"):
+        subprocess.run(["bash", "-ec", setup], cwd=root, check=True, stdout=subprocess.DEVNULL)
     earlier = files(root)
     found = run(root, case["given"])
     if found.pop("imported"):
         found["seconds"] += imports
     later = files(root)
     changed = sorted({name for name, _ in set(earlier.items()) ^ set(later.items())})
-    if changed or edit or (root / "logs").exists():
+    if changed or edit or setup or (root / "logs").exists():
         shutil.rmtree(root)
     return found | {"changed": changed}
 
@@ -147,7 +168,13 @@ def start(root: Path, command: str, marker: Path, errors: Path) -> None:
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1) for descriptor in (1, 2))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    app, *given = shlex.split(command)
+    if command.startswith("call "):
+        return call(command.removeprefix("call "))
+    words = shlex.split(command)
+    while VARIABLE.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        os.environ[name] = value
+    app, *given = words
     asked = [*FIXED, *ASKED.get(app, ())] if app != "fingerprints" else []
     # what is given comes last: of two values of a key Hydra takes the later one, of options none
     asked = [one for one in asked if f"{one.partition('=')[0]}=" not in f" {' '.join(given)}"]
@@ -156,6 +183,16 @@ def start(root: Path, command: str, marker: Path, errors: Path) -> None:
         check(app, sys.argv[1:])
     marker.touch()
     import_module(f"pipelines.{app}").main()
+
+
+def call(code: str) -> None:
+    """A call of the library, which refuses with a ValueError or an OSError."""
+    names: dict[str, Any] = {}
+    exec(NAMES, names)  # of the checkout that is looked at
+    try:
+        exec(code, names)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
 
 
 def early(app: str) -> Callable[[str, Sequence[str]], None] | None:
