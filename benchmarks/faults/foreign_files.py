@@ -1,4 +1,4 @@
-"""A file of somebody else where a stage writes a folder: it stays, and the stage names it."""
+"""A file of somebody else where a stage writes a folder: it stays, whatever the stage does."""
 
 import random
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ def foreign(run_: Undisturbed, stage: str, place: str) -> Case:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("years of work")
     before = tree(run_.root)
+    own = {name: digest for name, digest in before.items() if name not in run_.trees(stage)[1]}
     ended = run(stage, run_.root)
-    named = ended.refusal is not None and OWN in ended.refusal
-    return Case(
-        kind=FOREIGN,
-        stage=stage,
-        fault=f"a file {place}",
-        outcome="refused by its name",
-        wrong=difference(tree(run_.root), before) or ("" if named else ended.told),
-    )
+    if ended.code == 0:
+        outcome, wrong = "left as it is", difference(tree(run_.root), run_.trees(stage)[1] | own)
+    else:
+        named = ended.refusal is not None and OWN in ended.refusal
+        outcome, wrong = "refused by its name", difference(tree(run_.root), before)
+        wrong = wrong or ("" if named else ended.told)
+    return Case(kind=FOREIGN, stage=stage, fault=f"a file {place}", outcome=outcome, wrong=wrong)
