@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cache
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -393,14 +395,39 @@ def rule_of(key: str) -> Rule | None:
 def read_params() -> dict[str, Any]:
     """params.yaml; ValueError where it is missing, no YAML, or has other keys than it should."""
     try:
-        check_plain(Path(PARAMS_FILE).read_text(encoding="utf-8"))
-        content: Any = OmegaConf.to_container(OmegaConf.load(PARAMS_FILE))
+        return params_of(Path(PARAMS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
             f"no {PARAMS_FILE} in the current folder; run from the repository's root"
         ) from None
     except (YAMLError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{PARAMS_FILE} cannot be read: {error}") from None
+
+
+def edited_params() -> dict[str, Any]:
+    """The values of params.yaml that a scale replaces and that are not as shipped.
+
+    conf/scale/laptop.yaml has the shipped ones. Raises ValueError for one that is not allowed.
+    """
+    given, shipped = dict(leaves(read_params())), values_of_scale("laptop")
+    for key in shipped:
+        PARAMS[key].check(key, given[key])
+    return {key: given[key] for key, value in shipped.items() if given[key] != value}
+
+
+@cache
+def values_of_scale(scale: str) -> dict[str, Any]:
+    """What a scale sets, by its keys; nothing of a scale that is not in conf/."""
+    file = CONF / "scale" / f"{scale}.yaml"
+    content: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
+    return {key: value for key, value in leaves(content) if key not in ("defaults", "scale")}
+
+
+@cache
+def params_of(text: str) -> dict[str, Any]:
+    """The values of a text of params.yaml, which every composition asks for."""
+    check_plain(text)
+    content: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
     if not content or not isinstance(content, dict):
         raise ValueError(f"{PARAMS_FILE} cannot be read: it is empty, or no keys with values")
     check_params(content)

@@ -14,7 +14,7 @@ from pipelines.app import composed, plain
 from pipelines.evaluate import grid, setting
 from pipelines.methods import register_methods
 from pipelines.train import trained_attention
-from pipelines.values import check
+from pipelines.values import check, leaves, read_params, values_of_scale
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import TrainedAttention
@@ -220,8 +220,10 @@ def test_every_logger_names_a_function(name: str) -> None:
     assert callable(get_method(composed("train_causal", [f"logger={name}"]).logger._target_))
 
 
-def test_laptop_replaces_nothing() -> None:
-    assert OmegaConf.load(CONF / "scale/laptop.yaml") == {"scale": "laptop"}
+def test_laptop_has_what_other_scales_replace_as_it_is_in_params() -> None:
+    params, laptop = dict(leaves(read_params())), values_of_scale("laptop")
+    others = [values_of_scale(name) for name in options("scale") if name != "laptop"]
+    assert laptop == {key: params[key] for one in others for key in one}
 
 
 def test_the_paper_scale_is_the_papers() -> None:
