@@ -45,8 +45,8 @@ def main(cfg: DictConfig) -> None:
         "cells": cells,
     }
     with tracked(cfg, "benchmark", setting.device) as run:
-        write_json(cfg.record, record, checksum=True)
         write_json(cfg.metrics, summary(record))
+        write_json(cfg.record, record, checksum=True)
         if run:
             run.summary.update(summary(record))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import app
 from pipelines.checkpoint import check_model
@@ -48,8 +48,8 @@ def main(cfg: DictConfig) -> None:
 
 def build(cfg: DictConfig, name: str, r: int) -> CacheMethod:
     """A configured method; wherever its config says caches.r it keeps r keys."""
-    cfg.r = r
-    found: CacheMethod = instantiate(cfg.methods[name])
+    whole = OmegaConf.merge(cfg._get_root(), {"caches": {"r": r}})
+    found: CacheMethod = instantiate(whole.caches.methods[name])
     return found
 
 

@@ -5,19 +5,21 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from value_aware_attention.hugging_face.saved import check_files
-from value_aware_attention.storage import read_json
+from value_aware_attention.storage import CHECKSUMS, checksum, read_json, unnamed
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 AGAIN = "train the model again"
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
-    """Refuses, before any work, a model that is missing, damaged or of other sizes than cfg.sizes.
+    """Refuses, before any work, a model that is missing, damaged or not of the values in `cfg`.
 
-    Raises FileNotFoundError or ValueError.
+    These are its sizes, and the tokens, which its own tokenizer must have made. Raises
+    FileNotFoundError or ValueError.
     """
     folder = Path(cfg.checkpoint)
     check_model(folder)
+    check_tokenizer(folder, Path(cfg.tokens))
     config = read_json(folder / CONFIG, remedy=AGAIN)
     other = [name for name, size in cfg.sizes.items() if config.get(name) != size]
     if other:
@@ -42,3 +44,16 @@ def check_model(folder: Path) -> None:
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder / name} is missing: {AGAIN}")
     check_files(folder, AGAIN)
+    if files := unnamed(folder):
+        raise ValueError(f"{folder / CHECKSUMS} does not name {files[0]}, which was added: {AGAIN}")
+
+
+def check_tokenizer(folder: Path, tokens: Path) -> None:
+    """Refuses tokens beside which another tokenizer lies than in the model's folder."""
+    beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER
+    own = folder / TOKENIZER
+    if beside.is_file() and (not own.is_file() or checksum(own) != checksum(beside)):
+        raise ValueError(
+            f"{tokens} was made with another tokenizer ({beside}) than {folder} was trained with: "
+            f"train the model on these tokens (dvc repro), or make the tokens of its training again"
+        )

@@ -104,11 +104,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     """The model's grid, its one cell, or what it scores with the attention it was trained with."""
     task = instantiate(cfg.task, device=device)
-    options = {"name": cfg.name, "description": cfg.data}
+    options: dict[str, Any] = {"name": cfg.name, "description": cfg.data}
     if attention := TrainedAttention.of(task.model.config):
         return own_attention(cfg, measure_own(task, **options), attention)
-    options["cache"] = cfg.cache
     hashes = hashes_of(cfg)
+    options |= {"cache": cfg.cache, "weights": hashes["checkpoint"]}
     if cfg.approximation is not None:
         chosen = setting(cfg.choice, plain(cfg.approximation))
         with tracked_by_first(cfg, "evaluate", hashes) as run:
@@ -119,10 +119,10 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         record = measure(task, grid(cfg, task.length), **options)
         beside = count_models(cfg, task, record.cells[0]) | longer_text(cfg, task)
         record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
-        write(cfg, cfg.records, record)
-        write_summary(cfg, record)
         explored = with_checksum(exploration(cfg, task))
         write_text(inside(cfg.explored.folder, cfg.name, ".json"), explored)
+        write_summary(cfg, record)
+        write(cfg, cfg.records, record)  # last: a record has everything that belongs to it
         log_record(run, record)
     return {}
 

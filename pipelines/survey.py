@@ -78,7 +78,7 @@ def survey(cfg: DictConfig, device: str) -> None:
     with tracked_by_first(cfg, "survey", hashes) as run:
         record = measure(
             task, [cell for cell, *_ in plan], layers=None, cache=cfg.cache, name=cfg.name,
-            description=cfg.data,
+            weights=hashes["checkpoint"], description=cfg.data,
         )  # fmt: skip
         exact, *measured = record.cells
         costed = (

@@ -20,17 +20,21 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from pipelines.app import plain, write_json
-from pipelines.provenance import MODEL_CARD, file_hash
+from pipelines.provenance import file_hash
 from pipelines.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_attention.storage import new_folder, write_checksums
-from value_aware_study.paths import inside
+from value_aware_attention.storage import CARD, check_replaceable, new_folder
+from value_aware_study.paths import check_apart, inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.model_card import model_card
 from value_aware_study.training.module import LanguageModeling
 
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
 """Of a training's config: a killed run may continue with other values."""
+
+COSTS = ("accelerator", "devices", "nodes", "strategy", "accumulate", "workers", "compile",
+         "checkpoint_activations", "peak_flops")  # fmt: skip
+"""Arguments of the trainer that change the cost of a step and not its result"""
 
 OPTIMIZER_SETTINGS = ("weight_decay", "adamw_rate", "momentum", "max_grad_norm")
 
@@ -61,16 +65,19 @@ def train(
     check_trainer(cfg)
     first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     data = file_hash([cfg.tokens])
-    settings = {key: value for key, value in plain(cfg).items() if key not in CHANGES_NOTHING}
-    fingerprint = sha256(repr((settings, data)).encode()).hexdigest()
     seed_everything(cfg.seed, verbose=False)
     module = build()
     first_batch = batches[0]
     step_flops = module.flops(first_batch, module.count_targets(first_batch))
     check_gpu(cfg, cfg.name, lambda: cfg.fit.steps * step_flops)
+
+    def write(curve: list[dict[str, float]]) -> None:
+        check_finite(cfg.name, module.model, curve)
+        write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
+
     with tracked(cfg, "train", cfg.name, data=data) if first else nullcontext() as run:
         with memory_shortage_named(cfg):
-            curve = fit(
+            fit(
                 module,
                 batches,
                 held_out,
@@ -78,15 +85,24 @@ def train(
                 checkpoint_every=cfg.training.checkpoint_every,
                 log_every_n_steps=cfg.training.log_every,
                 checkpoint_folder=inside(cfg.checkpoints, cfg.name),
-                fingerprint=fingerprint,
+                fingerprint=fingerprint(cfg, data),
+                save=write,
                 logger=StepLogger(experiment=run) if run else None,
                 **cfg.trainer,
             )
-        check_finite(cfg.name, module.model, curve)
-        if first:
-            write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
-            if run:
-                link(run, "log_artifact", "checkpoint", file_hash([inside(cfg.models, cfg.name)]))
+        if run:
+            link(run, "log_artifact", "checkpoint", file_hash([inside(cfg.models, cfg.name)]))
+
+
+def fingerprint(cfg: DictConfig, data: str = "") -> str:
+    """Computes the sha256 of everything that determines a training: its config and its tokens."""
+    settings = {key: value for key, value in plain(cfg).items() if key not in CHANGES_NOTHING}
+    return sha256(repr((settings, numerics(cfg), data)).encode()).hexdigest()
+
+
+def numerics(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the trainer's arguments that may change a step's result, added ones too."""
+    return {key: value for key, value in plain(cfg.trainer).items() if key not in COSTS}
 
 
 class StepLogger(WandbLogger):
@@ -113,8 +129,7 @@ def write_model(
         save(model, folder)
         # Beside the model, so that the folder alone says how to read text into it, and what it is.
         copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
-        write_checksums(folder)
-        (folder / MODEL_CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
+        (folder / CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
     write_json(inside(cfg.metrics, cfg.name, ".json"), record, checksum=True)
 
 
@@ -122,6 +137,10 @@ def check_trainer(cfg: DictConfig) -> None:
     """Refuses what cannot be trained together, before any work."""
     for name in (cfg.name, cfg.get("attention", cfg).name):  # the attention's is in paths too
         inside(cfg.models, name)
+    model = inside(cfg.models, cfg.name)
+    check_replaceable(model)
+    if "tokens" in cfg:
+        check_apart(model, Path(cfg.tokens))
     devices = cfg.trainer.devices * cfg.trainer.nodes
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
     if devices > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not started_by_another:
@@ -142,7 +161,7 @@ def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None
     raise ValueError(
         f"{name} is meant for a GPU and there is none: {operations:.1e} operations of training "
         f"would take a CPU of {CPU_SPEED:.0e} operations a second "
-        f"{operations / CPU_SPEED / 86_400:,.0f} days; trainer.accelerator=auto runs all the same"
+        f"{operations / CPU_SPEED / 3600:,.1f} hours; trainer.accelerator=auto runs all the same"
     )
 
 
@@ -184,7 +203,8 @@ def metrics(
         "optimizer": class_name(optimizer),
         **{key: optimizer.get(key) for key in OPTIMIZER_SETTINGS},
         "gradient_accumulation": cfg.trainer.accumulate,
-        **dict(zip(("beta_1", "beta_2"), optimizer["betas"], strict=True)),
+        **dict(zip(("beta_1", "beta_2"), optimizer.get("betas", (None, None)), strict=True)),
+        **numerics(cfg),
         **facts,
     }
     final = {key: value for key, value in curve[-1].items() if key != "step"}

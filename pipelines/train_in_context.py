@@ -5,7 +5,6 @@ python -m pipelines.train_in_context task=recall|markov|copying [task.steps=700]
 
 from contextlib import nullcontext
 from functools import partial
-from hashlib import sha256
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -15,14 +14,14 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pipelines.app import app, plain, write_json
 from pipelines.tracking import tracked
 from pipelines.train import (
-    CHANGES_NOTHING,
     StepLogger,
     check_finite,
     check_trainer,
+    fingerprint,
     memory_shortage_named,
 )
 from pipelines.train import metrics as measured
-from value_aware_attention.storage import new_folder, write_checksums
+from value_aware_attention.storage import new_folder
 from value_aware_study.data.in_context import InContextBatches
 from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit
@@ -43,10 +42,20 @@ def main(cfg: DictConfig) -> None:
     rows = partial(InContextBatches, task, seed=cfg.seed, **cfg.batches)
     held_out = rows(steps=cfg.training.evaluation_batches, split="validation")
     first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-    settings = {key: value for key, value in plain(cfg).items() if key not in CHANGES_NOTHING}
+
+    def write(curve: list[dict[str, float]]) -> None:
+        check_finite(cfg.name, model, curve)
+        facts = {key: value for key, value in plain(cfg.task).items() if key != "_target_"}
+        facts["growing"] = cfg.growing
+        record = measured(cfg, model, curve, {**facts, "length": task.length})
+        record["sharpest_weights"] = sharpest_weights(model, held_out[0], task.prefix)
+        with new_folder(inside(cfg.models, cfg.name)) as folder:
+            model.save_pretrained(folder)
+        write_json(inside(cfg.metrics, cfg.name, ".json"), record, checksum=True)
+
     tracking = tracked(cfg, "train", cfg.name) if first else nullcontext()
     with tracking as run, memory_shortage_named(cfg):
-        curve = fit(
+        fit(
             module,
             rows(steps=cfg.fit.steps, split="train", growing=cfg.growing),
             held_out,
@@ -54,20 +63,11 @@ def main(cfg: DictConfig) -> None:
             checkpoint_every=cfg.training.checkpoint_every,
             log_every_n_steps=cfg.training.log_every,
             checkpoint_folder=inside(cfg.checkpoints, cfg.name),
-            fingerprint=sha256(repr(settings).encode()).hexdigest(),
+            fingerprint=fingerprint(cfg),
+            save=write,
             logger=StepLogger(experiment=run) if run else None,
             **cfg.trainer,
         )
-    check_finite(cfg.name, model, curve)
-    if first:
-        facts = {key: value for key, value in plain(cfg.task).items() if key != "_target_"}
-        facts["growing"] = cfg.growing
-        record = measured(cfg, model, curve, {**facts, "length": task.length})
-        record["sharpest_weights"] = sharpest_weights(model, held_out[0], task.prefix)
-        with new_folder(inside(cfg.models, cfg.name)) as folder:
-            model.save_pretrained(folder)
-            write_checksums(folder)
-        write_json(inside(cfg.metrics, cfg.name, ".json"), record, checksum=True)
 
 
 if __name__ == "__main__":

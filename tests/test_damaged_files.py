@@ -60,6 +60,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = root / OUT / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    for folder in (root / OUT / "corpus", root / OUT / "tokens"):
+        write_checksums(folder)
     return root
 
 
@@ -124,7 +126,7 @@ def test_the_second_of_two_at_once_is_refused_and_the_first_goes_on(
         (first / "a").write_text("first")
         with pytest.raises(SystemExit, match=f"^error: {target} belongs to a run that is still"):
             run_app(command, root)
-    assert [file.name for file in target.iterdir()] == ["a"]
+    assert {file.name for file in target.iterdir()} == {"SHA256SUMS", "a"}
 
 
 def test_a_model_with_two_records_is_refused_by_their_names(whole: Path, tmp_path: Path) -> None:

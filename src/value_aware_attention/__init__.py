@@ -3,15 +3,22 @@
 The first open implementation of *Value-aware Approximate Attention* (Gupta & Berant, EMNLP 2021).
 """
 
+import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-from value_aware_attention import approximations, caches, error, kernels
-from value_aware_attention.attention import attention
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from value_aware_attention import hugging_face, measurement, probe
+    from value_aware_attention import (
+        approximations,
+        caches,
+        error,
+        hugging_face,
+        kernels,
+        measurement,
+        probe,
+    )
+    from value_aware_attention.attention import attention
 
 __all__ = [
     "approximations",
@@ -26,7 +33,20 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports what needs transformers only when it is asked for."""
-    if name in ("hugging_face", "measurement", "probe"):
+    """Imports a part only when it is asked for: `storage` needs no torch."""
+    if name in __all__:
         return import_module(f"value_aware_attention.{name}")
     raise AttributeError(f"module 'value_aware_attention' has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    @property
+    def attention(self) -> Any:
+        """The function. Python would put the module of that name here when it is imported."""
+        return import_module("value_aware_attention.attention").attention
+
+    @attention.setter
+    def attention(self, module: ModuleType) -> None: ...
+
+
+sys.modules[__name__].__class__ = _Package

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-__all__ = ["inside"]
+__all__ = ["check_apart", "inside"]
 
 LONGEST = 200
 """Bytes of a name: file systems take 255, of which endings and unfinished files need some"""
@@ -23,3 +23,13 @@ def inside(folder: str | Path, name: str | int, ending: str = "") -> Path:
             f"printable, none of them / or \\, and is not . or .."
         )
     return Path(folder) / f"{name}{ending}"
+
+
+def check_apart(written: Path, read: Path) -> None:
+    """Raises ValueError where a folder to be written is, holds or lies in what is read for it."""
+    target, source = written.resolve(), read.resolve()
+    if target.is_relative_to(source) or source.is_relative_to(target):
+        raise ValueError(
+            f"{written} cannot be written from {read}: one of them is or holds the other; give "
+            f"another folder"
+        )

@@ -85,6 +85,7 @@ def measure(
     *,
     sizes: Sequence[int] | None = None,
     cache: Path | str | None = None,
+    weights: str | None = None,
     layers: LayerOptions | None = LayerOptions(),
     cell_errors: bool = True,
     name: str | None = None,
@@ -98,7 +99,8 @@ def measure(
     keys; None: powers of two to head size + 1, and that. A cell has the end metric with the method
     in all layers and, with `cell_errors`, its output error on the recorded units. `layers` None
     leaves out what is measured in the layers alone. With `cache`, a folder, what was computed
-    before for the same weights, text, code and engine is found again. `show` gets each result as
+    before for the same weights, text, code and engine is found again; `weights` is a sha256 of the
+    weights where it is known, else it is computed. `show` gets each result as
     it comes; a progress bar is drawn on a terminal. Raises ValueError for sizes that do not fit.
     """
     chosen = _sizes(sizes, task.head_dim, task.length)
@@ -108,7 +110,7 @@ def measure(
             for r in chosen
             for key, build in methods.items()
         ]
-    found = None if cache is None else RecordCache(cache, _identity(task))
+    found = None if cache is None else RecordCache(cache, _identity(task, weights))
     work = _Measurement(task, found, layers, show or (lambda result: None))
     with work.progress(methods, shown=progress and is_first()):
         attention = tuple(work.attention(chosen)) if layers else ()
@@ -347,10 +349,10 @@ def _device(task: Task) -> str:
     return device.type
 
 
-def _identity(task: Task) -> dict[str, Any]:
+def _identity(task: Task, weights: str | None) -> dict[str, Any]:
     """What every number depends on beside its method and its part of the text."""
     return {
-        "weights": weights_hash(task.model),
+        "weights": weights or weights_hash(task.model),
         "kernel": repr(task.kernel),
         "device": _device(task),
         "engine": engine(_device(task)),

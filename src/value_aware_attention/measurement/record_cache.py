@@ -21,7 +21,8 @@ class RecordCache:
     """Computed records as JSON files, named by a hash of everything that determines them.
 
     `identity` is what all of them depend on: data, weights, source, machine. Of several processes
-    the first one reads and writes, and all do what it found. A file has the sha256 of its record.
+    the first one reads and writes, and all do what it found. A file has the sha256 of its name and
+    record, so that a file under another's name is noticed.
     """
 
     def __init__(self, folder: Path | str, identity: Mapping[str, Any]) -> None:
@@ -36,14 +37,16 @@ class RecordCache:
         and keeps nothing, where the computed record holds NaN or infinity.
         """
         text = json.dumps(self.identity | dict(key), sort_keys=True)
-        path = self.folder / f"{sha256(text.encode()).hexdigest()}.json"
+        name = sha256(text.encode()).hexdigest()
+        path = self.folder / f"{name}.json"
         found: list[R] = broadcast(lambda: _read(path))
         if found:
             return found[0]
         record = compute()
         content = to_json(record)
         if is_first():
-            write_text(path, to_json({RECORD: json.loads(content), SHA256: _sha256(content)}))
+            kept = {RECORD: json.loads(content), SHA256: _sha256(name, content)}
+            write_text(path, to_json(kept))
         return record
 
 
@@ -53,7 +56,7 @@ def _read(path: Path) -> list[Any]:
         return []
     try:
         kept = read_json(path, RECORD, SHA256, remedy="computed again")
-        if _sha256(to_json(kept[RECORD])) == kept[SHA256]:
+        if _sha256(path.stem, to_json(kept[RECORD])) == kept[SHA256]:
             return [kept[RECORD]]
         reason = f"{path} has changed since it was written: computed again"
     except ValueError as error:
@@ -63,5 +66,5 @@ def _read(path: Path) -> list[Any]:
     return []
 
 
-def _sha256(content: str) -> str:
-    return sha256(content.encode()).hexdigest()
+def _sha256(name: str, content: str) -> str:
+    return sha256(f"{name}\n{content}".encode()).hexdigest()

@@ -4,6 +4,7 @@ Nothing here needs torch.
 """
 
 from value_aware_attention.storage.atomic import (
+    check_replaceable,
     held,
     new_file,
     new_files,
@@ -12,9 +13,11 @@ from value_aware_attention.storage.atomic import (
     write_text,
 )
 from value_aware_attention.storage.checksums import (
+    CARD,
     CHECKSUMS,
     check_checksums,
     checksum,
+    unnamed,
     write_checksums,
 )
 from value_aware_attention.storage.full_disk import DiskFull, full_disk_named
@@ -22,9 +25,11 @@ from value_aware_attention.storage.json_checksums import with_checksum, without_
 from value_aware_attention.storage.reading import read_json, reading
 
 __all__ = [
+    "CARD",
     "CHECKSUMS",
     "DiskFull",
     "check_checksums",
+    "check_replaceable",
     "checksum",
     "full_disk_named",
     "held",
@@ -34,6 +39,7 @@ __all__ = [
     "read_json",
     "reading",
     "remove_left_overs",
+    "unnamed",
     "with_checksum",
     "without_checksum",
     "write_checksums",

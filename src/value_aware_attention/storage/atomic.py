@@ -12,9 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from value_aware_attention.storage.checksums import CHECKSUMS, unnamed, write_checksums
 from value_aware_attention.storage.full_disk import full_disk_named
 
-__all__ = ["held", "new_file", "new_files", "new_folder", "remove_left_overs", "write_text"]
+__all__ = [
+    "check_replaceable",
+    "held",
+    "new_file",
+    "new_files",
+    "new_folder",
+    "remove_left_overs",
+    "write_text",
+]
 
 PARTIAL, OLD, LOCK = ".partial", ".old", ".lock"
 
@@ -47,18 +56,38 @@ def new_file(path: Path | str) -> Iterator[Path]:
 def new_folder(path: Path | str) -> Iterator[Path]:
     """Yields a folder to fill, which takes the place of `path` when all succeeded.
 
-    At every moment the old folder or the new one is there, under its own name or under a hidden one
-    that the next call finds. Raises ValueError where another process is at it, DiskFull where the
-    disk is full.
+    It gets the SHA256SUMS by which it is known as this program's, unless its parts have theirs. At
+    every moment the old folder or the new one is there, under its own name or under a hidden one
+    that the next call finds. Raises ValueError, before anything is yielded, where another process
+    is at it or `check_replaceable` refuses, DiskFull where the disk is full.
     """
     target = Path(path)
+    target = target.resolve() if target.is_symlink() else target  # the link itself stays
     with _aside(target) as (partial, old):
+        check_replaceable(target)
         yield partial
+        if unnamed(partial):
+            write_checksums(partial)
+        check_replaceable(target)  # somebody may have put files there meanwhile
         _flush_all(partial)
         if target.exists():
             os.replace(target, old)
         os.replace(partial, target)
         _flush(target.parent)
+
+
+def check_replaceable(path: Path | str) -> None:
+    """Raises ValueError for a folder that holds a file which this program has not written.
+
+    Such a file is named by no SHA256SUMS of the folder. An empty folder may be replaced, and one
+    that does not exist be made.
+    """
+    folder = Path(path)
+    if folder.is_dir() and (files := unnamed(folder)):
+        raise ValueError(
+            f"{folder} holds {files[0].relative_to(folder)}, which no {CHECKSUMS} there names, so "
+            f"that it is not this program's to replace: give another folder, or move the file away"
+        )
 
 
 @contextmanager
@@ -156,11 +185,19 @@ def _aside(target: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _settle(target: Path, partial: Path, old: Path) -> None:
-    """Puts an old folder back that no new one has replaced; removes what is not to stay."""
-    if old.exists() and not target.exists():
-        os.replace(old, target)
-    for left in (partial, old):
-        shutil.rmtree(left, ignore_errors=True)
+    """Puts an old folder back that no new one has replaced; removes what is not to stay.
+
+    Raises ValueError for a folder under the old one's name that this user's program did not leave.
+    """
+    if old.exists():
+        if unnamed(old) or old.stat().st_uid != os.geteuid():
+            raise ValueError(f"{old} is in the way and not this program's: move it away")
+        if not target.exists():
+            os.replace(old, target)
+    shutil.rmtree(partial, ignore_errors=True)
+    if old.exists():
+        os.replace(old, partial)  # so that a name of an old folder is always that of a whole one
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _locked(path: Path, how: int) -> int:

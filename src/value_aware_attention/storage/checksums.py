@@ -1,30 +1,44 @@
 """sha256 of files beside them, in the form that `sha256sum --check SHA256SUMS` reads."""
 
+import re
 from functools import lru_cache
 from hashlib import file_digest
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from value_aware_attention.storage.atomic import write_text
 from value_aware_attention.storage.reading import reading
 
-__all__ = ["CHECKSUMS", "check_checksums", "checksum", "write_checksums"]
+__all__ = ["CARD", "CHECKSUMS", "check_checksums", "checksum", "unnamed", "write_checksums"]
 
 CHECKSUMS = "SHA256SUMS"
 FOLDERS_ABOVE = 3
-"""In which a file's checksum is looked for: tokens lie in <length>/<source>/."""
-BY_HAND = ".md"
-"""What people may change: a model's card"""
+"""Parent folders that are searched for a file's SHA256SUMS: tokens lie in <length>/<source>/."""
+CARD = "README.md"
+"""A model's card has no checksum, because people may edit it."""
+LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the sha256 of every file below a folder, its texts for people left out."""
+    """Writes the sha256 of every file below a folder that is being made, but of a card."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     lines = (
         f"{checksum(file)}  {file.relative_to(folder).as_posix()}\n"
         for file in files
-        if file.suffix != BY_HAND and file.name != CHECKSUMS
+        if file.name not in (CARD, CHECKSUMS)
     )
-    write_text(folder / CHECKSUMS, "".join(lines))
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def unnamed(folder: Path) -> list[Path]:
+    """Lists the files below a folder that no SHA256SUMS at or below it names, but for cards."""
+    files = sorted(file for file in folder.rglob("*") if not file.is_dir())
+    named = {
+        file.parent / name
+        for file in files
+        if file.name == CHECKSUMS
+        for name in _listed(file, "move it away")
+    }
+    cards = {one.with_name(CARD) for one in named}
+    return [file for file in files if file.name != CHECKSUMS and file not in named | cards]
 
 
 def check_checksums(path: Path | str, remedy: str = "make it again") -> None:
@@ -60,12 +74,17 @@ def _checksum(file: Path, size: int, written: int, inode: int) -> str:
 
 
 def _listed(file: Path, remedy: str) -> dict[str, str]:
-    """Name -> sha256."""
+    """Reads name -> sha256; ValueError for other lines, and for a name outside of the folder."""
     with reading(file, remedy):
         text = file.read_text(encoding="utf-8")
         if not text.endswith("\n"):
             raise ValueError("it has no last line" if text else "it is empty")
-        lines = text.splitlines()
-        parts = (line.split("  ", 1) for line in lines)
-        listed = {name: digest for digest, name in parts}
+        listed = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not (parts := LINE.fullmatch(line)):
+                raise ValueError(f"line {number} is no sha256 with a name")
+            name = PurePosixPath(parts[2])
+            if name.is_absolute() or ".." in name.parts:
+                raise ValueError(f"line {number} names {name}, which lies outside of its folder")
+            listed[str(name)] = parts[1]
     return listed

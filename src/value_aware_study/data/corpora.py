@@ -13,6 +13,7 @@ from typing import Self
 
 from tqdm import tqdm
 
+from value_aware_attention.storage import new_folder
 from value_aware_study.data.copies import copied_words, without_copies
 from value_aware_study.data.docstrings import Docstrings
 from value_aware_study.data.documents import SPLITS, Document, Split
@@ -64,9 +65,6 @@ def write_corpus(
         )
     if not sources:
         raise ValueError("a corpus needs at least one source, none was given")
-    # with torch, which reading does without
-    from value_aware_attention.storage import new_folder, write_checksums
-
     with new_folder(folder) as partial:
         seen: set[int] = set()
         fractions = (evaluation_fraction, validation_fraction)
@@ -82,7 +80,6 @@ def write_corpus(
         }
         for name, copied in _overlap(partial, list(sources)).items():
             counts[name]["evaluation"] |= copied
-        write_checksums(partial)
     return counts
 
 

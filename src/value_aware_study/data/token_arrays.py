@@ -34,8 +34,9 @@ def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
 
 def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
     """Raises ValueError for tokens that a vocabulary of `size` does not have."""
-    if (largest := tokens.max()) >= size:
-        raise ValueError(f"{path} has the token {largest}, the vocabulary has {size}: {AGAIN}")
+    for token in (tokens.min(), tokens.max()):
+        if not 0 <= token < size:
+            raise ValueError(f"{path} has the token {token}, the vocabulary has {size}: {AGAIN}")
 
 
 def rearrange(instances: Tokens, length: int) -> Tokens:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from value_aware_attention.storage import check_checksums
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
 from value_aware_study.data.corpora import SPLITS, read_texts
@@ -121,8 +122,6 @@ def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
     for file in needed:
         if file.exists() and not file.stat().st_size and file.stem != "validation":
             raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
-    from value_aware_attention.storage import check_checksums  # with torch, see corpora
-
     check_checksums(corpus, CORPUS_AGAIN)
 
 

@@ -75,11 +75,13 @@ class CausalTask:
                 f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
                 f"of {length}"
             )
-        if stream.max() >= model.config.vocabulary_size:
-            raise ValueError(
-                f"the evaluation stream has the token {stream.max()}, the model a vocabulary of "
-                f"{model.config.vocabulary_size}; evaluate it on tokens made with its own tokenizer"
-            )
+        for token in (stream.min(), stream.max()):
+            if not 0 <= token < model.config.vocabulary_size:
+                raise ValueError(
+                    f"the evaluation stream has the token {token}, the model a vocabulary of "
+                    f"{model.config.vocabulary_size}; evaluate it on tokens made with its own "
+                    f"tokenizer"
+                )
         self.model = model.to(device).eval()  # type: ignore[arg-type]
         self.length, self.context = length, context
         self.head_dim = model.config.width // model.config.heads

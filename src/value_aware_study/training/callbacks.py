@@ -20,7 +20,8 @@ class ResumableCheckpoint(Callback):
     """Writes the whole state every so many steps, after the evaluation where one is due.
 
     A run continues from the newest whole one with its `fingerprint`, anything that identifies its
-    settings, or from the one before it where that file is damaged; after the last step both go.
+    settings, or from the one before it where that file is damaged. The last step is written too,
+    so that nothing is trained again where writing the model fails.
     Lightning's own callback saves before or after evaluations but not both, so that a run which is
     continued would skip or repeat one. A run of one process that is asked to end (SIGTERM) saves
     the step it is at; an evaluation due after it is not finished, and nothing is saved then.
@@ -60,8 +61,8 @@ class ResumableCheckpoint(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         ending = trainer.received_sigterm and trainer.world_size == 1
-        due = trainer.global_step % self.every == 0
-        if (due or ending) and trainer.global_step != trainer.max_steps:
+        due = trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps
+        if due or ending:
             trainer.save_checkpoint(self.files.last)
 
 

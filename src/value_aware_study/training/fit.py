@@ -3,7 +3,7 @@
 import logging
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ UNHELPFUL = (
     r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
 )
 
+Save = Callable[[list[dict[str, float]]], None]
+
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 
 
@@ -47,19 +49,23 @@ def fit(
     compile: bool,
     checkpoint_activations: bool,
     peak_flops: float | None,
+    save: Save = lambda curve: None,
     **trainer: Any,
 ) -> list[dict[str, float]]:
     """Takes an optimizer step on every one of `train_batches`; returns the learning curve.
 
     The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
-    steps and for the last. `trainer` are arguments of Lightning's Trainer, of which it calls
-    `nodes` num_nodes and `accumulate` accumulate_grad_batches. Every one of `devices` on each of
-    the nodes takes its share of a batch's rows, in `accumulate` micro-batches one after the other;
-    the step is the same. `workers` processes read batches ahead. `_prepare` says the rest.
+    steps and for the last. The first process gives it to `save`, which writes the model, and
+    removes the checkpoints after that, so that a finished training is never lost. `trainer` are
+    arguments of Lightning's Trainer, of which it calls `nodes` num_nodes and `accumulate`
+    accumulate_grad_batches. Every one of `devices` on each of the nodes takes its share of a
+    batch's rows, in `accumulate` micro-batches one after the other; the step is the same. `workers`
+    processes read batches ahead. `_prepare` says the rest.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
     with exit code 143. Raises ValueError for settings that leave nothing to do, a batch that does
-    not divide, what is not there, and a folder in which another run is going.
+    not divide, what is not there, a folder in which another run is going, and an argument of the
+    Trainer that has ended the training before its last step.
     """
     check_micro_batches(trainer["devices"] * trainer["nodes"], trainer["accumulate"])
     steps = len(train_batches)  # type: ignore[arg-type]
@@ -73,7 +79,7 @@ def fit(
     with _quiet(), torch.random.fork_rng(devices=[]):
         made = _trainer(checkpoint, steps, **trainer)
         _prepare(module, made, compile, checkpoint_activations, peak_flops)
-        _run(made, module, checkpoint, train_batches, evaluation_batches, workers)
+        _run(made, module, checkpoint, train_batches, evaluation_batches, workers, save)
     return module.curve
 
 
@@ -147,8 +153,9 @@ def _run(
     train_batches: Dataset[Any],
     evaluation_batches: Dataset[Any],
     workers: int,
+    save: Save,
 ) -> None:
-    """Trains from the newest checkpoint to the last step; removes the checkpoints at the end."""
+    """Trains from the newest checkpoint to the last step; saves, then removes the checkpoints."""
     accumulate, on_gpu = (
         trainer.accumulate_grad_batches,
         trainer.strategy.root_device.type == "cuda",
@@ -172,7 +179,13 @@ def _run(
             raise
         if trainer.max_steps % checkpoint.evaluate_every:
             trainer.validate(module, evaluation, verbose=False)
+        if trainer.global_step != trainer.max_steps or not module.curve:
+            raise ValueError(
+                f"the training ended after {trainer.global_step} of {trainer.max_steps} steps with "
+                f"{len(module.curve)} evaluations: an argument of the trainer has cut it short"
+            )
         if trainer.is_global_zero:
+            save(module.curve)
             checkpoint.files.remove()
 
 
