@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.methods import check_added_arguments, check_methods, register_methods
-from pipelines.together import check_added, check_together
+from pipelines.together import check_added, check_given, check_together
 from pipelines.values import (
     PARAMS_FILE,
     asked,
@@ -66,8 +66,10 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
                 given = sys.argv[1:]
                 ours = [f"hydra.job.name={name}", *scale_of_params(given), *edits_of_params()]
+                overrides = [i for i, one in enumerate(given) if re.match("[^-].*=", one)]
+                check_given([given[i] for i in overrides])
                 # beside the others: argparse takes overrides from one place alone
-                place = next((i for i, one in enumerate(given) if "=" in one), len(given))
+                place = overrides[0] if overrides else len(given)
                 sys.argv[1:] = [*given[:place], *ours, *given[place:]]
                 register_methods()
                 check_methods()
@@ -83,6 +85,7 @@ def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
     register_methods()
     inside = GlobalHydra.instance().is_initialized()
     with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
+        check_given(overrides)
         cfg = compose(name, [*edits_of_params(), *overrides], **options)
     check_all(cfg, "", overrides)
     return cfg
@@ -202,7 +205,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         near = asked(near_words(option, error.options))
-        return f"{group} is {option}; it must be one of {', '.join(error.options)}{near}"
+        return f"{group} is {shown(option)}; it must be one of {', '.join(error.options)}{near}"
     text = text.partition("\nConfig search path:")[0]
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__
