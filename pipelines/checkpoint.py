@@ -44,15 +44,20 @@ def check_model(folder: Path) -> None:
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder / name} is missing: {AGAIN}")
     check_files(folder, AGAIN)
-    if files := unnamed(folder):
+    if (folder / CHECKSUMS).is_file() and (files := unnamed(folder)):
         raise ValueError(f"{folder / CHECKSUMS} does not name {files[0]}, which was added: {AGAIN}")
 
 
 def check_tokenizer(folder: Path, tokens: Path) -> None:
-    """Refuses tokens beside which another tokenizer lies than in the model's folder."""
+    """Refuses tokens beside which another tokenizer lies than in the model's folder.
+
+    Raises FileNotFoundError or ValueError.
+    """
     beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER
     own = folder / TOKENIZER
-    if beside.is_file() and (not own.is_file() or checksum(own) != checksum(beside)):
+    if not own.exists():
+        raise FileNotFoundError(f"{own} is missing: {AGAIN}")
+    if beside.is_file() and checksum(own) != checksum(beside):
         raise ValueError(
             f"{tokens} was made with another tokenizer ({beside}) than {folder} was trained with: "
             f"train the model on these tokens (dvc repro), or make the tokens of its training again"

@@ -158,10 +158,12 @@ def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None
     if cfg.trainer.accelerator != "gpu" or torch.accelerator.is_available():
         return
     operations = training()
+    hours = operations / CPU_SPEED / 3600
+    time = f"{hours / 24:,.0f} days" if hours > 48 else f"{max(1, round(hours))} hours"
     raise ValueError(
         f"{name} is meant for a GPU and there is none: {operations:.1e} operations of training "
-        f"would take a CPU of {CPU_SPEED:.0e} operations a second "
-        f"{operations / CPU_SPEED / 3600:,.1f} hours; trainer.accelerator=auto runs all the same"
+        f"would take a CPU of {CPU_SPEED:.0e} operations a second {time}; "
+        f"trainer.accelerator=auto runs all the same"
     )
 
 

@@ -346,11 +346,11 @@ def test_no_record_names_the_machine(made: Path) -> None:
         ("train_causal causal.wdith=64", ("wdith",)),
         (
             "train_causal trainer=bf16 trainer.accelerator=gpu",
-            ("operations of training", "days", "trainer.accelerator=auto"),
+            ("operations of training", "hours", "trainer.accelerator=auto"),
         ),
         (
             "train_causal scale=gpu trainer.accelerator=gpu",
-            ("operations of training", "days", "trainer.accelerator=auto"),
+            ("operations of training", "hours", "trainer.accelerator=auto"),
         ),
         ("report report.records=/no/such/folder", ("/no/such/folder", "no records")),
         ("train_causal attention=lsh", ("LSH", "does not support causal")),

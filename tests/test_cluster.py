@@ -13,7 +13,7 @@ import torch
 from dvc.repo import Repo
 
 from tests.test_apps import ROOT, run_app
-from tests.training.processes import write_tokens
+from tests.training.processes import save_tokenizer, write_tokens
 from value_aware_attention.kernels import Elu
 from value_aware_attention.models import CausalLanguageModel
 
@@ -26,6 +26,7 @@ def write_model(root: Path) -> None:
         vocabulary_size=60, layers=2, width=64, heads=1, feedforward=64, kernel=Elu(), dropout=0.0
     )
     model.save_pretrained(root / "outputs/models/causal_elu")
+    save_tokenizer(root / "outputs/models/causal_elu")
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs requirements-cluster.txt")

@@ -92,9 +92,10 @@ def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     names = [*special, *(f"w{i}" for i in range(VOCABULARY - len(special)))]
     words = WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
-    PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(words), mask_token="<mask>", bos_token="<s>", pad_token="<pad>"
-    ).save_pretrained(folder / "tokenizer")
+    )
+    tokenizer.save_pretrained(folder / "tokenizer")
     (folder / f"{length}/random").mkdir(parents=True)
     rows = np.random.default_rng(0).integers(5, VOCABULARY, size=(3, length), dtype=np.uint16)
     for split in ("train", "evaluation"):
@@ -105,6 +106,7 @@ def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
         block=16, dropout=0.0,
     )  # fmt: skip
     save_masked(model, root / f"outputs/models/masked_{name}")
+    tokenizer.save_pretrained(root / f"outputs/models/masked_{name}")
 
 
 @pytest.fixture

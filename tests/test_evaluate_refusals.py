@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import file_digest
 from importlib import import_module
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tests.test_distributed import GRID, write_masked
 from tests.training.processes import write_tokens
 from value_aware_attention.approximations.closest_combination import compiled
 from value_aware_attention.measurement.tasks import UnitSums
+from value_aware_attention.storage import checksums, write_checksums
 from value_aware_study.tasks.causal import CausalTask
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -263,3 +266,47 @@ def test_cells_of_one_engine_are_not_served_to_the_other_and_both_find_the_same(
         pytest.skip("no C++ compiler")
     assert (first, second) == ("compiled", "torch") and all_kept == 2 * kept - 1  # counts
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("app", ["evaluate", "survey"])
+def test_tokens_of_another_tokenizer_are_refused_whatever_its_size(root: Path, app: str) -> None:
+    file = root / "outputs/tokens/causal/tokenizer/tokenizer.json"
+    file.write_text(file.read_text().replace("w17", "v17"))
+    message = refusal(f"{app} kernel=elu", root)
+    assert f"was made with another tokenizer ({file}) than {root / CAUSAL}" in message
+    (root / CAUSAL / "tokenizer.json").unlink()
+    assert "causal_elu/tokenizer.json is missing: train the" in refusal(f"{app} kernel=elu", root)
+
+
+def test_a_record_is_replaced_after_what_belongs_to_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object) -> str:
+        raise ValueError("no text to explore")
+
+    monkeypatch.setattr(import_module("pipelines.evaluate"), "exploration", fails)
+    assert "no text to explore" in refusal(" ".join(["evaluate", "kernel=elu", *GRID]), root)
+
+
+def test_a_file_that_was_added_to_a_model_is_named(root: Path) -> None:
+    write_checksums(root / CAUSAL)
+    (root / CAUSAL / "other.safetensors").touch()
+    message = refusal("evaluate kernel=elu", root)
+    assert "other.safetensors" in message
+
+
+def test_a_checkpoint_is_hashed_once_a_start(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checksums(root / CAUSAL)
+    checksums._checksum.cache_clear()
+    hashed: list[str] = []
+
+    def counted(stream: BinaryIO, name: str) -> object:
+        hashed.append(Path(stream.name).name)
+        return file_digest(stream, name)
+
+    monkeypatch.setattr(checksums, "file_digest", counted)
+    monkeypatch.setattr(
+        import_module("value_aware_attention.measurement.measure"), "weights_hash", None
+    )
+    run_app(" ".join(["evaluate", "kernel=elu", *GRID]), root)
+    assert hashed.count("model.safetensors") == 1

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -94,6 +95,74 @@ def test_a_folder_is_never_lost_however_its_writer_is_killed(tmp_path: Path, mom
     assert (target / "a.txt").read_text() == "old" and names(tmp_path) == {"data"}
     make_folder(target, "new")
     assert (target / "a.txt").read_text() == "new" and names(tmp_path) == {"data"}
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "texts": lambda folder: [(folder / f"{i}.txt").write_text("mine") for i in range(2)],
+    "a hidden file": lambda folder: (folder / ".notes").write_text("mine"),
+    "a link to nothing": lambda folder: (folder / "link").symlink_to("nowhere"),
+    "below": lambda folder: [(folder / "b").mkdir(), (folder / "b/c").write_text("mine")],
+    "beside ours": lambda folder: [make_folder(folder, "ours"), (folder / "b").write_text("mine")],
+    "a card alone": lambda folder: (folder / "README.md").write_text("mine"),
+    "sums of nothing": lambda folder: [
+        (folder / "SHA256SUMS").write_text(f"{'0' * 64}  other\n"),
+        (folder / "b").write_text("mine"),
+    ],
+}
+
+
+@pytest.mark.parametrize("fill", STRANGE.values(), ids=STRANGE)
+def test_a_folder_with_a_file_of_somebody_else_is_never_replaced(
+    tmp_path: Path, fill: Callable[[Path], object]
+) -> None:
+    target = tmp_path / "data"
+    target.mkdir()
+    fill(target)
+    before = sorted(target.rglob("*"))
+    refused = pytest.raises(ValueError, match=rf"^{target} holds .*, which no SHA256SUMS there")
+    with refused, new_folder(target):
+        raise AssertionError("nothing is done before")
+    assert sorted(target.rglob("*")) == before and names(tmp_path) == {"data"}
+
+
+def test_an_empty_folder_and_one_of_ours_with_a_card_are_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    (target / "empty").mkdir(parents=True)
+    make_folder(target, "first")
+    (target / "README.md").write_text("a card that somebody has edited")
+    make_folder(target, "second")
+    assert names(target) == {"SHA256SUMS", "a.txt"}
+
+
+def test_a_file_that_appears_meanwhile_is_not_lost(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    with pytest.raises(ValueError, match="data holds mine"), new_folder(target) as folder:
+        (folder / "a.txt").write_text("ours")
+        target.mkdir()
+        (target / "mine").touch()
+    assert names(target) == {"mine"} and names(tmp_path) == {"data"}
+
+
+def test_a_link_to_a_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
+    disk, target = tmp_path / "disk", tmp_path / "data"
+    make_folder(disk, "old")
+    target.symlink_to(disk)
+    make_folder(target, "new")
+    assert target.is_symlink() and (disk / "a.txt").read_text() == "new"
+
+
+def test_an_old_folder_that_somebody_else_left_is_not_put_in_place(tmp_path: Path) -> None:
+    old = tmp_path / ".data.old"
+    old.mkdir()
+    (old / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=rf"^{old} is in the way and not this program's"):
+        make_folder(tmp_path / "data", "new")
+    assert names(tmp_path) == {".data.old"} and names(old) == {"model.safetensors"}
+
+
+def test_the_package_of_files_needs_no_torch() -> None:
+    code = "import sys, value_aware_attention.storage; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_folder_in_the_place_of_a_file_leaves_all_files_as_they_were(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,24 @@ def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
         check_checksums(tmp_path)
     (tmp_path / CHECKSUMS).write_text("")
     with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged"):
+        check_checksums(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("../../etc/passwd", "line 2 names ../../etc/passwd, which lies outside of its folder"),
+        ("/etc/passwd", "line 2 names /etc/passwd, which lies outside of its folder"),
+        ("a/../../b", "line 2 names a/../../b, which lies outside"),
+        ("", "line 2 is no sha256 with a name"),
+    ],
+)
+def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "a").touch()
+    write_checksums(tmp_path)
+    with (tmp_path / CHECKSUMS).open("a") as file:
+        file.write(f"{'0' * 64}  {line}\n")
+    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(said)}"):
         check_checksums(tmp_path)
 
 
@@ -79,3 +98,18 @@ def test_json_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match=rf"^{file} is damaged \(.*\): run it$") as error:
         read_json(file, "b", remedy="run it")
     assert "\n" not in str(error.value)
+
+
+def test_a_cell_under_the_name_of_another_is_computed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = RecordCache(tmp_path, {})
+    for r in (1, 2):
+        cache.get({"r": r}, lambda r=r: {"r": r})
+    one, other = tmp_path.iterdir()
+    aside = one.rename(tmp_path / "aside")
+    other.rename(one)
+    aside.rename(other)
+    with caplog.at_level(logging.WARNING):
+        assert [cache.get({"r": r}, lambda r=r: {"r": r}) for r in (1, 2)] == [{"r": 1}, {"r": 2}]
+    assert len(caplog.messages) == 2 and "has changed" in caplog.messages[0]

@@ -40,11 +40,16 @@ def exit_code(process: ForkServerProcess, seconds: float = 300) -> int | None:
 def write_tokens(root: Path) -> None:
     """What the stage `tokens` leaves for a causal model, random."""
     folder = root / "outputs/tokens/causal"
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder / "tokenizer")
+    save_tokenizer(folder / "tokenizer")
     numbers = np.random.default_rng(0)
     for split in ("train", "evaluation"):
         np.save(folder / f"{split}.npy", numbers.integers(VOCABULARY, size=4000, dtype=np.uint16))
+
+
+def save_tokenizer(folder: Path) -> None:
+    """The tokenizer of these tokens, which lies beside them and in a model's folder."""
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
 def train_app(root: Path, dies: str = "", at: int = 0) -> None:

@@ -1,5 +1,6 @@
 """The training apps: who writes, and what ends them with one line."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pipelines import train_causal
 from tests.test_apps import run_app
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
+from value_aware_attention.storage import write_checksums
 from value_aware_study.training import CausalTraining
 
 
@@ -68,3 +70,34 @@ def test_a_gpu_that_is_too_small_is_one_line(
     assert "batch_size of 4 was taken in 2 micro-batches" in message and "\n" not in message
     assert "trainer.accumulate" in message and "trainer.checkpoint_activations=true" in message
     assert not (tmp_path / "outputs/models").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_optimizer_without_betas_and_an_added_argument_are_in_the_record(
+    tmp_path: Path,
+) -> None:
+    write_tokens(tmp_path)
+    sgd = "causal.optimizer._target_=torch.optim.SGD"
+    without = " ".join(f"~causal.optimizer.{name}" for name in ("betas", "eps", "adamw_rate"))
+    run_app(f"train_causal {sgd} {without} +trainer.gradient_clip_val=0.5", tmp_path)
+    metrics = tmp_path / "outputs/metrics/train/causal_exponential.json"
+    recorded = json.loads(metrics.read_text())["hyperparameters"]
+    assert (recorded["optimizer"], recorded["beta_1"]) == ("SGD", None)
+    assert (recorded["gradient_clip_val"], recorded["precision"]) == (0.5, "32-true")
+
+
+def test_a_folder_of_the_users_is_refused_before_the_training(tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "thesis.docx").touch()
+    refused = pytest.raises(SystemExit, match=rf"^error: {texts} holds thesis.docx, which no SHA")
+    with refused:
+        run_app(f"train_causal paths.models={tmp_path} train_causal.name=texts", tmp_path)
+    tokens = tmp_path / "outputs/tokens"
+    with pytest.raises(SystemExit, match=r"holds evaluation\.npy"):
+        run_app(f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path)
+    write_checksums(tokens / "causal")
+    with pytest.raises(SystemExit, match=r"cannot be written from .*tokens/causal: one of them"):
+        run_app(f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path)
+    assert (texts / "thesis.docx").exists() and (tokens / "causal/train.npy").exists()

@@ -28,6 +28,7 @@ def run(
     evaluate_every: int = 5,
     checkpoint_every: int = 3,
     logger: CSVLogger | None = None,
+    **options: Any,
 ) -> tuple[list[dict[str, float]], list[int]]:
     """The curve, and the batches that were read."""
     train = Batches(steps, masked=masked, breaks_at=breaks_at)
@@ -42,6 +43,7 @@ def run(
         log_every_n_steps=4,
         logger=logger,
         **on_the_cpu(),
+        **options,
     )
     return curve, train.read
 
@@ -60,6 +62,32 @@ def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(tmp_pa
     assert [point["step"] for point in curve] == [5, 10, 13]
     assert set(curve[0]) == {"step", "loss", "perplexity"}
     assert [path.name for path in tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("evaluate_every", [5, 13, 100])
+def test_a_training_whose_model_could_not_be_written_is_not_taken_again(
+    tmp_path: Path, evaluate_every: int
+) -> None:
+    def fails(curve: object) -> None:
+        raise OSError("no room for the model")
+
+    with pytest.raises(OSError, match="no room"):
+        run(causal_module(), tmp_path, evaluate_every=evaluate_every, save=fails)
+    saved: list[object] = []
+    module = causal_module()
+    curve, read = run(module, tmp_path, evaluate_every=evaluate_every, save=saved.append)
+    assert read == [] and saved == [curve] and not list(tmp_path.iterdir())
+    straight = causal_module()
+    expected, _ = run(straight, tmp_path / "straight", evaluate_every=evaluate_every)
+    assert curve == expected and same(module.state_dict(), straight.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_that_an_argument_ended_early_is_not_saved(tmp_path: Path) -> None:
+    saved: list[object] = []
+    with pytest.raises(ValueError, match="ended after 1 of 13 steps with"):
+        run(causal_module(), tmp_path, save=saved.append, fast_dev_run=True)
+    assert not saved
 
 
 def test_no_evaluation_twice_at_the_end(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ REASONS = {
 BY_RUST = re.compile(r"os error (\d+)")
 BY_TORCH = re.compile(r"unexpected pos \d+|iostream error|PytorchStreamWriter failed")
 """torch.save says where its archive should have gone on, not why it could not."""
+ROOM = 2**30
+"""Free bytes with which torch's reason is rather a limit"""
 
 
 class DiskFull(OSError):
@@ -31,14 +33,14 @@ def full_disk_named(folder: Path) -> Iterator[None]:
     except DiskFull:
         raise
     except Exception as error:
-        reason = _reason(error)
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        reason = _reason(error, free)
         if reason is None:
             raise
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise DiskFull(f"{reason} in {folder} ({free:,} bytes are free)") from error
 
 
-def _reason(error: BaseException | None) -> str | None:
+def _reason(error: BaseException | None, free: int) -> str | None:
     """Finds a lack of space in an error or in one that it followed from."""
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
@@ -47,6 +49,7 @@ def _reason(error: BaseException | None) -> str | None:
         if number in REASONS:
             return REASONS[number]
         if isinstance(error, RuntimeError) and BY_TORCH.search(str(error)):
-            return REASONS[errno.ENOSPC]
+            limited = f", or {REASONS[errno.EFBIG]}" if free > ROOM else ""
+            return REASONS[errno.ENOSPC] + limited
         error = error.__cause__ or error.__context__
     return None
