@@ -114,11 +114,14 @@ def check_trainer(cfg: DictConfig) -> None:
 
 
 def check_shared(cfg: DictConfig, app: str) -> None:
-    """That what conf/<app>.yaml shows of another key is what is there; amounts of its own vary."""
+    """That what conf/<app>.yaml shows of another key is what is there.
+
+    Paths and amounts of its own may vary.
+    """
     given = dict(leaves(OmegaConf.to_container(cfg[app])))
     shipped: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{app}.yaml"))
     for key, text in leaves(shipped.get(app, {})):
-        other, name = re.fullmatch(r"\$\{([\w.]+)\}", str(text)), f"{app}.{key}"
+        other, name = re.fullmatch(r"\$\{((?!paths)[\w.]+)\}", str(text)), f"{app}.{key}"
         if other is None or given.get(key, text) == text or rule_of(name) not in (None, TEXT):
             continue
         if (found := OmegaConf.select(cfg, name)) != (own := OmegaConf.select(cfg, other[1])):

@@ -13,6 +13,7 @@ from torch import nn
 from pipelines.app import composed, plain
 from pipelines.evaluate import grid, setting
 from pipelines.methods import register_methods
+from pipelines.together import TRAINER
 from pipelines.train import trained_attention
 from pipelines.values import check, leaves, read_params, values_of_scale
 from value_aware_attention.approximations import Approximation
@@ -211,6 +212,12 @@ def test_every_trainer_builds(name: str) -> None:
     trainer = composed("train_causal", [f"trainer={name}"]).train_causal.trainer
     translated = {"nodes", "accumulate"}
     assert set(trainer) <= {*signature(fit).parameters, *signature(Trainer).parameters} | translated
+
+
+def test_what_may_be_added_to_the_trainer_are_arguments_of_lightnings() -> None:
+    from pytorch_lightning import Trainer
+
+    assert set(TRAINER) <= set(signature(Trainer).parameters)
 
 
 @pytest.mark.parametrize("name", options("logger"))

@@ -277,6 +277,27 @@ def test_jobs_of_a_sweep_have_the_edited_values(monkeypatch: pytest.MonkeyPatch)
     assert found == [(scale, 3, length) for length in (230, 231) for scale in ("smoke", "hours")]
 
 
+def test_options_of_hydra_may_stand_before_the_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    for option in (f"--config-dir={tmp_path}", "--config-name=train_causal"):
+        given = [option, "kernel=elu", "scale=smoke", f"paths.root={tmp_path}"]
+        monkeypatch.setattr("sys.argv", ["", *given])
+        app("train_causal")(lambda cfg: found.append(cfg.name))()
+    assert found == ["causal_elu", "causal_elu"]
+
+
+def test_an_alias_is_refused_before_what_it_stands_for_is_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]" for i in range(1, 9)]
+    bomb = "\n".join(["x0: &x0 [1]", *levels, (ROOT / PARAMS_FILE).read_text()])
+    (tmp_path / PARAMS_FILE).write_text(bomb)
+    monkeypatch.chdir(tmp_path)
+    assert "line 2 has the alias *x0; write the value itself" in refusal("corpus")
+
+
 def test_a_sweep_starts_where_one_job_is_right() -> None:
     check_sweep("evaluate", ["evaluation.batch_size=0,1", "scale=smoke"])
     with pytest.raises(ValueError, match=r"evaluation\.batch_size is 0; it must be a whole number"):
