@@ -1,5 +1,6 @@
 """What every app shares: composition, one-line errors, files that are never half-written."""
 
+import json
 import os
 import re
 import sys
@@ -13,14 +14,25 @@ import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.methods import check_added_arguments, check_methods, register_methods
-from pipelines.together import check_added, check_together
-from pipelines.values import asked, check, near_words, read_params, unknown
+from pipelines.together import check_added, check_given, check_together
+from pipelines.values import (
+    PARAMS_FILE,
+    asked,
+    check,
+    edited_params,
+    near_words,
+    read_params,
+    shown,
+    unknown,
+    values_of_scale,
+)
 
 CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
@@ -53,9 +65,11 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
         def main() -> None:
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
                 given = sys.argv[1:]
-                ours = [f"hydra.job.name={name}", *scale_of_params(given)]
+                ours = [f"hydra.job.name={name}", *scale_of_params(given), *edits_of_params()]
+                overrides = [i for i, one in enumerate(given) if re.match("[^-].*=", one)]
+                check_given([given[i] for i in overrides])
                 # beside the others: argparse takes overrides from one place alone
-                place = next((i for i, one in enumerate(given) if "=" in one), len(given))
+                place = overrides[0] if overrides else len(given)
                 sys.argv[1:] = [*given[:place], *ours, *given[place:]]
                 register_methods()
                 check_methods()
@@ -71,7 +85,8 @@ def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
     register_methods()
     inside = GlobalHydra.instance().is_initialized()
     with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
-        cfg = compose(name, list(overrides), **options)
+        check_given(overrides)
+        cfg = compose(name, [*edits_of_params(), *overrides], **options)
     check_all(cfg, "", overrides)
     return cfg
 
@@ -140,6 +155,36 @@ def scale_of_params(arguments: Sequence[str]) -> list[str]:
     return [] if any(one.startswith("scale=") for one in arguments) else [f"scale={scale}"]
 
 
+def edits_of_params() -> list[str]:
+    """The overrides that make an edited value of params.yaml win over the scale's.
+
+    They come before those of the command line, which win over both.
+    """
+    return [f"{key}={typed(value)}" for key, value in edited_params().items()]
+
+
+def say_edits(scale: str, overrides: Sequence[str]) -> None:
+    """Says on stderr which edited values of params.yaml stand where the scale has others."""
+    given = [one.partition("=")[0].lstrip("+") for one in overrides]
+    of_scale = values_of_scale(scale) if scale != "laptop" else {}
+    for key, value in edited_params().items():
+        if key not in given and of_scale.get(key, value) != value:
+            print(
+                f"{key} is {shown(value)} in {PARAMS_FILE}, edited: it wins over scale={scale}, "
+                f"which sets {shown(of_scale[key])}",
+                file=sys.stderr,
+            )
+
+
+def typed(value: Any) -> str:
+    """A value as Hydra reads it on a command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, str):
+        return QuotedString(text=value, quote=Quote.single).with_quotes()
+    return json.dumps(value)
+
+
 def one_line(error: BaseException) -> str:
     """The error's message on one line; of one that Hydra wraps, what the library said."""
     if isinstance(error, KeyboardInterrupt):
@@ -160,7 +205,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         near = asked(near_words(option, error.options))
-        return f"{group} is {option}; it must be one of {', '.join(error.options)}{near}"
+        return f"{group} is {shown(option)}; it must be one of {', '.join(error.options)}{near}"
     text = text.partition("\nConfig search path:")[0]
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__

@@ -21,7 +21,7 @@ def check_checkpoint(cfg: DictConfig) -> None:
     check_model(folder)
     check_tokenizer(folder, Path(cfg.tokens))
     config = read_json(folder / CONFIG, remedy=AGAIN)
-    other = [name for name, size in cfg.sizes.items() if config.get(name) != size]
+    other = [name for name, size in cfg.sizes.items() if config.get(name, size) != size]
     if other:
         found, asked = (
             ", ".join(f"{name} {sizes.get(name)}" for name in other)

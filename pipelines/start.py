@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipelines.app import check_all, composed, ending_with_one_line, scale_of_params
+from pipelines.app import (
+    check_all,
+    composed,
+    ending_with_one_line,
+    say_edits,
+    scale_of_params,
+)
 from pipelines.values import CONF
 
 SHORT = {"probe": ("model", "text", "tokenizer", "caches")}
@@ -40,7 +46,7 @@ def check_start(app: str, arguments: Sequence[str]) -> None:
             name = app
         else:
             return
-        overrides += scale_of_params(overrides)
+        overrides = [*scale_of_params(overrides), *overrides]
         together = int(os.environ.get("WORLD_SIZE", "1"))
         if together > 1 and set(SWEEP) & set(arguments):
             raise ValueError(
@@ -48,9 +54,16 @@ def check_start(app: str, arguments: Sequence[str]) -> None:
                 f"torchrun, or torchrun without -m"
             )
         if len(overrides) == 0 or not set(SWEEP) & set(arguments):
-            check_all(composed(name, overrides), name, overrides)
+            check_job(name, overrides)
         else:
             check_sweep(name, overrides)
+
+
+def check_job(name: str, overrides: Sequence[str]) -> None:
+    """Raises ValueError for a config that cannot be; says what stands in place of the scale's."""
+    cfg = composed(name, overrides)
+    check_all(cfg, name, overrides)
+    say_edits(cfg.scale, overrides)
 
 
 def check_sweep(name: str, overrides: Sequence[str]) -> None:
@@ -59,7 +72,7 @@ def check_sweep(name: str, overrides: Sequence[str]) -> None:
     first: Exception | None = None
     for job in BasicSweeper.split_arguments(parsed, None)[0]:
         try:
-            check_all(composed(name, job), name, job)
+            check_job(name, job)
         except Exception as error:
             first = first or error
         else:

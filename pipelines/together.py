@@ -3,16 +3,34 @@
 As `pipelines.values` it is asked as soon as a config is composed, before an app's imports.
 """
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from pipelines.values import CONF, rule_of, shown, unknown, word
+from pipelines.values import (
+    CONF,
+    POSITIVE,
+    SWITCH,
+    TEXT,
+    Rule,
+    asked,
+    either,
+    leaves,
+    near_words,
+    null_or,
+    option,
+    rule_of,
+    shown,
+    unknown,
+    word,
+)
 from value_aware_study.cards import Card, cards
 from value_aware_study.data.text_paths import text_paths
 
@@ -22,7 +40,36 @@ ADDED = (
     *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*"),
     *("evaluate.axes.*", "survey.vary.*", "caches.only.*"),
 )
-"""Sections of names that users add to; of `trainer` they are arguments of Lightning's Trainer."""
+"""Sections of names that users add to"""
+TRAINER = {
+    "gradient_clip_val": null_or(POSITIVE),
+    "gradient_clip_algorithm": null_or(word("norm", "value")),
+    "deterministic": null_or(either(SWITCH, "warn")),
+    "benchmark": null_or(SWITCH),
+    "inference_mode": SWITCH,
+    "detect_anomaly": SWITCH,
+    "sync_batchnorm": SWITCH,
+    "profiler": null_or(word("simple", "advanced", "pytorch", "xla")),
+    "enable_progress_bar": SWITCH,
+}
+"""Arguments of Lightning's Trainer that may be added: costs, numerics, and what is shown of them.
+All others say for how long, on which batches and with which files to train, which `fit` does."""
+OWN_NAMES = ("causal_", "masked_", "in_context_")
+"""How names of models begin that are made of kernel, length, task and attention"""
+SHOWN = {"evaluate": "evaluate.explored.tokens", "survey": "survey.picture.tokens"}
+"""App -> key of how many first tokens of a text it shows"""
+NAMED = (*SHOWN, "train_causal", "train_masked", "train_in_context")
+"""Apps that write a model or a record by its name"""
+OF_HYDRA = {
+    "hydra.job.chdir": Rule(allowed="false: paths are read from here", holds=lambda v: not v),
+    "hydra.mode": Rule(allowed="left out: -m starts a sweep", holds=lambda v: False),
+    "hydra.searchpath": Rule(
+        allowed="a list with file://. in it, where params.yaml is",
+        holds=lambda v: isinstance(v, list) and "file://." in v,
+    ),
+}
+"""Options of Hydra that an app cannot run with"""
+GROUPS = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
 KERNELS, MIXING = "value_aware_attention.kernels.", "value_aware_attention.models.mixing."
 READ = {"corpus": ("corpus.path", "corpus.evaluation_path"), "probe": ("probe.text",)}
 """App -> keys of files that the user gives it"""
@@ -37,6 +84,13 @@ def check_together(cfg: DictConfig, app: str = "") -> None:
     check_corpus(cfg)
     check_in_context(cfg)
     check_attention(cfg, app)
+    check_trainer(cfg)
+    if (CONF / f"{app}.yaml").exists():
+        check_shared(cfg, app)
+    if app in NAMED:
+        check_names(cfg, app)
+    if app in SHOWN:
+        check_evaluated(cfg, app)
     if app.startswith("train_"):
         check_shares(cfg, app)
     if app == "caches":
@@ -46,6 +100,93 @@ def check_together(cfg: DictConfig, app: str = "") -> None:
     check_files(cfg, READ.get(app, ()))
 
 
+def check_trainer(cfg: DictConfig) -> None:
+    """What was added to the arguments of Lightning's Trainer, on a command line or in a file."""
+    for name, value in cfg.trainer.items():
+        if name in TRAINER:
+            TRAINER[name].check(f"trainer.{name}", value)
+        elif not rule_of(f"trainer.{name}"):
+            raise ValueError(
+                f"trainer.{name} cannot be added: a training takes all of its steps on all of its "
+                f"batches, and evaluates as training.evaluate_every says; what can be added is "
+                f"{', '.join(TRAINER)}{asked(near_words(name, TRAINER))}"
+            )
+
+
+def check_shared(cfg: DictConfig, app: str) -> None:
+    """That what conf/<app>.yaml shows of another key is what is there.
+
+    Paths and amounts of its own may vary.
+    """
+    given = dict(leaves(OmegaConf.to_container(cfg[app])))
+    shipped: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{app}.yaml"))
+    for key, text in leaves(shipped.get(app, {})):
+        other, name = re.fullmatch(r"\$\{((?!paths)[\w.]+)\}", str(text)), f"{app}.{key}"
+        if other is None or given.get(key, text) == text or rule_of(name) not in (None, TEXT):
+            continue
+        if (found := OmegaConf.select(cfg, name)) != (own := OmegaConf.select(cfg, other[1])):
+            which = "" if OmegaConf.is_config(own) else f", which is {shown(own)}"
+            raise ValueError(f"{name} is {shown(found)}; it must be that of {other[1]}{which}")
+
+
+def check_names(cfg: DictConfig, app: str) -> None:
+    """That no model and no record takes the place of another's."""
+    check_option_names(cfg)
+    name, method = cfg[app].name, cfg.attention.name if cfg.attention.method else "exact"
+    if method != "exact" and not cfg.attention.suffix:
+        raise ValueError(f"attention.suffix is ''; models trained with {method} need a name")
+    own = {
+        "causal": f"causal_{cfg.kernel.name}{cfg.attention.suffix}{cfg.replicate.suffix}",
+        "masked": f"masked_{cfg.length.name}{cfg.attention.suffix}",
+    }
+    if "model" in cfg:
+        known = [own["causal" if is_causal(cfg) else "masked"], Path(cfg.model.checkpoint).name]
+    elif app == "train_in_context":
+        known = [f"in_context_{cfg.task.name}"]
+    else:
+        known = [own[app.removeprefix("train_")]]
+    if name not in known and str(name).startswith(OWN_NAMES):
+        raise ValueError(
+            f"{app}.name is {name}; the model is {known[0]}, and other names that begin with "
+            f"{' or '.join(OWN_NAMES)} are those of other models: give one that does not"
+        )
+
+
+def check_option_names(cfg: DictConfig) -> None:
+    """That a kernel and a length have no name of another one, of which those of models are made."""
+    file, built = CONF / f"kernel/{cfg.kernel.name}.yaml", cfg.kernel.function._target_
+    if file.exists() and OmegaConf.load(file).function._target_ != built:
+        raise ValueError(
+            f"kernel.name is {cfg.kernel.name}; the kernel is {built.removeprefix(KERNELS)}: give "
+            f"kernel={cfg.kernel.name}, or a name that is no other kernel's"
+        )
+    name, length = cfg.length.name, OmegaConf.to_container(cfg.length)
+    other = {f"${{masked.{one}.length}}" for one in ("short", "long") if one != name}
+    if name in ("short", "long") and isinstance(length, dict) and length["length"] in other:
+        raise ValueError(
+            f"length.name is {name}; the length is another: give length={name}, or a name that is "
+            f"no other length's"
+        )
+
+
+def check_evaluated(cfg: DictConfig, app: str) -> None:
+    """The model that is evaluated: its kernel, and texts of which some tokens are shown."""
+    causal, task = is_causal(cfg), cfg.model.task
+    kernel = cfg.kernel.name if causal else "exponential"
+    if cfg.model.kernel != kernel:
+        raise ValueError(f"model.kernel is {cfg.model.kernel}; the model's is {kernel}")
+    length, key = task.length if causal else task.sequences.length, SHOWN[app]
+    if (tokens := OmegaConf.select(cfg, key)) > length:
+        raise ValueError(
+            f"{key} is {tokens}; it must be at most the length of the model's texts, which is "
+            f"{length}"
+        )
+
+
+def is_causal(cfg: DictConfig) -> bool:
+    return str(cfg.model.task._target_).endswith(".CausalTask")
+
+
 def check_attention(cfg: DictConfig, app: str) -> None:
     """The method that a model is trained with, or that approximates its attention."""
     if app == "train_causal":
@@ -53,9 +194,9 @@ def check_attention(cfg: DictConfig, app: str) -> None:
     elif app == "train_masked":  # it takes the kernel of the method
         check_method(cfg, "attention.method", "", is_causal=False)
     elif "model" in cfg:
-        is_causal = cfg.model.task._target_.endswith(".CausalTask")
-        kernel = cfg.kernel.function._target_ if is_causal else f"{KERNELS}Exponential"
-        check_method(cfg, "approximation", kernel, is_causal=is_causal)
+        causal = is_causal(cfg)
+        kernel = cfg.kernel.function._target_ if causal else f"{KERNELS}Exponential"
+        check_method(cfg, "approximation", kernel, is_causal=causal)
 
 
 def check_files(cfg: DictConfig, keys: Sequence[str]) -> None:
@@ -194,21 +335,65 @@ def check_use(card: Card, option: str, kernel: str, *, is_causal: bool) -> None:
         )
 
 
+def check_given(overrides: Sequence[str]) -> None:
+    """Raises ValueError for what Hydra would refuse, or fail at, without naming what was given."""
+    for given in OverridesParser.create().parse_overrides(list(overrides)):
+        key = given.key_or_group
+        if given.is_delete() or given.is_sweep_override():
+            continue
+        value = given.value()
+        if key in OF_HYDRA:
+            OF_HYDRA[key].check(key, value)
+        if key in GROUPS and not (isinstance(value, str) or (key == "corpus" and value)):
+            of_cards = [one.name for one in cards().values() if one.train is not None]
+            word(*option(key).words, *(of_cards if key == "attention" else ())).check(key, value)
+
+
 def check_added(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raises ValueError for a key added with + or ++ that nothing reads.
 
     Arguments of code may be added, and names where there are names of the user's.
     """
     for given in OverridesParser.create().parse_overrides(list(overrides)):
-        if is_added_value(given):
-            check_added_key(cfg, given.key_or_group)
+        key, added = given.key_or_group, given.is_add() or given.is_force_add()
+        if added and is_group(given):
+            check_added_group(given)
+        elif added and key.startswith("hydra."):
+            check_key_of_hydra(key)
+        elif added:
+            check_added_key(cfg, key)
+
+
+def is_group(given: Override) -> bool:
+    return given.package is not None or (CONF / given.key_or_group).is_dir()
 
 
 def is_added_value(given: Override) -> bool:
-    key = given.key_or_group
-    is_group = given.package is not None or (CONF / key).is_dir()
     added = given.is_add() or given.is_force_add()
-    return added and not is_group and not key.startswith("hydra")
+    return added and not is_group(given) and not given.key_or_group.startswith("hydra")
+
+
+def check_added_group(given: Override) -> None:
+    """Raises ValueError for an option that goes where nothing is read.
+
+    One goes where there are names of the user's, or all over, as its first line says.
+    """
+    group, place = given.key_or_group, given.package
+    text = CONF / group / f"{given.value()}.yaml"
+    is_global = text.exists() and "@package _global_" in text.read_text(encoding="utf-8")
+    if not (is_global if place is None else any(fnmatchcase(place, one) for one in ADDED)):
+        raise ValueError(unknown(f"{group}@{place}" if place else f"+{group}"))
+
+
+def check_key_of_hydra(key: str) -> None:
+    """Raises ValueError for a key that Hydra does not have."""
+    section: Any = OmegaConf.to_container(OmegaConf.structured(HydraConf))
+    for name in key.split(".")[1:]:
+        if not isinstance(section, dict) or not section:
+            return  # names of the user's, or arguments of a plugin
+        if name not in section:
+            raise ValueError(unknown(key))
+        section = section[name]
 
 
 def check_added_key(cfg: DictConfig, key: str) -> None:

@@ -47,6 +47,7 @@ def main(cfg: DictConfig) -> None:
             if cfg.warm_start
             else build_roberta(**cfg.layers, **size)
         )
+        model.config.masked_fraction = cfg.fraction  # an evaluation must mask as many
         return instantiate(cfg.module, attend_with(model, attention) if attention else model)
 
     train(

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cache
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
 from value_aware_study.cards import cards
@@ -29,11 +32,15 @@ PARAMS_FILE = "params.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a value may be: in words, as a test, and the words among which a misspelt one is."""
+    """What a value may be: in words, as a test, and the words among which a misspelt one is.
+
+    In a list that must be of different values none comes twice.
+    """
 
     allowed: str
     holds: Callable[[Any], bool]
     words: tuple[str, ...] = ()
+    different: bool = False
 
     def check(self, key: str, value: Any) -> None:
         """Raises ValueError for a value that is not allowed."""
@@ -41,6 +48,8 @@ class Rule:
             given = value if isinstance(value, list) else [value]
             near = [close for one in given for close in near_words(one, self.words)]
             raise ValueError(f"{key} is {shown(value)}; it must be {self.allowed}{asked(near)}")
+        if self.different and isinstance(value, list) and len(set(value)) < len(value):
+            raise ValueError(f"{key} is {shown(value)}; it must be a list of different values")
 
 
 def whole(least: int = 1, most: int | None = None) -> Rule:
@@ -86,7 +95,7 @@ def is_name(value: Any) -> bool:
         inside("", value)
     except ValueError:
         return False
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
+    return TEXT.holds(value) or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def either(rule: Rule, *words: str) -> Rule:
@@ -99,7 +108,7 @@ def many(rule: Rule, least: int = 1) -> Rule:
         return isinstance(value, list) and len(value) >= least and all(map(rule.holds, value))
 
     allowed = f"a list{' with something in it' if least else ''}, each {rule.allowed}"
-    return replace(rule, allowed=allowed, holds=holds)
+    return replace(rule, allowed=allowed, holds=holds, different=True)
 
 
 COUNT, COUNT_OR_ZERO = whole(1), whole(0)
@@ -108,7 +117,11 @@ VOCABULARY = whole(261, 2**24)  # the 256 bytes and 5 tokens with a meaning
 LENGTH, STEPS, WORKERS = whole(1, 2**24), whole(1, 10**9), whole(0, 1024)
 """At most: more than any machine takes, so that a slip of the keyboard is no day of work"""
 SEED = whole(0, 2**32 - 1)  # what numpy takes
-POSITIVE = number("above 0", lambda v: v > 0)
+POSITIVE = number("above 0 and at most 1e+15", lambda v: 0 < v <= 1e15)
+RATE = number("above 0 and at most 1000", lambda v: 0 < v <= 1000)  # of learning
+DECAY = number("at least 0 and at most 1000", lambda v: 0 <= v <= 1000)
+MEMORY = number("above 0 and at most 1048576", lambda v: 0 < v <= 2**20)  # GiB: a pebibyte
+SPEED = number("above 0 and at most 1e+24", lambda v: 0 < v <= 1e24)  # operations a second
 NOT_NEGATIVE = number("at least 0", lambda v: v >= 0)
 SHARE = number("from 0 to 1", lambda v: 0 <= v <= 1)
 PART = number("between 0 and 1, neither of them", lambda v: 0 < v < 1)
@@ -117,7 +130,9 @@ SWITCH = Rule(allowed="true or false", holds=lambda v: isinstance(v, bool))
 TEXT = Rule(allowed="text", holds=lambda v: isinstance(v, str) and bool(v.strip()))
 LIST = Rule(allowed="a list", holds=lambda v: isinstance(v, list))
 NAME = Rule(
-    allowed="a name of 1 to 200 bytes, all printable, none of them / or \\, and not . or ..",
+    allowed=(
+        "a name of 1 to 200 bytes, all printable, none of them / or \\, and not . or .. or spaces"
+    ),
     holds=is_name,
 )
 SUFFIX = Rule(
@@ -134,9 +149,9 @@ CODE = Rule(
         isinstance(v, list) and all(isinstance(one, dict) and "_target_" in one for one in v)
     ),
 )
-POSITIONS = Rule(
-    allowed="a list of positions, each a whole number of at least 0",
-    holds=lambda v: isinstance(v, list) and all(map(COUNT_OR_ZERO.holds, v)),
+POSITIONS = replace(
+    many(COUNT_OR_ZERO, least=0),
+    allowed=f"a list of positions, each {COUNT_OR_ZERO.allowed}",
 )
 DEVICE = Rule(
     allowed="auto, cpu, cuda or cuda:<number>",
@@ -146,7 +161,7 @@ COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
 LENGTHS = many(LENGTH)
 KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
 OBSERVED = word("last", "causal", "noncausal", "repeat", "hindsight")
-NORM = Rule(allowed="1 or 2", holds=lambda v: v in (1, 2))
+NORM = replace(whole(1, 2), allowed="1 or 2")
 SEARCH = word("fast", "default", "best")
 PRECISION = word(
     *("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine"),
@@ -192,11 +207,11 @@ PARAMS = table(
         "causal.context": COUNT_OR_ZERO,
         "{causal,masked.short,masked.long}.batch_size": BATCH,
         "{causal,masked.short,masked.long}.steps": STEPS,
-        "{causal,masked.short,masked.long}.learning_rate": POSITIVE,
+        "{causal,masked.short,masked.long}.learning_rate": RATE,
         "{causal,masked.short,masked.long,in_context}.warmup_proportion": SHARE,
         "{causal,masked.short,masked.long}.warmup_steps": COUNT_OR_ZERO,
-        "{causal,masked,in_context}.adamw_rate": POSITIVE,
-        "{causal,masked,in_context}.weight_decay": NOT_NEGATIVE,
+        "{causal,masked,in_context}.adamw_rate": RATE,
+        "{causal,masked,in_context}.weight_decay": DECAY,
         "masked.block": whole(3, 2**24),  # two of its tokens say where it starts and ends
         "masked.warm_start": null_or(TEXT),
         "masked.fraction": PART,
@@ -208,7 +223,7 @@ PARAMS = table(
         "in_context.{recall,markov,copying}.prefix": LENGTH,
         "in_context.{recall,markov}.length": LENGTH,
         "in_context.{recall,markov,copying}.growing": SHARE,
-        "in_context.{recall,markov,copying}.{initializer_range,learning_rate}": POSITIVE,
+        "in_context.{recall,markov,copying}.{initializer_range,learning_rate}": RATE,
         "in_context.{recall.pairs,markov.states,copying.symbols}": whole(2, 4096),
         "cache_study.parts": COUNTS,
         "cache_study.units": COUNT,
@@ -220,7 +235,7 @@ PARAMS = table(
         "evaluation.{causal_units,masked_units.short,masked_units.long}": null_or(COUNT),
         "evaluation.recorded_units": COUNT,
         "evaluation.batch_size": BATCH,
-        "evaluation.memory_gib": POSITIVE,
+        "evaluation.memory_gib": MEMORY,
         "benchmark.{lengths,attention_lengths}": LENGTHS,
         "benchmark.{seconds,slowest}": POSITIVE,
         "benchmark.layer.{width,heads,feedforward}": WIDTH,
@@ -246,7 +261,7 @@ OF_CONF = table(
         "tokens.{causal,masked}_tokenizer.path": TEXT,
         "{length,task}.batch_size": BATCH,
         "{length,task}.steps": STEPS,
-        "{length,task}.learning_rate": POSITIVE,
+        "{length,task}.learning_rate": RATE,
         "{length,task}.warmup_proportion": SHARE,
         "length.warmup_steps": COUNT_OR_ZERO,
         "length.{length,compressed}": LENGTH,
@@ -255,18 +270,18 @@ OF_CONF = table(
         "{length,model}.{baseline_keys,sampled_keys}": ANY_COUNTS,
         "model.{lsh_keys,orf_features}": ANY_COUNTS,
         "task.growing": SHARE,
-        "task.initializer_range": POSITIVE,
-        "task.adamw_rate": POSITIVE,
-        "task.weight_decay": NOT_NEGATIVE,
-        "{causal,masked,task}.optimizer.{lr,eps}": POSITIVE,
-        "{causal,masked,task}.optimizer.betas": many(BELOW_ONE, least=2),
+        "task.initializer_range": RATE,
+        "task.adamw_rate": RATE,
+        "task.weight_decay": DECAY,
+        "{causal,masked,task}.optimizer.{lr,eps}": RATE,
+        "{causal,masked,task}.optimizer.betas": replace(many(BELOW_ONE, least=2), different=False),
         "{causal,masked,task}.optimizer.momentum": BELOW_ONE,
         "{causal,masked}.optimizer.max_grad_norm": NOT_NEGATIVE,
         "{causal,masked}.optimizer.fused": SWITCH,
         "{kernel,length,attention,task,model,survey,evaluate,caches}.name": NAME,
         "{train_causal,train_masked,train_in_context}.name": NAME,
         "model.kernel": option("kernel"),
-        "model.{checkpoint,tokens,tokenizer,training}": TEXT,
+        "model.{checkpoint,tokens,training}": TEXT,
         "{attention,replicate}.suffix": SUFFIX,
         "replicate.seed": SEED,
         "{attention.method,approximation}.seed": SEED,
@@ -283,6 +298,7 @@ OF_CONF = table(
             holds=lambda v: COUNT_OR_ZERO.holds(v) and v % 2 == 0,
         ),
         "logger.{project,group,dir}": TEXT,
+        "logger.mode": word("online", "offline", "shared", "disabled", "dryrun", "run"),
         "train_masked.card.kernel": TEXT,
         "trainer.accelerator": word("auto", "cpu", "gpu", "cuda", "mps", "tpu"),
         "trainer.{devices,nodes,accumulate}": BATCH,
@@ -290,7 +306,7 @@ OF_CONF = table(
         "trainer.precision": PRECISION,
         "trainer.workers": WORKERS,
         "trainer.{compile,checkpoint_activations}": SWITCH,
-        "trainer.peak_flops": null_or(POSITIVE),
+        "trainer.peak_flops": null_or(SPEED),
         "paths.{root,outputs,corpus,tokens,models,records,trained,metrics}": FOLDER,
         "paths.{report,results,cache,logs}": FOLDER,
         "evaluate.explored.tokens": COUNT,
@@ -298,13 +314,13 @@ OF_CONF = table(
         "survey.kernel": option("kernel"),
         "survey.{checkpoint,tokens,tokenizer,scale,data,cache,records}": TEXT,
         "survey.seeds": many(SEED),
-        "survey.memory_gib": POSITIVE,
+        "survey.memory_gib": MEMORY,
         "survey.picture.{tokens,budget}": COUNT,
         "benchmark.{cache,record,metrics,scale}": TEXT,
         "benchmark.layer.device": DEVICE,
         "benchmark.layer.threads": null_or(whole(1, 1024)),
         "benchmark.methods.*.{label,order}": TEXT,
-        "benchmark.methods.*.exponent": POSITIVE,
+        "benchmark.methods.*.exponent": RATE,
         "benchmark.methods.*.mixes_hidden": SWITCH,
         "benchmark.methods.*.by_length.*": LIST,
         "caches.{units,rows}": COUNT,
@@ -316,7 +332,7 @@ OF_CONF = table(
         "caches.observed": many(OBSERVED),
         "caches.description": TEXT,
         "plan.vocabulary.{causal,masked}": null_or(COUNT),
-        "plan.operations_per_second": POSITIVE,
+        "plan.operations_per_second": SPEED,
         "plan.one_step": SWITCH,
         "probe.{model,text,tokenizer}": null_or(TEXT),
         "probe.name": null_or(NAME),
@@ -344,9 +360,8 @@ PATTERNS = [key for key in RULES if "*" in key]
 def check(cfg: DictConfig, app: str = "") -> None:
     """Raises ValueError for the first value of a composed config that is not allowed.
 
-    What is given as an interpolation is checked where it is read from, and arguments of code by
-    its signature. `app` is the section in which nothing may be missing. What is allowed one by one
-    and not together is `pipelines.together`'s.
+    Arguments of code are checked by its signature. `app` is the section in which nothing may be
+    missing. What is allowed one by one and not together is `pipelines.together`'s.
     """
     found = dict(leaves(OmegaConf.to_container(cfg)))
     for key, value in found.items():
@@ -355,9 +370,23 @@ def check(cfg: DictConfig, app: str = "") -> None:
                 raise ValueError(f"{key} is missing: give {key}=<value>")
         elif not (isinstance(value, str) and "${" in value):
             check_value(key, value)
+        elif rule := rule_of(key):
+            check_interpolation(cfg, key, value, rule)
     for key in PARAMS:
         if key not in found:
             raise ValueError(f"{key} is missing; it must be {PARAMS[key].allowed}")
+
+
+def check_interpolation(cfg: DictConfig, key: str, text: str, rule: Rule) -> None:
+    """Raises ValueError for a value that is read from elsewhere, where there is none that fits."""
+    try:
+        found = OmegaConf.select(cfg, key)
+        rule.check(key, list(found) if OmegaConf.is_list(found) else found)
+    except InterpolationToMissingValueError:
+        return  # of another app's section
+    except OmegaConfBaseException as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{key} is {text}, which cannot be read: {reason}") from None
 
 
 def check_value(key: str, value: Any) -> None:
@@ -393,14 +422,39 @@ def rule_of(key: str) -> Rule | None:
 def read_params() -> dict[str, Any]:
     """params.yaml; ValueError where it is missing, no YAML, or has other keys than it should."""
     try:
-        check_plain(Path(PARAMS_FILE).read_text(encoding="utf-8"))
-        content: Any = OmegaConf.to_container(OmegaConf.load(PARAMS_FILE))
+        return params_of(Path(PARAMS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
             f"no {PARAMS_FILE} in the current folder; run from the repository's root"
         ) from None
     except (YAMLError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{PARAMS_FILE} cannot be read: {error}") from None
+
+
+def edited_params() -> dict[str, Any]:
+    """The values of params.yaml that a scale replaces and that are not as shipped.
+
+    conf/scale/laptop.yaml has the shipped ones. Raises ValueError for one that is not allowed.
+    """
+    given, shipped = dict(leaves(read_params())), values_of_scale("laptop")
+    for key in shipped:
+        PARAMS[key].check(key, given[key])
+    return {key: given[key] for key, value in shipped.items() if given[key] != value}
+
+
+@cache
+def values_of_scale(scale: str) -> dict[str, Any]:
+    """What a scale sets, by its keys; nothing of a scale that is not in conf/."""
+    file = CONF / "scale" / f"{scale}.yaml"
+    content: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
+    return {key: value for key, value in leaves(content) if key not in ("defaults", "scale")}
+
+
+@cache
+def params_of(text: str) -> dict[str, Any]:
+    """The values of a text of params.yaml, which every composition asks for."""
+    check_plain(text)
+    content: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
     if not content or not isinstance(content, dict):
         raise ValueError(f"{PARAMS_FILE} cannot be read: it is empty, or no keys with values")
     check_params(content)
@@ -426,9 +480,15 @@ def check_params(content: dict[str, Any]) -> None:
 def check_plain(text: str) -> None:
     """Raises ValueError for a number or a switch that DVC and Hydra read as different values.
 
-    12:30 is 750 to one of them, 017 is 15, and `on` is true.
+    12:30 is 750 to one of them, 017 is 15, and `on` is true. So does an alias, of which a few
+    lines can stand for more than a machine holds.
     """
     for token in yaml.scan(text):
+        if isinstance(token, yaml.AliasToken):
+            raise ValueError(
+                f"{PARAMS_FILE}: line {token.start_mark.line + 1} has the alias *{token.value}; "
+                f"write the value itself"
+            )
         if isinstance(token, yaml.ScalarToken) and token.plain and AMBIGUOUS.fullmatch(token.value):
             raise ValueError(
                 f"{PARAMS_FILE}: line {token.start_mark.line + 1} has {token.value}, which is read "
@@ -446,7 +506,8 @@ def unknown(key: str, known: Iterable[str] | None = None) -> str:
             by_name.setdefault(other.rpartition(".")[2], []).append(other)
         names = get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=0.75)
         near = [other for name in names for other in by_name[name]][:3]
-    return f"{key} is no key that is read here{asked([one for one in near if one != key])}"
+    given = key if key == key.strip() else repr(key)
+    return f"{given} is no key that is read here{asked([one for one in near if one != key])}"
 
 
 def known_keys() -> list[str]:
@@ -469,7 +530,7 @@ def asked(near: list[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is typed."""
-    if isinstance(value, str) and not value[:1].isalpha():
+    """A value as it is typed; a text that is easily taken for something else in quotes."""
+    if isinstance(value, str) and (not value[:1].isalpha() or value in ("true", "false", "null")):
         return repr(value)
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -13,8 +13,9 @@ from torch import nn
 from pipelines.app import composed, plain
 from pipelines.evaluate import grid, setting
 from pipelines.methods import register_methods
+from pipelines.together import TRAINER
 from pipelines.train import trained_attention
-from pipelines.values import check
+from pipelines.values import check, leaves, read_params, values_of_scale
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import TrainedAttention
@@ -213,6 +214,12 @@ def test_every_trainer_builds(name: str) -> None:
     assert set(trainer) <= {*signature(fit).parameters, *signature(Trainer).parameters} | translated
 
 
+def test_what_may_be_added_to_the_trainer_are_arguments_of_lightnings() -> None:
+    from pytorch_lightning import Trainer
+
+    assert set(TRAINER) <= set(signature(Trainer).parameters)
+
+
 @pytest.mark.parametrize("name", options("logger"))
 def test_every_logger_names_a_function(name: str) -> None:
     from hydra.utils import get_method
@@ -220,8 +227,10 @@ def test_every_logger_names_a_function(name: str) -> None:
     assert callable(get_method(composed("train_causal", [f"logger={name}"]).logger._target_))
 
 
-def test_laptop_replaces_nothing() -> None:
-    assert OmegaConf.load(CONF / "scale/laptop.yaml") == {"scale": "laptop"}
+def test_laptop_has_what_other_scales_replace_as_it_is_in_params() -> None:
+    params, laptop = dict(leaves(read_params())), values_of_scale("laptop")
+    others = [values_of_scale(name) for name in options("scale") if name != "laptop"]
+    assert laptop == {key: params[key] for one in others for key in one}
 
 
 def test_the_paper_scale_is_the_papers() -> None:

@@ -90,6 +90,14 @@ def test_a_masked_model_of_another_size_is_refused_by_what_differs(tmp_path: Pat
     assert "a model with num_hidden_layers 2; scale=smoke asks for num_hidden_layers 3" in message
 
 
+def test_another_share_of_masked_tokens_than_in_training_is_refused(tmp_path: Path) -> None:
+    write_masked(tmp_path)
+    config = tmp_path / "outputs/models/masked_short/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"masked_fraction": 0.15}))
+    message = refusal("evaluate model=masked length=short masked.fraction=0.5", tmp_path)
+    assert "a model with masked_fraction 0.15; scale=smoke asks for masked_fraction 0.5" in message
+
+
 def test_tokens_that_the_model_does_not_have_are_refused(root: Path) -> None:
     stream = np.zeros(4000, dtype=np.uint16)
     stream[-1] = 60

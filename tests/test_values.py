@@ -15,7 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.values.cases import CALL, LATE, NEW, Case, cases
-from pipelines.app import check_all, composed
+from pipelines.app import app, check_all, composed
+from pipelines.fingerprints import fingerprint
 from pipelines.start import check_start, check_sweep, written_out
 from pipelines.values import CONF, OF_CONF, PARAMS, PARAMS_FILE, PATTERNS, leaves, rule_of
 from tests.test_conf import APPS, ASKED
@@ -222,6 +223,79 @@ def test_params_has_the_keys_that_have_rules_and_scales_have_no_others() -> None
     assert set(dict(content_of(ROOT / PARAMS_FILE))) == set(PARAMS)
     for file in (ROOT / "conf/scale").glob("*.yaml"):
         assert set(dict(content_of(file))) <= set(PARAMS)
+
+
+EDITS = {"causal": {"steps": 3, "length": 220}, "tokens": {"causal_sources": ["networkx"]}}
+SAID = "causal.steps is 3 in params.yaml, edited: it wins over scale=smoke, which sets 6\n"
+
+
+@pytest.fixture
+def _edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = OmegaConf.merge(OmegaConf.load(ROOT / PARAMS_FILE), EDITS)
+    OmegaConf.save(content, tmp_path / PARAMS_FILE)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_edited")
+@pytest.mark.parametrize("scale", ["laptop", "smoke", "hours"])
+def test_an_edited_value_of_params_wins_over_every_scale_and_the_command_line_over_both(
+    scale: str,
+) -> None:
+    cfg = composed("train_causal", [f"scale={scale}"])
+    assert (cfg.train_causal.fit.steps, cfg.causal.length) == (3, 220)
+    assert cfg.tokens.causal_sources == ["networkx"]
+    assert cfg.causal.layers == (2 if scale == "smoke" else 3)
+    assert composed("train_causal", [f"scale={scale}", "causal.steps=7"]).causal.steps == 7
+    values = fingerprint("train_causal", [f"scale={scale}", "kernel=elu"])["values"]
+    assert values["fit"]["steps"] == 3
+
+
+@pytest.mark.usefixtures("_edited")
+def test_an_edited_value_that_stands_in_place_of_the_scales_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    length = SAID.replace("steps is 3", "length is 220").replace("sets 6", "sets 96")
+    for given, said in (
+        (["scale=smoke"], [SAID, length]),
+        (["scale=smoke", "causal.steps=4"], [length]),
+        (["-m", "scale=smoke", "causal.length=230,231"], [SAID]),
+        ([], []),
+    ):
+        check_start("train_causal", given)
+        assert sorted(capsys.readouterr().err.splitlines(True)) == sorted(said)
+
+
+@pytest.mark.usefixtures("_edited")
+def test_jobs_of_a_sweep_have_the_edited_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str, int, int]] = []
+    monkeypatch.setattr("sys.argv", ["", "-m", "scale=smoke,hours", "causal.length=230,231"])
+
+    def job(cfg: DictConfig) -> None:
+        found.append((cfg.card.scale, cfg.fit.steps, cfg.batches.length))
+
+    app("train_causal")(job)()
+    assert found == [(scale, 3, length) for length in (230, 231) for scale in ("smoke", "hours")]
+
+
+def test_options_of_hydra_may_stand_before_the_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    for option in (f"--config-dir={tmp_path}", "--config-name=train_causal"):
+        given = [option, "kernel=elu", "scale=smoke", f"paths.root={tmp_path}"]
+        monkeypatch.setattr("sys.argv", ["", *given])
+        app("train_causal")(lambda cfg: found.append(cfg.name))()
+    assert found == ["causal_elu", "causal_elu"]
+
+
+def test_an_alias_is_refused_before_what_it_stands_for_is_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]" for i in range(1, 9)]
+    bomb = "\n".join(["x0: &x0 [1]", *levels, (ROOT / PARAMS_FILE).read_text()])
+    (tmp_path / PARAMS_FILE).write_text(bomb)
+    monkeypatch.chdir(tmp_path)
+    assert "line 2 has the alias *x0; write the value itself" in refusal("corpus")
 
 
 def test_a_sweep_starts_where_one_job_is_right() -> None:
