@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import hydra
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -66,11 +67,11 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
                 given = sys.argv[1:]
                 ours = [f"hydra.job.name={name}", *scale_of_params(given), *edits_of_params()]
-                overrides = [i for i, one in enumerate(given) if re.match("[^-].*=", one)]
-                check_given([given[i] for i in overrides])
-                # beside the others: argparse takes overrides from one place alone
-                place = overrides[0] if overrides else len(given)
-                sys.argv[1:] = [*given[:place], *ours, *given[place:]]
+                overrides = get_args_parser().parse_intermixed_args(given).overrides
+                check_given(overrides)
+                # argparse takes overrides from one place alone
+                options = [one for one in given if one not in overrides]
+                sys.argv[1:] = [*options, *ours, *overrides]
                 register_methods()
                 check_methods()
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()

@@ -170,16 +170,15 @@ def check_option_names(cfg: DictConfig) -> None:
 
 
 def check_evaluated(cfg: DictConfig, app: str) -> None:
-    """The model that is evaluated: its kernel, and texts of which some tokens are shown."""
+    """The model that is evaluated: its kernel, and windows of which some tokens are shown."""
     causal, task = is_causal(cfg), cfg.model.task
     kernel = cfg.kernel.name if causal else "exponential"
     if cfg.model.kernel != kernel:
         raise ValueError(f"model.kernel is {cfg.model.kernel}; the model's is {kernel}")
-    length, key = task.length if causal else task.sequences.length, SHOWN[app]
-    if (tokens := OmegaConf.select(cfg, key)) > length:
+    tokens = OmegaConf.select(cfg, SHOWN[app])
+    if causal and tokens > task.length:  # of a masked model whole sequences are shown
         raise ValueError(
-            f"{key} is {tokens}; it must be at most the length of the model's texts, which is "
-            f"{length}"
+            f"{SHOWN[app]} is {tokens}; it must be at most causal.length, which is {task.length}"
         )
 
 

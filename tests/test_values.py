@@ -277,12 +277,12 @@ def test_jobs_of_a_sweep_have_the_edited_values(monkeypatch: pytest.MonkeyPatch)
     assert found == [(scale, 3, length) for length in (230, 231) for scale in ("smoke", "hours")]
 
 
-def test_options_of_hydra_may_stand_before_the_overrides(
+def test_options_of_hydra_may_stand_among_the_overrides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str] = []
     for option in (f"--config-dir={tmp_path}", "--config-name=train_causal"):
-        given = [option, "kernel=elu", "scale=smoke", f"paths.root={tmp_path}"]
+        given = ["scale=smoke", option, "kernel=elu", f"paths.root={tmp_path}"]
         monkeypatch.setattr("sys.argv", ["", *given])
         app("train_causal")(lambda cfg: found.append(cfg.name))()
     assert found == ["causal_elu", "causal_elu"]
