@@ -14,6 +14,7 @@ from value_aware_attention.arguments import check_at_least
 from value_aware_attention.attention import (
     attention_over,
     check_inputs,
+    promoted,
     visibility,
     weights_over,
     working_precision,
@@ -90,14 +91,14 @@ class Call:
         is_causal: bool = False,
     ) -> "Call":
         """Checks the inputs, with the ValueErrors of `attention`, and raises their precision."""
-        check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+        check_inputs(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
         queries, keys = query.shape[-2], key.shape[-2]
         if attn_mask is not None:
             attn_mask = torch.atleast_2d(attn_mask)
             attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
         rows = torch.arange(queries, device=query.device)
         dtype = value.dtype
-        query, key, value = (working_precision(x) for x in (query, key, value))
+        query, key, value = map(working_precision, promoted(query, key, value))
         return cls(query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
 from value_aware_attention.approximations.block_sparse import block_sparse_attention, pairs
 from value_aware_attention.approximations.patterns import Pattern
-from value_aware_attention.arguments import check_choice
+from value_aware_attention.arguments import check_at_least, check_choice, check_integers
 from value_aware_attention.attention import masked_softmax
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
@@ -114,10 +114,8 @@ def _keys_kept(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
 
 def check_positions(global_positions: Sequence[int]) -> tuple[int, ...]:
     """Returns the positions in order, if all are integers >= 0; ValueError otherwise."""
-    for position in global_positions:
-        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-            raise ValueError(f"global position is {position!r}; it must be an integer >= 0")
-    return tuple(sorted(set(global_positions)))
+    given = check_integers(global_positions=global_positions)
+    return tuple(sorted({check_at_least(0, **{"global position": one}) for one in given}))
 
 
 def check_positions_exist(global_positions: tuple[int, ...], keys: int) -> None:
