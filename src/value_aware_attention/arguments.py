@@ -15,6 +15,7 @@ __all__ = [
     "check_seed",
     "check_tensors",
     "described",
+    "is_integer",
 ]
 
 Choice = TypeVar("Choice")
@@ -26,14 +27,14 @@ SEEDS = 2**64
 def check_at_least(minimum: int, **arguments: int) -> int:
     """Returns the one argument given, if it is an integer >= `minimum`; ValueError otherwise."""
     ((name, given),) = arguments.items()
-    if not _is_integer(given) or given < minimum:
+    if not is_integer(given) or given < minimum:
         raise ValueError(f"{name} is {given!r}; it must be an integer >= {minimum}")
     return index(given)
 
 
 def check_seed(seed: int) -> int:
     """Returns the seed, if torch's generators take it; ValueError otherwise."""
-    if not _is_integer(seed) or not 0 <= seed < SEEDS:
+    if not is_integer(seed) or not 0 <= seed < SEEDS:
         raise ValueError(f"seed is {seed!r}; it must be an integer >= 0 and below 2**64")
     return index(seed)
 
@@ -41,7 +42,7 @@ def check_seed(seed: int) -> int:
 def check_integers(**arguments: Collection[int]) -> list[int]:
     """Returns the one argument given, if it is a collection of integers; ValueError otherwise."""
     ((name, given),) = arguments.items()
-    if not isinstance(given, Collection) or not all(map(_is_integer, given)):
+    if not isinstance(given, Collection) or not all(map(is_integer, given)):
         raise ValueError(f"{name} is {given!r}; it must be a list of integers")
     return list(map(index, given))
 
@@ -74,7 +75,7 @@ def described(given: object) -> str:
     return f"a {type(given).__name__}"
 
 
-def _is_integer(given: object) -> bool:
+def is_integer(given: object) -> bool:
     """Tells whether Python takes it for an integer, as it does numpy's; True and False are none."""
     try:
         index(given)  # type: ignore[arg-type]

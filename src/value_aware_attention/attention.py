@@ -85,8 +85,9 @@ def attention_over(
     if isinstance(kernel, Exponential):
         return _fused(query, key, value, kernel, visible)
     with _without_autocast(value):
-        weights, values = promoted(weights_over(query, key, kernel, visible), value)
-        return (weights @ values).to(value.dtype)
+        query, key, values = promoted(query, key, value)
+        weights = weights_over(query, key, kernel, visible)
+        return (weights @ working_precision(values)).to(value.dtype)
 
 
 def attention_weights(

@@ -1,5 +1,6 @@
 """One attention call: its tensors, kernel and mask, and what every method derives from them."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,7 +37,8 @@ def chunked(elements: int) -> Iterator[None]:
     inputs are not counted. Smaller blocks change results by rounding alone. Raises ValueError for
     elements below 1.
     """
-    token = _MAX_ELEMENTS.set(check_at_least(1, elements=elements))
+    most = 2**62  # more than any machine holds, and torch's sizes have room for it
+    token = _MAX_ELEMENTS.set(min(check_at_least(1, elements=elements), most))
     try:
         yield
     finally:
@@ -52,10 +54,10 @@ def max_elements_within(memory_gib: float) -> int:
     """Converts `memory_gib` GiB into the elements for `chunked`: 2**24 for each.
 
     Measured over the methods (`benchmarks/evaluation_memory.py`). Raises ValueError unless
-    `memory_gib` is above 0.
+    `memory_gib` is above 0 and finite.
     """
-    if not memory_gib > 0:
-        raise ValueError(f"memory_gib is {memory_gib}; it must be above 0")
+    if not 0 < memory_gib < math.inf:
+        raise ValueError(f"memory_gib is {memory_gib}; it must be above 0 and finite")
     return max(1, int(memory_gib * 2**30) // BYTES_PER_ELEMENT)
 
 

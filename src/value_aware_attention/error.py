@@ -64,12 +64,12 @@ def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 
 
 
 def power_of_two(sizes: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Returns the power of two next above each size: to divide by it rounds nothing.
+    """Returns the power of two next above each size, of which division rounds nothing; 0 has 1.
 
-    Kept where its inverse is a normal number; NaN stays NaN.
+    Kept where its inverse is a normal number, too.
     """
     precision = torch.finfo(sizes.dtype)
-    sizes = sizes.detach().clamp(4 * precision.tiny, precision.max / 4)
+    sizes = sizes.detach().where(sizes > 0, 1.0).clamp(4 * precision.tiny, precision.max / 4)
     mantissa, _ = sizes.frexp()
     return sizes / mantissa
 

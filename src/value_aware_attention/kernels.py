@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import relu
 
-from value_aware_attention.arguments import check_at_least, described
+from value_aware_attention.arguments import described, is_integer
 
 __all__ = ["Elu", "Exponential", "Kernel", "Polynomial", "check_kernel"]
 
@@ -73,10 +73,9 @@ class Polynomial:
     degree: int = 2
 
     def __post_init__(self) -> None:
-        degree = check_at_least(0, degree=self.degree)
-        if degree % 2:
-            raise ValueError(f"degree is {degree}; it must be even")
-        object.__setattr__(self, "degree", degree)  # a numpy integer is another text
+        if not is_integer(self.degree) or self.degree < 0 or self.degree % 2:
+            raise ValueError(f"degree is {self.degree!r}; it must be an even integer >= 0")
+        object.__setattr__(self, "degree", int(self.degree))  # numpy's have another repr
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]

@@ -53,7 +53,8 @@ class LSH(Approximation):
             raise ValueError(f"LSH got {queries} queries and {keys} keys; it needs as many of both")
         if self.share_query_key:
             unit = power_of_two(call.query.abs().amax(dim=-1, keepdim=True))
-            call = replace(call, key=normalize(call.query / unit, dim=-1))
+            key = normalize(call.query / unit, dim=-1)
+            call = replace(call, key=key.expand(*call.batch, -1, -1))
         generator = torch.Generator().manual_seed(self.seed)
         # Rounds add un-normalised similarities, as if their keys were different ones.
         rounds = (self._round(call, generator) for _ in range(self.rounds))
