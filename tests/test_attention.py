@@ -136,7 +136,11 @@ def test_relative_errors_of_outputs_of_very_different_sizes() -> None:
             torch.ones(3, 2),
             "approximate is torch.int32; it must be a tensor",
         ),
-        (torch.ones(3, 2), [[1.0, 2.0]], "exact is a list; it must be a tensor of floating-point"),
+        (
+            torch.ones(3, 2),
+            [[1.0, 2.0]],
+            "exact is of type list; it must be a tensor of floating-point",
+        ),
     ],
 )
 def test_outputs_that_cannot_be_compared_are_refused(
@@ -162,8 +166,12 @@ def test_scales_and_degrees_may_be_numpys() -> None:
     [
         (0, torch.ones(3, 2).long(), "query is torch.int64; it must be a tensor of floating-point"),
         (1, torch.ones(3, 2).bool(), "key is torch.bool; it must be a tensor of floating-point"),
-        (2, np.ones((3, 2)), "value is a ndarray; it must be a tensor of floating-point numbers$"),
-        (0, [[1.0, 2.0]], "query is a list; it must be a tensor of floating-point numbers$"),
+        (
+            2,
+            np.ones((3, 2)),
+            "value is of type ndarray; it must be a tensor of floating-point numbers$",
+        ),
+        (0, [[1.0, 2.0]], "query is of type list; it must be a tensor of floating-point numbers$"),
         (1, None, "key is None; it must be a tensor of floating-point numbers$"),
         (2, torch.ones(3, 0), r"query \(3, 2\), .*value \(3, 0\): the last dimension must be at"),
     ],
@@ -181,12 +189,15 @@ def test_what_is_no_input_of_attention_is_named(place: int, given: object, messa
         ({"is_causal": "no"}, "is_causal is 'no'; it must be True or False"),
         ({"is_causal": 1}, "is_causal is 1; it must be True or False"),
         ({"is_causal": None}, "is_causal is None; it must be True or False"),
-        ({"attn_mask": [True]}, "attn_mask is a list; it must be torch.bool"),
-        ({"attn_mask": np.ones((3, 3), bool)}, "attn_mask is a ndarray; it must be torch.bool"),
+        ({"attn_mask": [True]}, "attn_mask is of type list; it must be torch.bool"),
+        (
+            {"attn_mask": np.ones((3, 3), bool)},
+            "attn_mask is of type ndarray; it must be torch.bool",
+        ),
         ({"kernel": kernels.Elu}, "kernel is the class Elu; it must be a kernel such as"),
         ({"kernel": "elu"}, "kernel is 'elu'; it must be a kernel such as kernels"),
         ({"kernel": None}, "kernel is None; it must be a kernel such as"),
-        ({"kernel": torch.nn.ReLU()}, "kernel is a ReLU; it must be a kernel such as"),
+        ({"kernel": torch.nn.ReLU()}, "kernel is of type ReLU; it must be a kernel such as"),
     ],
 )
 def test_what_is_no_option_of_attention_is_named(option: dict, message: str) -> None:

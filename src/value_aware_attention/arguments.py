@@ -72,7 +72,7 @@ def described(given: object) -> str:
         return f"the class {given.__name__}"
     if given is None or isinstance(given, str | int | float):
         return repr(given)
-    return f"a {type(given).__name__}"
+    return f"of type {type(given).__name__}"
 
 
 def is_integer(given: object) -> bool:

@@ -245,8 +245,8 @@ def test_what_is_no_tensor_of_numbers_is_refused(inputs: Inputs, method: Method)
     approximation = method.build()
     for wrong, named in (
         (inputs[0].long(), "torch.int64"),
-        (inputs[0].numpy(), "a ndarray"),
-        (inputs[0].tolist(), "a list"),
+        (inputs[0].numpy(), "of type ndarray"),
+        (inputs[0].tolist(), "of type list"),
     ):
         with pytest.raises(ValueError, match=f"^query is {named}; it must be a tensor of floating"):
             approximation(wrong, *inputs[1:], kernel=KERNELS[method.kernel or "elu"])

@@ -510,7 +510,7 @@ LAST = {"attn_mask": None, "is_causal": True}
             lambda: caches.AfterPrefix(caches.Recent(8), prefix=16, sinks=100),
         ),
         wrong(
-            "method is a OptimalValueOblivious; it must be a method of caches, such as "
+            "method is of type OptimalValueOblivious; it must be a method of caches, such as "
             "caches.ObservedAttention(8)",
             lambda: after(OptimalValueOblivious(8)),
         ),

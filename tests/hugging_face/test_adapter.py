@@ -403,7 +403,9 @@ def test_exact_has_the_gradients_of_eager(either: PreTrainedModel) -> None:
 def test_set_attention_takes_masks_and_refuses_as_replace_attention_does() -> None:
     model, inputs = sharp("llama"), batch("left")
     expected = logits(model, inputs)
-    with pytest.raises(ValueError, match="approximation is a Exact; it must be a function from"):
+    with pytest.raises(
+        ValueError, match="approximation is of type Exact; it must be a function from"
+    ):
         set_attention(model, Exact())
     with pytest.raises(ValueError, match=r"approximation\(0\) is None; it must be a module"):
         set_attention(model, lambda layer: None)

@@ -99,7 +99,7 @@ def test_layers_and_heads_that_do_not_exist(options: dict, named: str) -> None:
             r"caches.AfterPrefix\(ValueAware\(\.\.\.\), prefix=\.\.\.\)",
         ),
         ("exact", r"approximation is 'exact'; it must be a module, such as Exact\(\)"),
-        ([Exact()], r"approximation is a list; it must be a module, such as Exact\(\)"),
+        ([Exact()], r"approximation is of type list; it must be a module, such as Exact\(\)"),
         (lambda layer: None, r"approximation\(0\) is None; it must be a module, such as Exact"),
         (lambda layer: Exact, r"approximation\(0\) is the class Exact; it must be an instance"),
         (lambda layer: caches.Recent(8), r"approximation\(0\) is the cache method Recent; it "),
