@@ -43,6 +43,13 @@ BUILD: dict[str, Callable[[int], SparseApproximation]] = {
     },
 }
 
+OURS = {name: BUILD[name] for name in list(BUILD)[:5]} | {
+    "leave_one_out_keys": LeaveOneOutKeys,
+    "optimal_value_aware": OptimalValueAware,
+    "optimal_value_oblivious": OptimalValueOblivious,
+}
+"""Without what is added by a card alone: a method of one's own may depend on the scale."""
+
 
 def draw(seed: int, *shape: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +98,7 @@ def test_every_baseline_equals_its_reference(
             torch.testing.assert_close(dense[row], expected)
 
 
-@pytest.mark.parametrize("name", [*BUILD, "optimal_value_aware"])
+@pytest.mark.parametrize("name", OURS)
 @settings(max_examples=15, deadline=None)
 @given(
     seed=seeds,
@@ -106,7 +113,7 @@ def test_no_choice_depends_on_the_scale_of_the_values(
     query, key, value = (x.float() for x in draw(seed, 2, 9, 3))
     visible = torch.rand(9, 9, generator=torch.Generator().manual_seed(seed)) > 0.4
     options = {"f": {}, "c": {"is_causal": True}, "r": {"attn_mask": visible}}[mask]
-    method, factor = (BUILD | {"optimal_value_aware": OptimalValueAware})[name](r), 2.0**exponent
+    method, factor = OURS[name](r), 2.0**exponent
     once = method.select(query, key, value, **options)
     scaled = method.select(query, key, value * factor, **options)
     assert torch.equal(once.indices, scaled.indices) and torch.equal(once.weights, scaled.weights)

@@ -235,11 +235,8 @@ def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tens
 
 def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
     if isinstance(approximation, nn.Module | type) or not callable(approximation):
-        check_method(approximation=approximation)
-        return approximation
-    method = approximation(layer)
-    check_method(**{f"approximation({layer})": method})
-    return method
+        return check_method(approximation=approximation)
+    return check_method(**{f"approximation({layer})": approximation(layer)})
 
 
 def _attention_function(

@@ -56,8 +56,8 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(f"{WEIGHTS}; set model.config.output_attentions = False")
 
 
-def check_method(**arguments: object) -> None:
-    """Raises ValueError unless the one argument given is a module that can stand for attention."""
+def check_method(**arguments: object) -> nn.Module:
+    """Returns the one argument given, if it is a module that can be attention; else ValueError."""
     ((name, given),) = arguments.items()
     if isinstance(given, CacheMethod):
         method = type(given).__name__
@@ -72,6 +72,7 @@ def check_method(**arguments: object) -> None:
         )
     if not isinstance(given, nn.Module):
         raise ValueError(f"{name} is {described(given)}; it must be a module, such as Exact()")
+    return given
 
 
 def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> None:
