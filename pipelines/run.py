@@ -63,14 +63,13 @@ def run(given: list[str]) -> None:
     cfg = composed("plan", overrides)
     check_places(cfg)
     check_gpu(cfg, f"scale={cfg.scale}", lambda: plan.operations(plan.rows(cfg.plan, overrides)))
-    overrides += [
-        "paths.outputs=${paths.root}/outputs/${scale}",
-        "paths.report=${paths.outputs}/report",
-    ]
+    outputs = f"{cfg.paths.root}/outputs/{cfg.scale}"
+    chosen = {"paths.outputs": outputs, "paths.report": f"{outputs}/report"}
+    overrides += [f"{key}={quoted(folder)}" for key, folder in chosen.items()]
     paths = composed("plan", overrides).paths
     done_again: list[Stage] = []
     for stage in stages(cfg):
-        marker = inside(f"{paths.outputs}/.done", stage.name, ".json")
+        marker = inside(f"{outputs}/.done", stage.name, ".json")
         app, *words = stage.words
         found = fingerprint(app.removeprefix("pipelines."), [*words, *overrides])
         if kept(marker) == found and not any(map(stage.reads_from, done_again)):
@@ -164,6 +163,11 @@ def is_there(out: Path) -> bool:
     if out.suffix == ".json":
         return kept(out) is not None
     return any(out.iterdir()) if out.is_dir() else out.is_file() and out.stat().st_size > 0
+
+
+def quoted(text: str) -> str:
+    """Text as the value of an override, whatever letters it has."""
+    return "'{}'".format(text.replace("'", r"\'"))
 
 
 def start(name: str, words: list[str]) -> None:
