@@ -325,6 +325,7 @@ OF_CONF = table(
         "probe.rows": COUNT,
         "probe.sizes": null_or(COUNTS),
         "probe.kernels": CODE,
+        "probe.results": FOLDER,
         "probe.{draw,between,skewness_gap,caches}": SWITCH,
         "probe.dtype": null_or(word(*DTYPES)),
         "pretrained.{requirement,package,folder,description}": TEXT,
