@@ -94,6 +94,8 @@ def _loading(name: str | Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
     except Exception as error:  # a config may lead to any kind, and a tokenizer to Rust's
+        if str(error).startswith(f"{name} "):  # of a model of ours
+            raise
         if "trust_remote_code" in str(error):
             raise ValueError(
                 f"{name} needs code of its own, which is not run: give a model that transformers "
