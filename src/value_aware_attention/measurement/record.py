@@ -137,7 +137,8 @@ class MatchingKeys:
 
     layer: int | None
     r: int
-    keys: int
+    keys: int | None
+    """None: every output of the layer is 0, so that no error is a share of it"""
     low: int | None
     high: int | None
     lower_quartile: int
@@ -157,7 +158,8 @@ class KeysNeeded:
     head: int | None
     method: str
     share: float
-    keys: int
+    keys: int | None
+    """None: every output is 0"""
     low: int | None
     high: int | None
 
@@ -170,7 +172,8 @@ class ErrorAtSize:
     head: int | None
     method: str
     r: int
-    error: float
+    error: float | None
+    """None: every output is 0"""
     low: float | None
     high: float | None
 
@@ -228,7 +231,7 @@ class GapCell:
     effective_keys: float
     rows_over_half: float
     oblivious: Mapping[str, float]
-    """Relative output error of attention's top keys, by their number"""
+    """Relative output error of attention's top keys, by their number; empty if every output is 0"""
     aware: Mapping[str, float]
     same_first_key: float
     """Share of queries where both choices keep the same key at r = 1"""
