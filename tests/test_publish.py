@@ -20,7 +20,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with a page of one model, and a second one that lacks the probed model's section."""
     root = tmp_path_factory.mktemp("reported")
     texts = {
-        "metrics/tokens.json": json.dumps({"sources": {}, "vocabulary_size": 60}),
+        "metrics/tokens.json": json.dumps({"sources": {"a": {}}, "vocabulary_size": 60}),
         "metrics/train/a.json": json.dumps({"model": "a", "curve": [], "hyperparameters": {}}),
         "records/a.json": replace(probed(), scale="smoke", attention=()).to_json(),
         "probe/a/record.json": probed().to_json(),

@@ -94,7 +94,8 @@ def order_of_kernels(results: Results) -> Iterator[Finding]:
 
 def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
     """The kernel whose trained model has flatter attention above the next one, in the same."""
-    known = [model for model in models(results, "causal") if model.record.attention]
+    causal = models(results, "causal")
+    known = [one for one in causal if one.record.attention and one.record.attention[0].skewness]
     known.sort(key=lambda model: -model.effective_keys)
     keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in known)
     yield from _in_order(known, f", the flatter first (effective keys: {keys})")
