@@ -18,7 +18,7 @@ from pipelines.summary import summary
 from pipelines.verdict import CLAIMS, SUMMARY, TIMES, kept
 from value_aware_attention.storage import CHECKSUMS, check_checksums, new_folder, reading
 from value_aware_study.paths import inside
-from value_aware_study.report.page import PAGE, list_files, listed
+from value_aware_study.report.page import ENDINGS, PAGE, list_files, listed
 from value_aware_study.report.results import read_folder
 
 PACKED = """<!DOCTYPE html>
@@ -84,7 +84,7 @@ def unlisted(page: Path) -> set[str]:
         _, packed = page.read_text(encoding="utf-8").split('atob("', 1)
         text = gzip.decompress(b64decode(packed.partition('"')[0])).decode()
     stems = re.findall(r'data-exhibit="(\w+)"', text)
-    names = {f"{stem}.{ending}" for stem in stems for ending in ("csv", "md", "png", "json")}
+    names = {stem + ending for stem in stems for ending in ENDINGS}
     return {PAGE, SUMMARY, TIMES} | names
 
 

@@ -3,11 +3,11 @@
 python -m pipelines.verdict
 """
 
+import csv
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from pipelines.app import ending_with_one_line
 from pipelines.values import read_params
@@ -28,8 +28,8 @@ def lines() -> Iterator[str]:
     scale = scale_of_run()
     folder, ours = PUBLISHED / scale, verdicts(REPORT / CLAIMS, AGAIN)
     if not (folder / SUMMARY).exists():
-        counts = pd.Series(ours).value_counts()
-        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        counts = Counter(ours.values()).most_common()
+        found = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         yield f"claims of the paper: {found}; no run of scale {scale} is published to compare with"
     else:
         theirs = verdicts(folder / CLAIMS, RESTORE)
@@ -50,11 +50,11 @@ def verdicts(file: Path, remedy: str) -> dict[str, str]:
     """Claim -> verdict."""
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing: {remedy}")
-    with reading(file, remedy):
-        read = pd.read_csv(file, dtype=str, keep_default_na=False).drop_duplicates("claim")
-        if read.empty:
+    with reading(file, remedy), file.open(encoding="utf-8", newline="") as text:
+        found = {row["claim"]: row["verdict"] for row in csv.DictReader(text)}
+        if not found:
             raise ValueError("it holds no claim")
-        return dict(zip(read["claim"], read["verdict"], strict=True))
+    return found
 
 
 def published_summaries(file: Path) -> dict[str, dict[str, float]]:

@@ -46,10 +46,10 @@ def test_a_run_is_compared_with_the_published_one(
     ("name", "text", "line"),
     [
         ("report/claims.csv", None, "is missing: make it again"),
-        ("report/claims.csv", "", "is damaged .No columns to parse from file.: make it again"),
+        ("report/claims.csv", "", "is damaged .it holds no claim.: make it again"),
         ("report/claims.csv", "claim,verdict\n", "is damaged .it holds no claim.: make it again"),
         ("report/claims.csv", "claim,x\n1,2\n", "is damaged .it has no 'verdict'.: make it again"),
-        ("results/laptop/claims.csv", "", "is damaged .No columns to parse from file.: restore"),
+        ("results/laptop/claims.csv", "", "is damaged .it holds no claim.: restore"),
         ("results/laptop/summary.json", '{"a": "x"}', "is damaged .it has 'x' in the place of"),
         ("results/laptop/summary.json", '{"a": {"b": "x"}}', "is damaged .b is 'x', not a number"),
         ("results/laptop/summary.json", "7", "is damaged .it holds a int, not an object"),

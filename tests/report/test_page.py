@@ -159,7 +159,7 @@ def test_what_an_earlier_page_wrote_goes_and_files_of_others_stay(
         ("index.html", "<p>My site</p>", "index.html is no page of a report"),
         ("SHA256SUMS", "12  model.safetensors\n", "SHA256SUMS lists the files of no page"),
         ("SHA256SUMS", "12\n", r"SHA256SUMS is damaged .*: remove it"),
-        ("hero.csv", "mine", "hero.csv is not of the page in .* would be replaced: move it"),
+        ("hero.csv", "mine", "hero.csv is not of a page, which needs its name: move it away"),
     ],
 )
 def test_a_file_of_somebody_else_is_never_replaced(

@@ -16,10 +16,12 @@ from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
-__all__ = ["PAGE", "list_files", "listed", "write_page"]
+__all__ = ["ENDINGS", "PAGE", "list_files", "listed", "write_page"]
 
 PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and what no page of others has"""
+ENDINGS = (".csv", ".md", ".png", ".json")
+"""Of an exhibit's files"""
 LARGEST = 8 * 2**20
 """Bytes of index.html: what a mail takes, and what opens at once."""
 MOST_ROWS = 1000
@@ -36,6 +38,9 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     """
     folder = Path(folder)
     earlier = _earlier(folder)
+    if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
+        names = {exhibit.name + ending for exhibit in page.exhibits() for ending in ENDINGS}
+        _check_free(folder, {*names, *(beside or {})} - set(earlier))
     with new_files(folder, last=PAGE) as aside:
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
@@ -46,8 +51,6 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
         for name, text in (beside or {}).items():
             (aside / name).write_text(text, encoding="utf-8")
         names = {file.name for file in aside.iterdir()}
-        if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
-            _check_free(folder, names - set(earlier))
         list_files(aside)
     for file in folder.iterdir():
         if file.name in set(earlier) - names and checksum(file) == earlier[file.name]:
@@ -87,7 +90,7 @@ def _check_free(folder: Path, names: Collection[str]) -> None:
     """Raises ValueError where one of these files is there."""
     if taken := sorted(name for name in names if (folder / name).is_file()):
         raise ValueError(
-            f"{folder / taken[0]} is not of the page in {folder} and would be replaced: move it"
+            f"{folder / taken[0]} is not of a page, which needs its name: move it away"
         )
 
 
