@@ -157,8 +157,8 @@ def test_what_an_earlier_page_wrote_goes_and_files_of_others_stay(
     ("name", "text", "line"),
     [
         ("index.html", "<p>My site</p>", "index.html is no page of a report"),
-        ("SHA256SUMS", "12  model.safetensors\n", "SHA256SUMS lists the files of no page"),
-        ("SHA256SUMS", "12\n", r"SHA256SUMS is damaged .*: remove it"),
+        ("SHA256SUMS", f"{'0' * 64}  model.safetensors\n", "SHA256SUMS lists the files of no page"),
+        ("SHA256SUMS", "12\n", r"SHA256SUMS is damaged .*: move it away"),
         ("hero.csv", "mine", "hero.csv is not of a page, which needs its name: move it away"),
     ],
 )
