@@ -127,19 +127,20 @@ def _cache() -> Path:
     """Creates the user's cache folder; PermissionError where others could put a library there."""
     above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = above / "value_aware_attention"
-    for made in (above, folder):
+    # On many systems a user's own group may write to ~/.cache: it has no other member.
+    for made, bits in ((above, 0o002), (folder, 0o022)):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(made):
+        if not _is_ours(made, bits):
             raise PermissionError(
                 f"others can write to {made} (`chmod go-w` it, once you trust what is in it)"
             )
     return folder
 
 
-def _is_ours(path: Path) -> bool:
-    """Tells whether only this user, or root, may change what is at the path."""
+def _is_ours(path: Path, bits: int = 0o022) -> bool:
+    """Tells whether a path is this user's or root's, and gives others none of the mode's bits."""
     status = path.stat()
-    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & bits
 
 
 def _is_whole(library: Path, written: Path) -> bool:
