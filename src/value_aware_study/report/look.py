@@ -195,7 +195,7 @@ def toggled(layers: Sequence[alt.Chart], step: int = 24) -> Panel:
     return layered(layers).properties(height=rows * step)
 
 
-def layered(layers: Sequence[alt.Chart]) -> alt.LayerChart:
+def layered(layers: Sequence[alt.Chart]) -> Panel:
     """Layers as one chart as wide as its place; its legend toggles series.
 
     Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
