@@ -125,12 +125,13 @@ def test_the_same_record_gives_the_same_bytes(record: Record, tmp_path: Path) ->
 def test_a_failure_leaves_the_folder_as_it_was(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "index.html").write_text("before")
+    before = '<script id="page-look">'  # a page of ours
+    (tmp_path / "index.html").write_text(before)
     monkeypatch.setattr(page_module, "png", lambda charts, rows: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_probe(record, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
-    assert (tmp_path / "index.html").read_text() == "before"
+    assert (tmp_path / "index.html").read_text() == before
 
 
 def test_heat_maps_have_a_cell_for_every_layer_and_head(record: Record) -> None:
