@@ -370,7 +370,8 @@ def check(cfg: DictConfig, app: str = "") -> None:
                 raise ValueError(f"{key} is missing: give {key}=<value>")
         elif not (isinstance(value, str) and "${" in value):
             check_value(key, value)
-        elif rule := rule_of(key):
+    for key, value in found.items():  # after the values that they are read from
+        if isinstance(value, str) and "${" in value and (rule := rule_of(key)):
             check_interpolation(cfg, key, value, rule)
     for key in PARAMS:
         if key not in found:
