@@ -9,6 +9,8 @@ from value_aware_attention.storage import CHECKSUMS, checksum, read_json, unname
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 AGAIN = "train the model again"
+NEW_SIZES = ("masked_fraction",)
+"""Entries of `sizes` that checkpoints of before do not have"""
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
@@ -21,7 +23,8 @@ def check_checkpoint(cfg: DictConfig) -> None:
     check_model(folder)
     check_tokenizer(folder, Path(cfg.tokens))
     config = read_json(folder / CONFIG, remedy=AGAIN)
-    other = [name for name, size in cfg.sizes.items() if config.get(name, size) != size]
+    unsaid = {name: cfg.sizes[name] for name in NEW_SIZES if name in cfg.sizes}
+    other = [name for name, size in cfg.sizes.items() if (unsaid | config).get(name) != size]
     if other:
         found, asked = (
             ", ".join(f"{name} {sizes.get(name)}" for name in other)

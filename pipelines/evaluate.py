@@ -28,6 +28,7 @@ from pipelines.provenance import file_hash
 from pipelines.summary import SHORT, row, summary
 from pipelines.tracking import log_record, tracked
 from value_aware_attention.approximations import (
+    Approximation,
     LeaveOneOutKeys,
     OptimalValueAware,
     OptimalValueOblivious,
@@ -271,7 +272,10 @@ def setting(name: str, option: dict[str, Any]) -> Setting:
 
     def build(layer: int) -> Any:
         seeded = {"seed": method["seed"] * SEEDS_PER_LAYER + layer} if "seed" in method else {}
-        return instantiate(method | seeded)
+        built = instantiate(method | seeded)
+        if not isinstance(built, Approximation):
+            raise ValueError(f"{name}: {method['_target_']} makes no approximation of attention")
+        return built
 
     parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
     return Setting(name, parameters, build)

@@ -7,19 +7,26 @@ python -m pipelines.experiments
 
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dvc.api
 import pandas as pd
 
+from pipelines.app import ending_with_one_line
+from pipelines.fingerprints import refusals_of_dvc
+
 METRIC = re.compile(r".*/(?:causal|masked)_(\w+)\.json:(exact|OVA_4)")
 
 
 def main() -> None:
-    found = table(dvc.api.exp_show(), shutil.get_terminal_size().columns)
-    print(found) if found else sys.exit("error: no metrics here yet; run make repro first")
+    with ending_with_one_line():
+        with refusals_of_dvc():
+            shown = dvc.api.exp_show()
+        found = table(shown, shutil.get_terminal_size().columns)
+        if not found:
+            raise ValueError("no metrics here yet; run make repro first")
+        print(found)
 
 
 def table(shown: Iterable[Mapping[str, Any]], width: int) -> str:

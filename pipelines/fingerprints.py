@@ -9,13 +9,17 @@ code it runs has changed; not for a comment, a docstring, or a value that anothe
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dvc.exceptions import DvcException, NotDvcRepoError
 from dvc.repo import Repo
+from dvc.scm import NoSCMError, SCMError
 from omegaconf import OmegaConf
+from pygit2 import GitError
 
-from pipelines.app import composed, ending_with_one_line, scale_of_params, write_json
+from pipelines.app import composed, ending_with_one_line, one_line, scale_of_params, write_json
 from value_aware_attention.measurement.source import code_hashes, defining_module
 from value_aware_attention.storage import read_json
 
@@ -53,11 +57,39 @@ def write(folder: Path) -> None:
 
 def stages() -> Iterator[tuple[str, str, list[str]]]:
     """Name, app and overrides of the stages of dvc.yaml, as DVC expands them; not of this one."""
-    for stage in Repo().index.stages:
+    with refusals_of_dvc():
+        known = Repo().index.stages
+    if not known:  # without dvc.yaml DVC knows of none
+        raise ValueError("dvc.yaml has no stages, or there is none here: git checkout dvc.yaml")
+    for stage in known:
         _, _, module, *overrides = stage.cmd.split()
         app = module.removeprefix("pipelines.")
         if app != "fingerprints":
             yield stage.addressing, app, overrides
+
+
+@contextmanager
+def refusals_of_dvc() -> Iterator[None]:
+    """Raises ValueError, with the file and a remedy, for what DVC or git does not read."""
+    try:
+        yield
+    except NotDvcRepoError:
+        raise ValueError(f"{Path.cwd()} has no .dvc: git checkout .dvc, or dvc init") from None
+    except NoSCMError as error:
+        raise ValueError(one_line(error)) from None
+    except SCMError as error:  # as of a ZIP
+        raise ValueError(
+            f"{error}: run git init, or dvc config --local core.no_scm true; "
+            "python -m pipelines.run needs neither git nor DVC"
+        ) from None
+    except GitError as error:
+        raise ValueError(f"git: {error}; git status says what to do") from None
+    except DvcException as error:
+        said, cause = one_line(error), one_line(error.__cause__ or error)
+        because = "" if cause in said else f" ({cause})"
+        raise ValueError(
+            f"DVC: {said}{because}; git status names the files that have changed"
+        ) from None
 
 
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def main(cfg: DictConfig) -> None:
     folder = str(weights_folder(**package))
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     probed(
-        cfg.probe, load_model(folder), load_tokenizer(folder), texts, name=cfg.model,
-        folder=results, description=cfg.description,
+        cfg.probe, load_model(folder), load_tokenizer(folder), texts, checkpoint=folder,
+        name=cfg.model, folder=results, description=cfg.description, named_by="pretrained.model",
     )  # fmt: skip
 
 

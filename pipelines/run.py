@@ -7,9 +7,11 @@ Takes the stages of dvc.yaml up to the report, in its order, with the given over
 outputs/<scale>/, its page in outputs/<scale>/report; `python -m pipelines.publish` keeps it. A run
 that was ended is started again with the same command: stages that are done are left out, training
 continues from its checkpoint, computed cells are found again. A stage is done again where its
-fingerprint (its values and its code) is another, or a stage that it reads from was.
+fingerprint (its values and its code) is another, something that it made is gone, or a stage that it
+reads from was done again.
 """
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,21 +61,38 @@ def run(given: list[str]) -> None:
     """Every stage that is not done."""
     overrides = [*scale_of_params(given), *given]
     cfg = composed("plan", overrides)
+    check_places(cfg)
     check_gpu(cfg, f"scale={cfg.scale}", lambda: plan.operations(plan.rows(cfg.plan, overrides)))
     outputs = f"{cfg.paths.root}/outputs/{cfg.scale}"
-    overrides += [f"paths.outputs={outputs}", f"paths.report={outputs}/report"]
+    chosen = {"paths.outputs": outputs, "paths.report": f"{outputs}/report"}
+    overrides += [f"{key}={quoted(folder)}" for key, folder in chosen.items()]
+    paths = composed("plan", overrides).paths
     done_again: list[Stage] = []
     for stage in stages(cfg):
         marker = inside(f"{outputs}/.done", stage.name, ".json")
         app, *words = stage.words
         found = fingerprint(app.removeprefix("pipelines."), [*words, *overrides])
         if kept(marker) == found and not any(map(stage.reads_from, done_again)):
-            print(f"{stage.name}: done before", flush=True)
-            continue
+            gone = next((out for out in outs(stage, paths) if not is_there(out)), None)
+            if not gone:
+                print(f"{stage.name}: done before", flush=True)
+                continue
+            print(f"{stage.name}: {gone} is gone or cut", flush=True)
         marker.unlink(missing_ok=True)
         start(stage.name, [*stage.words, *overrides])
         write_json(marker, found)
         done_again.append(stage)
+
+
+def check_places(cfg: DictConfig) -> None:
+    """Raises ValueError for folders that the run chooses itself."""
+    chosen = {"outputs": f"{cfg.paths.root}/outputs", "report": f"{cfg.paths.root}/report"}
+    for name, folder in chosen.items():
+        if cfg.paths[name] != folder:
+            raise ValueError(
+                f"paths.{name} is {cfg.paths[name]}, which a run does not take: give paths.root, "
+                f"below which it writes outputs/{cfg.scale} with the report in it"
+            )
 
 
 def stages(cfg: DictConfig) -> Iterator[Stage]:
@@ -124,17 +143,36 @@ def replicated(stage: Stage, kernel: str, replicate: str) -> Stage:
     )
 
 
-def kept(marker: Path) -> Any:
-    """The fingerprint with which a stage was done; None where it is to be done."""
+def kept(file: Path) -> Any:
+    """A file's JSON, such as a stage's fingerprint; None where it is not there or cut."""
     try:
-        return read_json(marker) if marker.exists() else None
+        return read_json(file) if file.exists() else None
     except ValueError:
         return None
 
 
+def outs(stage: Stage, paths: DictConfig) -> Iterator[Path]:
+    """Where a stage writes: a folder of `paths`, or one of its outputs."""
+    for out in stage.outs:
+        name, _, rest = out.removeprefix("outputs/").partition("/")
+        yield Path(paths.get(name, f"{paths.outputs}/{name}"), rest)
+
+
+def is_there(out: Path) -> bool:
+    """Whether an output is there and holds something; of JSON, whether it can be read."""
+    if out.suffix == ".json":
+        return kept(out) is not None
+    return any(out.iterdir()) if out.is_dir() else out.is_file() and out.stat().st_size > 0
+
+
+def quoted(text: str) -> str:
+    """Text as the value of an override, whatever letters it has."""
+    return "'{}'".format(text.replace("'", r"\'"))
+
+
 def start(name: str, words: list[str]) -> None:
     """Runs an app as a process of its own."""
-    print(f"{name}: python -m {' '.join(words)}", flush=True)
+    print(f"{name}: python -m {shlex.join(words)}", flush=True)
     subprocess.run([sys.executable, "-m", *words], check=True)
 
 

@@ -28,6 +28,7 @@ def summary(record: Record) -> dict[str, float]:
         r = cell.parameters.get("r")
         if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
             found[f"{SHORT[cell.approximation]}_{r}"] = cell.value
-    if record.attention and (matched := match(record.attention[0].output_error, 4)):
+    matched = match(record.attention[0].output_error, 4) if record.attention else None
+    if matched and matched.keys is not None:
         found["match_4"] = matched.keys
     return found

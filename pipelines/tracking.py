@@ -13,6 +13,9 @@ from pipelines.app import plain
 from pipelines.summary import row, summary
 from value_aware_attention.measurement import Record
 
+OF_HOME = {"WANDB_DATA_DIR": "wandb_data", "WANDB_CACHE_DIR": "wandb_cache"}
+"""Folders that W&B else makes in the user's home, and their names below logs"""
+
 
 @contextmanager
 def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[Any]:
@@ -96,12 +99,32 @@ def record_made(
 
 
 def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> Any:
-    """Starts a run; with mode "offline" no account and no network are needed."""
-    import wandb
+    """Starts a run; with mode "offline" no account and no network are needed.
 
-    Path(dir).mkdir(parents=True, exist_ok=True)
+    What W&B keeps beside a run lies below `dir` too: a home that cannot be written would end a
+    stage after its work. Raises ValueError, in one line, where W&B refuses.
+    """
+    folder = Path(dir).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    given = [name for name in os.environ if name.startswith("WANDB_") and name not in OF_HOME]
+    for variable, name in OF_HOME.items():
+        os.environ.setdefault(variable, str(folder / name))
     os.environ.setdefault("WANDB_SILENT", "true")
-    return wandb.init(project=project, group=group, mode=mode, dir=dir, **named)
+    import wandb
+    from pydantic import ValidationError
+
+    try:
+        return wandb.init(project=project, group=group, mode=mode, dir=str(folder), **named)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, said = str(first["loc"][0]), first["msg"].replace("Input should be", "it must be", 1)
+        variable = f"WANDB_{key.upper()}"
+        name = variable if variable in given else f"logger.{key}"
+        raise ValueError(f"{name} is {first['input']}; {said}") from None
+    except wandb.Error as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        about = ", ".join(given) or "logger"
+        raise ValueError(f"{about}: W&B starts no run: {said}; logger=none does without") from None
 
 
 def no_run(**settings: Any) -> None:

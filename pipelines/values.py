@@ -86,7 +86,8 @@ def null_or(rule: Rule) -> Rule:
 
 def is_free(path: str) -> bool:
     """Whether something may be written at or below a path: no file stands in the way."""
-    return not any(one.is_file() for one in (Path(path), *Path(path).parents))
+    above = (Path(path), *Path(path).parents)
+    return all(one.is_dir() or not one.exists() for one in above)
 
 
 def is_name(value: Any) -> bool:
@@ -341,6 +342,7 @@ OF_CONF = table(
         "probe.rows": COUNT,
         "probe.sizes": null_or(COUNTS),
         "probe.kernels": CODE,
+        "probe.results": FOLDER,
         "probe.{draw,between,skewness_gap,caches}": SWITCH,
         "probe.dtype": null_or(word(*DTYPES)),
         "pretrained.{requirement,package,folder,description}": TEXT,

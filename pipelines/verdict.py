@@ -3,35 +3,38 @@
 python -m pipelines.verdict
 """
 
+import csv
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from omegaconf import OmegaConf
-
-from value_aware_attention.storage import read_json
+from pipelines.app import ending_with_one_line
+from pipelines.values import read_params
+from value_aware_attention.storage import read_json, reading
 
 REPORT, PUBLISHED, METRICS = Path("report"), Path("results"), Path("outputs/summary")
 SUMMARY, CLAIMS, TIMES = "summary.json", "claims.csv", "seconds.json"
+AGAIN, RESTORE = "make it again (make repro)", "restore it (git restore results), or remove it"
 
 
 def main() -> None:
-    print("\n".join(lines()))
+    with ending_with_one_line():
+        print("\n".join(lines()))
 
 
 def lines() -> Iterator[str]:
     """The verdict, what differs, and the page's address."""
     scale = scale_of_run()
-    folder, ours = PUBLISHED / scale, verdicts(REPORT / CLAIMS)
+    folder, ours = PUBLISHED / scale, verdicts(REPORT / CLAIMS, AGAIN)
     if not (folder / SUMMARY).exists():
-        counts = pd.Series(ours).value_counts()
-        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        counts = Counter(ours.values()).most_common()
+        found = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         yield f"claims of the paper: {found}; no run of scale {scale} is published to compare with"
     else:
-        theirs = verdicts(folder / CLAIMS)
+        theirs = verdicts(folder / CLAIMS, RESTORE)
         other = [claim for claim in theirs if ours.get(claim) != theirs[claim]]
-        share, where = largest_difference(kept(folder / SUMMARY), summaries())
+        share, where = largest_difference(published_summaries(folder / SUMMARY), summaries())
         same = f"all {len(theirs)} claims" if not other else f"{len(theirs) - len(other)} of them"
         yield f"{same} as published; largest difference {share:.1%} ({where})"
         for claim in other:
@@ -40,18 +43,47 @@ def lines() -> Iterator[str]:
 
 
 def scale_of_run() -> str:
-    return str(OmegaConf.load("params.yaml").scale)
+    return str(read_params()["scale"])
 
 
-def verdicts(file: Path) -> dict[str, str]:
+def verdicts(file: Path, remedy: str) -> dict[str, str]:
     """Claim -> verdict."""
-    read = pd.read_csv(file).drop_duplicates("claim")
-    return dict(zip(read["claim"], read["verdict"], strict=True))
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is missing: {remedy}")
+    with reading(file, remedy), file.open(encoding="utf-8", newline="") as text:
+        found = {row["claim"]: row["verdict"] for row in csv.DictReader(text)}
+        if not found:
+            raise ValueError("it holds no claim")
+    return found
+
+
+def published_summaries(file: Path) -> dict[str, dict[str, float]]:
+    """The published summary of every model."""
+    found = kept(file)
+    with reading(file, RESTORE):
+        return {model: numbers(summary) for model, summary in found.items()}
 
 
 def summaries() -> dict[str, dict[str, float]]:
     """The summary of every model of this run."""
-    return {file.stem: kept(file) for file in sorted(METRICS.glob("*.json"))}
+    return {file.stem: read_numbers(file, AGAIN) for file in sorted(METRICS.glob("*.json"))}
+
+
+def read_numbers(file: Path, remedy: str) -> dict[str, float]:
+    """Numbers by name; empty where there is no file."""
+    found = kept(file)
+    with reading(file, remedy):
+        return numbers(found)
+
+
+def numbers(content: Any) -> dict[str, float]:
+    """The content as numbers by name; ValueError where it is anything else."""
+    if not isinstance(content, dict):
+        raise ValueError(f"it has {content!r:.40} in the place of numbers by name")
+    for name, value in content.items():
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"{name} is {value!r:.40}, not a number")
+    return {name: float(value) for name, value in content.items()}
 
 
 def largest_difference(
@@ -69,7 +101,7 @@ def largest_difference(
 
 def published_seconds() -> dict[str, float]:
     """How long each stage took in the published run of this scale."""
-    return kept(PUBLISHED / scale_of_run() / TIMES)
+    return read_numbers(PUBLISHED / scale_of_run() / TIMES, RESTORE)
 
 
 def kept(file: Path) -> dict[str, Any]:

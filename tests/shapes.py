@@ -38,6 +38,7 @@ PUBLIC = {
     "OptimalValueAware.path",
     "ValueAwareKeysAttentionWeights.path",
     "Call.of",
+    "relative_output_error",
 }
 """The public boundary: it raises ValueErrors of its own, and what it calls is checked."""
 

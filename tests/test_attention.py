@@ -2,14 +2,18 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from value_aware_attention import attention, error, kernels
 from value_aware_attention.approximations import LinearAttention, reference
 from value_aware_attention.attention import attention_weights
 
+DTYPES = (torch.float32, torch.float64)
 KERNELS = {
     "exponential": kernels.Exponential(),
     "polynomial": kernels.Polynomial(),
@@ -92,6 +96,123 @@ def test_output_errors() -> None:
     )
 
 
+@given(seed=st.integers(0, 2**20), exponent=st.integers(-60, 60), dtype=st.sampled_from(DTYPES))
+def test_relative_errors_do_not_depend_on_the_scale(
+    seed: int, exponent: int, dtype: torch.dtype
+) -> None:
+    """Bit for bit, at scales whose squares over- or underflow too; fp32 holds 2**-149 to 2**128."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = [torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
+    approximate, exact = (x.to(torch.float32) for x in outputs)
+    expected = error.relative_output_error(approximate, exact)
+    plain = error.squared_output_error(approximate, exact) / exact.square().sum(-1)
+    assert torch.equal(expected, plain)
+    factor = 2.0 ** (exponent * (2 if dtype == torch.float32 else 16))
+    scaled = [x.to(dtype) * factor for x in (approximate, exact)]
+    found = error.relative_output_error(*scaled)
+    if dtype == torch.float32:
+        kept = [x / factor for x in scaled]  # what the smallest scales leave of the digits
+        assert torch.equal(found, error.relative_output_error(*kept))
+    else:
+        torch.testing.assert_close(found.float(), expected)
+
+
+def test_relative_errors_of_outputs_of_very_different_sizes() -> None:
+    exact = torch.tensor([[1e-18, 0.0], [1e15, 0.0], [1e-30, 1e-30], [0.0, 0.0]])
+    approximate = torch.tensor([[1.0, 0.0], [1e-3, 0.0], [1e20, 0.0], [1e-30, 0.0]])
+    found = error.relative_output_error(approximate, exact)
+    torch.testing.assert_close(found, torch.tensor([1e36, 1.0, torch.inf, torch.inf]))
+
+
+@pytest.mark.parametrize(
+    ("approximate", "exact", "message"),
+    [
+        (torch.ones(16, 8), torch.ones(16, 1), r"approximate \(16, 8\), exact \(16, 1\): both"),
+        (torch.ones(16, 8), torch.ones(1, 2, 16, 8), r"approximate \(16, 8\), exact \(1, 2, 16, 8"),
+        (torch.tensor(1.0), torch.tensor(1.0), r"approximate \(\), exact \(\): both must have one"),
+        (torch.ones(3, 0), torch.ones(3, 0), r"approximate \(3, 0\), .* value_dim >= 1\)$"),
+        (
+            torch.ones(3, 2).int(),
+            torch.ones(3, 2),
+            "approximate is torch.int32; it must be a tensor",
+        ),
+        (
+            torch.ones(3, 2),
+            [[1.0, 2.0]],
+            "exact is of type list; it must be a tensor of floating-point",
+        ),
+    ],
+)
+def test_outputs_that_cannot_be_compared_are_refused(
+    approximate: object, exact: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        error.relative_output_error(approximate, exact)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -1, -0.5, "1", True, [1.0]])
+def test_scales_that_are_no_number_or_negative_are_refused(scale: object) -> None:
+    with pytest.raises(ValueError, match=r"^scale is .*; it must be None or a finite number >= 0$"):
+        kernels.Exponential(scale)  # type: ignore[arg-type]
+
+
+def test_scales_and_degrees_may_be_numpys() -> None:
+    assert kernels.Exponential(np.float32(0.5)) == kernels.Exponential(0.5)
+    assert str(kernels.Polynomial(np.int64(4))) == "Polynomial(degree=4)"
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "message"),
+    [
+        (0, torch.ones(3, 2).long(), "query is torch.int64; it must be a tensor of floating-point"),
+        (1, torch.ones(3, 2).bool(), "key is torch.bool; it must be a tensor of floating-point"),
+        (
+            2,
+            np.ones((3, 2)),
+            "value is of type ndarray; it must be a tensor of floating-point numbers$",
+        ),
+        (0, [[1.0, 2.0]], "query is of type list; it must be a tensor of floating-point numbers$"),
+        (1, None, "key is None; it must be a tensor of floating-point numbers$"),
+        (2, torch.ones(3, 0), r"query \(3, 2\), .*value \(3, 0\): the last dimension must be at"),
+    ],
+)
+def test_what_is_no_input_of_attention_is_named(place: int, given: object, message: str) -> None:
+    inputs: list = [torch.ones(3, 2)] * 3
+    inputs[place] = given
+    with pytest.raises(ValueError, match=f"^{message}"):
+        attention(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"is_causal": "no"}, "is_causal is 'no'; it must be True or False"),
+        ({"is_causal": 1}, "is_causal is 1; it must be True or False"),
+        ({"is_causal": None}, "is_causal is None; it must be True or False"),
+        ({"attn_mask": [True]}, "attn_mask is of type list; it must be torch.bool"),
+        (
+            {"attn_mask": np.ones((3, 3), bool)},
+            "attn_mask is of type ndarray; it must be torch.bool",
+        ),
+        ({"kernel": kernels.Elu}, "kernel is the class Elu; it must be a kernel such as"),
+        ({"kernel": "elu"}, "kernel is 'elu'; it must be a kernel such as kernels"),
+        ({"kernel": None}, "kernel is None; it must be a kernel such as"),
+        ({"kernel": torch.nn.ReLU()}, "kernel is of type ReLU; it must be a kernel such as"),
+    ],
+)
+def test_what_is_no_option_of_attention_is_named(option: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        attention(*[torch.ones(3, 2)] * 3, **option)
+
+
+def test_heads_without_a_number_are_refused() -> None:
+    empty = torch.ones(3, 0)
+    with pytest.raises(
+        ValueError, match=r"^query \(3, 0\), .*the last dimension must be at least 1$"
+    ):
+        attention(empty, empty, torch.ones(3, 2))
+
+
 def test_an_error_that_is_no_number_is_not_zero() -> None:
     nan, inf = float("nan"), float("inf")
     exact = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [nan, 1.0], [inf, 1.0]])
@@ -147,6 +268,16 @@ def test_few_keys_are_attended_to_as_torch_does_it() -> None:
         assert torch.equal(attention(query, key, value, is_causal=True), expected)
         expected = scaled_dot_product_attention(query[..., :1, :], key, value)
         assert torch.equal(attention(query[..., :1, :], key, value), expected)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+def test_the_largest_precision_given_is_taken(name: str, place: int) -> None:
+    inputs = draw(2, 20, 8)
+    mixed = [x if i == place else x.float() for i, x in enumerate(inputs)]
+    output = attention(*mixed, kernel=KERNELS[name])
+    expected = attention(*(x.double() for x in mixed), kernel=KERNELS[name])
+    assert torch.equal(output, expected.to(mixed[2].dtype))
 
 
 def test_dtypes_may_differ_as_under_autocast() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(root / CAUSAL / "tokenizer", root / MODEL, dirs_exist_ok=True)
     write_checksums(root / MODEL)
     (root / OUT / "metrics/train").mkdir(parents=True)
-    sizes = {"sources": {}, "vocabulary_size": 60}
+    sizes = {"sources": {"a": {}}, "vocabulary_size": 60}
     training = {"model": "a", "curve": [], "hyperparameters": {}}
     texts = {
         "corpus/networkx/train.jsonl": json.dumps({"text": "some words " * 300}),
@@ -114,6 +115,42 @@ def test_a_damaged_file_is_named_in_one_line(
         assert str(file) in message, (damage.__name__, message)
         after = {path: path.read_bytes() for path in (root / OUT).rglob("*") if path.is_file()}
         assert after.items() <= before.items()
+
+
+TOKENS, TRAINING = '{"sources": %s, "vocabulary_size": %s}', '{"model": %s, "curve": %s, "hyperp'
+TRAINING += 'arameters": %s}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("tokens", TOKENS % ("{}", 60), "it has no sources"),
+        ("tokens", TOKENS % ('{"a": {}}', '"x"'), "vocabulary_size is 'x'; it must be a int"),
+        ("tokens", TOKENS % ('{"a": {"train": 3}}', 60), "sources.a.train is 3; it must be a Map"),
+        ("train/a", TRAINING % ('"a"', '"abc"', "{}"), "curve is 'abc'; it must be a list"),
+        ("train/a", TRAINING % ('"a"', '[{"loss": 1}]', "{}"), "it has no 'step'"),
+        ("train/a", TRAINING % ("7", "[]", "{}"), "model is 7; it must be a str"),
+        ("train/a", TRAINING % ('"a"', "[]", "[1]"), r"hyperparameters is \[1\]; it must be a Map"),
+    ],
+)
+def test_metrics_of_another_form_are_named(
+    whole: Path, tmp_path: Path, name: str, text: str, line: str
+) -> None:
+    root = shutil.copytree(whole, tmp_path / "root")
+    file = root / OUT / f"metrics/{name}.json"
+    file.write_text(text)
+    with pytest.raises(SystemExit, match=f"^error: {file} is damaged .{line}"):
+        run_app("report", root)
+
+
+def test_the_page_names_files_that_hold_no_checksum(whole: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(whole, tmp_path / "root")
+    record = replace(probed(), attention=()).to_json()
+    (root / OUT / "records/a.json").write_text(with_checksum(record))
+    run_app("report", root)
+    page = (root / "report/index.html").read_text()
+    said = "These files have no checksum and are read as they are: metrics/tokens.json, train/a.js"
+    assert said in page.split('id="how"')[1]
 
 
 @pytest.mark.parametrize(("command", "folder"), [("corpus", "corpus"), ("tokens", "tokens")])

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.faults import damage, suite
 from benchmarks.faults.apps import STAGES, Ended, Undisturbed, difference, tree, undisturbed
-from benchmarks.faults.case import DAMAGED, FULL, KILLED, SKIPPED, Case, Trial
+from benchmarks.faults.case import DAMAGED, FOREIGN, FULL, KILLED, SKIPPED, Case, Trial
 from benchmarks.faults.concurrent_starts import two, wrong_ends
+from benchmarks.faults.foreign_files import foreign
 from benchmarks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
 from benchmarks.faults.kills import killed, torn
 from tests.benchmarking.test_tables import kept
@@ -29,6 +30,7 @@ TRIALS: dict[str, Callable[[Undisturbed], Case]] = {
     "asked to end": lambda run: killed(run, STAGE, signal.SIGTERM, 0.5, over=False),
     "two at once": lambda run: two(run, STAGE, 0.0),
     "full disk": lambda run: on_small_disk(run, STAGE, OVER, 0.5),
+    "somebody's file": lambda run: foreign(run, STAGE, "beside earlier outputs"),
     "full disk behind a checkpoint": lambda run: on_small_disk(run, STAGE, BEGUN, 0.5),
 }
 
@@ -43,7 +45,7 @@ def test_a_stage_is_right_whatever_happens_to_it(
     assert not case.wrong
 
 
-@pytest.mark.parametrize("kind", sorted(set(suite.KINDS) - {DAMAGED}))
+@pytest.mark.parametrize("kind", sorted(set(suite.KINDS) - {DAMAGED, FOREIGN}))
 def test_a_kind_of_fault_is_tried_at_every_stage_alike_from_one_seed(
     tmp_path: Path, kind: str
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.synthetic import record
+from tests.report.synthetic import probed
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
@@ -69,7 +69,7 @@ def test_an_empty_name_of_an_attention_is_refused(root: Path) -> None:
 
 
 def test_the_scale_of_a_record_does_not_lead_out_of_the_results(tmp_path: Path) -> None:
-    hostile = replace(record("masked_short", "masked", "exponential", 64, []), scale="../../x")
+    hostile = replace(probed(), scale="../../x")
     (tmp_path / "outputs/records").mkdir(parents=True)
     (tmp_path / "outputs/records/one.json").write_text(hostile.to_json())
     (tmp_path / "report").mkdir()

@@ -1,10 +1,13 @@
 """dvc.yaml, params.yaml, conf/ and the imports describe one pipeline: they are held equal here."""
 
 import ast
+import shutil
+import subprocess
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 from omegaconf import DictConfig, OmegaConf
 
+from pipelines import fingerprints, repro
 from pipelines.app import composed as compose
 from pipelines.repro import ENCODER, SHARED, TARGETS, names
 
@@ -81,6 +85,13 @@ def test_rows_run_in_an_order_that_they_can_and_share_one_stage(
         assert set(one) & set(other) == {SHARED}
 
 
+def test_an_encoder_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *given, **options: SimpleNamespace(returncode=1))
+    monkeypatch.setattr(repro.Running, "reproduce", lambda *given: None)
+    with pytest.raises(ValueError, match=f"^{ENCODER} failed; the same command goes on"):
+        repro.Running(1).row([ENCODER])
+
+
 def file_deps(stage: PipelineStage) -> set[str]:
     return {str(Path(dep.fs_path).relative_to(ROOT)) for dep in stage.deps}
 
@@ -129,6 +140,39 @@ def _resolved_strings(cfg: DictConfig, path: str, value: Any) -> list[tuple[str,
     if OmegaConf.is_config(resolved):
         return [(path, s) for s in strings(OmegaConf.to_container(resolved, resolve=True))]
     return [(path, resolved)] if isinstance(resolved, str) else []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "line"),
+    [
+        (".git", None, "is not a git repository: run git init, or dvc config --local core.no_scm"),
+        (".dvc", None, "has no .dvc: git checkout .dvc, or dvc init"),
+        (".dvc/config", b"[core", "DVC: config file error: Invalid line"),
+        ("dvc.lock", b"schema: 9.0\nstages: {}\n", "dvc.lock' validation failed [(]invalid schema"),
+        ("dvc.lock", b"", "dvc.lock' validation failed"),
+        ("dvc.lock", b"\xff\xfe", "DVC: unable to read: 'dvc.lock', is not valid utf-8"),
+        ("dvc.yaml", b"stages: [", "DVC: unable to read: 'dvc.yaml', YAML file structure"),
+        ("dvc.yaml", b"stages: {a: 5}", "dvc.yaml' validation failed [(]expected a dictionary"),
+        ("dvc.yaml", b"stages: {a: {cmd: '${b}'}}", "DVC: failed to parse 'stages.a.cmd'"),
+        ("dvc.yaml", None, "dvc.yaml has no stages, or there is none here"),
+    ],
+)
+def test_a_file_of_dvc_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: bytes | None, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    Path(".dvc").mkdir()
+    for name, content in {"dvc.yaml": b"stages: {a: {cmd: x}}", ".dvc/config": b""}.items():
+        Path(name).write_bytes(content)
+    if text is None:
+        there = Path(file)
+        shutil.rmtree(there) if there.is_dir() else there.unlink()
+    else:
+        Path(file).write_bytes(text)
+    with pytest.raises(ValueError, match=line) as caught:
+        list(fingerprints.stages())
+    assert "\n" not in str(caught.value)
 
 
 def test_both_readers_of_params_agree_and_it_holds_no_interpolation() -> None:

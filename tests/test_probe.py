@@ -1,14 +1,26 @@
 """The probe from the outside: as an API on tiny models, and as an app on folders and files."""
 
+import json
+import re
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
-from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
-from transformers import DebertaV2Config, DebertaV2Model
+from probed import LENGTH, MODELS, SMALL, VOCABULARY, model, tokenizer, words
+from transformers import (
+    BertModel,
+    CLIPConfig,
+    CLIPModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    ViTConfig,
+    ViTModel,
+)
 
 from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.measurement import Record
@@ -20,6 +32,7 @@ from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.probe import report
 from value_aware_attention.probe.lines import headline
+from value_aware_study.report.model import write_probe
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
@@ -176,6 +189,85 @@ def test_models_that_cannot_be_measured_are_refused() -> None:
         probe.probe(few, tokenizer(), TEXT, **QUICK)
 
 
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (lambda: "bert", "model is a str"),
+        (lambda: BertModel, "model is a type"),
+        (lambda: torch.nn.Linear(2, 2), "model is a Linear"),
+        (lambda: ViTModel(ViTConfig(**SMALL, image_size=4, patch_size=2)), "ViTModel reads no"),
+        (
+            lambda: CLIPModel(CLIPConfig(text_config=SMALL, vision_config=SMALL)),
+            "CLIPModel reads no",
+        ),
+    ],
+)
+def test_what_is_no_model_of_text_is_refused(made: Callable, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        probe.probe(made(), tokenizer(), TEXT, **QUICK)
+    with pytest.raises(ValueError, match=named):
+        probe.probe_caches(made(), tokenizer(), TEXT, windows=2, length=LENGTH)
+
+
+def test_a_tokenizer_is_asked_for_and_a_causal_model_needs_two_tokens() -> None:
+    with pytest.raises(ValueError, match="tokenizer is a NoneType"):
+        probe.probe(model("bert"), None, TEXT, **QUICK)
+    bare = tokenizer(closes=False)
+    with pytest.raises(ValueError, match=r"length is 1; a causal model .* at least 2"):
+        probe.probe(model("gpt2"), bare, TEXT, **{**QUICK, "length": 1})
+    assert probe.probe(model("gpt2"), bare, TEXT, **{**FEW, "length": 2, "sizes": [1]}).record
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layer_whose_scores_overflow_is_named(layer: int) -> None:
+    made = model("llama")
+    attention = made.model.layers[layer].self_attn
+    attention.q_proj.weight.data *= 1e25
+    attention.k_proj.weight.data *= 1e25
+    for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=96)):
+        with pytest.raises(ValueError, match=f"not a number from layer {layer} on: scores"):
+            call(made, tokenizer(), words(200))
+
+
+def silenced(layers: range, rows: slice) -> BertModel:
+    """A model in which these values of these layers are 0, as of heads that were pruned."""
+    made = model("bert")
+    for layer in layers:
+        value = made.encoder.layer[layer].attention.self.value
+        value.weight.data[rows], value.bias.data[rows] = 0, 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("rows", "none"), [(slice(8), {(1, 0)}), (slice(None), {(1, None), (1, 0), (1, 1)})]
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_head_or_a_layer_whose_values_are_0_has_no_relative_error(
+    tmp_path: Path, rows: slice, none: set
+) -> None:
+    options = {**FEW, "between": True, "skewness_gap": True}
+    for windows in (1, 2):
+        found = probe.probe(
+            silenced(range(1, 2), rows), tokenizer(), TEXT, **{**options, "windows": windows}
+        )
+        measured = found.record.attention[0].output_error
+        assert {(row.layer, row.head) for row in measured.errors if row.error is None} == none
+        assert {(row.layer, row.head) for row in measured.keys_needed if row.keys is None} == none
+    assert Record.from_json(found.record.to_json()) == found.record
+    assert (found.keys_needed(layer=1)["optimal_v_aware"] is None) == ((1, None) in none)
+    assert ("none" in str(found)) == ((1, None) in none) and "match" in found.headline
+    caches = probe.probe_caches(
+        silenced(range(1, 2), rows), tokenizer(), TEXT, windows=2, length=16
+    )
+    write_probe(found.record, tmp_path, caches)
+    assert "| none" in (tmp_path / "model_keys_by_head.md").read_text()
+
+
+def test_a_model_whose_values_are_all_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="every layer's attention gives 0"):
+        probe.probe(silenced(range(2), slice(None)), tokenizer(), TEXT, **QUICK)
+
+
 # The app.
 
 
@@ -200,7 +292,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, command: str, root: Path) -> None:
-    arguments = command.replace("{", str(folder) + "/").replace("}", "").split()
+    arguments = re.sub(r"{([\w.]+)}", rf"{folder}/\1", command).split()
     arguments += ["probe.windows=2", "probe.rows=4", "probe.search=fast", f"paths.root={root}"]
     if not any(argument.startswith("probe.length=") for argument in arguments):
         arguments.append(f"probe.length={LENGTH}")
@@ -242,7 +334,7 @@ def test_a_cache_that_is_too_small_is_refused_before_any_work(folder: Path, tmp_
     with pytest.raises(SystemExit) as stopped:
         run(folder, "model={llama} text={text.txt} caches=true", tmp_path)
     message = str(stopped.value.code)
-    assert message.startswith("error: r is 1; it counts 2 sinks and 4 recent keys")
+    assert message.startswith("error: length is 16; caches that keep one key of 8 of half a window")
     assert not (tmp_path / "outputs/probe").exists()
 
 
@@ -302,6 +394,14 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
         ("model={bert} text={text.txt} kernel=gaussian", "elu, exponential, polynomial"),
         ("model={bare} text={text.txt}", "has no tokenizer: give tokenizer=FOLDER"),
         ("text={text.txt}", "probe.model"),
+        ("model=/ tokenizer={bert} text={text.txt}", "model is /; its folder has no name"),
+        ("model={llama} text={text.txt} probe.length=1", "length is 1; "),
+        ("model={llama} text={text.txt} caches=true", "at least 96"),
+        ("model={bert} text={text.txt} probe.kernels=[{_target_:os.getcwd}]", "makes no kernel"),
+        (
+            "model={bert} text={text.txt} +probe.methods.own={_target_:torch.nn.Identity}",
+            "torch.nn.Identity makes no approximation",
+        ),
     ],
 )
 def test_bad_input_ends_with_one_line_and_nothing_written(
@@ -312,6 +412,67 @@ def test_bad_input_ends_with_one_line_and_nothing_written(
     message = str(stopped.value.code)
     assert message.startswith("error: ") and named in message and "\n" not in message
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
+    for name in ("bert", "roberta"):
+        shutil.copytree(folder / name, tmp_path / name / "final")
+    shutil.copytree(tmp_path / "bert/final", tmp_path / "again/final")
+    file = tmp_path / "outputs/probe/final/record.json"
+    command = f"text={folder}/text.txt probe.sizes=[1] model={tmp_path}/"
+    run(folder, f"{command}bert/final", tmp_path)
+    first = file.read_bytes()
+    with pytest.raises(SystemExit) as stopped:
+        run(folder, f"{command}roberta/final", tmp_path)
+    message = str(stopped.value.code)
+    assert "final holds final of another checkpoint: give probe.name=<another name>" in message
+    assert "\n" not in message and file.read_bytes() == first
+    run(folder, f"{command}again/final", tmp_path)
+    assert file.read_bytes() == first
+    run(folder, f"{command}roberta/final probe.name=other", tmp_path)
+    hashes = [Record.from_json(one.read_text()).hashes for one in tmp_path.rglob("record.json")]
+    assert len({one["checkpoint"] for one in hashes}) == 2
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, None),
+        ({"architecture": "GPT2LMHeadModel"}, "of another checkpoint"),
+        ({"model": "bart"}, "holds bart of another checkpoint"),
+        (None, "record.json is damaged"),
+    ],
+)
+def test_a_record_of_before_is_replaced_by_one_of_its_model_alone(
+    folder: Path, tmp_path: Path, change: dict | None, named: str | None
+) -> None:
+    command = "model={bert} text={text.txt} probe.sizes=[1]"
+    run(folder, command, tmp_path)
+    file = tmp_path / "outputs/probe/bert/record.json"
+    earlier = json.loads(file.read_text()) | {"hashes": {}} | (change or {})
+    del earlier["content_sha256"]
+    file.write_text("{" if change is None else json.dumps(earlier))
+    if named is None:
+        run(folder, command, tmp_path)
+        assert Record.from_json(file.read_text()).hashes
+    else:
+        with pytest.raises(SystemExit, match=f"{named}.*give probe.name="):
+            run(folder, command, tmp_path)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_model_of_the_hub_has_the_hash_of_its_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "hub/models--org--bert"
+    shutil.copytree(folder / "bert", cached / "snapshots/abc")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("org/bert", "{bert}"):
+        run(folder, f"model={name} text={{text.txt}} probe.sizes=[1]", tmp_path)
 
 
 def test_pickled_weights_and_models_of_approximations_are_refused(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(run, "start", lambda name, words: calls.append((name, words)))
     return calls
+
+
+@pytest.fixture
+def nothing_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages that were not started have made nothing, which is to be no reason."""
+    monkeypatch.setattr(run, "is_there", lambda out: True)
 
 
 def again(started: Started, folder: Path, *overrides: str) -> list[str]:
@@ -76,14 +83,16 @@ def test_replicates_of_the_causal_models_have_stages_and_outputs_of_their_own(
     assert first.tokens == second.tokens
 
 
+@pytest.mark.usefixtures("nothing_made")
 def test_a_stage_runs_again_where_a_value_it_reads_or_what_it_reads_from_changed(
     started: Started, tmp_path: Path
 ) -> None:
     assert again(started, tmp_path) == STAGES
     commands = dict(started)
     assert commands["train_causal@elu"][:2] == ["pipelines.train_causal", "kernel=elu"]
-    assert f"paths.outputs={tmp_path}/outputs/smoke" in commands["train_causal@elu"]
-    assert f"paths.report={tmp_path}/outputs/smoke/report" in commands["report"]
+    paths = run.composed("train_causal", commands["train_causal@elu"][1:]).paths
+    assert paths.models == f"{tmp_path}/outputs/smoke/models"
+    assert paths.report == f"{tmp_path}/outputs/smoke/report"
     elsewhere = ("trainer.accumulate=2", "logger=none")
     assert again(started, tmp_path, *elsewhere) == []
     changed = ("evaluation.causal_units=2", "masked.long.steps=7")
@@ -92,6 +101,7 @@ def test_a_stage_runs_again_where_a_value_it_reads_or_what_it_reads_from_changed
     assert fewer == ["evaluate_causal@elu", "report"]
 
 
+@pytest.mark.usefixtures("nothing_made")
 def test_a_run_that_was_ended_goes_on_where_it_was(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,3 +136,45 @@ def test_a_wrong_override_is_one_line(
     with pytest.raises(SystemExit, match=r"^error: .*(stesp|huge)") as stop:
         run.main()
     assert "\n" not in str(stop.value) and not started
+
+
+def test_a_stage_runs_again_where_something_that_it_made_is_gone_or_cut(
+    started: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert again(started, tmp_path) == STAGES
+    cfg = run.composed("plan", started[0][1][1:])
+    made = {stage.name: list(run.outs(stage, cfg.paths)) for stage in run.stages(cfg)}
+    assert made["report"] == [tmp_path / "outputs/smoke/report"]
+    for out in chain.from_iterable(made.values()):
+        file = out if out.suffix else out / "SHA256SUMS"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"a": 1}')
+    assert again(started, tmp_path) == []
+    record = made["evaluate_masked@long"][0]
+    record.write_text('{"a":')
+    assert again(started, tmp_path) == ["evaluate_masked@long", "report"]
+    assert f"evaluate_masked@long: {record} is gone or cut" in capsys.readouterr().out
+    record.write_text('{"a": 1}')
+    (made["train_masked_long"][0] / "SHA256SUMS").unlink()
+    assert again(started, tmp_path) == ["train_masked_long", "evaluate_masked@long", "report"]
+
+
+@pytest.mark.parametrize("given", ["paths.outputs=/big", "++paths.report=/big", "paths.outputs=."])
+def test_folders_that_the_run_chooses_are_refused(
+    started: Started, tmp_path: Path, given: str
+) -> None:
+    line = r"^paths\.\w+ is (/big|\.), which a run does not take: give paths.root"
+    with pytest.raises(ValueError, match=line):
+        again(started, tmp_path, given)
+    assert not started and not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("nothing_made")
+def test_a_root_with_other_letters_and_spaces_is_passed_on(
+    started: Started, tmp_path: Path
+) -> None:
+    folder = tmp_path / "größe x"
+    run.run([*FEWER, f"paths.root='{folder}'"])
+    assert [name for name, _ in started] == STAGES
+    cfg = run.composed("report", started[-1][1][1:])
+    assert cfg.paths.report == f"{folder}/outputs/smoke/report"

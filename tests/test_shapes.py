@@ -30,4 +30,6 @@ def test_the_public_boundary_raises_value_errors() -> None:
             public(TWO, THREE, THREE)
     with pytest.raises(ValueError, match=r"same last dimension \(head_dim\)$"):
         attention_weights(TWO, THREE)
-    assert len(PUBLIC) == len(calls) + 2
+    with pytest.raises(ValueError, match="both must have one shape"):
+        error.relative_output_error(TWO, THREE)
+    assert len(PUBLIC) == len(calls) + 3

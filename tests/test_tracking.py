@@ -1,5 +1,8 @@
 """What W&B gets: curves against r, summaries that runs are compared by, a sweep that composes."""
 
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from importlib import import_module
 from itertools import product
@@ -137,3 +140,73 @@ def test_corpus_and_tokens_open_a_run_only_online(monkeypatch: pytest.MonkeyPatc
     for run in ({"mode": "offline"}, None, {"mode": "online"}):
         tracking.record_made(OmegaConf.create({"run": run}), "tokens", {}, "data", ["ab12"])
     assert opened == ["ab12"]
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No variable of W&B is set, nor afterwards."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in (*tracking.OF_HOME, "WANDB_SILENT"):
+        monkeypatch.setenv(name, "")  # so that what is set here is undone
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_wandb_writes_below_the_logs_alone(unset: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process of its own: W&B reads its variables once."""
+    unset.setenv("HOME", "/proc")  # where nobody can write
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        unset.delenv(name, raising=False)
+    code = f"""
+import wandb
+from pipelines.tracking import wandb_run
+run = wandb_run(project="p", group="g", mode="offline", dir={str(tmp_path / "logs")!r})
+run.summary.update({{"grid": wandb.Table(columns=["r"], data=[[1]])}})
+run.finish()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    made = {path.name for path in (tmp_path / "logs").iterdir()}
+    assert made == {"wandb", *tracking.OF_HOME.values()}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        ("WANDB_MODE", "nope", "^WANDB_MODE is nope; it must be 'online', 'offline'"),
+        ("WANDB_SILENT", "abc", "^WANDB_SILENT is abc; it must be a valid boolean"),
+        ("WANDB_BASE_URL", "garbage", "^WANDB_BASE_URL is garbage; it must be a valid URL"),
+        ("WANDB_CONSOLE", "x", "^WANDB_CONSOLE is x; it must be 'auto', 'off'"),
+        ("WANDB_INIT_TIMEOUT", "soon", "^WANDB_INIT_TIMEOUT is soon; it must be a valid number"),
+        ("WANDB_PROJECT", "a/b", "^WANDB_PROJECT: W&B starts no run: Invalid project name 'a/b'"),
+        ("WANDB_RUN_ID", "a/b", "^WANDB_RUN_ID: W&B starts no run: Run ID cannot contain"),
+    ],
+)
+def test_a_variable_that_wandb_refuses_is_named(
+    unset: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str, line: str
+) -> None:
+    wandb.teardown()  # it reads its variables once
+    unset.setenv(variable, value)
+    mode = os.environ.get("WANDB_MODE", "offline")
+    with pytest.raises(ValueError, match=line) as caught:
+        tracking.wandb_run(project="p", group="g", mode=mode, dir=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"mode": "nope"}, "^logger.mode is nope; it must be 'online'"),
+        ({"mode": "online"}, "^logger: W&B starts no run: No API key .*; logger=none does without"),
+        ({"project": "a?b"}, "^logger: W&B starts no run: Invalid project name 'a[?]b'"),
+    ],
+)
+def test_an_argument_that_wandb_refuses_is_named(
+    unset: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, str], line: str
+) -> None:
+    wandb.teardown()
+    unset.setenv("HOME", str(tmp_path))  # without an account
+    named = {"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)}
+    with pytest.raises(ValueError, match=line):
+        tracking.wandb_run(**named | given)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import partial
 
-__all__ = ["CONCURRENT", "DAMAGED", "FULL", "KILLED", "SKIPPED", "Case", "Trial"]
+__all__ = ["CONCURRENT", "DAMAGED", "FOREIGN", "FULL", "KILLED", "SKIPPED", "Case", "Trial"]
 
 KILLED, FULL = "killed", "full disk"
-CONCURRENT, DAMAGED = "two at once", "damaged file"
+CONCURRENT, DAMAGED, FOREIGN = "two at once", "damaged file", "somebody's file"
 SKIPPED = "skipped"
 
 

@@ -62,12 +62,13 @@ def killed(
 
 
 def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> Case:
-    """One training, killed while it writes a checkpoint and then at random moments."""
+    """One training, killed while it writes a checkpoint, at random moments, and at its model."""
     before, after = run_.trees(TRAINING)
     run_.before(TRAINING)
     longest = run_.seconds[TRAINING]
     moments = [lambda _: is_writing(run_.root)]
     moments += [after_seconds(part * longest) for part in parts]
+    moments += [lambda _: is_saving(run_.root)]
     wrong, count = "", 0
     for moment in moments:
         ended = stopped(Running(TRAINING, run_.root), signal.SIGKILL, moment)
@@ -95,6 +96,10 @@ def after_seconds(seconds: float) -> Callable[[Running], bool]:
 
 def is_writing(root: Path) -> bool:
     return any((root / CHECKPOINTS).glob("*/.last.ckpt.*"))
+
+
+def is_saving(root: Path) -> bool:
+    return any((root / "outputs/models").glob(".*.partial"))
 
 
 def torn(found: Tree, *whole: Tree) -> str:

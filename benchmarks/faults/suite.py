@@ -14,9 +14,10 @@ from tqdm import tqdm
 
 from benchmarks import faults
 from benchmarks.faults.apps import Undisturbed, undisturbed
-from benchmarks.faults.case import CONCURRENT, DAMAGED, FULL, KILLED, Case, Trial
+from benchmarks.faults.case import CONCURRENT, DAMAGED, FOREIGN, FULL, KILLED, Case, Trial
 from benchmarks.faults.concurrent_starts import concurrent_starts
 from benchmarks.faults.damage import damages
+from benchmarks.faults.foreign_files import foreign_files
 from benchmarks.faults.full_disk import full_disks
 from benchmarks.faults.kills import kills
 from benchmarks.record import finish, header, markdown, options, setting
@@ -29,6 +30,7 @@ KINDS: dict[str, Callable[[Undisturbed, random.Random], list[Trial]]] = {
     FULL: full_disks,
     CONCURRENT: concurrent_starts,
     DAMAGED: damages,
+    FOREIGN: foreign_files,
 }
 TRIED = {
     KILLED: "A signal (SIGKILL, some SIGTERM) at a random moment of a stage, with outputs of an "
@@ -38,6 +40,7 @@ TRIED = {
     CONCURRENT: "The same command twice, at once and the second at a random moment of the first.",
     DAMAGED: "A file cut at a random byte, or one random bit of it changed; then the stage that "
     "reads it.",
+    FOREIGN: "A file of somebody else in the folder that a stage writes.",
 }
 RIGHT = (
     "Right is: what has its own name is whole at any time; the same command ends with the files of "

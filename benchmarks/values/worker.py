@@ -44,7 +44,7 @@ MADE = (
     "evaluate",
 )
 """What there is before a case"""
-TOGETHER = ("run", "fingerprints")
+TOGETHER = ("run", "fingerprints", "verdict")
 """Commands that are no apps of Hydra"""
 NAMES = """
 import numpy as np, torch

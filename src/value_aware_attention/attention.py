@@ -8,6 +8,7 @@ Glossary of dimension letters, used in every shape of the library:
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from value_aware_attention import flex
-from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.arguments import check_tensors, described
+from value_aware_attention.kernels import Exponential, Kernel, check_kernel
 
 __all__ = [
     "attention",
@@ -24,6 +26,7 @@ __all__ = [
     "attention_weights",
     "check_inputs",
     "masked_softmax",
+    "promoted",
     "visibility",
     "weights_over",
     "working_precision",
@@ -51,9 +54,10 @@ def attention(
     """Computes sum_i kappa(q, k_i) v_i / sum_i kappa(q, k_i), Eq. 1 of the paper.
 
     `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
-    bf16 and fp16 inputs are accumulated in fp32, and autocast lowers none. Raises ValueError for
-    shapes that do not fit. NaN is not looked for: in a query it makes its output NaN, in a key or
-    value the outputs of all queries that see it, and some of those that do not, because 0 NaN is
+    bf16 and fp16 inputs are accumulated in fp32, and autocast lowers none; inputs of different
+    precisions are taken in the largest. Raises ValueError for shapes that do not fit and for what
+    is no floating-point tensor. NaN is not looked for: in a query it makes its output NaN, in a key
+    or value the outputs of all queries that see it, and some of those that do not, because 0 NaN is
     NaN. Infinity in a score does the same.
 
     What computes it: the exponential kernel is PyTorch's own fused attention, on every device. The
@@ -61,7 +65,7 @@ def attention(
     (`flex.unsupported_reason`: no fp64, no head of fewer than 16 numbers), and hold the N x M
     weights elsewhere.
     """
-    check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+    check_inputs(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
         return _fused(query, key, value, kernel, is_causal=is_causal)
     if not isinstance(kernel, Exponential) and flex.is_preferred(query, key):
@@ -81,8 +85,9 @@ def attention_over(
     if isinstance(kernel, Exponential):
         return _fused(query, key, value, kernel, visible)
     with _without_autocast(value):
+        query, key, values = promoted(query, key, value)
         weights = weights_over(query, key, kernel, visible)
-        return (weights @ working_precision(value)).to(value.dtype)
+        return (weights @ working_precision(values)).to(value.dtype)
 
 
 def attention_weights(
@@ -94,7 +99,7 @@ def attention_weights(
     is_causal: bool = False,
 ) -> Float[Tensor, "*batch N M"]:
     """Computes alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j) in fp32 or fp64; 0 in masked rows."""
-    check_inputs(query, key, key, attn_mask=attn_mask, is_causal=is_causal)
+    check_inputs(query, key, key, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
     return weights_over(query, key, kernel, _visible(query, key, attn_mask, is_causal))
 
 
@@ -106,7 +111,7 @@ def weights_over(
 ) -> Float[Tensor, "*batch N M"]:
     """Computes `attention_weights` over the visible pairs (None = all) of inputs known to fit."""
     with _without_autocast(query):
-        scores = kernel.log_similarity(working_precision(query), working_precision(key))
+        scores = kernel.log_similarity(*map(working_precision, promoted(query, key)))
         return masked_softmax(scores, visible)
 
 
@@ -165,8 +170,7 @@ def _fused(
     """Calls PyTorch's fused attention on four dimensions; it never holds the weights."""
     if visible is None and query.is_cpu and key.shape[-2] < VECTOR:
         visible = _all_visible(query, key, is_causal)
-    dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-    tensors = [x.to(dtype) for x in (query, key, value)]
+    tensors = promoted(query, key, value)
     tensors += [] if visible is None else [visible]
     missing = max(0, 4 - max(x.ndim for x in tensors))
     q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
@@ -192,6 +196,12 @@ def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#
 def working_precision(x: Tensor) -> Tensor:
     """Converts x to at least fp32, the precision every sum of the library is taken in."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def promoted(*tensors: Tensor) -> list[Tensor]:
+    """Converts tensors to the precision that holds them all."""
+    dtype = reduce(torch.promote_types, [x.dtype for x in tensors])
+    return [x.to(dtype) for x in tensors]
 
 
 def visibility(
@@ -220,31 +230,50 @@ def _visible(
 
 
 def check_inputs(
-    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, is_causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    kernel: Kernel,
+    attn_mask: Tensor | None,
+    is_causal: bool,
 ) -> None:
-    """Raises ValueError, naming the shapes, unless the inputs are those of one attention call."""
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-    if min(query.ndim, key.ndim, value.ndim) < 2:
-        raise ValueError(f"{shapes}: each must have at least 2 dimensions, (..., length, width)")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"{shapes}: query and key must have the same last dimension (head_dim)")
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"{shapes}: key and value must have the same number of keys")
-    try:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    except RuntimeError:
-        raise ValueError(f"{shapes}: the leading dimensions must broadcast together") from None
+    """Raises ValueError, naming what was given, unless it makes one attention call."""
+    check_tensors(query=query, key=key, value=value)
+    check_kernel(kernel)
+    leading = _check_shapes(query, key, value)
+    if not isinstance(is_causal, bool):
+        raise ValueError(f"is_causal is {described(is_causal)}; it must be True or False")
     if is_causal and query.shape[-2] != key.shape[-2]:
         raise ValueError(
-            f"{shapes}: is_causal needs as many queries as keys; pass attn_mask instead"
+            f"query {tuple(query.shape)}, key {tuple(key.shape)}: is_causal needs as many queries "
+            f"as keys; pass attn_mask instead"
         )
     if attn_mask is not None:
         _check_mask(attn_mask, (*leading, query.shape[-2], key.shape[-2]))
 
 
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """Returns the leading dimensions, broadcast; ValueError where the shapes do not fit."""
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        raise ValueError(f"{shapes}: each must have at least 2 dimensions, (..., length, width)")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"{shapes}: query and key must have the same last dimension (head_dim)")
+    if 0 in (query.shape[-1], value.shape[-1]):
+        raise ValueError(f"{shapes}: the last dimension must be at least 1")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"{shapes}: key and value must have the same number of keys")
+    try:
+        return torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    except RuntimeError:
+        raise ValueError(f"{shapes}: the leading dimensions must broadcast together") from None
+
+
 def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
-    if attn_mask.dtype != torch.bool:
-        raise ValueError(f"attn_mask is {attn_mask.dtype}; it must be torch.bool, True = visible")
+    given = attn_mask.dtype if isinstance(attn_mask, Tensor) else described(attn_mask)
+    if given != torch.bool:
+        raise ValueError(f"attn_mask is {given}; it must be torch.bool, True = visible")
     try:
         fits = torch.broadcast_shapes(attn_mask.shape, shape) == torch.Size(shape)
     except RuntimeError:

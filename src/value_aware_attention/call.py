@@ -1,5 +1,6 @@
 """One attention call: its tensors, kernel and mask, and what every method derives from them."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from value_aware_attention.arguments import check_at_least
 from value_aware_attention.attention import (
     attention_over,
     check_inputs,
+    promoted,
     visibility,
     weights_over,
     working_precision,
@@ -35,7 +37,8 @@ def chunked(elements: int) -> Iterator[None]:
     inputs are not counted. Smaller blocks change results by rounding alone. Raises ValueError for
     elements below 1.
     """
-    token = _MAX_ELEMENTS.set(check_at_least(1, elements=elements))
+    most = 2**62  # more than any machine holds, and torch's sizes have room for it
+    token = _MAX_ELEMENTS.set(min(check_at_least(1, elements=elements), most))
     try:
         yield
     finally:
@@ -51,10 +54,10 @@ def max_elements_within(memory_gib: float) -> int:
     """Converts `memory_gib` GiB into the elements for `chunked`: 2**24 for each.
 
     Measured over the methods (`benchmarks/evaluation_memory.py`). Raises ValueError unless
-    `memory_gib` is above 0.
+    `memory_gib` is above 0 and finite.
     """
-    if not memory_gib > 0:
-        raise ValueError(f"memory_gib is {memory_gib}; it must be above 0")
+    if not 0 < memory_gib < math.inf:
+        raise ValueError(f"memory_gib is {memory_gib}; it must be above 0 and finite")
     return max(1, int(memory_gib * 2**30) // BYTES_PER_ELEMENT)
 
 
@@ -90,14 +93,14 @@ class Call:
         is_causal: bool = False,
     ) -> "Call":
         """Checks the inputs, with the ValueErrors of `attention`, and raises their precision."""
-        check_inputs(query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+        check_inputs(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
         queries, keys = query.shape[-2], key.shape[-2]
         if attn_mask is not None:
             attn_mask = torch.atleast_2d(attn_mask)
             attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
         rows = torch.arange(queries, device=query.device)
         dtype = value.dtype
-        query, key, value = (working_precision(x) for x in (query, key, value))
+        query, key, value = map(working_precision, promoted(query, key, value))
         return cls(query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype)
 
     @property

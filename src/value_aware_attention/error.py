@@ -2,12 +2,21 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from value_aware_attention.attention import working_precision
+from value_aware_attention.arguments import check_tensors
+from value_aware_attention.attention import promoted, working_precision
 
-__all__ = ["Sizes", "budget", "relative_output_error", "squared_output_error"]
+__all__ = [
+    "Sizes",
+    "budget",
+    "power_of_two",
+    "relative_output_error",
+    "squared_output_error",
+    "typical_unit",
+]
 
 
 def squared_output_error(
@@ -21,16 +30,48 @@ def squared_output_error(
 def relative_output_error(
     approximate: Float[Tensor, "*batch V"], exact: Float[Tensor, "*batch V"]
 ) -> Float[Tensor, "*batch"]:
-    """Computes ||o - o~||^2 / ||o||^2 per query; 0 where both are zero.
+    """Computes ||o - o~||^2 / ||o||^2 per query, for outputs of any size; 0 where both are zero.
 
     Infinite where only o is zero; NaN where an output holds NaN, which is never taken for exact.
+    Raises ValueError unless both are floating-point tensors of one shape.
 
     The reports pool queries as a ratio of sums, not as the mean of these ratios, which queries with
     a short output would decide.
     """
-    error = squared_output_error(approximate, exact)
-    norm = working_precision(exact).square().sum(dim=-1)
-    return (error / norm).masked_fill((error == 0) & (norm == 0), 0.0)
+    check_tensors(approximate=approximate, exact=exact)
+    if approximate.shape != exact.shape or exact.shape[-1:] in ((), (0,)):
+        shapes = f"approximate {tuple(approximate.shape)}, exact {tuple(exact.shape)}"
+        raise ValueError(f"{shapes}: both must have one shape, (..., value_dim >= 1)")
+    exact, approximate = map(working_precision, promoted(exact, approximate))
+    difference = exact - approximate
+    # Each by a unit of its own, so that no square over- or underflows, and nothing is rounded.
+    units = power_of_two(difference.abs().amax(-1)), power_of_two(exact.abs().amax(-1))
+    pairs = zip((difference, exact), units, strict=True)
+    error, norm = ((x / unit[..., None]).square().sum(dim=-1) for x, unit in pairs)
+    larger = units[0] / units[1]
+    return (error / norm * larger * larger).masked_fill((error == 0) & (norm == 0), 0.0)
+
+
+def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 1"]:
+    """Returns the power of two above the median of the values' largest numbers; zeros are left out.
+
+    Values that are measured in it have squares that neither over- nor underflow. The median, so
+    that a value far away changes nothing for the others.
+    """
+    sizes = value.detach().abs().amax(dim=-1).sort(dim=-1).values
+    median = sizes.shape[-1] - 1 - (sizes > 0).sum(dim=-1, keepdim=True) // 2
+    return power_of_two(sizes.gather(-1, median))[..., None]
+
+
+def power_of_two(sizes: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Returns the power of two next above each size, of which division rounds nothing; 0 has 1.
+
+    Kept where its inverse is a normal number, too.
+    """
+    precision = torch.finfo(sizes.dtype)
+    sizes = sizes.detach().where(sizes > 0, 1.0).clamp(4 * precision.tiny, precision.max / 4)
+    mantissa, _ = sizes.frexp()
+    return sizes / mantissa
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ A kernel is given by its log-similarity, because attention normalises: softmax o
 *is* kernel attention, in a form that neither overflows nor divides zero by zero.
 """
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import relu
 
-__all__ = ["Elu", "Exponential", "Kernel", "Polynomial"]
+from value_aware_attention.arguments import described, is_integer
+
+__all__ = ["Elu", "Exponential", "Kernel", "Polynomial", "check_kernel"]
 
 
 @runtime_checkable
@@ -26,6 +30,14 @@ class Kernel(Protocol):
         ...
 
 
+def check_kernel(kernel: Kernel) -> None:
+    """Raises ValueError unless it is a kernel, and not the class or the name of one."""
+    if isinstance(kernel, type) or not callable(getattr(kernel, "log_similarity", None)):
+        raise ValueError(
+            f"kernel is {described(kernel)}; it must be a kernel such as kernels.Polynomial(2)"
+        )
+
+
 def _clamped_log(similarity: Tensor) -> Tensor:
     """Takes the log, with 0 replaced by the smallest normal number: its gradient there is 0."""
     return similarity.clamp_min(torch.finfo(similarity.dtype).tiny).log()
@@ -36,6 +48,12 @@ class Exponential:
     """Computes exp(scale <q, k>), dot-product attention's kernel; scale None = head_dim ** -0.5."""
 
     scale: float | None = None
+
+    def __post_init__(self) -> None:
+        given, is_number = self.scale, isinstance(self.scale, Real)
+        if given is None or (is_number and not isinstance(given, bool) and 0 <= given < math.inf):
+            return
+        raise ValueError(f"scale is {given!r}; it must be None or a finite number >= 0")
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
@@ -55,8 +73,9 @@ class Polynomial:
     degree: int = 2
 
     def __post_init__(self) -> None:
-        if not isinstance(self.degree, int) or self.degree < 0 or self.degree % 2:
+        if not is_integer(self.degree) or self.degree < 0 or self.degree % 2:
             raise ValueError(f"degree is {self.degree!r}; it must be an even integer >= 0")
+        object.__setattr__(self, "degree", int(self.degree))  # numpy's have another repr
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]

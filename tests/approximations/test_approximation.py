@@ -1,8 +1,10 @@
 """What `SparseApproximation` promises for every method: finite inputs, bounded blocks."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from value_aware_attention import approximations, caches
 from value_aware_attention.approximations import (
     LSH,
     Approximation,
@@ -109,6 +112,53 @@ def test_a_method_shows_its_arguments_but_not_what_is_usual() -> None:
     """Records name a method so, and are found again by it."""
     assert str(SlidingWindow(9)) == "SlidingWindow(r=9)"
     assert str(SlidingWindow(9, engine="torch")) == "SlidingWindow(r=9, engine='torch')"
+
+
+def test_counts_may_be_numpys_and_show_as_pythons() -> None:
+    count, seed = np.int64(4), np.uint8(3)
+    for method, shown in (
+        (approximations.OptimalValueOblivious(count), "OptimalValueOblivious(r=4)"),
+        (approximations.RandomKeys(count, seed), "RandomKeys(r=4, seed=3)"),
+        (approximations.NormWeightedKeys(count, np.int64(2)), "NormWeightedKeys(r=4, norm=2)"),
+        (approximations.NormWeightedKeys(4, 1.0), "NormWeightedKeys(r=4, norm=1)"),
+        (approximations.Nystrom(count, count), "Nystrom(landmarks=4, iterations=4)"),
+        (
+            approximations.BigBird(count, count, np.array([3, 0]), seed),
+            "BigBird(window=4, random=4, global_positions=(0, 3), seed=3)",
+        ),
+    ):
+        assert str(method) == shown
+        assert method(*draw()).isfinite().all()
+    with chunked(np.int64(5)):
+        assert max_elements() == 5
+
+
+@pytest.mark.parametrize(
+    "given", [True, np.True_, 4.0, np.float64(4), "4", np.array([4, 4])], ids=repr
+)
+def test_what_is_no_integer_is_no_count(given: object) -> None:
+    with pytest.raises(ValueError, match=r"^r is .*; it must be an integer >= 1$"):
+        OptimalValueOblivious(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda seed: approximations.RandomKeys(4, seed),
+        lambda seed: approximations.SampledKeys(4, seed),
+        lambda seed: approximations.BigBird(3, 2, (), seed),
+        lambda seed: approximations.LSH(4, 1, seed),
+        lambda seed: approximations.Linformer(4, seed),
+        lambda seed: approximations.OrthogonalRandomFeatures(4, seed),
+        lambda seed: approximations.RandomFourierFeatures(4, seed),
+        lambda seed: caches.Random(4, seed),
+    ],
+)
+def test_seeds_are_those_that_torch_takes(build: Callable[[object], object]) -> None:
+    build(2**64 - 1)
+    for wrong in (2**64, 2**70, -1, 0.0, "0", True):
+        with pytest.raises(ValueError, match=r"^seed is .*; it must be an integer >= 0 and below"):
+            build(wrong)
 
 
 @pytest.mark.parametrize("method", [SlidingWindow(9), Linformer(6, 0), LSH(8, 2, 0)], ids=str)

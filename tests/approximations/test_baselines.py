@@ -23,7 +23,8 @@ from value_aware_attention.approximations import (
     reference,
 )
 from value_aware_attention.approximations.ranked_keys import RankedKeys, top_keys
-from value_aware_attention.attention import attention_weights
+from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Exponential, Polynomial
 from value_aware_study.cards import cards
 
@@ -41,6 +42,13 @@ BUILD: dict[str, Callable[[int], SparseApproximation]] = {
         if issubclass(method_class(card), RankedKeys) and "norm" not in card.arguments
     },
 }
+
+OURS = {name: BUILD[name] for name in list(BUILD)[:5]} | {
+    "leave_one_out_keys": LeaveOneOutKeys,
+    "optimal_value_aware": OptimalValueAware,
+    "optimal_value_oblivious": OptimalValueOblivious,
+}
+"""Without what is added by a card alone: a method of one's own may depend on the scale."""
 
 
 def draw(seed: int, *shape: int) -> list[Tensor]:
@@ -88,6 +96,40 @@ def test_every_baseline_equals_its_reference(
             assert ((dense[row] == 0) | visible[row]).all()
         else:
             torch.testing.assert_close(dense[row], expected)
+
+
+@pytest.mark.parametrize("name", OURS)
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=seeds,
+    r=st.integers(1, 6),
+    exponent=st.sampled_from([-100, -70, -35, 35, 67, 120]),
+    mask=st.sampled_from("fcr"),
+)
+def test_no_choice_depends_on_the_scale_of_the_values(
+    name: str, seed: int, r: int, exponent: int, mask: str
+) -> None:
+    """Bit for bit where it is a power of two, and errors scale, as far as fp32 has their size."""
+    query, key, value = (x.float() for x in draw(seed, 2, 9, 3))
+    visible = torch.rand(9, 9, generator=torch.Generator().manual_seed(seed)) > 0.4
+    options = {"f": {}, "c": {"is_causal": True}, "r": {"attn_mask": visible}}[mask]
+    method, factor = OURS[name](r), 2.0**exponent
+    once = method.select(query, key, value, **options)
+    scaled = method.select(query, key, value * factor, **options)
+    assert torch.equal(once.indices, scaled.indices) and torch.equal(once.weights, scaled.weights)
+    assert once.optimal is None or torch.equal(once.optimal, scaled.optimal)
+    pairs = [(once.error, scaled.error)]
+    if hasattr(method, "path"):
+        paths = [method.path(query, key, x, **options) for x in (value, value * factor)]
+        pairs.append(tuple(paths))
+    for before, after in pairs:
+        expected = (before.double() * factor * factor).float()
+        torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-43)
+    relative = [
+        relative_output_error(method(query, key, x, **options), attention(query, key, x, **options))
+        for x in (value, value * factor)
+    ]
+    torch.testing.assert_close(*relative, rtol=1e-3, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", BUILD)

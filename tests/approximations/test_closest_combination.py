@@ -1,7 +1,8 @@
 """The solver against brute force, other solvers, certified bounds, and what geometry promises."""
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from value_aware_attention.approximations.closest_combination import (
     solve,
     solve_path,
 )
+from value_aware_attention.storage import checksum
 
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 every_search = pytest.mark.parametrize("search", SEARCHES)
@@ -615,20 +617,6 @@ def test_it_is_said_that_there_is_no_compiler(
         compiled.library.cache_clear()
 
 
-def test_the_library_is_built_in_the_folder_that_it_is_moved_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that the move is one step, also where temporary files lie on another disk."""
-    compiler, log = tmp_path / "c++", tmp_path / "log"
-    compiler.write_text(f'#!/bin/sh\nfor last; do :; done\necho "$last" >{log}\n: >"$last"\n')
-    compiler.chmod(0o700)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    target = compiled._build([str(compiler)], cache)
-    assert target.parent == cache and Path(log.read_text().strip()).parents[1] == cache
-    assert list(cache.iterdir()) == [target]
-
-
 def test_the_engine_of_this_process_is_named() -> None:
     assert engine() == ("compiled" if compiled.library() else "torch")
     instance = draw(29, queries=4, keys=12)
@@ -638,32 +626,107 @@ def test_the_engine_of_this_process_is_named() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("writable", ["folder", "library"])
-def test_nothing_is_loaded_that_others_could_have_written(
-    writable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache, compiler = tmp_path / "value_aware_attention", tmp_path / "c++"
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a cache with a library, which a compiler that takes no time has built."""
+    above, compiler = tmp_path / "cache", tmp_path / "c++"
     built = getattr(compiled.library(), "_name", "")
     compiler.write_text(
-        f'#!/bin/sh\nfor last; do :; done\n[ "$last" = /dev/null ] || cp {built} "$last"\n'
+        f'#!/bin/sh\nfor last; do :; done\n[ "$last" = /dev/null ] && exit\n'
+        f'cp {built} "$last"\ndirname "$last" >>{tmp_path}/built\n'
     )
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(above))
     compiled.library.cache_clear()
-    try:
-        assert engine() == "compiled" and not caplog.records
-        (library,) = cache.iterdir()
+    assert engine() == "compiled"
+    compiled.library.cache_clear()
+    yield above / "value_aware_attention"
+    compiled.library.cache_clear()
+
+
+def built_in(folder: Path) -> list[str]:
+    """The folders that the compiler of `cached` was told to write to."""
+    return (folder.parents[1] / "built").read_text().split()
+
+
+def test_a_library_in_the_cache_is_built_once_beside_its_place_with_its_sha256(
+    cached: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library, written = sorted(cached.iterdir())
+    assert written.read_text() == f"{checksum(library)}  {library.name}\n"
+    assert engine() == "compiled" and not caplog.records
+    (place,) = built_in(cached)
+    assert Path(place).parent == cached
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "cut", "empty", "without sha256", "empty sha256"])
+def test_a_damaged_library_is_built_again_and_never_loaded(
+    damage: str, cached: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library, written = sorted(cached.iterdir())
+    whole = library.read_bytes()
+    damaged = {
+        "zeroed": whole[:5000] + bytes(3000) + whole[8000:],
+        "cut": whole[: len(whole) // 2],
+        "empty": b"",
+    }
+    if damage in damaged:
         library.unlink()  # another file: this process still has the first one in its memory
-        library.write_text("not what was built")
-        (library if writable == "library" else cache).chmod(0o777)
-        compiled.library.cache_clear()
-        assert engine() == "compiled"
-        refused = [str(cache) in record.getMessage() for record in caplog.records]
-        assert refused == ([True] if writable == "folder" else [])
-        assert list(cache.iterdir()) == [library]
-    finally:
-        compiled.library.cache_clear()
+        library.write_bytes(damaged[damage])
+        library.chmod(0o700)
+    elif damage == "without sha256":
+        written.unlink()
+    else:
+        written.write_bytes(b"")
+    assert engine() == "compiled" and not caplog.records
+    assert library.read_bytes() == whole and written.read_text().startswith(checksum(library))
+    assert len(built_in(cached)) == 2
+
+
+@pytest.mark.parametrize("place", ["library", "folder", "above"])
+@pytest.mark.parametrize("how", ["writable", "foreign"])
+def test_nothing_is_loaded_that_others_could_have_written(
+    place: str, how: str, cached: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library, _ = sorted(cached.iterdir())
+    path = {"library": library, "folder": cached, "above": cached.parent}[place]
+    if how == "writable":
+        path.chmod(0o777)
+    elif os.getuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        pytest.skip("only root gives files away")
+    assert engine() == "compiled"
+    said = [f"others can write to {path} " in record.getMessage() for record in caplog.records]
+    assert said == ([] if place == "library" else [True])
+    assert len(built_in(cached)) == 2
+    assert (Path(built_in(cached)[1]).parent == cached) is (place == "library")
+
+
+@pytest.mark.parametrize("home", ["/proc", "a file"])
+def test_without_a_cache_the_search_is_compiled_for_one_process(
+    home: str, cached: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (cached / "file").touch()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(cached / "file") if home == "a file" else home)
+    assert engine() == "compiled"
+    (record,) = caplog.records
+    assert "compiled again in every process; set XDG_CACHE_HOME" in record.getMessage()
+    assert not Path(built_in(cached)[1]).exists()
+
+
+def test_a_compiler_that_fails_is_named_with_what_it_said(
+    cached: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in cached.iterdir():
+        file.unlink()
+    compiler = cached.parents[1] / "c++"
+    compiler.write_text(f"{compiler.read_text().splitlines()[0]}\necho no room >&2\nexit 1\n")
+    assert engine() == "torch"
+    said = "cannot build the value-aware search, which runs in torch: no room"
+    assert [record.getMessage() for record in caplog.records] == [f"{compiler} {said}"]
 
 
 @pytest.mark.parametrize("needed", [20, 10_000])

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
 from torch import Tensor
 
-from value_aware_attention import attention
+from value_aware_attention import attention, kernels
 from value_aware_attention.approximations import (
     Exact,
+    LinearAttention,
     Nystrom,
     RandomFourierFeatures,
     SparseApproximation,
@@ -191,6 +192,69 @@ def test_a_mask_means_what_it_broadcasts_to(name: str, data: st.DataObject) -> N
         given = method.build()(*tensors, attn_mask=mask, **options)
         spread = method.build()(*tensors, attn_mask=mask.expand(2, 3, rows, KEYS), **options)
     torch.testing.assert_close(given, spread, atol=1e-5, rtol=1e-5)
+
+
+def test_precisions_may_differ(inputs: Inputs, method: Method, kernel: Kernel) -> None:
+    """All are taken in the largest that is given."""
+    for place in range(3):
+        mixed = [x.double() if i == place else x for i, x in enumerate(inputs)]
+        output = method.build()(*mixed, kernel=kernel)
+        expected = method.build()(*(x.double() for x in mixed), kernel=kernel)
+        assert output.dtype == mixed[2].dtype
+        torch.testing.assert_close(output, expected.to(output.dtype))
+
+
+@pytest.mark.parametrize("more", range(3), ids=["query", "key", "value"])
+def test_one_input_may_have_more_dimensions(
+    inputs: Inputs, method: Method, kernel: Kernel, more: int
+) -> None:
+    """What of a batch the others lack, they share."""
+    some = [x if i == more else x[0] for i, x in enumerate(inputs)]
+    output = method.build()(*some, kernel=kernel)
+    expected = method.build()(*(x.expand(2, 3, -1, -1) for x in some), kernel=kernel)
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_that_overflow_give_no_ordinary_numbers(
+    inputs: Inputs, method: Method, kernel: Kernel, causal: bool
+) -> None:
+    """Where exact attention is NaN."""
+    approximation, value = method.build(), inputs[2]
+    if causal and not method.causal:
+        pytest.skip("the method refuses causal masks")
+    if getattr(approximation, "share_query_key", False) or isinstance(
+        approximation, LinearAttention
+    ):
+        pytest.skip("its scores are of normalised keys, or logarithms, and do not overflow")
+    huge = torch.full_like(value, 1e30)
+    assert attention(huge, huge, value, kernel=kernel, is_causal=causal).isnan().all()
+    options = {"kernel": kernel, "is_causal": causal}
+    if isinstance(approximation, Nystrom) and approximation.iterations is None:
+        with pytest.raises(ValueError, match="numbers whose similarity overflows"):
+            approximation(huge, huge, value, **options)
+        return
+    assert approximation(huge, huge, value, **options).isnan().all()
+    if chooses_by_numbers(method):
+        assert approximation.select(huge, huge, value, **options).error.isnan().all()
+    if hasattr(approximation, "path"):
+        assert approximation.path(huge, huge, value, **options).isnan().all()
+
+
+def test_what_is_no_tensor_of_numbers_is_refused(inputs: Inputs, method: Method) -> None:
+    approximation = method.build()
+    for wrong, named in (
+        (inputs[0].long(), "torch.int64"),
+        (inputs[0].numpy(), "of type ndarray"),
+        (inputs[0].tolist(), "of type list"),
+    ):
+        with pytest.raises(ValueError, match=f"^query is {named}; it must be a tensor of floating"):
+            approximation(wrong, *inputs[1:], kernel=KERNELS[method.kernel or "elu"])
+    for kernel, named in ((kernels.Elu, "the class Elu"), ("elu", "'elu'")):
+        with pytest.raises(ValueError, match=f"^kernel is {named}; it must be a kernel such as"):
+            approximation(*inputs, kernel=kernel)
+    with pytest.raises(ValueError, match=r": the last dimension must be at least 1$"):
+        approximation(*inputs[:2], inputs[2][..., :0], kernel=KERNELS[method.kernel or "elu"])
 
 
 def chooses_by_numbers(method: Method) -> bool:

@@ -209,15 +209,6 @@ def test_long_queries_keep_their_digits(causal: bool) -> None:
     assert error.sqrt().max() < 5e-4
 
 
-@pytest.mark.parametrize(
-    "method", [OrthogonalRandomFeatures(4, 0), RandomFourierFeatures(4, 0)], ids=str
-)
-def test_a_negative_scale_has_no_random_features(method: FeatureAttention) -> None:
-    x = torch.ones(1, 4, 8)
-    with pytest.raises(ValueError, match=r"^scale is -0\.5; random features need one >= 0"):
-        method(x, x, x, kernel=kernels.Exponential(scale=-0.5))
-
-
 def fourier_error(features: int, causal: bool) -> float:
     query, key, value = draw(7, 4, 96, 8)
     exact = attention(query / 2, key / 2, value, is_causal=causal)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.caches.methods import KERNELS, METHODS, REFITTING, SEEING, refuses
 from tests.caches.slow import OneCache
 from value_aware_attention import attention, caches
-from value_aware_attention.approximations import chunked
+from value_aware_attention.approximations import OptimalValueOblivious, chunked
 from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Elu, Exponential
@@ -504,6 +504,20 @@ LAST = {"attn_mask": None, "is_causal": True}
         wrong(
             "observed is 'future'; it must be one of last, causal, noncausal, repeat, hindsight",
             lambda: after(caches.Recent(R), observed="future"),
+        ),
+        wrong(
+            "r is 8; it counts 100 sinks and 4 recent keys, so it must be at least 16",
+            lambda: caches.AfterPrefix(caches.Recent(8), prefix=16, sinks=100),
+        ),
+        wrong(
+            "method is of type OptimalValueOblivious; it must be a method of caches, such as "
+            "caches.ObservedAttention(8)",
+            lambda: after(OptimalValueOblivious(8)),
+        ),
+        wrong(
+            "method is the class Recent; it must be a method of caches, such as "
+            "caches.ObservedAttention(8)",
+            lambda: after(caches.Recent),
         ),
         wrong("prefix is 0; it must be an integer >= 1", lambda: after(caches.Recent(R), prefix=0)),
         wrong("rows is 0; it must be an integer >= 1", lambda: after(caches.Recent(R), rows=0)),

@@ -1,5 +1,7 @@
 """Every cache method by its formula, in loops, and what all of them promise of what they keep."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from tests.caches.methods import METHODS, REFITTING, SCORING
 from tests.caches.seen import HEAD_DIM, VALUE_DIM, kinds, observed
-from value_aware_attention import caches
+from value_aware_attention import caches, kernels
 from value_aware_attention.caches import CacheMethod, Observed
 
 quick = settings(deadline=None, max_examples=20)
@@ -289,6 +291,29 @@ def test_more_keys_than_there_are_and_fewer_than_protected_are_refused(name: str
 
 
 @pytest.mark.parametrize("name", METHODS)
+@quick
+@given(kinds(dtype=torch.float32, outlier=1.0), st.sampled_from([-100, -50, 50, 100]))
+def test_no_choice_depends_on_the_scale_of_the_values(
+    name: str, seen: Observed, exponent: int
+) -> None:
+    """Of a power of two, which rounds nothing; scores are public, and have squares of values."""
+    if name in ("leave_one_out", "expected_attention"):
+        exponent //= 4
+    factor, beside = 2.0**exponent, seen.beside
+    if beside is not None:
+        beside = replace(beside, values=beside.values * factor)
+    scaled = with_(seen, value=seen.value * factor, beside=beside)
+    once, again = (METHODS[name](3).keep(x).indices for x in (seen, scaled))
+    assert torch.equal(once, again)
+
+
+@pytest.mark.parametrize("kernel", ["elu", kernels.Elu, None])
+def test_what_is_no_kernel_is_refused(kernel: object) -> None:
+    with pytest.raises(ValueError, match=r"^kernel is .*; it must be a kernel such as kernels"):
+        caches.Recent(3).keep(with_(observed(), kernel=kernel))
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_r_is_a_positive_integer(name: str) -> None:
     for wrong in (0, -1, 2.0, True):
         with pytest.raises(ValueError, match=r"^r is [^;]*; it must be an integer >= 1$"):
@@ -313,6 +338,13 @@ def test_other_bad_arguments_are_refused() -> None:
             lambda: caches.AttentionMatching(3, caches.ValueAware(3, refit=True)),
             "method is a ValueAware that refits; one refit is made",
         ),
+        (lambda: caches.CriticalValues(8), "method is 8; it must be a method of caches, such as"),
+        (
+            lambda: caches.CriticalValues(caches.Recent),
+            "method is the class Recent; it must be a method of caches, such as",
+        ),
+        (lambda: caches.AttentionMatching(8, 8), "method is 8; it must be a method of caches"),
+        (lambda: caches.Random(3, seed=2**70), f"seed is {2**70}; it must be an integer >= 0 and"),
     ):
         with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
             build()

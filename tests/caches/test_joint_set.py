@@ -85,7 +85,7 @@ def test_the_error_of_a_set_is_that_of_attention_to_it(seen: Observed, flags: li
 def test_costs_of_dropping_are_recomputed_errors(seen: Observed, flags: list[bool]) -> None:
     rows = Rows.of(seen)
     kept = sets_of(rows, flags)
-    cost, before = rows.cost_of_dropping(kept), error(rows, kept, first=kept)
+    cost, before = rows._dropping(rows._state(kept), kept), error(rows, kept, first=kept)
     for key in range(M):
         droppable = (kept & ~rows.protected)[:, key]
         assert (cost[~droppable, key] == torch.inf).all()

@@ -1,4 +1,5 @@
 import gzip
+import os
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,11 @@ from value_aware_study.data.text_files import TextFiles, articles
 
 def texts(source):
     return [document.text for document in source]
+
+
+def _torn(compressed: bytes) -> bytes:
+    """Bytes that the header does not announce, and that zlib cannot read."""
+    return compressed[:12] + b"\xff" * 8 + compressed[20:]
 
 
 class TestTextFiles:
@@ -56,6 +62,26 @@ class TestTextFiles:
             ("a.jsonl", b'{"text": "x"}\n{"text"', "a.jsonl, line 2, is not JSON"),
             ("a.jsonl", b'{"title": "x"}', "a.jsonl, line 1, has no field 'text' with a text"),
             ("a.jsonl", b'{"text": 3}', "a.jsonl, line 1, has no field 'text' with a text"),
+            (
+                "a.jsonl",
+                b'{"text": "x"}\n{"text": "y\\ud83d"}',
+                r"line 2, has .ud83d in 'text', half",
+            ),
+            ("a.jsonl", b'{"text": "\xed\xa0\x80"}', "a.jsonl is not UTF-8 text"),
+            ("a.jsonl", b"[" * 10**5, "a.jsonl, line 1, is not JSON: maximum recursion"),
+            ("a.jsonl", b"1" * 10**5, "a.jsonl, line 1, is not JSON: Exceeds the limit"),
+            ("a.jsonl", b'\xef\xbb\xbf{"text": 3}', "a.jsonl, line 1, has no field"),
+            ("a.jsonl", '{"text": "x"}'.encode("utf-16"), "a.jsonl is not UTF-8 text"),
+            ("a.jsonl", '{"text": "x"}'.encode("utf-16-le"), "a.jsonl, line 1, is not JSON"),
+            ("a.txt", "text".encode("utf-16-be"), "a.txt is binary"),
+            ("a.txt.gz", gzip.compress("text".encode("utf-16")), "a.txt.gz is not UTF-8 text"),
+            ("a.txt", "größe".encode("latin-1"), "a.txt is not UTF-8 text"),
+            (
+                "a.txt.gz",
+                _torn(gzip.compress(bytes(range(256)) * 9)),
+                "is not a complete gzip file",
+            ),
+            ("a.tokens", b" = A = \n\0", "a.tokens is binary"),
         ],
     )
     def test_a_bad_file_is_named_in_one_line(self, tmp_path, name, content, message):
@@ -63,6 +89,50 @@ class TestTextFiles:
         with pytest.raises(ValueError, match=message) as caught:
             texts(TextFiles(tmp_path / name))
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [("a.txt", "größe\n"), ("a.jsonl", '{"text": "größe\\n"}\n'), ("a.tokens", "größe\n\n")],
+    )
+    def test_a_byte_order_mark_is_no_text(self, tmp_path, name, content, packed):
+        data = content.encode("utf-8-sig")
+        file = tmp_path / (f"{name}.gz" if packed else name)
+        file.write_bytes(gzip.compress(data) if packed else data)
+        assert texts(TextFiles(file)) == ["größe\n"]
+
+    @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", gzip.compress(b"")])
+    def test_an_empty_file_is_an_empty_text(self, tmp_path, content):
+        file = tmp_path / ("a.txt.gz" if content[:1] == b"\x1f" else "a.txt")
+        file.write_bytes(content)
+        assert texts(TextFiles(tmp_path)) == [""]
+
+    def test_folders_with_the_name_of_a_text_are_searched(self, tmp_path):
+        (tmp_path / "a.txt").mkdir()
+        (tmp_path / "a.txt/b.txt").write_text("b")
+        (tmp_path / "again").symlink_to(tmp_path)
+        assert texts(TextFiles(tmp_path)) == texts(TextFiles(tmp_path / "a.txt")) == ["b"]
+
+    @pytest.mark.parametrize("target", ["gone", "b.txt"], ids=["dangling", "loop"])
+    def test_a_link_that_leads_nowhere_is_not_passed_over(self, tmp_path, target):
+        (tmp_path / "a.txt").write_text("a")
+        (tmp_path / "b.txt").symlink_to(target)
+        with pytest.raises(OSError, match=r"b\.txt"):
+            texts(TextFiles(tmp_path))
+
+    def test_a_folder_that_cannot_be_read_is_not_passed_over(self, tmp_path, monkeypatch):
+        (tmp_path / "a.txt").write_text("a")
+        (tmp_path / "locked").mkdir()
+        scan = os.scandir
+
+        def refuse(path):
+            if str(path).endswith("locked"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)  # nobody is locked out of a folder as root
+        with pytest.raises(PermissionError, match="locked"):
+            texts(TextFiles(tmp_path))
 
     @pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "."])
     def test_a_missing_path_is_named(self, tmp_path, path):

@@ -2,6 +2,9 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from itertools import permutations
 
 import pytest
 import torch
@@ -115,6 +118,78 @@ def test_it_restores_after_an_exception_and_contexts_nest(either: PreTrainedMode
     assert not any(module._forward_pre_hooks for module in either.modules())
 
 
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_contexts_may_be_left_in_any_order(either: PreTrainedModel, order: tuple[int, ...]) -> None:
+    """As by generators and cells of a notebook: the innermost one still open computes."""
+    inputs, known = batch(), set(AttentionInterface._global_mapping)
+    alone = []
+    for r in (1, 2, 4):
+        with replace_attention(either, OptimalValueOblivious(r)):
+            alone.append(logits(either, inputs))
+    own = logits(either, inputs)
+    contexts = [replace_attention(either, OptimalValueOblivious(r)) for r in (1, 2, 4)]
+    for context in contexts:
+        context.__enter__()
+    left = {0, 1, 2}
+    for number in order:
+        assert torch.equal(logits(either, inputs), alone[max(left)])
+        contexts[number].__exit__(None, None, None)
+        left.remove(number)
+    assert torch.equal(logits(either, inputs), own)
+    assert either.config._attn_implementation == "eager"
+    assert set(AttentionInterface._global_mapping) == known
+
+
+def test_a_generator_that_is_dropped_leaves_its_context() -> None:
+    model, inputs = sharp("llama"), batch()
+    own = logits(model, inputs)
+
+    def outputs() -> object:
+        with replace_attention(model, OptimalValueOblivious(1)):
+            while True:
+                yield logits(model, inputs)
+
+    first, second = outputs(), outputs()
+    assert torch.equal(next(first), next(second))
+    del first
+    assert torch.equal(logits(model, inputs), next(second))
+    second.close()
+    assert torch.equal(logits(model, inputs), own)
+
+
+def test_a_second_thread_is_refused_until_the_first_has_left() -> None:
+    model, inputs = sharp("llama"), batch()
+    copy, other = deepcopy(model), sharp("roberta")
+
+    def used(model: PreTrainedModel) -> torch.Tensor:
+        with replace_attention(model, OptimalValueOblivious(1)):
+            return logits(model, inputs)
+
+    expected = used(model), used(other)
+    refusal = "^another thread has the attention of this Llama[a-zA-Z]+ replaced: make a copy"
+    with ThreadPoolExecutor(1) as thread, replace_attention(model, OptimalValueOblivious(2)):
+        inside = logits(model, inputs)
+        for shared in (model, model.model):
+            with pytest.raises(ValueError, match=refusal):
+                thread.submit(used, shared).result()
+        assert torch.equal(thread.submit(used, copy).result(), expected[0])
+        assert torch.equal(thread.submit(used, other).result(), expected[1])
+        assert torch.equal(logits(model, inputs), inside)
+    with ThreadPoolExecutor(1) as thread:
+        assert torch.equal(thread.submit(used, model).result(), expected[0])
+
+
+def test_what_a_thread_left_open_when_it_ended_is_no_obstacle() -> None:
+    model, inputs = sharp("llama"), batch()
+    own, open_context = logits(model, inputs), replace_attention(model, OptimalValueOblivious(1))
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(open_context.__enter__).result()
+    with replace_attention(model, Exact()):
+        torch.testing.assert_close(logits(model, inputs), own, **CLOSE)
+    open_context.__exit__(None, None, None)
+    assert torch.equal(logits(model, inputs), own)
+
+
 def test_nothing_keeps_a_model_or_a_method_alive() -> None:
     model, method = sharp("roberta"), OptimalValueOblivious(1)
     with replace_attention(model, method):
@@ -142,6 +217,14 @@ def test_every_config_of_a_composite_model_gets_back_its_own() -> None:
         with replace_attention(model, Exact()):
             assert len({config._attn_implementation for config in names}) == 1
             torch.testing.assert_close(model(**inputs).logits, expected, **CLOSE)
+    assert [config._attn_implementation for config in names] == before
+    whole, part = (replace_attention(x, Exact()) for x in (model, model.encoder))
+    whole.__enter__()
+    part.__enter__()
+    whole.__exit__(None, None, None)
+    assert [config._attn_implementation for config in names[::2]] == before[::2]
+    assert names[1]._attn_implementation not in before
+    part.__exit__(None, None, None)
     assert [config._attn_implementation for config in names] == before
 
 
@@ -320,6 +403,12 @@ def test_exact_has_the_gradients_of_eager(either: PreTrainedModel) -> None:
 def test_set_attention_takes_masks_and_refuses_as_replace_attention_does() -> None:
     model, inputs = sharp("llama"), batch("left")
     expected = logits(model, inputs)
+    with pytest.raises(
+        ValueError, match="approximation is of type Exact; it must be a function from"
+    ):
+        set_attention(model, Exact())
+    with pytest.raises(ValueError, match=r"approximation\(0\) is None; it must be a module"):
+        set_attention(model, lambda layer: None)
     with pytest.raises(ValueError, match=r"LSH does not support causal .*LlamaForCausalLM is"):
         set_attention(model, lambda layer: LSH(4, 1, layer))
     assert torch.equal(logits(model, inputs), expected)

@@ -8,9 +8,17 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tests.hugging_face.models import Recorder, batch, logits, sharp
-from value_aware_attention.approximations import LSH, Exact, Linformer, Nystrom
+from value_aware_attention import caches
+from value_aware_attention.approximations import (
+    LSH,
+    Exact,
+    Linformer,
+    Nystrom,
+    OptimalValueOblivious,
+)
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 from value_aware_attention.hugging_face.layers import cross_attention_layers
+from value_aware_attention.kernels import Elu
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -62,12 +70,47 @@ def test_methods_that_would_leak_are_refused_for_causal_models(method: nn.Module
         ({"layers": [0, -1]}, r"layers are \[-1, 0\]; the model has layers 0 to 3, not -1"),
         ({"heads": [4]}, r"heads are \[4\]; the model has heads 0 to 3, not 4"),
         ({"heads": [-1, 2]}, r"heads are \[-1, 2\]; .* 0 to 3, not -1"),
+        ({"layers": 1}, "layers is 1; it must be a list of integers"),
+        ({"layers": [True]}, r"layers is \[True\]; it must be a list of integers"),
+        ({"layers": "01"}, "layers is '01'; it must be a list of integers"),
+        ({"heads": 2}, "heads is 2; it must be a list of integers"),
+        ({"heads": [0.0]}, r"heads is \[0.0\]; it must be a list of integers"),
+        ({"kernel": Elu}, r"kernel is the class Elu; it must be a kernel such as kernels"),
+        ({"kernel": "elu"}, r"kernel is 'elu'; it must be a kernel such as kernels"),
     ],
 )
 def test_layers_and_heads_that_do_not_exist(options: dict, named: str) -> None:
     for kind in ("roberta", "llama"):
         with pytest.raises(ValueError, match=named):
             enter(sharp(kind), **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        (
+            OptimalValueOblivious,
+            r"approximation is the class OptimalValueOblivious; it must be an instance, "
+            r"OptimalValueOblivious\(\.\.\.\), or a function from a layer's number to one",
+        ),
+        (
+            caches.ValueAware(8),
+            r"approximation is the cache method ValueAware; it must be an approximation, such as "
+            r"caches.AfterPrefix\(ValueAware\(\.\.\.\), prefix=\.\.\.\)",
+        ),
+        ("exact", r"approximation is 'exact'; it must be a module, such as Exact\(\)"),
+        ([Exact()], r"approximation is of type list; it must be a module, such as Exact\(\)"),
+        (lambda layer: None, r"approximation\(0\) is None; it must be a module, such as Exact"),
+        (lambda layer: Exact, r"approximation\(0\) is the class Exact; it must be an instance"),
+        (lambda layer: caches.Recent(8), r"approximation\(0\) is the cache method Recent; it "),
+    ],
+)
+def test_what_cannot_stand_for_attention_is_refused_on_entry(method: object, named: str) -> None:
+    model = sharp("llama")
+    for layers in (None, [0]):
+        with pytest.raises(ValueError, match=f"^{named}"):
+            enter(model, method, layers=layers)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_attention_weights_cannot_be_asked_for() -> None:

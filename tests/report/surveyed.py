@@ -1,7 +1,8 @@
-"""SYNTHETIC records of methods at equal budgets: invented, measured on nothing."""
+"""SYNTHETIC records of methods at equal budgets and of caches: invented, measured on nothing."""
 
-from synthetic import ends, error, record
+from synthetic import RUN_ON, ends, error, record
 
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
 from value_aware_attention.measurement.record import Cell, Panel, Picture, Text
 from value_aware_study.report.results import Results
 
@@ -49,3 +50,26 @@ def survey_record(task="causal", **more):
 def survey_results(task="causal", **more):
     """The same, tidied."""
     return Results.of([survey_record(task, **more)])
+
+
+def cache_cell(method, observed, level):
+    """One cache method of two texts."""
+    error = Estimate(value=level, low=level / 2, high=level * 2)
+    return CacheCell(
+        method=method, observed=observed, r=8, joint=method == "value_aware", refits=False,
+        error=error, by_layer=(level,), ends={"kl": error}, multiply_adds=1e6, seconds=0.01,
+        by_unit={"error": (level, level), "kl": (level, level)},
+    )  # fmt: skip
+
+
+def cache_record():
+    """Three methods, two of which observe queries, and an oracle."""
+    cells = (
+        cache_cell("recent", "nothing", 0.4), cache_cell("snapkv", "last", 0.2),
+        cache_cell("value_aware", "last", 0.1), cache_cell("value_aware", "hindsight", 0.05),
+    )  # fmt: skip
+    return CacheRecord(
+        model="tiny", task="text", description="words", kernel="exponential", prefix=32, length=48,
+        rows=8, seeds=(0, 1), layers=1, key_value_heads=2, query_heads=2, head_dim=8,
+        sharpest=((0.5, 0.25),), exact={}, cells=cells, run_on=RUN_ON,
+    )  # fmt: skip

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import probed
+from surveyed import cache_record, survey_record
+from synthetic import probed, trained_again
 
+from tests.report.exhibits.test_survey import AGREES
+from tests.report.exhibits.test_survey import record as benchmark
 from tests.report.pages import SLY, exploration, numbers, small_page
 from value_aware_study.report import write_page
+from value_aware_study.report.caches import cache_section
 from value_aware_study.report.model import model_section
 from value_aware_study.report.pages import report_page
 from value_aware_study.report.results import Results
+from value_aware_study.report.survey import survey_section
 
 api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -147,6 +152,19 @@ def test_a_table_is_copied(opened: Any, form: str) -> None:
     assert table and opened.evaluate("navigator.clipboard.readText()") == getattr(table, form)()
 
 
+def test_the_second_of_two_copies_is_said_for_as_long_as_one_alone(opened: Any) -> None:
+    article, said = opened.locator("article[data-exhibit=models]"), opened.locator("#page-said")
+    opened.clock.install()
+    for form in ("CSV", "Markdown"):
+        article.locator(".menu summary").click()
+        article.locator(f"[data-copy={form.lower()}]").click()
+        said.get_by_text(f"as {form}").wait_for()
+        opened.clock.run_for(1500)
+    assert said.text_content() == "Copied table as Markdown"
+    opened.clock.run_for(1000)
+    assert said.text_content() == ""
+
+
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG")])
 def test_a_figure_is_saved_in_light_colours(opened: Any, form: str, begins: bytes) -> None:
     opened.click("#page-theme")
@@ -201,10 +219,11 @@ def test_titles_and_tokens_are_no_code(opened: Any) -> None:
 def whole(
     tmp_path_factory: pytest.TempPathFactory, records: Any, training: Any, tokens: Any
 ) -> Path:
-    """The report's own page, of synthetic records of all models and of a probed one."""
-    results = Results.of(records, training, tokens)
-    models = [model_section(probed())]
-    page = report_page(results, None, models, exploration(), [probed()])
+    """The report's own page, of synthetic records of all that it can show."""
+    results = Results.of(trained_again(records, 0.5, 2.0), training, tokens)
+    survey = survey_section([survey_record()], [], benchmark(AGREES))
+    others = [cache_section([cache_record()]), model_section(probed())]
+    page = report_page(results, survey, others, exploration(), [probed()])
     return write_page(page, tmp_path_factory.mktemp("whole"))
 
 
@@ -238,3 +257,39 @@ def test_a_folded_exhibit_is_drawn_once_it_is_opened(browser: Any, whole: Path) 
     article.locator(".folded > summary").click()
     article.locator("svg").wait_for()
     tab.close()
+
+
+def test_every_legend_of_every_figure_toggles_its_series(browser: Any, whole: Path) -> None:
+    """A click on a name makes other marks pale, a second one brings them back."""
+    tab = browser.new_page(viewport={"width": 1400, "height": 900})
+    tab.goto(whole.as_uri())
+    tab.evaluate("document.querySelectorAll('details.folded').forEach(one => (one.open = true))")
+    tab.evaluate("document.querySelectorAll('.panel').forEach(one => (one.hidden = false))")
+    tab.evaluate("window.dispatchEvent(new Event('resize'))")
+    tab.wait_for_function(DRAWN)
+    clicked = []
+    for chart in tab.locator(".chart").all():
+        names = chart.locator(".role-legend-label text")
+        for name in names.all() if names.count() > 1 else []:
+            shown = [opacities(chart)]
+            for _ in range(2):
+                name.click(force=True)  # a legend that toggles nothing is not clicked otherwise
+                tab.wait_for_timeout(60)
+                shown.append(opacities(chart))
+            paler = [after < before / 3 for before, after in zip(*shown[:2], strict=True)]
+            place = f"{chart.get_attribute('id')}: {name.text_content()}"
+            assert any(paler) and not all(paler) and shown[2] == shown[0], place
+            clicked.append(place.partition("-")[0])
+    drawn = {"hero", "distance", "exponents", "time_memory_long", "cache_methods_4"}
+    drawn |= {f"figure_{number}" for number in range(1, 9)}
+    assert drawn | {"model_end_metric", "model_layers", "model_output_error"} <= set(clicked)
+    tab.close()
+
+
+def opacities(chart: Any) -> list[float]:
+    """Of every mark of a chart, those of its axes and legends left out."""
+    marks = ".role-mark path, .role-mark line, .role-mark text"
+    return chart.evaluate(
+        f"one => [...one.querySelectorAll('{marks}')].map(mark => +(mark.getAttribute('opacity')"
+        " ?? 1))"
+    )

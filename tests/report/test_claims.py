@@ -1,8 +1,10 @@
 """Verdicts from SYNTHETIC records: unit totals with the mean and the spread that a test needs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import attention, ends, error, gap_cell, output_error, record, skewness
 
@@ -52,8 +54,9 @@ def found_in(records):
 
 
 def verdict(records, words):
+    """Without the number of comparisons, of which most tests make few."""
     (answer,) = (answer for answer in found_in(records) if words in answer.claim)
-    return answer.verdict
+    return answer.verdict.partition(" (")[0]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,50 @@ def verdict(records, words):
 )
 def test_a_verdict_is_no_firmer_than_its_findings(held, expected):
     assert Answer("claim", [Finding("s", holds) for holds in held]).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "expected", "said"),
+    [
+        ([True], 5, "holds (1 of 5 compared)"),
+        ([True, False], 5, "in part (2 of 5 compared)"),
+        ([False], 2, "not at this scale (1 of 2 compared)"),
+        ([True, True], 2, "holds"),
+        ([True, True], 1, "holds"),
+        ([], 5, "not measured"),
+    ],
+)
+def test_a_verdict_of_fewer_comparisons_than_its_claim_names_says_of_how_many(held, expected, said):
+    found = [Finding("s", holds) for holds in held]
+    assert Answer("claim", found, expected=expected).verdict == said
+
+
+@pytest.mark.parametrize(
+    ("trainings", "said"),
+    [
+        ([[True], [True], [True]], "holds"),
+        ([[True], [False], [False]], "not at this scale for 2 of 3 seeds"),
+        ([[True], [None], [False]], "mixed: 1 holds, 1 not at this scale, 1 undecided"),
+        ([[False], [True]], "mixed: 1 holds, 1 not at this scale"),
+        ([[True, True], [True]], "holds (1 of 2 compared)"),
+        ([[True, True], []], "mixed: 1 holds, 1 not measured (0 of 2 compared)"),
+    ],
+)
+def test_a_verdict_of_several_trainings_is_that_of_most_or_mixed(trainings, said):
+    each = [[Finding("s", holds) for holds in held] for held in trainings]
+    assert Answer.of_trainings("claim", each, expected=len(trainings[0])).verdict == said
+
+
+@pytest.mark.parametrize("scale", ["laptop", "hours"])
+def test_the_published_verdicts_are_those_of_their_findings(scale):
+    folder = Path(__file__).parents[2] / "results" / scale
+    read = pd.read_csv(folder / "findings.csv", dtype=str, keep_default_na=False)
+    held = read["holds"].map({"yes": True, "no": False, "": None})
+    for claim in CLAIMS:
+        rows = read[read["claim"] == claim.text]
+        found = [Finding("s", held[row]) for row in rows.index]
+        alone = Answer(claim.text, found, expected=claim.expected).verdict
+        assert len(found) == claim.expected and set(rows["verdict"]) == {alone}
 
 
 # How far the first kernel's and the others' loss is from what it is compared with, and its noise.
@@ -151,7 +198,9 @@ def test_kernels_are_compared_within_a_training_and_a_verdict_says_for_how_many_
     once, other = kernels_losing(0.1, 0.9, 0.5), kernels_losing(0.9, 0.1, 0.5)
     again = [replace(record, model=f"{record.model}_second") for record in other]
     assert verdict(once, "polynomial loses most") == HOLDS
-    assert verdict([*once, *again], "polynomial loses most") == "holds for 1 of 2 seeds"
+    assert verdict([*once, *again], "polynomial loses most") == (
+        "mixed: 1 holds, 1 not at this scale"
+    )
     agreed = [replace(record, model=f"{record.model}_second") for record in once]
     assert verdict([*once, *agreed], "polynomial loses most") == HOLDS
     assert "trained once" in about(Results.of(once))
@@ -171,7 +220,7 @@ def test_a_finding_has_the_range_over_seeds_beside_the_interval_over_text():
         for name, cells in (("second", other), ("third", third))
     ]
     answer = found_in([causal("elu", *both), long, *again])[0]
-    assert answer.verdict == "holds for 2 of 3 seeds"
+    assert answer.verdict == "holds for 2 of 3 seeds (2 of 5 compared)"
     [line] = answer.found()
     seeds, once = line.removeprefix("OVA 1 against OVO 1: ").split(", masked long ")
     assert seeds.startswith("elu × 0.607 (") and seeds.endswith("; seeds 0.549 to 1.649) ✓✓✗")
@@ -232,7 +281,9 @@ def test_long_and_short_are_compared_on_the_same_masked_tokens(long, noise, expe
 
     short, other = on_text(100.0), on_text(99.0)
     assert verdict([masked("long", exact=long), short], "long sequences") == expected
-    assert verdict([masked("long", exact=long), other], "long sequences") == "not measured"
+    given = [masked("long", exact=long), other]
+    assert verdict(given, "long sequences") == OPEN
+    assert found_in(given)[7].found()[0].endswith(": exact attention not compared: other targets ?")
     assert verdict([masked("long", exact=long), masked("short")], "long seq") == "not measured"
 
 
@@ -268,8 +319,9 @@ def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
     verdicts, findings = exhibits.exhibit(given)
     rows = verdicts.table.data
     assert rows["claim"].tolist() == [claim.text for claim in CLAIMS]
-    assert rows["verdict"].tolist() == ["holds", *["not measured"] * 8]
-    assert verdicts.caption == "Of 9 claims: holds 1, not measured 8."
+    assert rows["verdict"].tolist() == ["holds (2 of 5 compared)", *["not measured"] * 8]
+    assert verdicts.caption == "Of 9 claims: holds (2 of 5 compared) 1, not measured 8."
+    assert findings.notes[1].startswith("Each of the 2 comparisons with an interval is made at 95%")
     found = findings.table.data
     assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
     assert found["holds"][0] == "yes" and float(found["estimate"][1]) == pytest.approx(-5)

@@ -17,7 +17,7 @@ FILES = {
     *("hero.csv", "hero.md", "hero.png"),
     *("picked.csv", "picked.md", "picked.png"),
     *("models.csv", "models.md"),
-    "explorer.json",
+    *("explorer.json", "SHA256SUMS"),
 }
 VOID = {"meta", "link", "br", "img"}
 
@@ -127,8 +127,9 @@ def test_a_long_table_is_in_files_beside_the_page(
 def test_a_failed_report_leaves_the_old_one(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "index.html").write_text("old")
+    write_page(Page("old", "", []), tmp_path)
     (tmp_path / "mine.txt").write_text("kept")
+    before = contents(tmp_path)
 
     def fail(charts: object, rows: int) -> bytes:
         raise OSError("disk full")
@@ -136,7 +137,48 @@ def test_a_failed_report_leaves_the_old_one(
     monkeypatch.setattr(page_module, "png", fail)
     with pytest.raises(OSError, match="disk full"):
         write_page(page, tmp_path)
-    assert contents(tmp_path) == {"index.html": b"old", "mine.txt": b"kept"}
+    assert contents(tmp_path) == before
+
+
+def test_what_an_earlier_page_wrote_goes_and_files_of_others_stay(
+    page: Page, tmp_path: Path
+) -> None:
+    write_page(page, tmp_path, {"caches.json": "{}"})
+    (tmp_path / "mine.csv").write_text("mine")
+    (tmp_path / "picked.md").write_text("changed by hand")
+    write_page(Page(page.title, page.lead, page.sections[1:]), tmp_path)
+    assert set(contents(tmp_path)) == {
+        *("index.html", "models.csv", "models.md", "explorer.json", "SHA256SUMS"),
+        *("mine.csv", "picked.md"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("index.html", "<p>My site</p>", "index.html is no page of a report"),
+        ("SHA256SUMS", f"{'0' * 64}  model.safetensors\n", "SHA256SUMS lists the files of no page"),
+        ("SHA256SUMS", "12\n", r"SHA256SUMS is damaged .*: move it away"),
+        ("hero.csv", "mine", "hero.csv is not of a page, which needs its name: move it away"),
+    ],
+)
+def test_a_file_of_somebody_else_is_never_replaced(
+    page: Page, tmp_path: Path, name: str, text: str, line: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=line):
+        write_page(page, tmp_path)
+    assert contents(tmp_path) == {name: text.encode()}
+
+
+def test_a_page_without_a_list_is_replaced_and_nothing_is_removed(
+    page: Page, tmp_path: Path
+) -> None:
+    """Of a version that wrote none."""
+    write_page(page, tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
+    write_page(Page(page.title, page.lead, page.sections[1:]), tmp_path)
+    assert set(contents(tmp_path)) == FILES
 
 
 def test_what_a_killed_run_left_is_removed(page: Page, tmp_path: Path) -> None:

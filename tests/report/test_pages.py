@@ -24,7 +24,7 @@ FIGURES = ("hero", *(f"figure_{number}" for number in range(1, 9)))
 FILES = {
     *(f"{name}.{suffix}" for name in (*TABLES, *FIGURES) for suffix in ("csv", "md")),
     *(f"{name}.png" for name in FIGURES),
-    *("explorer.json", "index.html"),
+    *("explorer.json", "index.html", "SHA256SUMS"),
 }
 TITLES = ["The claims", "The paper", "Every r", "Your model: tiny", "How it was measured"]
 

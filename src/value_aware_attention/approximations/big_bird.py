@@ -14,7 +14,7 @@ from value_aware_attention.approximations.patterns import (
     random_keys,
     window,
 )
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_at_least, check_seed
 
 __all__ = ["BigBird"]
 
@@ -35,7 +35,7 @@ class BigBird(FixedPattern):
         self.window = check_at_least(1, window=window)
         self.random = check_at_least(1, random=random)
         self.global_positions = check_positions(global_positions)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
         check_positions_exist(self.global_positions, keys)

@@ -1,7 +1,7 @@
 """Attention over a fixed pattern: the keys a query sees depend on positions alone."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
 from value_aware_attention.approximations.block_sparse import block_sparse_attention, pairs
 from value_aware_attention.approximations.patterns import Pattern
-from value_aware_attention.arguments import check_choice
+from value_aware_attention.arguments import check_at_least, check_choice
 from value_aware_attention.attention import masked_softmax
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
@@ -114,10 +114,10 @@ def _keys_kept(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
 
 def check_positions(global_positions: Sequence[int]) -> tuple[int, ...]:
     """Returns the positions in order, if all are integers >= 0; ValueError otherwise."""
-    for position in global_positions:
-        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-            raise ValueError(f"global position is {position!r}; it must be an integer >= 0")
-    return tuple(sorted(set(global_positions)))
+    if not isinstance(global_positions, Collection):
+        raise ValueError(f"global_positions is {global_positions!r}; it must be a list of integers")
+    given = {check_at_least(0, **{"global position": one}) for one in global_positions}
+    return tuple(sorted(given))
 
 
 def check_positions_exist(global_positions: tuple[int, ...], keys: int) -> None:

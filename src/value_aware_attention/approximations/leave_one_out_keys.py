@@ -6,6 +6,7 @@ from torch import Tensor
 
 from value_aware_attention.approximations.ranked_keys import RankedKeys
 from value_aware_attention.call import Call
+from value_aware_attention.error import typical_unit
 
 __all__ = ["LeaveOneOutKeys", "output_change"]
 
@@ -20,7 +21,8 @@ class LeaveOneOutKeys(RankedKeys):
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        return output_change(weights, call.centred.value)  # distances keep their digits far from 0
+        value = call.centred.value  # distances keep their digits far from 0
+        return output_change(weights, value / typical_unit(value))
 
 
 def output_change(

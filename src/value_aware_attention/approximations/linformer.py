@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from value_aware_attention.approximations.approximation import Approximation
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_at_least, check_seed
 from value_aware_attention.attention import attention_over
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
@@ -33,7 +33,7 @@ class Linformer(Approximation):
     def __init__(self, rank: int, seed: int, length: int | None = None) -> None:
         super().__init__()
         self.rank = check_at_least(1, rank=rank)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
         self.length = None if length is None else check_at_least(rank, length=length)
         self.key_projection: nn.Parameter | None = None
         self.value_projection: nn.Parameter | None = None

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from value_aware_attention.approximations.approximation import Approximation
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_at_least, check_seed
 from value_aware_attention.call import Call
-from value_aware_attention.error import Sizes
+from value_aware_attention.error import Sizes, power_of_two
 from value_aware_attention.partial import AttentionState, attention_state
 
 __all__ = ["LSH"]
@@ -44,7 +44,7 @@ class LSH(Approximation):
         if r % 2:
             raise ValueError(f"r is {r}; LSH looks at two chunks of r/2 keys, so r must be even")
         self.rounds = check_at_least(1, rounds=rounds)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
         self.share_query_key = share_query_key
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
@@ -52,7 +52,9 @@ class LSH(Approximation):
         if queries != keys:
             raise ValueError(f"LSH got {queries} queries and {keys} keys; it needs as many of both")
         if self.share_query_key:
-            call = replace(call, key=normalize(call.query, dim=-1))
+            unit = power_of_two(call.query.abs().amax(dim=-1, keepdim=True))
+            key = normalize(call.query / unit, dim=-1)
+            call = replace(call, key=key.expand(*call.batch, -1, -1))
         generator = torch.Generator().manual_seed(self.seed)
         # Rounds add un-normalised similarities, as if their keys were different ones.
         rounds = (self._round(call, generator) for _ in range(self.rounds))

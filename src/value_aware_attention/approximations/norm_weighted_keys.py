@@ -6,6 +6,7 @@ from torch import Tensor
 from value_aware_attention.approximations.ranked_keys import RankedKeys
 from value_aware_attention.arguments import check_choice
 from value_aware_attention.call import Call
+from value_aware_attention.error import typical_unit
 
 __all__ = ["NormWeightedKeys"]
 
@@ -29,4 +30,5 @@ class NormWeightedKeys(RankedKeys):
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        return weights * call.value.norm(p=self.norm, dim=-1)[..., None, :]
+        value = call.seen.value
+        return weights * (value / typical_unit(value)).norm(p=self.norm, dim=-1)[..., None, :]

@@ -7,6 +7,7 @@ from torch import Tensor
 from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.ranked_keys import top_keys
+from value_aware_attention.approximations.sparse_weights import or_overflow
 from value_aware_attention.call import Call
 
 __all__ = ["ObliviousKeysOptimalWeights"]
@@ -33,4 +34,4 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
         indices = top_keys(problem.weights, problem.visible, self.r)
         weights = closest_combination.optimal_weights(problem, indices)
         shape = (*call.batch, *indices.shape[-2:])
-        return indices.reshape(shape), weights.reshape(shape)
+        return indices.reshape(shape), or_overflow(weights.reshape(shape), call.weights)

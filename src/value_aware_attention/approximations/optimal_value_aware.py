@@ -12,6 +12,7 @@ from value_aware_attention.approximations.closest_combination import ENGINES, SE
 from value_aware_attention.approximations.sparse_weights import (
     RowsInFp64,
     SparseWeights,
+    or_overflow,
     rows_in_fp64,
 )
 from value_aware_attention.arguments import check_choice
@@ -60,7 +61,7 @@ class OptimalValueAware(SparseApproximation):
         problem = closest_combination.flatten(call)
         found = closest_combination.solve(problem, self.r, self.search, self.engine)
         indices, weights = (x.reshape(shape) for x in found)
-        return indices, weights
+        return indices, or_overflow(weights, call.weights)
 
     @torch.no_grad()
     def path(

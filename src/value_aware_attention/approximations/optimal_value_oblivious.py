@@ -14,5 +14,6 @@ class OptimalValueOblivious(SparseApproximation):
     """Keeps the top r keys by alpha and renormalises: what sparse methods try to emulate."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        kept = call.weights.topk(min(self.r, call.keys), dim=-1, sorted=False)
+        weights = call.weights.expand(*call.batch, -1, -1)
+        kept = weights.topk(min(self.r, call.keys), dim=-1, sorted=False)
         return kept.indices, renormalised(kept.values)

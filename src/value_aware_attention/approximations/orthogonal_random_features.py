@@ -1,5 +1,6 @@
 """ORF attention (section A.1): positive random features of the exponential kernel."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from value_aware_attention.approximations.random_projection import (
     orthonormal_columns,
     similarity_scale,
 )
-from value_aware_attention.arguments import check_at_least, check_choice
+from value_aware_attention.arguments import check_at_least, check_choice, check_seed
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
@@ -39,7 +40,7 @@ class OrthogonalRandomFeatures(FeatureAttention):
     def __init__(self, features: int, seed: int, scaling: str = "performer") -> None:
         super().__init__()
         self.features = check_at_least(1, features=features)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
         self.scaling = check_choice(SCALINGS, scaling=scaling)
 
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
@@ -53,7 +54,9 @@ class OrthogonalRandomFeatures(FeatureAttention):
             return Features(x @ projection)
 
         def of_keys(x: Tensor) -> Features:
-            return Features(x @ projection - x.square().sum(dim=-1, keepdim=True) * (scale / 2))
+            size = x.square().sum(dim=-1, keepdim=True) * (scale / 2)
+            # Not -inf, which is a hidden key: a key whose ||k||^2 overflows is an error.
+            return Features(x @ projection - size.where(size < torch.inf, torch.nan))
 
         return of_queries, of_keys
 

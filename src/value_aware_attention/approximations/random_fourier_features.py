@@ -15,7 +15,7 @@ from value_aware_attention.approximations.random_projection import (
     orthogonal_gaussian,
     similarity_scale,
 )
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_at_least, check_seed
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
@@ -38,7 +38,7 @@ class RandomFourierFeatures(FeatureAttention):
     def __init__(self, features: int, seed: int) -> None:
         super().__init__()
         self.features = check_at_least(1, features=features)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
         self.smallest_total = 1 / features
 
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:

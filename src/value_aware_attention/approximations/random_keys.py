@@ -3,7 +3,7 @@
 from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
 from value_aware_attention.approximations.patterns import Pattern, random_keys
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_seed
 from value_aware_attention.error import Sizes
 
 __all__ = ["RandomKeys"]
@@ -21,7 +21,7 @@ class RandomKeys(SparseFixedPattern):
 
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r, engine="torch")
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
         return random_keys(self.r, self.seed, keys, is_causal)

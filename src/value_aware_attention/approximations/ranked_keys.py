@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.approximations.sparse_weights import renormalised
+from value_aware_attention.approximations.sparse_weights import or_overflow, renormalised
 from value_aware_attention.call import Call
 
 __all__ = ["RankedKeys", "top_keys", "usable"]
@@ -17,11 +17,12 @@ class RankedKeys(SparseApproximation):
     """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        weights = call.weights
+        weights = call.weights.expand(*call.batch, -1, -1)
         with torch.no_grad():
             scores = self.scores(call, weights)
             indices = top_keys(scores, usable(weights), self.r)
-        return indices, renormalised(weights.expand_as(scores).gather(-1, indices))
+        kept = renormalised(weights.gather(-1, indices))
+        return indices, or_overflow(kept, weights)
 
     @abstractmethod
     def scores(

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_seed
 from value_aware_attention.call import Call
 
 __all__ = ["SampledKeys"]
@@ -25,15 +25,15 @@ class SampledKeys(SparseApproximation):
 
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
 
     @torch.no_grad()
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         weights = call.weights.expand(*call.batch, -1, -1)
         uniforms = self._uniforms(*call.batch[-1:], call.queries)[..., call.rows.cpu(), :]
         drawn = _draw(weights, uniforms.to(weights.device))
-        share = torch.full(drawn.shape, 1 / self.r, dtype=weights.dtype, device=weights.device)
-        share = share * (weights.sum(dim=-1, keepdim=True) > 0)
+        total = weights.sum(dim=-1, keepdim=True)  # 0: no visible key; NaN: scores overflow
+        share = total.new_full(drawn.shape, 1 / self.r).where(total > 0, total)
         kept = torch.zeros_like(weights).scatter_add_(-1, drawn, share)
         slots = kept.topk(min(self.r, call.keys), dim=-1)
         return slots.indices, slots.values

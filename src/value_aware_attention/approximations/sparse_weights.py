@@ -15,6 +15,7 @@ __all__ = [
     "RowsInFp64",
     "SparseWeights",
     "dense_weights",
+    "or_overflow",
     "renormalised",
     "rows_in_fp64",
     "smallest",
@@ -116,3 +117,10 @@ def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch 
     """Divides weights by their sum; rows that sum to 0 stay 0."""
     total = weights.sum(dim=-1, keepdim=True)
     return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def or_overflow(
+    kept: Float[Tensor, "*batch N R"], alpha: Float[Tensor, "*#batch N M"]
+) -> Float[Tensor, "*batch N R"]:
+    """Replaces what is kept by NaN in rows whose attention weights are NaN: scores overflow."""
+    return kept.masked_fill(alpha.detach().sum(dim=-1, keepdim=True).isnan(), torch.nan)

@@ -9,8 +9,9 @@ from torch import Tensor
 from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.closest_combination import unresolved
 from value_aware_attention.approximations.ranked_keys import usable
-from value_aware_attention.approximations.sparse_weights import renormalised
+from value_aware_attention.approximations.sparse_weights import or_overflow, renormalised
 from value_aware_attention.call import Call
+from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = ["ValueAwareKeysAttentionWeights"]
@@ -29,10 +30,10 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         weights = call.weights.expand(*call.batch, -1, -1)
-        indices, errors = self._search(call, weights)
+        indices, errors, _ = self._search(call, weights)
         slots = torch.arange(indices.shape[-1], device=indices.device)
         within = slots <= errors.argmin(dim=-1, keepdim=True)
-        return indices, renormalised(weights.gather(-1, indices) * within)
+        return indices, or_overflow(renormalised(weights.gather(-1, indices) * within), weights)
 
     def path(
         self,
@@ -50,27 +51,32 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         )
         if call.is_empty:
             return call.value.new_zeros(*call.batch, query.shape[-2], min(self.r, call.keys))
-        _, errors = self._search(call, call.weights.expand(*call.batch, -1, -1))
-        errors = errors.cummin(dim=-1).values
-        return errors.where(errors.isfinite(), 0.0)  # rows without any visible key
+        weights = call.weights.expand(*call.batch, -1, -1)
+        _, errors, unit = self._search(call, weights)
+        total = weights.sum(dim=-1, keepdim=True)  # 0: no visible key; NaN: scores overflow
+        return errors.cummin(dim=-1).values.where(total > 0, total) * unit * unit
 
     @torch.no_grad()
     def _search(
         self, call: Call, weights: Float[Tensor, "*batch N M"]
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        """Returns keys in the order they were added, and the error after each."""
+    ) -> tuple[
+        Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"], Float[Tensor, "*#batch 1 1"]
+    ]:
+        """Returns keys in the order they were added, and the error after each in units squared."""
         value, r = call.centred.value, min(self.r, call.keys)  # digits even far from 0
+        unit = typical_unit(value)
+        value = value / unit
         blocks = []
         for part in weights.split(QUERIES_AT_ONCE, dim=-2):
             *found, undone = _greedy(part, value, r)
             if undone.any():
-                exact = replace(call, value=call.value.double()).centred.value
+                exact = replace(call, value=call.value.double()).centred.value / unit
                 again = _greedy(renormalised(part.double()), exact, r)
                 pairs = zip(again[:2], found, strict=True)
                 found = [new.to(old).where(undone[..., None], old) for new, old in pairs]
             blocks.append(found)
         indices, errors = (torch.cat(part, dim=-2) for part in zip(*blocks, strict=True))
-        return indices, errors
+        return indices, errors, unit
 
 
 def _greedy(
@@ -92,7 +98,7 @@ def _greedy(
         share = weights / (mass + weights).clamp_min_(torch.finfo(weights.dtype).tiny)
         after = _errors_on_segments(residual, output, value, distance, share)
         smallest, key = after.masked_fill_(taken, torch.inf).min(dim=-1, keepdim=True)
-        added = torch.take_along_dim(value, key, dim=-2) - output
+        added = value.expand(*output.shape[:-2], -1, -1).take_along_dim(key, dim=-2) - output
         residual = torch.lerp(residual, added, share.gather(-1, key))
         mass = mass + weights.gather(-1, key)
         taken.scatter_(-1, key, True)

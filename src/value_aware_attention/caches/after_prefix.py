@@ -12,7 +12,7 @@ from value_aware_attention.approximations.approximation import Approximation, re
 from value_aware_attention.arguments import arguments_shown, check_at_least, check_choice
 from value_aware_attention.attention import attention
 from value_aware_attention.caches.groups import Groups
-from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed, kept_state
 from value_aware_attention.caches.queries import OBSERVED, Choice, visible_pairs
 from value_aware_attention.call import Call
@@ -58,6 +58,7 @@ class AfterPrefix(Approximation):
         every: int | None = None,
     ) -> None:
         super().__init__()
+        check_cache_method(method)
         self.method = method
         self.prefix = prefix if prefix is None else check_at_least(1, prefix=prefix)
         self.observed = check_choice(OBSERVED, observed=observed)
@@ -81,10 +82,10 @@ class AfterPrefix(Approximation):
             return
         if r > self.prefix:
             raise ValueError(f"r is {r}; the prefix has {self.prefix} keys to keep")
-        if r < min(self.sinks + self.recent, self.prefix):
+        if r < (least := min(self.sinks + self.recent, self.prefix)):
             raise ValueError(
                 f"r is {r}; it counts {self.sinks} sinks and {self.recent} recent keys, so it must "
-                f"be at least {self.sinks + self.recent}"
+                f"be at least {least}"
             )
         if self.every is not None and self.method.refits:
             raise ValueError(f"every is {self.every}; {name} refits values, so it chooses once")

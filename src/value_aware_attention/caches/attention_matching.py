@@ -2,7 +2,7 @@
 
 import torch
 
-from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.refit import refitted
 
@@ -20,10 +20,13 @@ class AttentionMatching(CacheMethod):
 
     def __init__(self, r: int, method: CacheMethod | None = None) -> None:
         super().__init__(r)
-        if method is not None and method.r != r:
-            raise ValueError(f"r is {r}; the method given keeps {method.r}")
-        if method is not None and method.refits:
-            raise ValueError(f"method is a {type(method).__name__} that refits; one refit is made")
+        if method is not None:
+            check_cache_method(method)
+            if method.r != r:
+                raise ValueError(f"r is {r}; the method given keeps {method.r}")
+            if method.refits:
+                name = type(method).__name__
+                raise ValueError(f"method is a {name} that refits; one refit is made")
         self.method = method
         self.kernels = () if method is None else method.kernels
 

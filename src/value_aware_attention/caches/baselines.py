@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_seed
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 
@@ -18,7 +18,7 @@ class Random(CacheMethod):
 
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         generator = torch.Generator().manual_seed(self.seed)

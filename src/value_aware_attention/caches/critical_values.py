@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.attention import working_precision
-from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import Observed
 
 __all__ = ["CriticalValues"]
@@ -22,6 +22,7 @@ class CriticalValues(CacheMethod):
     """
 
     def __init__(self, method: CacheMethod) -> None:
+        check_cache_method(method)
         super().__init__(method.r)
         if type(method).scores is CacheMethod.scores:
             raise ValueError(f"method is a {type(method).__name__}; it must be one that has scores")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from value_aware_attention.caches.method import available, protected
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.error import typical_unit
 from value_aware_attention.partial import finite
 
 __all__ = ["Rows", "eliminate", "eliminate_by_shares", "exchange", "extend"]
@@ -39,6 +40,9 @@ BREADTH = 8
 """How many keys an exchange tries to drop: the cheapest ones."""
 GAIN = 1e-5
 """The least relative gain for which keys are exchanged."""
+
+SQUARES = ("error", "to_kept", "to_exact")
+"""What of a `_State` are squared lengths."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,6 @@ class Rows:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
         state = _State.of(self, self._log_weights_of(kept), self.value, nothing=0.0)
         return state.error.sum(dim=(-2, -1))
-
-    def cost_of_dropping(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
-        """Computes what the joint error gains by each kept key's loss; inf for those that stay."""
-        return self._dropping(self._state(kept), kept)
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes what each further key changes of the joint error; inf for those that cannot."""
@@ -185,8 +185,11 @@ class _State:
         return replace(self, value=self.value.take_along_dim(keys[..., None], dim=-2), **parts)
 
     def in_single_precision(self) -> "_State":
-        """Returns it in fp32."""
-        return _State(**{name: x.float() for name, x in vars(self).items()})
+        """Returns it in fp32, in a unit of length whose squares have room there."""
+        unit = typical_unit(self.value)
+        squares = {name: vars(self)[name] / unit.square() for name in SQUARES}
+        parts = vars(self) | squares | {"value": self.value / unit}
+        return _State(**{name: x.float() for name, x in parts.items()})
 
     def change(self, t: Float[Tensor, "B n K"]) -> Float[Tensor, "B K"]:
         """Computes sum_i t ((1 + t) R - D + ||o - o~||^2)."""

@@ -5,10 +5,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.approximations.ranked_keys import top_keys
-from value_aware_attention.arguments import arguments_shown, check_at_least
+from value_aware_attention.arguments import arguments_shown, check_at_least, described
 from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.kernels import check_kernel
 
-__all__ = ["CacheMethod", "available", "protected"]
+__all__ = ["CacheMethod", "available", "check_cache_method", "protected"]
 
 
 class CacheMethod(nn.Module):
@@ -44,6 +45,7 @@ class CacheMethod(nn.Module):
     def check(self, seen: Observed) -> None:
         """Raises ValueError for what this method cannot choose from."""
         name = type(self).__name__
+        check_kernel(seen.kernel)
         if self.kernels and not isinstance(seen.kernel, self.kernels):
             allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
             raise ValueError(f"{name} got the kernel {seen.kernel}; it supports {allowed}")
@@ -80,6 +82,15 @@ class CacheMethod(nn.Module):
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts the multiply-adds of one choice for a key-value head that `rows` queries see."""
         return float(rows * keys * head_dim)
+
+
+def check_cache_method(method: CacheMethod) -> None:
+    """Raises ValueError for what chooses no keys of a cache, and for the class of what does."""
+    if not isinstance(method, CacheMethod):
+        raise ValueError(
+            f"method is {described(method)}; it must be a method of caches, such as "
+            f"caches.ObservedAttention(8)"
+        )
 
 
 def available(seen: Observed) -> Bool[Tensor, "*batch M"]:

@@ -3,6 +3,8 @@
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from threading import Lock, Thread, current_thread
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.arguments import described
 from value_aware_attention.hugging_face.cache_layers import (
     Repeats,
     SharedKeys,
@@ -28,16 +31,34 @@ from value_aware_attention.hugging_face.masks import additive_mask, split_mask, 
 from value_aware_attention.hugging_face.refusals import (
     check_call,
     check_heads,
+    check_method,
     check_methods,
     check_model,
     refuse_weights,
 )
-from value_aware_attention.kernels import Kernel
+from value_aware_attention.kernels import Kernel, check_kernel
 
 __all__ = ["own_attention", "replace_attention", "set_attention"]
 
 OWN = "value_aware_attention"
 """The name under which transformers calls the attention that `set_attention` put into a model."""
+
+
+@dataclass(eq=False)
+class _Context:
+    """An open `replace_attention`: who opened it, and what each config of its model named before.
+
+    Contexts of a config are a chain: it names the innermost, and each has the name of the next.
+    """
+
+    name: str
+    before: list[tuple[Any, str | None]]
+    thread: Thread = field(default_factory=current_thread)
+
+
+_OPEN: list[_Context] = []
+_LOCK = Lock()
+"""For changes of `_OPEN`."""
 
 
 @contextmanager
@@ -59,12 +80,17 @@ def replace_attention(
     heads keeps one set, and what it needs of the model; the others get them repeated. Where a
     method is given one query at a time (generation with a cache), it gets the past keys as the
     model does.
-    On exit, also after an exception, the model is as it was; contexts nest.
-    Raises ValueError for a model without transformers' attention interface, and for what no
-    approximation can honour: logit soft-capping, attention sinks, position bias, attention
-    dropout, output_attentions, a method that is not causal in a causal model.
+    On exit, also after an exception, the model is as it was. Contexts of one thread nest; where
+    one is left before those within it, the innermost still open computes.
+    Raises ValueError for a model without transformers' attention interface; for a model whose
+    attention another thread has replaced, because transformers reads a model's attention from its
+    config, which threads share; and for what no approximation can honour: logit soft-capping,
+    attention sinks, position bias, attention dropout, output_attentions, a method that is not
+    causal in a causal model.
     """
     check_model(model)
+    if kernel is not None:
+        check_kernel(kernel)
     methods: dict[nn.Module, Any] = {
         module: _method(approximation, number)
         for module, number in chosen_layers(model, layers).items()
@@ -85,8 +111,7 @@ def replace_attention(
         _register(name, _attention_function(others | methods | shared, kernel, heads))
         restored.enter_context(repeats.before_each_call(model))
         restored.callback(_unregister, name)
-        for config, before in _implementations(model):
-            restored.callback(setattr, config, "_attn_implementation", before)
+        restored.callback(_close, _opened(model, name))
         for handle in _hooks(model):
             restored.callback(handle.remove)
         _set_implementation(model, name)
@@ -110,7 +135,14 @@ def set_attention(
     layers = attention_layers(model)
     for layer in layers:
         check_call(getattr(getattr(layer, "dropout", None), "p", 0.0), {})
-    methods = {layer: approximation(number) for number, layer in enumerate(layers)}
+    if kernel is not None:
+        check_kernel(kernel)
+    if isinstance(approximation, nn.Module | type) or not callable(approximation):
+        raise ValueError(
+            f"approximation is {described(approximation)}; it must be a function from a layer's "
+            f"number to a module"
+        )
+    methods = {layer: _method(approximation, number) for number, layer in enumerate(layers)}
     check_methods(model, methods)
     if any(getattr(method, "shares_keys", False) for method in methods.values()):
         raise ValueError("AfterPrefix is not trained with; replace_attention measures it")
@@ -141,11 +173,42 @@ def _unregister(name: str) -> None:
         interface._global_mapping.pop(name, None)
 
 
-def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
-    """Lists every config of the model that names an attention, innermost first, and the name.
+def _opened(model: PreTrainedModel, name: str) -> _Context:
+    """Opens a context; ValueError where another thread has one of the model, or of its config."""
+    with _LOCK:
+        context = _Context(name, [(x, x._attn_implementation) for x in _configs(model)])
+        for other in _OPEN:
+            shared = any(a is b for a, _ in other.before for b, _ in context.before)
+            if shared and other.thread is not context.thread and other.thread.is_alive():
+                raise ValueError(
+                    f"another thread has the attention of this {type(model).__name__} replaced: "
+                    f"make a copy of the model for each thread, or wait until it is done"
+                )
+        _OPEN.append(context)
+    return context
 
-    There is no public way to read the name. Setting an outer config's sets its sub-configs' too, so
-    a stack of callbacks, which runs the last one first, restores the inner ones last.
+
+def _close(context: _Context) -> None:
+    """Gives what each config named before the context to whatever has the context's name."""
+    with _LOCK:
+        _OPEN.remove(context)
+        before = {id(config): name for config, name in context.before}
+
+        def restored(config: Any, name: str | None) -> str | None:
+            return before[id(config)] if name == context.name else name
+
+        for other in _OPEN:
+            other.before = [(config, restored(config, name)) for config, name in other.before]
+        # All are read before any is set: setting an outer config's sets its sub-configs' too.
+        now = [(x, restored(x, x._attn_implementation)) for x, _ in context.before]
+        for config, name in now:
+            config._attn_implementation = name
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """Lists every config of the model that names an attention, outermost first.
+
+    There is no public way to read the name.
     """
     configs: list[Any] = []
     waiting: list[Any] = [
@@ -156,7 +219,7 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
         if config is not None and not any(config is known for known in configs):
             configs.append(config)
             waiting += [getattr(config, key, None) for key in config.sub_configs]
-    return [(config, config._attn_implementation) for config in reversed(configs)]
+    return configs
 
 
 def _hooks(model: PreTrainedModel) -> list[Any]:
@@ -171,7 +234,9 @@ def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tens
 
 
 def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
-    return approximation if isinstance(approximation, nn.Module) else approximation(layer)
+    if isinstance(approximation, nn.Module | type) or not callable(approximation):
+        return check_method(approximation=approximation)
+    return check_method(**{f"approximation({layer})": approximation(layer)})
 
 
 def _attention_function(

@@ -1,12 +1,20 @@
 """Loads any language model with its tokenizer: from a local folder, or by its name on the hub."""
 
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from torch.nn import ModuleList
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -16,16 +24,18 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 
 from value_aware_attention.hugging_face.hub import local_folder, only_local, why_not
 from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
-from value_aware_attention.storage import reading
 
-__all__ = ["auto_class", "load_model", "load_tokenizer"]
+__all__ = ["auto_class", "checkpoint_files", "load_model", "load_tokenizer"]
 
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """What a folder with a tokenizer holds at least one of."""
+BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
+"""What layers of before saved beside their weights: masks and frequencies, made anew today"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -34,29 +44,31 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     Its kind is what its config's `architectures` says: a masked LM, a causal LM, otherwise the
     model without a head. Only safetensors are read and no code of the checkpoint is run. `dtype`
     None is the checkpoint's own. Raises FileNotFoundError or OSError where there is none,
-    ValueError for a model trained with an approximation.
+    ValueError for one that cannot be loaded, a model trained with an approximation, a config
+    without the class of the model, and weights that are not those of the config.
     """
     folder = local_folder(name)
     if folder is not None:
         check_files(folder)
-    try:
-        with reading(name, "give a whole one"):
-            return _loaded(name, dtype or "auto")
-    except OSError as error:
-        raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
-
-
-def _loaded(name: str, dtype: Any) -> PreTrainedModel:
     options: dict[str, Any] = {"local_files_only": only_local(name), "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(name, **options)
+    with _loading(name):
+        config = AutoConfig.from_pretrained(name, **options)
     if attention := TrainedAttention.of(config):
         raise ValueError(
             f"{name} was trained with {attention}; give a model trained with exact attention"
         )
-    model: PreTrainedModel = auto_class(config, (config.architectures or [""])[0]).from_pretrained(
-        name, config=config, use_safetensors=True, dtype=dtype, **options
-    )
-    return model
+    build = auto_class(config, _architecture(name, config))
+    config.return_dict = True  # transformers' own models cannot do without
+    if config._attn_implementation not in (None, "sdpa", "eager"):
+        config._attn_implementation = "eager"  # another one may need a package, or a GPU
+    with _loading(name), _without_report():
+        model, found = build.from_pretrained(
+            name, config=config, use_safetensors=True, dtype=dtype or "auto",
+            output_loading_info=True, ignore_mismatched_sizes=True, **options,
+        )  # fmt: skip
+    _check_weights(name, model, found, has_head=build is not AutoModel)
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -66,13 +78,102 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         raise FileNotFoundError(f"{name} has no tokenizer: give tokenizer=FOLDER, one that has")
     if folder is not None:
         check_files(folder)
+    with _loading(name):
+        return AutoTokenizer.from_pretrained(
+            name, local_files_only=only_local(name), trust_remote_code=False
+        )
+
+
+@contextmanager
+def _loading(name: str | Path) -> Iterator[None]:
+    """Says in one line why transformers does not load what `name` stands for."""
     try:
-        with reading(name, "give a whole one"):
-            return AutoTokenizer.from_pretrained(
-                name, local_files_only=only_local(name), trust_remote_code=False
-            )
+        yield
+    except MemoryError:
+        raise
     except OSError as error:
         raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
+    except Exception as error:  # a config may lead to any kind, and a tokenizer to Rust's
+        if str(error).startswith(f"{name} "):  # of a model of ours
+            raise
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{name} needs code of its own, which is not run: give a model that transformers "
+                f"itself has"
+            ) from error
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{name} cannot be loaded: {said}") from error
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Silences transformers' table of missing and unused weights, which `_check_weights` judges."""
+    log = logging.getLogger("transformers.modeling_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
+
+
+def _architecture(name: str, config: PreTrainedConfig) -> str:
+    """The class that was saved, as the config names it; ValueError where it names none."""
+    named = config.architectures
+    first = named[0] if isinstance(named, list) and named else None
+    kinds = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING)
+    known = [one for mapping in kinds for one in _classes(mapping, config)]
+    other = getattr(transformers, first, None) if isinstance(first, str) else None
+    if first not in known and getattr(other, "config_class", None) is not type(config):
+        raise ValueError(
+            f"{name}: architectures is {json.dumps(named)} in config.json; it must be a list with "
+            f"the class that was saved, such as {' or '.join(dict.fromkeys(known))}"
+        )
+    return str(first)
+
+
+def _check_weights(
+    name: str, model: PreTrainedModel, found: Mapping[str, Any], *, has_head: bool
+) -> None:
+    """Raises ValueError for weights that were drawn, and for layers that the config leaves out.
+
+    A model without a head may lack its pooler, which no hidden state depends on, and may leave the
+    checkpoint's head; buffers that models of before saved are left too.
+    """
+    missing = [k for k in found["missing_keys"] if has_head or "pooler" not in k.split(".")]
+    if missing:
+        raise ValueError(f"{name} lacks weights of its config: {_some(missing)}: give a whole one")
+    if other := [
+        f"{key} ({list(has)}, not {list(to_be)})" for key, has, to_be in found["mismatched_keys"]
+    ]:
+        raise ValueError(f"{name} has weights of other sizes than its config: {_some(other)}")
+    lists = [name for name, module in model.named_modules() if isinstance(module, ModuleList)]
+    unused = [key for key in found["unexpected_keys"] if _is_in_layers(key, lists)]
+    if unused:
+        raise ValueError(f"{name} has weights that its config has no place for: {_some(unused)}")
+
+
+def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
+    """Tells whether a weight belongs to a layer, whatever name the whole model has before it."""
+    above = re.split(r"\.\d+\.", key)[0]
+    ours = any(f".{above}".endswith(f".{one}") or f".{one}".endswith(f".{above}") for one in lists)
+    return ours and above != key and not key.endswith(BUFFERS)
+
+
+def _some(keys: Collection[str]) -> str:
+    """Lists the first of them."""
+    first = sorted(keys)[:3]
+    more = len(keys) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def checkpoint_files(name: str) -> list[Path]:
+    """Lists the config and the weights that `load_model` has read, of a folder or of the hub."""
+    config: Any = cached_file(name, "config.json", local_files_only=True)
+    return [Path(config), *sorted(Path(config).parent.glob("*.safetensors"))]
 
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
@@ -81,8 +182,12 @@ def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
         (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
         (MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),
     ):
-        listed: Any = mapping.get(type(config), ())
-        classes = listed if isinstance(listed, tuple) else (listed,)
-        if architecture in [model.__name__ for model in classes]:
+        if architecture in _classes(mapping, config):
             return found
     return AutoModel
+
+
+def _classes(mapping: Any, config: PreTrainedConfig) -> list[str]:
+    """The names of the classes that a mapping of transformers' has for a config."""
+    listed = mapping.get(type(config), ())
+    return [model.__name__ for model in (listed if isinstance(listed, tuple) else (listed,))]

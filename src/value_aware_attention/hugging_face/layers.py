@@ -5,6 +5,7 @@ from inspect import unwrap
 
 from torch import nn
 
+from value_aware_attention.arguments import check_integers
 from value_aware_attention.kernels import Exponential, Kernel
 
 __all__ = [
@@ -53,6 +54,7 @@ def chosen_layers(model: nn.Module, layers: Collection[int] | None) -> dict[nn.M
     available = attention_layers(model)
     if layers is None:
         return {module: number for number, module in enumerate(available)}
+    layers = check_integers(layers=layers)
     if bad := sorted(set(layers) - set(range(len(available)))):
         raise ValueError(
             f"layers are {sorted(layers)}; the model has layers 0 to {len(available) - 1}, "

@@ -8,9 +8,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from value_aware_attention.arguments import check_integers, described
+from value_aware_attention.caches import CacheMethod
 from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
 
-__all__ = ["check_call", "check_heads", "check_methods", "check_model", "refuse_weights"]
+__all__ = [
+    "check_call",
+    "check_heads",
+    "check_method",
+    "check_methods",
+    "check_model",
+    "refuse_weights",
+]
 
 ATTRIBUTES = {
     "attn_logit_softcapping": "caps its attention scores (logit soft-capping)",
@@ -47,6 +56,25 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(f"{WEIGHTS}; set model.config.output_attentions = False")
 
 
+def check_method(**arguments: object) -> nn.Module:
+    """Returns the one argument given, if it is a module that can be attention; else ValueError."""
+    ((name, given),) = arguments.items()
+    if isinstance(given, CacheMethod):
+        method = type(given).__name__
+        raise ValueError(
+            f"{name} is the cache method {method}; it must be an approximation, such as "
+            f"caches.AfterPrefix({method}(...), prefix=...)"
+        )
+    if isinstance(given, type):
+        raise ValueError(
+            f"{name} is {described(given)}; it must be an instance, {given.__name__}(...), or a "
+            f"function from a layer's number to one"
+        )
+    if not isinstance(given, nn.Module):
+        raise ValueError(f"{name} is {described(given)}; it must be a module, such as Exact()")
+    return given
+
+
 def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> None:
     """Raises ValueError where a causal layer would get a method that needs to see the future."""
     for layer, method in methods.items():
@@ -61,6 +89,7 @@ def check_heads(heads: Collection[int] | None, available: int | None) -> None:
     """Raises ValueError for a head that a layer of `available` heads lacks; None = not known."""
     if heads is None or not isinstance(available, int):  # some configs have a list, layer by layer
         return
+    heads = check_integers(heads=heads)
     if bad := sorted(set(heads) - set(range(available))):
         raise ValueError(
             f"heads are {sorted(heads)}; the model has heads 0 to {available - 1}, "

@@ -19,8 +19,13 @@ def check_files(folder: Path, remedy: str = "make it again") -> None:
     """Refuses a saved model or tokenizer whose files are damaged, or not as they were written.
 
     JSON and the headers of the weights are read; all bytes are only where the folder has checksums.
-    Raises ValueError with the file's name and the remedy.
+    Raises ValueError with the file's name and the remedy; for an index of files elsewhere, too.
     """
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        with reading(index, remedy):
+            for file in read_json(index, "weight_map")["weight_map"].values():
+                if Path(file).is_absolute() or ".." in Path(file).parts:
+                    raise ValueError(f"{index} names {file}, which lies outside its folder")
     for name in DESCRIPTIONS:
         if (folder / name).exists():
             read_json(folder / name, remedy=remedy)

@@ -16,6 +16,8 @@ __all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate", "esti
 
 VERSION = 2
 """Of the schema: raised whenever a record of before cannot be read as one of now."""
+DISTANCES = ("kl", "cosine_distance")
+"""Of the model's output from the exact one's: one of them is among the ends of every cell"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +137,27 @@ class CacheRecord:
         version = content.get("version", "none")
         if version != VERSION:
             raise ValueError(
-                f"{name} has schema version {version}; this program reads version {VERSION}: make "
-                f"it again (make caches)"
+                f"{name} has schema version {version!r}; this program reads version {VERSION}: "
+                f"make it again (make caches)"
             )
         with reading(name, "make it again"):
             content = without_checksum(content)
         del content["version"]
         found: Self = read(cls, content, name)
+        with reading(name, "make it again"):
+            _check(found)
         return found
+
+
+def _check(record: CacheRecord) -> None:
+    """Raises ValueError for what no measurement writes."""
+    if not record.cells:
+        raise ValueError("it has no cells")
+    for place, cell in enumerate(record.cells):
+        if cell.r < 1:
+            raise ValueError(f"cells.{place}.r is {cell.r}; it must be at least 1")
+        if not cell.ends.keys() & set(DISTANCES):
+            raise ValueError(f"cells.{place}.ends has none of {', '.join(DISTANCES)}")
+        for name in ("error", *cell.ends):
+            if len(cell.by_unit.get(name, ())) != record.units:
+                raise ValueError(f"cells.{place}.by_unit has not {record.units} units of {name}")

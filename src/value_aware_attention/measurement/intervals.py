@@ -38,14 +38,15 @@ def ratio_of_sums(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """sum(t_u) / sum(n_u) over the units u of the first axis, and the ends of its 95% interval.
 
-    Other axes are other ratios; they broadcast. The ends of a single unit are NaN.
+    Other axes are other ratios; they broadcast. The ends of a single unit are NaN; so is 0 / 0.
     """
     units, count = len(counts), counts.sum(axis=0)
-    estimate = totals.sum(axis=0) / count
-    if units < 2:
-        unknown = np.full_like(estimate, np.nan)
-        return estimate, unknown, unknown
-    deviation = totals - estimate * counts
-    error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
+    with np.errstate(invalid="ignore"):
+        estimate = totals.sum(axis=0) / count
+        if units < 2:
+            unknown = np.full_like(estimate, np.nan)
+            return estimate, unknown, unknown
+        deviation = totals - estimate * counts
+        error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
     margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
     return estimate, estimate - margin, estimate + margin

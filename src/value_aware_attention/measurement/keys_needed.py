@@ -14,7 +14,7 @@ def keys_needed(curve: Array, share: float) -> int | None:
     """The smallest size whose relative error is at most `share`; the last size if none is.
 
     The last size is all keys, or value_dim + 1 value-aware ones: both are exact. None where the
-    curve is not known (the interval of one unit).
+    curve is not known (the interval of one unit, errors of a head whose outputs are all 0).
     """
     if np.isnan(curve).any():
         return None

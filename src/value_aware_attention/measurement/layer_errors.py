@@ -209,10 +209,13 @@ def output_error(
     """The record of all layers: curves, and what is counted on them with intervals over units.
 
     Means are rounded to six digits. A relative error is a ratio of means, so of sums, pooled over
-    all layers, of each layer and of each head, at `sizes`.
+    all layers, of each layer and of each head, at `sizes`; None where the outputs are all 0.
+    Raises ValueError where those of all layers are.
     """
     pooled = _Pooled.of(layers)
     norms = pooled.squared_norm
+    if not norms.any():
+        raise ValueError("every layer's attention gives 0: no error is a share of that")
     units, _, heads, _ = norms.shape
     sized = {name: _sizes_of(name, path.shape[-1]) for name, path in layers[0].paths.items()}
     return OutputError(
@@ -276,7 +279,6 @@ class _Pooled:
         for layer, head, method, ends in self.curves():
             for share in SHARES:
                 keys, low, high = (keys_needed(curve, share) for curve in ends.values())
-                assert keys is not None  # the estimate is always known
                 yield KeysNeeded(
                     layer=layer, head=head, method=method, share=share, keys=keys, low=low,
                     high=high,
@@ -288,7 +290,6 @@ class _Pooled:
             for r in sizes:
                 at = min(r, len(ends["estimate"])) - 1
                 error, low, high = (_known(curve[at]) for curve in ends.values())
-                assert error is not None
                 yield ErrorAtSize(
                     layer=layer, head=head, method=method, r=r, error=error, low=low, high=high
                 )

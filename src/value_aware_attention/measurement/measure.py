@@ -283,10 +283,6 @@ class _Measurement:
         found = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
         return read(CellError, found)
 
-    def _key(self, setting: Setting, measured: str) -> dict[str, Any]:
-        layers = len(attention_layers(self.task.model))
-        return {"measured": measured, **setting_key(setting, layers)}
-
     def _by_part(
         self, key: Mapping[str, Any], compute: Callable[[int], dict[str, Any]], work: float
     ) -> list[dict[str, Any]]:

@@ -203,8 +203,12 @@ class _Part:
         return tuple(gaps(errors, method=setting.method, observed=setting.observed, r=setting.r))
 
     def _relative(self, name: str) -> Array:
-        """Errors as parts of each layer's mean ||o||^2 a unit: no layer decides by its size."""
-        relative: Array = self.errors[name] / self.norm.sum(axis=2).mean(axis=0)[:, None]
+        """Errors as parts of each layer's mean ||o||^2 a unit: no layer decides by its size.
+
+        A layer whose outputs are all 0 has errors of 0.
+        """
+        norm = self.norm.sum(axis=2).mean(axis=0)[:, None]
+        relative: Array = self.errors[name] / np.where(norm > 0, norm, 1)
         return relative
 
 

@@ -41,6 +41,7 @@ __all__ = [
 VERSION = 1
 """Of the schema: raised whenever a record of before cannot be read as one of now."""
 
+TASKS, METRICS = ("causal", "masked", "encoder"), ("perplexity", "error", "cosine")
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 """What the two optimal choices are called in records"""
 SHARES = (0.01, 0.05, 0.1)
@@ -137,7 +138,8 @@ class MatchingKeys:
 
     layer: int | None
     r: int
-    keys: int
+    keys: int | None
+    """None: every output of the layer is 0, so that no error is a share of it"""
     low: int | None
     high: int | None
     lower_quartile: int
@@ -157,7 +159,8 @@ class KeysNeeded:
     head: int | None
     method: str
     share: float
-    keys: int
+    keys: int | None
+    """None: every output is 0"""
     low: int | None
     high: int | None
 
@@ -170,7 +173,8 @@ class ErrorAtSize:
     head: int | None
     method: str
     r: int
-    error: float
+    error: float | None
+    """None: every output is 0"""
     low: float | None
     high: float | None
 
@@ -228,7 +232,7 @@ class GapCell:
     effective_keys: float
     rows_over_half: float
     oblivious: Mapping[str, float]
-    """Relative output error of attention's top keys, by their number"""
+    """Relative output error of attention's top keys, by their number; empty if every output is 0"""
     aware: Mapping[str, float]
     same_first_key: float
     """Share of queries where both choices keep the same key at r = 1"""
@@ -349,14 +353,38 @@ class Record:
         version = content.get("version", "none")
         if version != VERSION:
             raise ValueError(
-                f"{name} has schema version {version}; this program reads version {VERSION}: make "
-                f"it again (dvc repro, or the app that wrote it)"
+                f"{name} has schema version {version!r}; this program reads version {VERSION}: "
+                f"make it again (dvc repro, or the app that wrote it)"
             )
         with reading(name, "make it again"):
             content = without_checksum(content)
         del content["version"]
         found: Self = read(cls, content, name)
+        with reading(name, "make it again"):
+            _check(found)
         return found
+
+
+def _check(record: Record) -> None:
+    """Raises ValueError for numbers and words that no measurement writes."""
+    for what, word, words in (("task", record.task, TASKS), ("metric", record.metric, METRICS)):
+        if word not in words:
+            raise ValueError(f"{what} is {word!r}; it must be one of {', '.join(words)}")
+    for what, size in (("length", record.length), ("head_dim", record.head_dim)):
+        if size < 1:
+            raise ValueError(f"{what} is {size}; it must be at least 1")
+    if not record.cells or record.cells[0].approximation != "exact":
+        raise ValueError("its cells do not begin with exact attention")
+    for place, cell in enumerate(record.cells):
+        _check_cell(cell, f"cells.{place}", record)
+
+
+def _check_cell(cell: Cell, name: str, record: Record) -> None:
+    if {len(cell.unit_totals), len(cell.unit_counts)} != {len(record.cells[0].unit_totals)}:
+        raise ValueError(f"{name} has other units than exact attention")
+    least = min(end for end in (cell.value, cell.low, cell.high) if end is not None)
+    if record.metric == "perplexity" and least <= 0:
+        raise ValueError(f"{name} has a perplexity of {least}")
 
 
 def read(kind: Any, content: Any, name: str = "it") -> Any:
@@ -379,9 +407,9 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
         return None if content is None else read(given[0], content, name)
     if origin is tuple and isinstance(content, (list, tuple)):
         return tuple(read(given[0], part, f"{name}.{i}") for i, part in enumerate(content))
-    if origin is not None and isinstance(content, dict) and len(given) == 2:
+    if origin is Mapping and isinstance(content, dict):
         return {key: read(given[1], part, f"{name}.{key}") for key, part in content.items()}
     if kind is not Any and not isinstance(content, NUMBERS.get(kind, origin or kind)):
-        wanted = getattr(origin or kind, "__name__", kind)
+        wanted = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
         raise ValueError(f"{name} is {content!r:.80}; it must be a {wanted}")
     return content

@@ -99,7 +99,8 @@ def _cell(layer: int, rows: SampledRows, search: str, own: bool) -> GapCell:
 
 
 def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:
-    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes}
+    found = sizes if norm else []  # of outputs that are 0 no error is a share
+    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in found}
 
 
 def _uniform(rows: SampledRows, first: Int[Tensor, "B H N"]) -> dict[str, float]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from value_aware_attention.storage.reading import from_json
+from value_aware_attention.storage.reading import from_json as parsed
 
 __all__ = ["from_json", "to_json"]
 
@@ -18,6 +18,14 @@ def to_json(content: Any, **options: Any) -> str:
     for keys, number in _not_finite(content):
         raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
     return json.dumps(content, allow_nan=False, **options)
+
+
+def from_json(text: str) -> Any:
+    """Parses JSON; raises ValueError for anything else, NaN and numbers above 1e308 included."""
+    content = parsed(text)
+    for keys, number in _not_finite(content):
+        raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
+    return content
 
 
 def _not_finite(content: Any, keys: str = "") -> Iterator[tuple[str, float]]:

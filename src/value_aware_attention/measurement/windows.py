@@ -1,7 +1,7 @@
 """Any trained language model or encoder on token windows: its end metric, its layers' inputs."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -85,12 +85,21 @@ class WindowTask(ABC):
     def layer_calls(self, part: int = 0) -> list[LayerCall]:
         """What each layer's attention is called with when the model reads a window.
 
-        A layer that the model runs several times (ALBERT) counts as several.
+        A layer that the model runs several times (ALBERT) counts as several. Raises ValueError,
+        with the layer, where exact attention gives what is not a number.
         """
         recorders: dict[int, LayerRecorder] = {}
         with self.attending(lambda layer: recorders.setdefault(layer, LayerRecorder())):
-            self.read(self.inputs(part))
-        return [call for layer in sorted(recorders) for call in recorders[layer].calls]
+            output = self.read(self.inputs(part))
+        calls = [call for layer in sorted(recorders) for call in recorders[layer].calls]
+        if output.isnan().any():
+            lost = [i for i, call in enumerate(calls) if call.query.isnan().any()]
+            layer = max(lost[0] - 1, 0) if lost else len(calls) - 1
+            raise ValueError(
+                f"the model's output is not a number from layer {layer} on: scores of its "
+                f"attention overflow, or weights are no numbers"
+            )
+        return calls
 
     def first_tokens(self, count: int, unit: int = 0) -> list[int]:
         return self.windows.tokens[unit, :count].tolist()
@@ -225,9 +234,15 @@ def task_class(model: PreTrainedModel) -> type[WindowTask]:
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """How many tokens a model knows."""
-    size: int = model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
-    return size
+    """How many tokens a model knows. Raises ValueError for one that reads no text alone."""
+    with suppress(NotImplementedError):  # as of a model of images
+        size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        if isinstance(size, int) and model.main_input_name == "input_ids":
+            return size
+    raise ValueError(
+        f"{type(model).__name__} reads no text, or not text alone; give a language model or an "
+        f"encoder of text"
+    )
 
 
 def positions(model: PreTrainedModel) -> int | None:

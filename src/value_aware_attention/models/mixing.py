@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_at_least, check_seed
 
 __all__ = ["FourierMixing", "LinearMixing", "Mixing", "MixingSublayer", "RandomMixing"]
 
@@ -46,7 +46,7 @@ class _MatrixMixing(Mixing):
         super().__init__()
         self.length = check_at_least(1, length=length)
         self.width = check_at_least(1, width=width)
-        self.seed = check_at_least(0, seed=seed)
+        self.seed = check_seed(seed)
 
     def forward(self, hidden: Float[Tensor, "*batch N width"]) -> Float[Tensor, "*batch N width"]:
         length, width = hidden.shape[-2:]

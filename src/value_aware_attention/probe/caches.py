@@ -22,6 +22,8 @@ from value_aware_attention.probe.report import window_task
 __all__ = ["default_cache_methods", "probe_caches"]
 
 GAPS_OF = "SnapKV"
+PROTECTED = 2 + 4
+"""The first and the last keys of a prefix, which `AfterPrefix` always keeps"""
 
 
 def default_cache_methods() -> dict[str, Callable[[int], CacheMethod]]:
@@ -54,13 +56,21 @@ def probe_caches(
     The first half of a window is the prefix of a causal model; an encoder has none, and half of its
     queries are observed. Windows are read as `probe` reads them, and refused alike. The record has
     the four gaps of SnapKV by layer and head; the other methods are those of `methods`, functions
-    of r. Raises ValueError for windows so short that r is below the protected keys.
+    of r. Raises ValueError for windows so short that r is below the protected keys, and for a model
+    whose output is not a number.
     """
     task = window_task(model, tokenizer, text, windows=windows, length=length, kernel=None,
                        seed=seed, draw=draw)  # fmt: skip
     causal = attends_causally(attention_layers(model)[0])
     half = task.length // 2
     keys = half if causal else task.length
+    least = 2 * max(parts) * PROTECTED
+    if causal and task.length < least:
+        raise ValueError(
+            f"length is {task.length}; caches that keep one key of {max(parts)} of half a window, "
+            f"{PROTECTED} of them always, need a length of at least {least}"
+        )
+    task.layer_calls()  # refuses what is not a number
     settings = cache_settings(
         default_cache_methods() if methods is None else methods,
         sizes=[max(1, keys // part) for part in parts],

@@ -62,7 +62,11 @@ def needed(
 
 def _count(found: MatchingKeys) -> str:
     ends = "" if found.low is None else f" ({found.low:,} to {found.high:,})"
-    return f"{found.keys:,}{ends}"
+    return f"{_keys(found.keys)}{ends}"
+
+
+def _keys(count: int | None) -> str:
+    return "none" if count is None else f"{count:,}"
 
 
 class Lines:
@@ -96,7 +100,7 @@ def _layer_lines(measured: OutputError) -> Iterator[str]:
             tuple(needed(measured, m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE))
             for share in SHARES
         ]
-        cells = (f"{oblivious:>{WIDTH - 13},}{aware:>13,}" for oblivious, aware in counts)
+        cells = (f"{_keys(a):>{WIDTH - 13}}{_keys(b):>13}" for a, b in counts)
         yield f"{'all' if layer is None else layer:<12}" + "".join(cells)
 
 

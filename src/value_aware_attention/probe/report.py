@@ -30,6 +30,7 @@ from value_aware_attention.measurement.measure import (
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Attention, Cell, Record
 from value_aware_attention.measurement.text_windows import TextWindows, text_windows
 from value_aware_attention.measurement.windows import (
+    CausalWindows,
     WindowTask,
     positions,
     task_class,
@@ -53,10 +54,11 @@ class Report:
         """The finding in one sentence."""
         return headline(self.record)
 
-    def keys_needed(self, share: float = 0.05, layer: int | None = None) -> dict[str, int]:
+    def keys_needed(self, share: float = 0.05, layer: int | None = None) -> dict[str, int | None]:
         """Gives, by method, the fewest keys with at most that relative output error.
 
-        `share` is one of 0.01, 0.05 and 0.1; `layer` None pools all layers.
+        `share` is one of 0.01, 0.05 and 0.1; `layer` None pools all layers. None where every output
+        of the layer is 0.
         """
         measured = self.record.attention[0].output_error
         return {
@@ -168,18 +170,29 @@ def window_task(
     draw: bool,
 ) -> WindowTask:
     """Returns the task that fits a model, on windows of a text; ValueError where none does."""
-    build, limit = task_class(model), positions(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model is a {type(model).__name__}; give a model that transformers loaded"
+        )
+    if not callable(tokenizer):
+        raise ValueError(f"tokenizer is a {type(tokenizer).__name__}; give the model's")
+    build, limit, vocabulary = task_class(model), positions(model), vocabulary_size(model)
     weights = next(model.parameters())
     if weights.dtype == torch.float16 and weights.device.type == "cpu":
         raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
     length = length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
     if limit is not None and length > limit:
         raise ValueError(f"length is {length}; the model has {limit} positions")
+    if build is CausalWindows and length < 2:
+        raise ValueError(
+            f"length is {length}; a causal model predicts from the second token on, so it must be "
+            f"at least 2"
+        )
     read = text_windows(
         text, tokenizer, length=length, windows=windows, seed=seed if draw else None,
         closed=not build.reads_on,
     )  # fmt: skip
-    _check_vocabulary(read, vocabulary_size(model))
+    _check_vocabulary(read, vocabulary)
     return build(model=model, tokenizer=tokenizer, windows=read, seed=seed, kernel=kernel)
 
 

@@ -17,6 +17,7 @@ from value_aware_attention.storage.checksums import (
     CHECKSUMS,
     check_checksums,
     checksum,
+    listed,
     unnamed,
     write_checksums,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "checksum",
     "full_disk_named",
     "held",
+    "listed",
     "new_file",
     "new_files",
     "new_folder",

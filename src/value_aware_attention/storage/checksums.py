@@ -7,7 +7,15 @@ from pathlib import Path, PurePosixPath
 
 from value_aware_attention.storage.reading import reading
 
-__all__ = ["CARD", "CHECKSUMS", "check_checksums", "checksum", "unnamed", "write_checksums"]
+__all__ = [
+    "CARD",
+    "CHECKSUMS",
+    "check_checksums",
+    "checksum",
+    "listed",
+    "unnamed",
+    "write_checksums",
+]
 
 CHECKSUMS = "SHA256SUMS"
 FOLDERS_ABOVE = 3
@@ -35,7 +43,7 @@ def unnamed(folder: Path) -> list[Path]:
         file.parent / name
         for file in files
         if file.name == CHECKSUMS
-        for name in _listed(file, "move it away")
+        for name in listed(file.parent)
     }
     cards = {one.with_name(CARD) for one in named}
     return [file for file in files if file.name != CHECKSUMS and file not in named | cards]
@@ -50,7 +58,7 @@ def check_checksums(path: Path | str, remedy: str = "make it again") -> None:
     for folder in (given, *given.parents[:FOLDERS_ABOVE]):
         if not (folder / CHECKSUMS).is_file():
             continue
-        for name, written in _listed(folder / CHECKSUMS, remedy).items():
+        for name, written in listed(folder, remedy).items():
             file = folder / name
             if not file.is_relative_to(given):
                 continue
@@ -73,18 +81,24 @@ def _checksum(file: Path, size: int, written: int, inode: int) -> str:
         return file_digest(stream, "sha256").hexdigest()
 
 
-def _listed(file: Path, remedy: str) -> dict[str, str]:
-    """Reads name -> sha256; ValueError for other lines, and for a name outside of the folder."""
+def listed(folder: Path, remedy: str = "move it away") -> dict[str, str]:
+    """Reads a folder's SHA256SUMS, name -> sha256; {} where there is none.
+
+    Raises ValueError for other lines than that, and for a name outside of the folder.
+    """
+    file = folder / CHECKSUMS
+    if not file.is_file():
+        return {}
     with reading(file, remedy):
         text = file.read_text(encoding="utf-8")
         if not text.endswith("\n"):
             raise ValueError("it has no last line" if text else "it is empty")
-        listed = {}
+        found = {}
         for number, line in enumerate(text.splitlines(), start=1):
             if not (parts := LINE.fullmatch(line)):
                 raise ValueError(f"line {number} is no sha256 with a name")
             name = PurePosixPath(parts[2])
             if name.is_absolute() or ".." in name.parts:
                 raise ValueError(f"line {number} names {name}, which lies outside of its folder")
-            listed[str(name)] = parts[1]
-    return listed
+            found[str(name)] = parts[1]
+    return found

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -17,8 +18,9 @@ class TextFiles:
     """Reads local text: a file, a folder (read recursively) or a glob; each file plain or `.gz`.
 
     `.txt`: one document a file. `.jsonl`: the string `field` of each line. `.tokens`: WikiText's
-    format, one document per level-1 heading ` = Title = `. With `evaluation_path`, `path` is the
-    train split and `evaluation_path` the evaluation split.
+    format, one document per level-1 heading ` = Title = `. All are UTF-8, with or without a byte
+    order mark. With `evaluation_path`, `path` is the train split and `evaluation_path` the
+    evaluation split.
     """
 
     def __init__(
@@ -83,10 +85,19 @@ def _json_texts(file: Path, lines: IO[str], field: str) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file}, line {number}, is not JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", error)
+            raise ValueError(f"{file}, line {number}, is not JSON: {reason}") from None
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise ValueError(f"{file}, line {number}, has no field {field!r} with a text")
+        try:
+            row[field].encode()
+        except UnicodeEncodeError as error:  # JSON has names for halves of characters
+            half = ascii(row[field][error.start])[1:-1]
+            raise ValueError(
+                f"{file}, line {number}, has {half} in {field!r}, half of a character, which is no "
+                "UTF-8"
+            ) from None
         yield row[field]
 
 
@@ -95,8 +106,8 @@ def _reading(file: Path) -> Iterator[IO[str]]:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as raw:
             # newline="\n" splits at line feeds alone: WikiText has lines with other separators
-            yield TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8", newline="\n")
+            yield TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8-sig", newline="\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from None
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{file} is not a complete gzip file: {error}") from None

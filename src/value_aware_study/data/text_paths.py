@@ -1,5 +1,6 @@
 """Which files of text there are; none is opened for it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +27,24 @@ def text_paths(path: Path) -> Iterator[Path]:
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        yield from (one for one in path.rglob("*") if suffix(one) in SUFFIXES and one.is_file())
+        for folder, _, names in os.walk(path, onerror=_refuse):
+            found = (Path(folder, name) for name in names)
+            yield from (one for one in found if suffix(one) in SUFFIXES and _can_be_text(one))
     elif path.is_file():
         yield path
     elif "*" in str(path):
         root = Path(path.anchor)  # "" for a relative path
         yield from root.glob(str(path.relative_to(root)))
+
+
+def _refuse(error: OSError) -> None:
+    """Raises what a walk would pass over: a folder that cannot be read."""
+    raise error
+
+
+def _can_be_text(file: Path) -> bool:
+    """Whether it is a file, or a link to one that is gone, which must not be passed over."""
+    return file.is_file() or not file.exists()
 
 
 def suffix(file: Path) -> str:

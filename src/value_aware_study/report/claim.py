@@ -1,5 +1,6 @@
 """A published claim beside what was measured, and the verdict that the measurements allow."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
@@ -7,10 +8,9 @@ from itertools import chain, groupby
 MARKS = {True: "✓", False: "✗", None: "?"}
 VERDICTS = (
     "Holds: every comparison agrees with the claim (✓). In part: some do. Not at this scale: none "
-    "does and one at least says the opposite (✗). Undecided: the intervals leave it open (?)."
+    "does and one at least says the opposite (✗). Undecided: the intervals leave it open (?). In "
+    "brackets: how many of the comparisons of a claim were made, where not all were."
 )
-
-
 FIRMEST_FIRST = ("holds", "in part", "not at this scale", "undecided", "not measured")
 
 
@@ -44,7 +44,8 @@ class Finding:
 class Answer:
     """A claim, the numbers it was published with, and what was found here.
 
-    `trainings` are the findings in each training of the models, where they were trained again.
+    `expected` is the number of comparisons that it takes to say that the claim holds. `trainings`
+    are the findings in each training of the models, where they were trained again.
     """
 
     claim: str
@@ -53,21 +54,38 @@ class Answer:
     where: str = ""
     """What the verdict is limited to: "on this CPU"."""
     trainings: Sequence[Sequence[Finding]] = ()
+    expected: int = 0
 
     @classmethod
     def of_trainings(
-        cls, claim: str, trainings: Sequence[Sequence[Finding]], published: str = ""
+        cls,
+        claim: str,
+        trainings: Sequence[Sequence[Finding]],
+        published: str = "",
+        expected: int = 0,
     ) -> "Answer":
         """What was found in each training, as findings of the first with the range over seeds."""
-        return cls(claim, _over_seeds(trainings), published, trainings=trainings)
+        found = _over_seeds(trainings)
+        return cls(claim, found, published, trainings=trainings, expected=expected)
 
     @property
     def verdict(self) -> str:
-        """The verdict of all trainings; the firmest one, and of how many, where they differ."""
-        each = [_verdict(findings) for findings in self.trainings or [self.findings]]
-        firmest = min(each, key=FIRMEST_FIRST.index)
-        count = each.count(firmest)
-        return firmest if count == len(each) else f"{firmest} for {count} of {len(each)} seeds"
+        """The verdict of most trainings and of how many, where they differ; else it is mixed.
+
+        With the number of comparisons, where fewer than expected were made in a training.
+        """
+        trainings = self.trainings or [self.findings]
+        each = sorted(map(_verdict, trainings), key=FIRMEST_FIRST.index)
+        counts = Counter(each)
+        said, count = counts.most_common(1)[0]
+        if 2 * count <= len(each):
+            said = f"mixed: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}"
+        elif count < len(each):
+            said = f"{said} for {count} of {len(each)} seeds"
+        made = min(map(len, trainings))
+        if said == "not measured" or made >= self.expected:
+            return said
+        return f"{said} ({made} of {self.expected} compared)"
 
     def found(self) -> list[str]:
         """The findings as text, those that say the same of different models on one line."""

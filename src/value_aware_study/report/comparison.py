@@ -106,9 +106,11 @@ def compared(
 def difference(
     what: str, label: str, metric: str, first: Sums | None, second: Sums | None, *, above: bool
 ) -> list[Finding]:
-    """The finding of one comparison; none where a side, or the same targets, are missing."""
-    if first is None or second is None or not np.array_equal(first.counts, second.counts):
+    """The finding of one comparison; an open one of other targets, none where a side is missing."""
+    if first is None or second is None:
         return []
+    if not np.array_equal(first.counts, second.counts):
+        return [Finding(f"{label} not compared: other targets", None, what, label=label)]
     found = paired_difference(first.totals, second.totals, first.counts)
     ends = [found.estimate, found.low, found.high]
     higher = is_above(ends)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import altair as alt
 import pandas as pd
 
-from value_aware_study.report.look import OPACITY, SHOWN, Mark, Panel
+from value_aware_study.report.look import OPACITY, SHOWN, Mark, Panel, layered
 from value_aware_study.report.replicates import RANGE, ranged
 
 __all__ = [
@@ -187,5 +187,5 @@ def upright(count: int, name: str) -> list[alt.Chart]:
 
 def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -> Panel:
     """Layers as one panel as wide as its place; its legend toggles series."""
-    panel = alt.layer(*layers).properties(width="container", height=height)
-    return (panel.properties(title=title) if title else panel).add_params(SHOWN)
+    panel = layered(layers).properties(height=height)
+    return panel.properties(title=title) if title else panel

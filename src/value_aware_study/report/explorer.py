@@ -76,13 +76,21 @@ class Exploration:
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; ValueError where a part is missing that is shown."""
         read = without_checksum(json.loads(text))
         models = tuple(
             Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))
             for model in read["models"]
         )
-        return cls(tuple(read["sizes"]), tuple(read["methods"]), models)
+        found = cls(tuple(read["sizes"]), tuple(read["methods"]), models)
+        if not (found.sizes and found.methods and found.models):
+            raise ValueError("it has no sizes, no methods or no models")
+        for model in found.models:
+            if not model.tokens or not model.heads:
+                raise ValueError(f"{model.name} has no tokens or no heads")
+            if {len(head.queries) for head in model.heads} != {len(model.tokens)}:
+                raise ValueError(f"{model.name} has not a query for every token")
+        return found
 
 
 def _head(read: dict[str, Any]) -> Head:

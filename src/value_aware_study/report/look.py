@@ -26,6 +26,7 @@ __all__ = [
     "bars",
     "direction",
     "dots",
+    "layered",
     "log_axis",
     "png",
     "ramp",
@@ -191,7 +192,17 @@ def reference(value: float, name: str) -> list[alt.Chart]:
 def toggled(layers: Sequence[alt.Chart], step: int = 24) -> Panel:
     """Layers as one chart as wide as its place, `step` pixels a row; its legend toggles series."""
     rows = max(layer.data["name"].nunique() for layer in layers)
-    return alt.layer(*layers).properties(width="container", height=rows * step).add_params(SHOWN)
+    return layered(layers).properties(height=rows * step)
+
+
+def layered(layers: Sequence[alt.Chart]) -> Panel:
+    """Layers as one chart as wide as its place; its legend toggles series.
+
+    Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
+    """
+    place = next(i for i, one in enumerate(layers) if one.encoding.color is not alt.Undefined)
+    bound = layers[place].add_params(SHOWN)
+    return alt.layer(*layers[:place], bound, *layers[place + 1 :]).properties(width="container")
 
 
 def _ends(frame: pd.DataFrame) -> list[str]:

@@ -23,6 +23,8 @@ Rows = list[dict[str, Any]]
 
 OPTIMAL = (OBLIVIOUS, AWARE)
 SENTENCE_SIZES = (4, 8, 16)
+NONE = "none"
+"""In the place of a share of outputs that are all 0"""
 FLOOR = 1e-6
 """Smaller relative errors, zero included, are drawn here: below it is mostly rounding."""
 
@@ -89,14 +91,14 @@ def error_rows(output_error: OutputError, method: str, layer: int | None = None)
     """Relative output error of a method at each of its sizes r: sum of errors over sum of norms.
 
     Every layer was measured on as many queries, so sums and means of layers pool alike. `layer`
-    None pools all of them.
+    None pools all of them. The error is None where every output is 0.
     """
     curve, norms = output_error.methods[method], output_error.squared_norm
     layers = range(len(norms)) if layer is None else [layer]
     norm = sum(norms[place] for place in layers)
     errors = zip(*(curve.layers[place] for place in layers), strict=True)
     return [
-        {"r": r, "error": sum(at_size) / norm}
+        {"r": r, "error": sum(at_size) / norm if norm else None}
         for r, at_size in zip(curve.sizes, errors, strict=True)
     ]
 
@@ -121,6 +123,8 @@ def sentence(output_error: OutputError) -> str:
 
 
 def with_ends(count: MatchingKeys | KeysNeeded) -> str:
-    """ "69 (65 to 76)"; the count alone where its interval is not known."""
+    """ "69 (65 to 76)"; the count alone where its interval is not known; "none" without a count."""
+    if count.keys is None:
+        return NONE
     ends = "" if count.low is None else f" ({count.low:,} to {count.high:,})"
     return f"{count.keys:,}{ends}"

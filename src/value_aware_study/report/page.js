@@ -6,9 +6,12 @@ const { theme, colours } = parse("page-look");
 const root = document.documentElement;
 const said = document.getElementById("page-said");
 
+let silence;
+
 function say(text) {
   said.textContent = text;
-  setTimeout(() => (said.textContent = ""), 2000);
+  clearTimeout(silence);
+  silence = setTimeout(() => (said.textContent = ""), 2000);
 }
 
 // ---- Figures. Colours are CSS variables, so that they follow the page's theme and print.

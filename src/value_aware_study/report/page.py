@@ -1,6 +1,6 @@
 """The page as one file that opens from disk without a network, and its exhibits as files."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -11,13 +11,23 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from value_aware_attention.storage import new_files
+from value_aware_attention.storage import (
+    CHECKSUMS,
+    checksum,
+    listed,
+    new_files,
+    write_checksums,
+)
 from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
-__all__ = ["write_page"]
+__all__ = ["ENDINGS", "PAGE", "write_page"]
 
+PAGE, OURS = "index.html", 'id="page-look"'
+"""The page's file, and what no page of others has"""
+ENDINGS = (".csv", ".md", ".png", ".json")
+"""Of an exhibit's files"""
 LARGEST = 8 * 2**20
 """Bytes of index.html: what a mail takes, and what opens at once."""
 MOST_ROWS = 1000
@@ -28,20 +38,51 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     """Writes index.html and each exhibit's .csv, .md, .png or .json to a folder; returns the page.
 
     The same page gives the same bytes. Files appear once all of them are written, index.html last;
-    what a killed run left is removed. `beside` are more files by name, with their texts. Raises
-    ValueError for a page above 8 MB.
+    what a killed run left is removed, and what an earlier page wrote there and this one does not.
+    SHA256SUMS lists the page's files. `beside` are more files by name, with their texts. Raises
+    ValueError for a page above 8 MB, and where a file of somebody else would be replaced.
     """
     folder = Path(folder)
-    with new_files(folder, last="index.html") as aside:
+    earlier = _earlier(folder)
+    if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
+        names = {exhibit.name + ending for exhibit in page.exhibits() for ending in ENDINGS}
+        _check_free(folder, {*names, *(beside or {})} - set(earlier))
+    with new_files(folder, last=PAGE) as aside:
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
         html = _html(page).encode()
         if len(html) > LARGEST:
             raise ValueError(f"the page has {len(html):,} bytes; at most {LARGEST:,} are allowed")
-        (aside / "index.html").write_bytes(html)
+        (aside / PAGE).write_bytes(html)
         for name, text in (beside or {}).items():
             (aside / name).write_text(text, encoding="utf-8")
-    return folder / "index.html"
+        names = {file.name for file in aside.iterdir()}
+        write_checksums(aside)
+    for file in folder.iterdir():
+        if file.name in set(earlier) - names and checksum(file) == earlier[file.name]:
+            file.unlink()  # nobody has changed it since
+    return folder / PAGE
+
+
+def _earlier(folder: Path) -> dict[str, str]:
+    """What an earlier page wrote into a folder, as it is listed there.
+
+    Raises ValueError where index.html or SHA256SUMS are not of such a page.
+    """
+    page, files = folder / PAGE, listed(folder)
+    if page.is_file() and OURS not in page.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"{page} is no page of a report and would be replaced: move it away")
+    if files and PAGE not in files:
+        raise ValueError(f"{folder / CHECKSUMS} lists the files of no page: name another folder")
+    return files
+
+
+def _check_free(folder: Path, names: Collection[str]) -> None:
+    """Raises ValueError where one of these files is there."""
+    if taken := sorted(name for name in names if (folder / name).is_file()):
+        raise ValueError(
+            f"{folder / taken[0]} is not of a page, which needs its name: move it away"
+        )
 
 
 def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:

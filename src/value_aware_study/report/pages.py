@@ -51,12 +51,13 @@ def report_page(
     models: Sequence[Section] = (),
     explorer: Exploration | None = None,
     pretrained: Sequence[Record] = (),
+    unchecked: Sequence[str] = (),
 ) -> Page:
     """The sections of one run; an exhibit without data is left out and named in its section.
 
     `survey` and `models` are ready sections. The first exhibit is of the first `pretrained` model,
     where there is one, else of the first causal model of the run, that of the exponential kernel.
-    Raises ValueError for no records.
+    `unchecked` names files that were read without a checksum. Raises ValueError for no records.
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
@@ -72,7 +73,7 @@ def report_page(
         _section("paper", "The paper", PAPER, _paper(results)),
         _section("every_r", "Every r", EVERY_R, _every_r(results, explorer)),
         *others,
-        _section("how", "How it was measured", HOW, _how(results, others)),
+        _section("how", "How it was measured", HOW + _unchecked(unchecked), _how(results, others)),
     ]
     return Page(QUESTION, LEAD, sections)
 
@@ -83,6 +84,12 @@ def _section(name: str, title: str, lead: str, found: Sequence[Found]) -> Sectio
     said = [lead, f"Not measured yet: {missing}."] if missing else [lead]
     exhibits = [exhibit for _, exhibit in found if exhibit]
     return Section(name, title, " ".join(filter(None, said)), exhibits)
+
+
+def _unchecked(files: Sequence[str]) -> str:
+    """One sentence; nothing where there are none."""
+    said = "These files have no checksum and are read as they are"
+    return f" {said}: {', '.join(files)}." if files else ""
 
 
 def _paper(results: Results) -> list[Found]:

@@ -85,7 +85,8 @@ def solve_path(
     )
     found = weights.sum(-1) > 0
     errors = errors.where(found | ~found.any(-1, keepdim=True), torch.inf).cummin(-1).values
-    errors = errors * problem.unit[:, None, None].square()
+    unit = problem.unit[:, None, None]
+    errors = errors * unit * unit  # its square may overflow where an error does not
     errors = torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
     for head, rows, part in problem.in_fp64(undone):
         errors[head, rows] = solve_path(part, r, search, engine)[0].to(errors.dtype)

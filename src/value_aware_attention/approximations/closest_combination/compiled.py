@@ -30,6 +30,7 @@ from value_aware_attention.approximations.closest_combination.problem import (
     WIDE,
     Problem,
 )
+from value_aware_attention.storage import checksum, write_text
 
 __all__ = ["library", "search", "weigh"]
 
@@ -63,22 +64,25 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-f
 def library() -> ctypes.CDLL | None:
     """Builds the compiled search once per machine and source; None where it cannot be built.
 
-    It is code, so it comes only from where nobody else could have put it: where others may write
-    to the cache, every process builds its own.
+    It is code, so it comes only from where nobody else could have put it, and only as it was
+    written: elsewhere, and where no cache can be written, every process builds its own.
     """
+    log = logging.getLogger(__name__)
     compiler = shlex.split(os.environ.get("CXX", "")) or _installed_compiler()
     if not compiler:
-        logging.getLogger(__name__).warning("no C++ compiler: value-aware search runs in torch")
+        log.warning("no C++ compiler: value-aware search runs in torch")
         return None
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            return ctypes.CDLL(str(_build(compiler, _cache() or Path(scratch))))
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or str(error)
-        logging.getLogger(__name__).warning(
-            "%s cannot build the value-aware search, which runs in torch: %s", compiler[0], reason
+            return ctypes.CDLL(str(_build(compiler, Path(scratch))))
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        log.warning(
+            "%s cannot build the value-aware search, which runs in torch: %s", compiler[0], said
         )
-        return None
+    except OSError as error:
+        log.warning("the value-aware search runs in torch: %s", error)
+    return None
 
 
 def _installed_compiler() -> list[str]:
@@ -86,42 +90,75 @@ def _installed_compiler() -> list[str]:
     return [found] if found else []
 
 
-def _cache() -> Path | None:
-    """Creates the user's cache folder; None, with a warning, where others could write to it."""
-    above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = above / "value_aware_attention"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if _is_ours(folder):
-        return folder
-    logging.getLogger(__name__).warning(
-        "others can write to %s: the value-aware search is compiled again in every process; "
-        "`chmod -R go-w` it, once you trust what is in it, or set XDG_CACHE_HOME",
-        folder,
-    )
-    return None
+def _build(compiler: list[str], scratch: Path) -> Path:
+    """Finds the library of this source, compiler and kind of processor, or compiles it.
 
-
-def _is_ours(path: Path) -> bool:
-    """Tells whether only this user may change what is at the path."""
-    status = path.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-def _build(compiler: list[str], folder: Path) -> Path:
-    """Compiles the shared library of this source, compiler and kind of processor into a folder."""
+    It is kept in the user's cache; in `scratch`, with a warning, where that cannot be.
+    """
     # The macros tell the compiler's version and every instruction set that "native" stands for.
     macros = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
     kind = subprocess.run(macros, capture_output=True, check=True).stdout
     digest = sha256(SOURCE.read_bytes() + kind + " ".join(FLAGS).encode()).hexdigest()[:16]
-    target = folder / f"active_set-{digest}.so"
-    if target.exists() and _is_ours(target):
+    name = f"active_set-{digest}.so"
+    try:
+        folder = _cache()
+        target, written = folder / name, folder / f"{name}.sha256"
+        if _is_whole(target, written):
+            return target
+        # Built in the folder that it is moved to: the move is one step on every disk.
+        with tempfile.TemporaryDirectory(dir=folder) as beside:
+            built = _compile(compiler, Path(beside) / name)
+            with built.open("rb") as file:  # after a loss of power it is whole or not there
+                os.fsync(file.fileno())
+            line = _line(built)
+            built.replace(target)
+        write_text(written, line)
         return target
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built = Path(scratch) / target.name
-        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
-        subprocess.run(command, capture_output=True, check=True, text=True)
-        built.chmod(0o700)
-        built.replace(target)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        logging.getLogger(__name__).warning(
+            "%s: the value-aware search is compiled again in every process; set XDG_CACHE_HOME to "
+            "a folder of yours",
+            error,
+        )
+        return _compile(compiler, scratch / name)
+
+
+def _cache() -> Path:
+    """Creates the user's cache folder; PermissionError where others could put a library there."""
+    above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = above / "value_aware_attention"
+    # On many systems a user's own group may write to ~/.cache: it has no other member.
+    for made, bits in ((above, 0o002), (folder, 0o022)):
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(made, bits):
+            raise PermissionError(
+                f"others can write to {made} (`chmod go-w` it, once you trust what is in it)"
+            )
+    return folder
+
+
+def _is_ours(path: Path, bits: int = 0o022) -> bool:
+    """Tells whether a path is this user's or root's, and gives others none of the mode's bits."""
+    status = path.stat()
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & bits
+
+
+def _is_whole(library: Path, written: Path) -> bool:
+    """Tells whether a library is ours, and as it was when its sha256 was written beside it."""
+    if not (library.is_file() and written.is_file() and _is_ours(library)):
+        return False
+    return written.read_bytes() == _line(library).encode()
+
+
+def _line(library: Path) -> str:
+    """The sha256 of a library as `sha256sum --check` reads it."""
+    return f"{checksum(library)}  {library.name}\n"
+
+
+def _compile(compiler: list[str], target: Path) -> Path:
+    command = [*compiler, *FLAGS, str(SOURCE), "-o", str(target)]
+    subprocess.run(command, capture_output=True, check=True)
+    target.chmod(0o700)
     return target
 
 

@@ -54,11 +54,17 @@ def _findings(found: Sequence[Answer], read: str) -> Exhibit:
     display = data[["claim", "what", "sentence"]].fillna("")
     display = display.rename(columns={"what": "compared", "sentence": "measured"})
     display["agrees"] = [row.get("mark", "not measured") for row in rows]
+    intervals = int(data["low"].notna().sum())
+    chance = (
+        f"Each of the {intervals} comparisons with an interval is made at 95% by itself, and their "
+        f"number is not corrected for: if no settings differed, about {0.05 * intervals:.1f} of "
+        "them would carry ✓ or ✗ by chance."
+    )
     return Exhibit(
         "findings",
         "Every comparison behind the verdicts",
         "One line a comparison, with its interval: ✓ agrees, ✗ contradicts, ? is open.",
-        [read],
+        [read, *([chance] if intervals else [])],
         table=Table(data.assign(holds=[HOLDS[one] for one in holds]), display),
         folded=True,
     )

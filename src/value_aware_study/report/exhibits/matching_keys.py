@@ -10,10 +10,11 @@ from value_aware_attention.measurement.record import OutputError
 from value_aware_study.report import captions
 from value_aware_study.report.curves import count_axis, curves, figure, powers_of_two
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.formatting import interval, whole
+from value_aware_study.report.formatting import interval, missing, whole
 from value_aware_study.report.look import Panel, direction
 from value_aware_study.report.measurements import (
     AWARE,
+    NONE,
     Measured,
     Rows,
     error_rows,
@@ -97,7 +98,8 @@ def _rows(label: str, errors: OutputError) -> Rows:
             "layer": "all" if match.layer is None else match.layer,
         }
         row |= {"r": match.r, "keys_needed": match.keys, "keys": errors.keys}
-        row |= {"share": match.keys / errors.keys, "value_aware_error": error[match.r]}
+        share = None if match.keys is None else match.keys / errors.keys
+        row |= {"share": share, "value_aware_error": error[match.r]}
         rows.append(row | {name: getattr(match, name) for name in COUNTS})
     return rows
 
@@ -108,10 +110,12 @@ def _text(row: Mapping[str, Any]) -> dict[str, str]:
     return {
         "model": row["model"],
         "r, value-aware keys": str(row["r"]),
-        "keys by weight": whole(row["keys_needed"]),
+        "keys by weight": NONE if missing(row["keys_needed"]) else whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
         **over_seeds,
-        "share of all keys": f"{100 * row['share']:.0f}% of {row['keys']:,}",
+        "share of all keys": NONE
+        if missing(row["share"])
+        else f"{100 * row['share']:.0f}% of {row['keys']:,}",
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
     }

@@ -11,7 +11,7 @@ from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.formatting import interval
 from value_aware_study.report.look import Panel
-from value_aware_study.report.measurements import AWARE, OBLIVIOUS
+from value_aware_study.report.measurements import AWARE, NONE, OBLIVIOUS
 from value_aware_study.report.oracles import NAMES
 
 __all__ = ["error_by_head", "heat_size", "keys_by_head"]
@@ -39,7 +39,7 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
     size = heat_size(record)
     rows: Rows = [
         {"method": at.method, "layer": at.layer, "head": at.head}
-        | {"value": 100 * at.error, "low": _percent(at.low), "high": _percent(at.high)}
+        | {"value": _percent(at.error), "low": _percent(at.low), "high": _percent(at.high)}
         for at in record.attention[0].output_error.errors
         if at.r == size and at.head is not None
     ]
@@ -86,7 +86,8 @@ def _exhibit(
     text: Callable[[float], str],
 ) -> Exhibit:
     frame = pd.DataFrame(rows)
-    frame = frame.assign(text=[text(value) for value in frame["value"]])
+    shown = [NONE if pd.isna(value) else text(value) for value in frame["value"]]
+    frame = frame.astype({"value": float}).assign(text=shown)
     methods = (OBLIVIOUS, AWARE)
     return Exhibit(
         name, title, caption, notes, [_heat_map(frame, method) for method in methods], _table(frame)
@@ -111,7 +112,9 @@ def _heat_map(frame: pd.DataFrame, method: str) -> Panel:
     cells = [base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=None))]
     if heads <= LABELLED_HEADS:
         bright = f"log(datum.value / {first}) > {BRIGHT} * log({last} / {first})"
-        ink = alt.condition(bright, alt.value("black"), alt.value("white"))
+        black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))
+        without = "!isValid(datum.value)"  # a cell without a number is not filled
+        ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)
         size = alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")
         cells.append(base.mark_text(fontSize=size).encode(text="text:N", color=ink))
     height = 26 * frame["layer"].nunique()

@@ -17,6 +17,7 @@ from value_aware_study.report.look import SHOWN, Mark, Panel, direction
 from value_aware_study.report.marks import method_marks
 from value_aware_study.report.measurements import (
     FLOOR,
+    NONE,
     OPTIMAL,
     Measured,
     error_rows,
@@ -135,7 +136,7 @@ def _text(data: pd.DataFrame, column: str) -> pd.DataFrame:
             "method": data["method"].map(_label),
             "layer": data["layer"],
             "r, keys": [f"{r:,}" for r in data["r"]],
-            "error": [f"{error:.3g}" for error in data["error"]],
+            "error": [NONE if pd.isna(error) else f"{error:.3g}" for error in data["error"]],
             "95% interval": [DASH if pd.isna(a) else f"{a:.3g} to {b:.3g}" for a, b in ends],
         }
     )

@@ -17,7 +17,6 @@ from value_aware_study.report.measurements import FLOOR, Measured
 __all__ = ["exhibit"]
 
 TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
-TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
 SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
 EXPLAINED = (
     "Section 3 argues that the flatter the attention weights, the more the values decide which "

@@ -1,0 +1,45 @@
+"""A file of somebody else where a stage writes a folder: it stays, whatever the stage does."""
+
+import random
+from collections.abc import Mapping
+from functools import partial
+
+from benchmarks.faults.apps import Undisturbed, difference, run, tree
+from benchmarks.faults.case import FOREIGN, Case, Trial
+
+FOLDERS: Mapping[str, str] = {
+    "corpus": "outputs/corpus",
+    "tokens": "outputs/tokens",
+    "train_causal": "outputs/models/causal_exponential",
+    "train_masked": "outputs/models/masked_short",
+    "train_masked, long": "outputs/models/masked_long",
+    "train_in_context": "outputs/models/in_context_recall",
+    "report": "report",
+    "publish": "results/smoke",
+}
+"""Stage -> the folder that it replaces"""
+OWN = "thesis.docx"
+
+
+def foreign_files(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
+    """Every stage that replaces a folder, over a file alone and over one beside earlier outputs."""
+    places = ("alone", "in a folder below", "beside earlier outputs")
+    return [partial(foreign, run_, stage, place) for stage in FOLDERS for place in places]
+
+
+def foreign(run_: Undisturbed, stage: str, place: str) -> Case:
+    """Puts a file into a stage's folder and runs the stage."""
+    run_.after(stage) if place == "beside earlier outputs" else run_.before(stage)
+    file = run_.root / FOLDERS[stage] / ("below" if place == "in a folder below" else "") / OWN
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("years of work")
+    before = tree(run_.root)
+    own = {name: digest for name, digest in before.items() if name not in run_.trees(stage)[1]}
+    ended = run(stage, run_.root)
+    if ended.code == 0:
+        outcome, wrong = "left as it is", difference(tree(run_.root), run_.trees(stage)[1] | own)
+    else:
+        named = ended.refusal is not None and OWN in ended.refusal
+        outcome, wrong = "refused by its name", difference(tree(run_.root), before)
+        wrong = wrong or ("" if named else ended.told)
+    return Case(kind=FOREIGN, stage=stage, fault=f"a file {place}", outcome=outcome, wrong=wrong)

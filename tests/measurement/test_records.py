@@ -1,0 +1,83 @@
+"""What no measurement writes is refused by the record's name, though its types are right."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.report.pages import exploration
+from tests.report.surveyed import cache_record
+from tests.report.synthetic import probed
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.record import Record
+from value_aware_study.report.explorer import Exploration
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def edited(text: str, edit: Edit) -> str:
+    content = json.loads(text)
+    edit(content)
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda it: it.update(task="nope"), "task is 'nope'; it must be one of causal, masked"),
+        (lambda it: it.update(metric="nats"), "metric is 'nats'; it must be one of perplexity"),
+        (lambda it: it.update(head_dim=0), "head_dim is 0; it must be at least 1"),
+        (lambda it: it.update(length=-5), "length is -5; it must be at least 1"),
+        (lambda it: it.update(cells=[]), "its cells do not begin with exact attention"),
+        (lambda it: it["cells"].pop(0), "its cells do not begin with exact attention"),
+        (lambda it: it.update(cells={}), r"cells is \{\}; it must be a list"),
+        (lambda it: it["cells"][2].update(value=-5), r"cells\.2 has a perplexity of -5"),
+        (lambda it: it["cells"][2].update(low=0), r"cells\.2 has a perplexity of 0"),
+        (lambda it: it["cells"][1]["unit_totals"].pop(), r"cells\.1 has other units than exact"),
+        (lambda it: it.update(version="1"), "schema version '1'; this program reads version 1"),
+    ],
+)
+def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
+    with pytest.raises(ValueError, match=rf"^r\.json.*{line}"):
+        Record.from_json(edited(probed().to_json(), edit), "r.json")
+
+
+def test_a_number_above_the_largest_is_refused() -> None:
+    text = probed().to_json().replace('"value": 30.0', '"value": 1e999', 1)
+    with pytest.raises(
+        ValueError, match=r"^r\.json is damaged .cells\.0\.value is inf, which JSON"
+    ):
+        Record.from_json(text, "r.json")
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda it: it.update(cells=[]), "it has no cells"),
+        (lambda it: it["cells"][1].update(r=0), r"cells\.1\.r is 0; it must be at least 1"),
+        (lambda it: it["cells"][0].update(ends={}), r"cells\.0\.ends has none of kl, cosine"),
+        (lambda it: it["cells"][0]["by_unit"].pop("kl"), r"cells\.0\.by_unit has not 2 units of"),
+        (lambda it: it.update(version="2"), "schema version '2'; this program reads version 2"),
+    ],
+)
+def test_a_cache_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
+    text = cache_record().to_json()
+    assert CacheRecord.from_json(text) == cache_record()
+    with pytest.raises(ValueError, match=rf"^r\.json.*{line}"):
+        CacheRecord.from_json(edited(text, edit), "r.json")
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda it: it.update(models=[]), "it has no sizes, no methods or no models"),
+        (lambda it: it.update(sizes=[]), "it has no sizes, no methods or no models"),
+        (lambda it: it["models"][0].update(heads=[]), "tiny has no tokens or no heads"),
+        (lambda it: it["models"][0].update(tokens=[]), "tiny has no tokens or no heads"),
+        (lambda it: it["models"][0]["heads"][1]["queries"].pop(), "tiny has not a query for ever"),
+    ],
+)
+def test_an_exploration_without_a_part_that_is_shown_is_refused(edit: Edit, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        Exploration.from_json(edited(exploration().to_json(), edit))

@@ -1,0 +1,87 @@
+"""A published run is the page of report/ with its files; a file of somebody else is never lost."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.publish import check_replaceable
+from tests.report.synthetic import probed
+from tests.test_apps import ROOT, run_app
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+RUN = {"summary.json", "seconds.json"}
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with a page of one model, and a second one that lacks the probed model's section."""
+    root = tmp_path_factory.mktemp("reported")
+    texts = {
+        "metrics/tokens.json": json.dumps({"sources": {"a": {}}, "vocabulary_size": 60}),
+        "metrics/train/a.json": json.dumps({"model": "a", "curve": [], "hyperparameters": {}}),
+        "records/a.json": replace(probed(), scale="smoke", attention=()).to_json(),
+        "probe/a/record.json": probed().to_json(),
+    }
+    for name, text in texts.items():
+        file = root / "outputs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    run_app("report", root)
+    assert (root / "report/model_layers.png").exists()
+    shutil.rmtree(root / "outputs/probe")
+    run_app("report", root)
+    return root
+
+
+@pytest.fixture
+def root(reported: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(reported, tmp_path / "root")
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_an_earlier_report_wrote_is_not_published(root: Path) -> None:
+    (root / "report/mine.csv").write_text("mine")
+    run_app("publish", root)
+    assert names(root / "results/smoke") == (names(root / "report") | RUN) - {"mine.csv"}
+    assert not list(root.glob("*/**/model_*"))
+    (root / "report/grid.md").unlink()
+    with pytest.raises(SystemExit, match=r"report/grid\.md is missing: make the report again"):
+        run_app("publish", root)
+
+
+def test_a_report_without_a_list_of_its_files_is_not_published(root: Path) -> None:
+    (root / "report/SHA256SUMS").unlink()
+    with pytest.raises(SystemExit, match=r"report has no SHA256SUMS, .*: make the report again"):
+        run_app("publish", root)
+    assert not (root / "results").exists()
+
+
+def test_a_folder_with_a_file_of_somebody_else_is_not_replaced(root: Path) -> None:
+    run_app("publish", root)
+    published = root / "results/smoke"
+    (published / "thesis.docx").write_text("mine")
+    before = names(published)
+    with pytest.raises(SystemExit, match=r"thesis\.docx is not of a published run: move it away"):
+        run_app("publish", root)
+    (published / "SHA256SUMS").unlink()
+    with pytest.raises(SystemExit, match=r"thesis\.docx is not of a published run: move it away"):
+        run_app("publish", root)
+    assert names(published) == before - {"SHA256SUMS"}
+
+
+@pytest.mark.parametrize("scale", ["laptop", "hours"])
+def test_a_run_published_without_a_list_is_known_by_its_page(scale: str, tmp_path: Path) -> None:
+    published = shutil.copytree(ROOT / "results" / scale, tmp_path / scale)
+    (published / "SHA256SUMS").unlink(missing_ok=True)
+    check_replaceable(published)
+    assert (published / "SHA256SUMS").exists()
+    (published / "SHA256SUMS").unlink()
+    (published / "notes.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"notes\.md is not of a published run"):
+        check_replaceable(published)
