@@ -370,17 +370,24 @@ def check(cfg: DictConfig, app: str = "") -> None:
         if value == "???":
             if key.startswith(f"{app}."):
                 raise ValueError(f"{key} is missing: give {key}=<value>")
-        elif not (isinstance(value, str) and "${" in value):
+        elif not is_interpolation(value):
             check_value(key, value)
-        elif rule := rule_of(key):
-            check_interpolation(cfg, key, value, rule)
     for key in PARAMS:
         if key not in found:
             raise ValueError(f"{key} is missing; it must be {PARAMS[key].allowed}")
+    for key, value in found.items():  # after the values that they are read from
+        check_interpolation(cfg, key, value)
 
 
-def check_interpolation(cfg: DictConfig, key: str, text: str, rule: Rule) -> None:
+def is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def check_interpolation(cfg: DictConfig, key: str, text: Any) -> None:
     """Raises ValueError for a value that is read from elsewhere, where there is none that fits."""
+    rule = rule_of(key)
+    if rule is None or not is_interpolation(text):
+        return
     try:
         found = OmegaConf.select(cfg, key)
         rule.check(key, list(found) if OmegaConf.is_list(found) else found)
