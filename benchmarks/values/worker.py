@@ -121,13 +121,13 @@ def outcome(folder: Path, case: Mapping[str, Any], imports: float) -> dict[str, 
 
 
 def files(root: Path) -> dict[str, tuple[int, int]]:
-    """Every file with its size and time; of logs and caches none."""
+    """Every file with its size and time; of logs, caches and DVC none."""
     found = (path for path in root.rglob("*") if path.is_file())
     named = {path.relative_to(root).as_posix(): path.stat() for path in found}
     return {
         name: (stat.st_size, stat.st_mtime_ns)
         for name, stat in named.items()
-        if name.split("/")[0] not in ("logs", ".cache")
+        if name.split("/")[0] not in ("logs", ".cache", ".dvc")
     }
 
 
