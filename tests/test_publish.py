@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.publish import check_replaceable
+from pipelines.publish import check_published
 from tests.report.synthetic import probed
 from tests.test_apps import ROOT, run_app
 
@@ -79,9 +79,9 @@ def test_a_folder_with_a_file_of_somebody_else_is_not_replaced(root: Path) -> No
 def test_a_run_published_without_a_list_is_known_by_its_page(scale: str, tmp_path: Path) -> None:
     published = shutil.copytree(ROOT / "results" / scale, tmp_path / scale)
     (published / "SHA256SUMS").unlink(missing_ok=True)
-    check_replaceable(published)
+    check_published(published)
     assert (published / "SHA256SUMS").exists()
     (published / "SHA256SUMS").unlink()
     (published / "notes.md").write_text("mine")
     with pytest.raises(ValueError, match=r"notes\.md is not of a published run"):
-        check_replaceable(published)
+        check_published(published)
