@@ -39,6 +39,7 @@ from value_aware_attention.storage import read_json
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.paths import inside
 from value_aware_study.report.model import write_probe
+from value_aware_study.report.page import earlier_files
 
 
 @app("probe")
@@ -95,10 +96,11 @@ def probed(
 def check_earlier(
     folder: Path, name: str, model: PreTrainedModel, hashes: Mapping[str, str], named_by: str
 ) -> None:
-    """Raises ValueError where the folder's record is of another checkpoint.
+    """Raises ValueError where the folder's page is of somebody else, its record of another model.
 
-    One of before, without a hash, is of this one where model and architecture have its names.
+    A record of before, without a hash, is of this one where model and architecture are the same.
     """
+    earlier_files(folder)
     file = folder / "record.json"
     if not file.exists():
         return

@@ -13,6 +13,11 @@ def texts(source):
     return [document.text for document in source]
 
 
+def _packed(content: bytes) -> bytes:
+    """Compressed, without the time, so that a test has one name."""
+    return gzip.compress(content, mtime=0)
+
+
 def _torn(compressed: bytes) -> bytes:
     """Bytes that the header does not announce, and that zlib cannot read."""
     return compressed[:12] + b"\xff" * 8 + compressed[20:]
@@ -55,7 +60,7 @@ class TestTextFiles:
             ("a.txt.gz", b"not gzip", "a.txt.gz is not a complete gzip file"),
             (
                 "a.txt.gz",
-                gzip.compress(b"cut off" * 99, mtime=0)[:-9],
+                _packed(b"cut off" * 99)[:-9],
                 "is not a complete gzip file",
             ),
             ("a.pdf", b"%PDF", "a.pdf: unknown suffix, allowed are .txt, .jsonl, .tokens"),
@@ -74,11 +79,11 @@ class TestTextFiles:
             ("a.jsonl", '{"text": "x"}'.encode("utf-16"), "a.jsonl is not UTF-8 text"),
             ("a.jsonl", '{"text": "x"}'.encode("utf-16-le"), "a.jsonl, line 1, is not JSON"),
             ("a.txt", "text".encode("utf-16-be"), "a.txt is binary"),
-            ("a.txt.gz", gzip.compress("text".encode("utf-16")), "a.txt.gz is not UTF-8 text"),
+            ("a.txt.gz", _packed("text".encode("utf-16")), "a.txt.gz is not UTF-8 text"),
             ("a.txt", "größe".encode("latin-1"), "a.txt is not UTF-8 text"),
             (
                 "a.txt.gz",
-                _torn(gzip.compress(bytes(range(256)) * 9)),
+                _torn(_packed(bytes(range(256)) * 9)),
                 "is not a complete gzip file",
             ),
             ("a.tokens", b" = A = \n\0", "a.tokens is binary"),
@@ -98,10 +103,10 @@ class TestTextFiles:
     def test_a_byte_order_mark_is_no_text(self, tmp_path, name, content, packed):
         data = content.encode("utf-8-sig")
         file = tmp_path / (f"{name}.gz" if packed else name)
-        file.write_bytes(gzip.compress(data) if packed else data)
+        file.write_bytes(_packed(data) if packed else data)
         assert texts(TextFiles(file)) == ["größe\n"]
 
-    @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", gzip.compress(b"")])
+    @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", _packed(b"")])
     def test_an_empty_file_is_an_empty_text(self, tmp_path, content):
         file = tmp_path / ("a.txt.gz" if content[:1] == b"\x1f" else "a.txt")
         file.write_bytes(content)

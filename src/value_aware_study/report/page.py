@@ -22,7 +22,7 @@ from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
-__all__ = ["ENDINGS", "PAGE", "write_page"]
+__all__ = ["ENDINGS", "PAGE", "earlier_files", "write_page"]
 
 PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and what no page of others has"""
@@ -43,7 +43,7 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     ValueError for a page above 8 MB, and where a file of somebody else would be replaced.
     """
     folder = Path(folder)
-    earlier = _earlier(folder)
+    earlier = earlier_files(folder)
     if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
         names = {exhibit.name + ending for exhibit in page.exhibits() for ending in ENDINGS}
         _check_free(folder, {*names, *(beside or {})} - set(earlier))
@@ -64,8 +64,8 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     return folder / PAGE
 
 
-def _earlier(folder: Path) -> dict[str, str]:
-    """What an earlier page wrote into a folder, as it is listed there.
+def earlier_files(folder: Path) -> dict[str, str]:
+    """Reads the names and sha256 of what an earlier page wrote into a folder.
 
     Raises ValueError where index.html or SHA256SUMS are not of such a page.
     """
