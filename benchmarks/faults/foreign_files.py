@@ -39,7 +39,8 @@ def foreign(run_: Undisturbed, stage: str, place: str) -> Case:
     if ended.code == 0:
         outcome, wrong = "left as it is", difference(tree(run_.root), run_.trees(stage)[1] | own)
     else:
-        named = ended.refusal is not None and OWN in ended.refusal
+        names = (OWN, f"{file.parent} is")  # its own, or of the folder that is not ours either
+        named = ended.refusal is not None and any(name in ended.refusal for name in names)
         outcome, wrong = "refused by its name", difference(tree(run_.root), before)
         wrong = wrong or ("" if named else ended.told)
     return Case(kind=FOREIGN, stage=stage, fault=f"a file {place}", outcome=outcome, wrong=wrong)
