@@ -42,6 +42,7 @@ def main() -> None:
     if given.before:
         record = header("values") | {key: earlier[key] for key in ("now",) if key in earlier}
         record |= {"before": found | {"commit": commit_of(given.before), "every": given.every}}
+        record["command"] = record["command"].replace(str(given.before), "FOLDER")
     else:
         record = header("values") | {key: earlier[key] for key in ("before",) if key in earlier}
         record |= {"now": found}
