@@ -144,7 +144,8 @@ def run(root: Path, command: str) -> dict[str, Any]:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
     text = errors.read_text(errors="replace") if errors.exists() else ""
-    lines = text.replace(f"{root}/", "").splitlines()  # where it ran is of no interest
+    text = text.replace(f"{root}/", "").replace(str(root), "FOLDER")  # of no interest
+    lines = text.splitlines()
     return {
         "code": process.exitcode if ended else None,
         "stderr": [line[:500] for line in lines if line.strip() and "%|" not in line][:40],
