@@ -238,6 +238,7 @@ def silenced(layers: range, rows: slice) -> BertModel:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "none"), [(slice(8), {(1, 0)}), (slice(None), {(1, None), (1, 0), (1, 1)})]
 )
@@ -435,6 +436,7 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert len({one["checkpoint"] for one in hashes}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("change", "named"),
