@@ -1,0 +1,138 @@
+"""The golden run: every stage at scale=smoke, and the numbers that it computed.
+
+    python -m benchmarks.golden FOLDER [BEFORE]
+
+Writes the numbers of each file of the run into FOLDER, under the file's name: sha256 of weights and
+tokens, records and metrics without times, machine and hashes of code, tables of the page and of a
+probe. With BEFORE, the folder of an earlier run, prints every file that differs with its first
+lines that do, and ends with exit code 1 where there is one. A change of structure alone leaves them
+equal. Equal runs need one machine: another processor rounds differently.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from difflib import unified_diff
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from pipelines.fingerprints import stages
+
+FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
+TIMED = {"fingerprints", "benchmark"}
+"""Apps whose outputs hold no number that a second run finds again"""
+LAST = "report"
+"""The app that runs after all others, whose records it reads"""
+VOLATILE = {"run_on", "seconds", "content_sha256", "code", "version", "sha256", "tokens_per_second"}
+"""Keys of records whose values another hour or another version of the code changes"""
+COMPUTED = ("outputs", "report")
+QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+SCALE = "smoke"
+REPOSITORY = Path(__file__).parents[1]
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
+
+
+def main() -> None:
+    """Runs the stages, writes their numbers and compares them with those of an earlier run."""
+    if len(sys.argv) not in (2, 3):
+        sys.exit("error: give a folder for the numbers, and on request that of an earlier run")
+    found = Path(sys.argv[1]).resolve()
+    shutil.rmtree(found, ignore_errors=True)
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "run"
+        for app, overrides in commands(root):
+            began = time.perf_counter()
+            run(app, overrides, root)
+            print(f"{app} {' '.join(overrides)}: {time.perf_counter() - began:.1f} s", flush=True)
+        write_numbers(root, found)
+    print(f"{sum(path.is_file() for path in found.rglob('*'))} files in {found}")
+    if len(sys.argv) == 3:
+        lines = list(differences(Path(sys.argv[2]), found))
+        print("\n".join(lines) or "equal")
+        sys.exit(1 if lines else 0)
+
+
+def commands(root: Path) -> list[tuple[str, list[str]]]:
+    """Returns app and overrides of every stage of dvc.yaml and of a probe, the report's last."""
+    found = [(app, overrides) for _, app, overrides in stages() if app not in TIMED]
+    text = root.with_name("text.txt")
+    text.write_text("".join(path.read_text() for path in sorted(REPOSITORY.glob("*.md"))))
+    model = f"model={root}/outputs/models/causal_exponential"
+    probe = [model, f"text={text}", "caches=true", "probe.windows=2", "probe.length=48"]
+    return [*sorted(found, key=lambda one: one[0] == LAST), ("probe", probe)]
+
+
+def run(app: str, overrides: list[str], root: Path) -> None:
+    """Runs an app in a process of its own, on one thread. Ends the program where it fails."""
+    process = SERVER.Process(target=start, args=(app, overrides, root))
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(f"error: {app} {' '.join(overrides)} ended with exit code {process.exitcode}")
+
+
+def start(app: str, overrides: list[str], root: Path) -> None:
+    """`python -m pipelines.<app>` without its output."""
+    os.chdir(REPOSITORY)
+    os.environ.update(QUIET)
+    multiprocessing.set_start_method("fork", force=True)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    torch.set_num_threads(1)
+    sys.argv = [f"pipelines.{app}", *FIXED, f"paths.root={root}", *overrides]
+    import_module(f"pipelines.{app}").main()
+
+
+def write_numbers(root: Path, folder: Path) -> None:
+    """Writes the numbers of every file below `root` that a stage computed."""
+    for path in sorted(path for name in COMPUTED for path in (root / name).rglob("*")):
+        text = numbers(path) if path.is_file() and path.name != "SHA256SUMS" else ""
+        if text:
+            name = path.relative_to(root).as_posix().replace(f"outputs/{SCALE}/", "outputs/")
+            written = folder / name
+            written.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text(text)
+
+
+def numbers(path: Path) -> str:
+    """A file's numbers as text; empty for a picture or a page."""
+    if path.suffix == ".json":
+        content = lasting(json.loads(path.read_text()))
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+    if path.suffix in (".csv", ".md"):
+        return path.read_text()
+    if path.suffix in (".safetensors", ".npy", ".jsonl", ".txt", ".tokens"):
+        return f"{sha256(path.read_bytes()).hexdigest()}\n"
+    return ""
+
+
+def lasting(content: Any) -> Any:
+    """JSON without what another hour or another version of the code changes."""
+    if isinstance(content, dict):
+        return {key: lasting(value) for key, value in content.items() if key not in VOLATILE}
+    return [lasting(value) for value in content] if isinstance(content, list) else content
+
+
+def differences(before: Path, after: Path) -> Iterator[str]:
+    """Yields each file that is not the same, with the first lines that are not."""
+    names = {path.relative_to(folder) for folder in (before, after) for path in folder.rglob("*")}
+    for name in sorted(names):
+        old, new = (
+            (folder / name).read_text().splitlines() if (folder / name).is_file() else []
+            for folder in (before, after)
+        )
+        if old != new:
+            yield "\n".join([str(name), *list(unified_diff(old, new, lineterm="", n=0))[2:8]])
+
+
+if __name__ == "__main__":
+    main()
