@@ -117,6 +117,13 @@ def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
     assert patterns.exhibit([survey_record(picture=None)]) is None
 
 
+def test_a_token_that_svg_cannot_hold_is_drawn_as_the_replacement_character() -> None:
+    measured = survey_record()
+    picture = replace(measured.picture, tokens=("\x1b", "f"))
+    shown = patterns.exhibit([replace(measured, picture=picture)])
+    assert "\N{REPLACEMENT CHARACTER}" in vl_convert.vegalite_to_svg(specification(shown.charts[0]))
+
+
 def test_a_trained_model_stands_beside_the_same_method_swapped_in() -> None:
     exact = replace(survey_record("masked"), model="masked_short")
     alone = replace(exact, cells=(cell("exact", {}, None, 0.0, 90.0),))
