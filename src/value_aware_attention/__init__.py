@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports a part only when it is asked for: `storage` needs no torch."""
+    """Imports a part only when it is asked for: `files` needs no torch."""
     if name in __all__:
         return import_module(f"value_aware_attention.{name}")
     raise AttributeError(f"module 'value_aware_attention' has no attribute {name!r}")

@@ -35,7 +35,7 @@ from value_aware_attention.approximations.closest_combination import (
     solve,
     solve_path,
 )
-from value_aware_attention.storage import checksum
+from value_aware_attention.files import checksum
 
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 every_search = pytest.mark.parametrize("search", SEARCHES)

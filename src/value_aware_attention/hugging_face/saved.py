@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast
 
-from value_aware_attention.storage import check_checksums, read_json, reading
+from value_aware_attention.files import check_checksums, load_json, reading
 
 __all__ = ["check_files", "saved_tokenizer"]
 
@@ -23,12 +23,12 @@ def check_files(folder: Path, remedy: str = "make it again") -> None:
     """
     for index in sorted(folder.glob("*.safetensors.index.json")):
         with reading(index, remedy):
-            for file in read_json(index, "weight_map")["weight_map"].values():
+            for file in load_json(index, "weight_map")["weight_map"].values():
                 if Path(file).is_absolute() or ".." in Path(file).parts:
                     raise ValueError(f"{index} names {file}, which lies outside its folder")
     for name in DESCRIPTIONS:
         if (folder / name).exists():
-            read_json(folder / name, remedy=remedy)
+            load_json(folder / name, remedy=remedy)
     for file in sorted(folder.glob("*.safetensors")):
         with reading(file, remedy), safe_open(file, "pt"):
             pass

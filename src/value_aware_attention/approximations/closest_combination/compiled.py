@@ -30,7 +30,7 @@ from value_aware_attention.approximations.closest_combination.problem import (
     WIDE,
     Problem,
 )
-from value_aware_attention.storage import checksum, write_text
+from value_aware_attention.files import checksum, write_text
 
 __all__ = ["library", "search", "weigh"]
 
