@@ -20,7 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.record import finish, header, markdown, options, setting
-from value_aware_attention.approximations import OptimalValueAware, reference_solver
+from tests.reference import solver as reference_solver
+from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.approximations.closest_combination import SEARCHES, batched
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.hugging_face import own_kernel

@@ -26,7 +26,8 @@ from instances import (
 from sdp import lower_bound
 from torch import Tensor
 
-from value_aware_attention.approximations import closest_combination, reference_solver
+from tests.reference import solver as reference_solver
+from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.closest_combination import (
     Problem,
     compiled,
