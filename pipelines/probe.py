@@ -28,13 +28,13 @@ from pipelines.start import written_out
 from pipelines.tracking import log_record, tracked
 from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel
-from value_aware_attention.hugging_face.checkpoints import (
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.models.checkpoints import (
     checkpoint_files,
     load_model,
     load_tokenizer,
 )
-from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.probe import probe, probe_caches
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.paths import inside

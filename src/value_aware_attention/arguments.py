@@ -7,17 +7,6 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-__all__ = [
-    "arguments_shown",
-    "check_at_least",
-    "check_choice",
-    "check_integers",
-    "check_seed",
-    "check_tensors",
-    "described",
-    "is_integer",
-]
-
 Choice = TypeVar("Choice")
 
 SEEDS = 2**64

@@ -19,17 +19,6 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 
-__all__ = [
-    "block_mask",
-    "causal_mask",
-    "flex_kernel_attention",
-    "is_preferred",
-    "log_similarity",
-    "missing_compiler",
-    "too_many_shapes",
-    "unsupported_reason",
-]
-
 KERNELS = (Exponential, Polynomial, Elu)
 BLOCK = 128
 SHAPES = 64

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Layer", "Rotary"]
-
 Rotary = Callable[[Tensor, Tensor], Tensor]
 """(queries (..., N, D), shift (N)) -> the queries as they are that many positions later."""
 

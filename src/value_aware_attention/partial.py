@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["AttentionState", "attention_state", "finite"]
-
 
 @dataclass(frozen=True, eq=False)
 class AttentionState:

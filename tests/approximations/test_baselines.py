@@ -22,10 +22,11 @@ from value_aware_attention.approximations import (
     SparseApproximation,
     ValueAwareKeysAttentionWeights,
 )
-from value_aware_attention.approximations.ranked_keys import RankedKeys, top_keys
+from value_aware_attention.approximations.ranked_keys import RankedKeys
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Exponential, Polynomial
+from value_aware_attention.weights import top_keys
 from value_aware_study.cards import cards
 
 seeds = st.integers(0, 2**31)

@@ -7,15 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from value_aware_attention.approximations.sparse_weights import (
-    SparseWeights,
-    rows_in_fp64,
-    weighted_sum,
-)
+from value_aware_attention.approximations.sparse_weights import SparseWeights, rows_in_fp64
 from value_aware_attention.arguments import check_at_least
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.weights import weighted_sum
 
 __all__ = ["Approximation", "SparseApproximation", "refuse_non_finite"]
 

@@ -20,8 +20,6 @@ from value_aware_attention.call import Call, max_elements
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.partial import AttentionState, attention_state
 
-__all__ = ["block_sparse_attention", "pairs"]
-
 QUERIES_AT_ONCE = 64
 DENSE = 16
 """Listed keys are gathered where they are less than a 16th of all: a gathered pair takes a CPU as

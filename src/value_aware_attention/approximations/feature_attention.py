@@ -19,8 +19,6 @@ from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.call import Call, max_elements
 from value_aware_attention.partial import AttentionState, attention_state, finite
 
-__all__ = ["FeatureAttention", "Features"]
-
 CHUNK = 64
 """Positions whose pairs are scored directly under a causal mask."""
 ROWS_IN_CACHE = 4096

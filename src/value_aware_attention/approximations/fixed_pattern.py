@@ -17,14 +17,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.flex import flex_kernel_attention, unsupported_reason
 
-__all__ = [
-    "ENGINES",
-    "FixedPattern",
-    "SparseFixedPattern",
-    "check_positions",
-    "check_positions_exist",
-]
-
 ENGINES = (None, "flex", "torch")
 
 

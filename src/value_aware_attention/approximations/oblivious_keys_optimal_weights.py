@@ -6,9 +6,8 @@ from torch import Tensor
 
 from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.approximations.ranked_keys import top_keys
-from value_aware_attention.approximations.sparse_weights import or_overflow
 from value_aware_attention.call import Call
+from value_aware_attention.weights import or_overflow, top_keys
 
 __all__ = ["ObliviousKeysOptimalWeights"]
 

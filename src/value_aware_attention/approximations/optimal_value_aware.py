@@ -12,12 +12,12 @@ from value_aware_attention.approximations.closest_combination import ENGINES, SE
 from value_aware_attention.approximations.sparse_weights import (
     RowsInFp64,
     SparseWeights,
-    or_overflow,
     rows_in_fp64,
 )
 from value_aware_attention.arguments import check_choice
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.weights import or_overflow
 
 __all__ = ["OptimalValueAware"]
 

@@ -4,8 +4,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.approximations.sparse_weights import renormalised
 from value_aware_attention.call import Call
+from value_aware_attention.weights import renormalised
 
 __all__ = ["OptimalValueOblivious"]
 

@@ -16,19 +16,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = [
-    "Pattern",
-    "Piece",
-    "global_positions",
-    "past",
-    "random_keys",
-    "same_block",
-    "shifted_window",
-    "stripes",
-    "summaries",
-    "window",
-]
-
 Relation = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from value_aware_attention.kernels import Exponential, Kernel
 
-__all__ = ["orthogonal_gaussian", "orthonormal_columns", "similarity_scale"]
-
 
 def similarity_scale(kernel: Kernel, head_dim: int) -> float:
     """Returns the exponential kernel's factor of <q, k>, of which features take the square root."""

@@ -6,8 +6,6 @@ from typing import NamedTuple
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations.approximation import Approximation
 
-__all__ = ["KERNELS", "Support", "methods", "support"]
-
 KERNELS = (kernels.Exponential, kernels.Polynomial, kernels.Elu)
 
 

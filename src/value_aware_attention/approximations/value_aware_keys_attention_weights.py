@@ -8,11 +8,10 @@ from torch import Tensor
 
 from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.closest_combination import unresolved
-from value_aware_attention.approximations.ranked_keys import usable
-from value_aware_attention.approximations.sparse_weights import or_overflow, renormalised
 from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.weights import or_overflow, renormalised, usable
 
 __all__ = ["ValueAwareKeysAttentionWeights"]
 

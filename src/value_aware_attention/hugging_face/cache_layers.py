@@ -17,8 +17,6 @@ from transformers.pytorch_utils import Conv1D
 from value_aware_attention.approximations import Exact
 from value_aware_attention.layer import Layer, Rotary
 
-__all__ = ["Repeats", "SharedKeys", "output_projection", "repeated", "rotary_of"]
-
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """What attention modules call their output projection."""
 

@@ -5,8 +5,6 @@ from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 
-__all__ = ["hub_answers", "local_folder", "only_local", "why_not"]
-
 SECONDS_TO_ANSWER = 6
 
 

@@ -7,8 +7,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.masking_utils import sdpa_mask
 
-__all__ = ["additive_mask", "split_mask", "trim"]
-
 
 def additive_mask(
     *sizes: Any, dtype: torch.dtype = torch.float32, **options: Any

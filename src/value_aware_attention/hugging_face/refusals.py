@@ -12,15 +12,6 @@ from value_aware_attention.arguments import check_integers, described
 from value_aware_attention.caches import CacheMethod
 from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
 
-__all__ = [
-    "check_call",
-    "check_heads",
-    "check_method",
-    "check_methods",
-    "check_model",
-    "refuse_weights",
-]
-
 ATTRIBUTES = {
     "attn_logit_softcapping": "caps its attention scores (logit soft-capping)",
     "has_relative_attention_bias": "adds a position bias to its attention scores",

@@ -10,8 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from value_aware_attention.files import check_checksums, load_json, reading
 
-__all__ = ["check_files", "saved_tokenizer"]
-
 DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 

@@ -29,10 +29,8 @@ from value_aware_attention.approximations.closest_combination.problem import (
     Problem,
     unresolved,
 )
-from value_aware_attention.approximations.ranked_keys import top_keys
 from value_aware_attention.call import BYTES_PER_ELEMENT, max_elements
-
-__all__ = ["search", "weigh"]
+from value_aware_attention.weights import top_keys
 
 ROWS_AT_ONCE = 2048
 """On a CPU: enough to outweigh the cost of calls, few enough for its cache."""

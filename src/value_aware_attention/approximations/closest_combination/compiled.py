@@ -32,8 +32,6 @@ from value_aware_attention.approximations.closest_combination.problem import (
 )
 from value_aware_attention.files import checksum, write_text
 
-__all__ = ["library", "search", "weigh"]
-
 SOURCE = Path(__file__).with_name("active_set.cpp")
 TILE = GROUPS
 LANES = 8

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.sparse_weights import renormalised, smallest
 from value_aware_attention.call import Call
+from value_aware_attention.weights import renormalised, smallest
 
 __all__ = [
     "BEAM",

@@ -30,8 +30,6 @@ from value_aware_attention.hugging_face.hub import local_folder, only_local, why
 from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
-__all__ = ["auto_class", "checkpoint_files", "load_model", "load_tokenizer"]
-
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """What a folder with a tokenizer holds at least one of."""
 BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
