@@ -9,15 +9,6 @@ from torch import Tensor, nn
 from value_aware_attention.arguments import check_tensors
 from value_aware_attention.attention import promoted, working_precision
 
-__all__ = [
-    "Sizes",
-    "budget",
-    "power_of_two",
-    "relative_output_error",
-    "squared_output_error",
-    "typical_unit",
-]
-
 
 def squared_output_error(
     approximate: Float[Tensor, "*batch V"], exact: Float[Tensor, "*batch V"]

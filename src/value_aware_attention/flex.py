@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+from value_aware_attention.kernels import KERNELS, Elu, Exponential, Kernel, Polynomial
 
-KERNELS = (Exponential, Polynomial, Elu)
 BLOCK = 128
 SHAPES = 64
 """Shapes, dtypes and masks that one kernel and pattern may be compiled for."""

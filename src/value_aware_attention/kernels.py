@@ -16,8 +16,6 @@ from torch.nn.functional import relu
 
 from value_aware_attention.arguments import described, is_integer
 
-__all__ = ["Elu", "Exponential", "Kernel", "Polynomial", "check_kernel"]
-
 
 @runtime_checkable
 class Kernel(Protocol):
@@ -102,3 +100,7 @@ class Elu:
     ) -> Float[Tensor, "*batch N M"]:
         """Computes log <Phi(q), Phi(k)>, clamped at the log of the smallest normal number."""
         return _clamped_log(self.features(query) @ self.features(key).transpose(-2, -1))
+
+
+KERNELS = (Exponential, Polynomial, Elu)
+"""The kernels that have a name in configs and that FlexAttention computes"""

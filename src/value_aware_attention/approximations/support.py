@@ -3,10 +3,9 @@
 from inspect import isabstract
 from typing import NamedTuple
 
-from value_aware_attention import approximations, kernels
+from value_aware_attention import approximations
 from value_aware_attention.approximations.approximation import Approximation
-
-KERNELS = (kernels.Exponential, kernels.Polynomial, kernels.Elu)
+from value_aware_attention.kernels import KERNELS
 
 
 class Support(NamedTuple):
