@@ -108,8 +108,8 @@ def attention_over(
     if isinstance(kernel, Exponential):
         return _fused(query, key, value, kernel, visible)
     with _without_autocast(value):
-        tensors = map(working_precision, promoted(query, key, value))
-        return kernel_attention(*tensors, kernel, visible).to(value.dtype)
+        query, key, values = map(working_precision, promoted(query, key, value))
+        return kernel_attention(query, key, values, kernel, visible).to(value.dtype)
 
 
 def weights_over(
@@ -120,7 +120,8 @@ def weights_over(
 ) -> Float[Tensor, "*batch N M"]:
     """Computes `attention_weights` of inputs that are known to fit."""
     with _without_autocast(query):
-        return kernel_weights(*map(working_precision, promoted(query, key)), kernel, visible)
+        query, key = map(working_precision, promoted(query, key))
+        return kernel_weights(query, key, kernel, visible)
 
 
 MASKED_BACKENDS = [

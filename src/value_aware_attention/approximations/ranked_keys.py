@@ -1,4 +1,4 @@
-"""Keys kept by rank: the r keys of each query with the largest score."""
+"""Keeps the r keys of each query with the largest score."""
 
 from abc import abstractmethod
 

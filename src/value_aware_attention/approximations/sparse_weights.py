@@ -1,4 +1,4 @@
-"""A few keys per query with their weights, and the output error that they leave."""
+"""Holds a few keys per query with their weights, and the output error that they leave."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class RowsInFp64:
     """Holds K queries in fp64; a head's values are measured from the smallest of their outputs."""
 
     place: Int[Tensor, " K"]
-    """Which queries they are."""
+    """The positions of these queries in the whole call"""
     weights: Float[Tensor, "*batch K M"]
     value: Float[Tensor, "*batch M V"]
     output: Float[Tensor, "*batch K V"]
