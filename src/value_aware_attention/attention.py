@@ -1,4 +1,4 @@
-"""Exact kernel attention, with which every approximation is compared: Eq. 1 of the paper.
+"""Computes exact kernel attention, Eq. 1, with which every approximation is compared.
 
 Glossary of dimension letters, used in every shape of the library:
     batch  any leading dimensions (batch, heads), broadcast    N  queries    M  keys
@@ -203,7 +203,7 @@ def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def working_precision(x: Tensor) -> Tensor:
-    """Converts x to at least fp32, the precision every sum of the library is taken in."""
+    """Converts x to at least fp32, the precision of every sum in the library."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

@@ -1,4 +1,4 @@
-"""Weights on keys: the largest of them, renormalised on a few keys, and sums of values by them."""
+"""Ranks and renormalises the weights of keys, and sums values by them."""
 
 import torch
 from jaxtyping import Bool, Float, Int

@@ -1,4 +1,4 @@
-"""optimal-v-oblivious-r: the r keys with the largest attention weights (Eq. 2)."""
+"""Computes optimal-v-oblivious-r, the r keys with the largest attention weights (Eq. 2)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -11,7 +11,7 @@ __all__ = ["OptimalValueOblivious"]
 
 
 class OptimalValueOblivious(SparseApproximation):
-    """Keeps the top r keys by alpha and renormalises: what sparse methods try to emulate."""
+    """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         weights = call.weights.expand(*call.batch, -1, -1)

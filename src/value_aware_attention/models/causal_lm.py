@@ -1,4 +1,4 @@
-"""The causal language model of section 4 and A.2: fairseq's `transformer_lm`, any kernel."""
+"""Builds the causal language model of section 4 and A.2, fairseq's `transformer_lm`, any kernel."""
 
 import math
 from collections.abc import Mapping
