@@ -24,7 +24,7 @@ def inside(folder: str | Path, name: str | int, ending: str = "") -> Path:
 
 
 def check_apart(written: Path, read: Path) -> None:
-    """Raises ValueError where the folder to be written is, holds or lies in the one that is read."""
+    """Raises ValueError where the folder written is, holds or lies in the one that is read."""
     target, source = written.resolve(), read.resolve()
     if target.is_relative_to(source) or source.is_relative_to(target):
         raise ValueError(
