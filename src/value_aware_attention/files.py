@@ -77,9 +77,9 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     """Yields a folder to fill, which takes the place of `path` when all succeeded.
 
     It gets the SHA256SUMS by which it is known as this program's, unless its parts have theirs. At
-    every moment the old folder or the new one is there, under its own name or under a hidden one
+    every moment the old folder or the new one exists, under its own name or under a hidden one
     that the next call finds. Raises ValueError, before anything is yielded, where another process
-    is at it or `check_replaceable` refuses, DiskFull where the disk is full.
+    writes there or `check_replaceable` refuses, DiskFull where the disk is full.
     """
     target = Path(path)
     target = target.resolve() if target.is_symlink() else target  # the link itself stays
@@ -98,9 +98,9 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_files(path: Path | str, *, last: str) -> Iterator[Path]:
-    """Yields a folder to fill, whose files are moved into the folder `path`, `last` at last.
+    """Yields a folder to fill, whose files are moved into `path`, the file `last` after the others.
 
-    Other files of that folder stay. Raises ValueError where another process is at it, DiskFull
+    Other files of that folder stay. Raises ValueError where another process writes there, DiskFull
     where the disk is full, IsADirectoryError, before a file is replaced, for a folder in its place.
     """
     target = Path(path)
@@ -135,9 +135,9 @@ def check_replaceable(path: Path | str) -> None:
 def held(
     path: Path | str, run: str = "a run", instead: str = "write to another folder"
 ) -> Iterator[None]:
-    """Keeps other processes from `path`; the system ends it with the process, however killed.
+    """Locks `path` for this process; the system unlocks it when the process ends or is killed.
 
-    Raises ValueError, at once, where another process has it.
+    Raises ValueError, at once, where another process has locked it.
     """
     target = Path(path)
     refusal = f"{target} belongs to {run} that is still going: wait for it, or {instead}"
@@ -146,9 +146,9 @@ def held(
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Removes the unfinished files of processes that are gone: nobody has them locked."""
+    """Removes the unfinished files of processes that have ended: nobody has them locked."""
     for file in folder.glob(f".*{PARTIAL}"):
-        # not where somebody writes it, it is a folder, or there are no locks to tell
+        # an error: a process writes the file, it is a folder, or there are no locks to tell
         with suppress(OSError), FileLock(file, blocking=False, fallback_to_soft=False):
             file.unlink(missing_ok=True)
 
@@ -193,7 +193,7 @@ def _aside(target: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _settle(target: Path, partial: Path, old: Path) -> None:
-    """Puts an old folder back that no new one has replaced; removes what is not to stay.
+    """Puts an old folder back that no new one has replaced; removes unfinished and old folders.
 
     Raises ValueError for a folder under the old one's name that this user's program did not leave.
     """
