@@ -20,16 +20,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.record import finish, header, markdown, options, setting
-from value_aware_attention.approximations import OptimalValueAware, reference_solver
+from tests.reference import solver as reference_solver
+from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.approximations.closest_combination import SEARCHES, batched
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.hugging_face import own_kernel
-from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.tasks import LayerCall
 from value_aware_attention.measurement.text_windows import text_windows
 from value_aware_attention.measurement.windows import EncoderWindows
+from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.packaged_weights import weights_folder
 
 LENGTH, WINDOWS = 512, 8

@@ -14,9 +14,9 @@ from pipelines.app import app
 from pipelines.checkpoint import check_model
 from pipelines.tracking import tracked
 from value_aware_attention.caches import CacheMethod
+from value_aware_attention.files import save_json
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
-from value_aware_attention.storage import with_checksum, write_text
 from value_aware_study.paths import inside
 
 
@@ -43,7 +43,7 @@ def main(cfg: DictConfig) -> None:
             description=cfg.description, ends=texts.ends,
         )  # fmt: skip
         log_errors(run, record)
-    write_text(file, with_checksum(record.to_json()))
+    save_json(file, record.to_json())
 
 
 def build(cfg: DictConfig, name: str, r: int) -> CacheMethod:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from value_aware_attention.files import CHECKSUMS, checksum, load_json, unnamed
 from value_aware_attention.hugging_face.saved import check_files
-from value_aware_attention.storage import CHECKSUMS, checksum, read_json, unnamed
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 AGAIN = "train the model again"
@@ -22,7 +22,7 @@ def check_checkpoint(cfg: DictConfig) -> None:
     folder = Path(cfg.checkpoint)
     check_model(folder)
     check_tokenizer(folder, Path(cfg.tokens))
-    config = read_json(folder / CONFIG, remedy=AGAIN)
+    config = load_json(folder / CONFIG, remedy=AGAIN)
     unsaid = {name: cfg.sizes[name] for name in NEW_SIZES if name in cfg.sizes}
     other = [name for name, size in cfg.sizes.items() if (unsaid | config).get(name) != size]
     if other:

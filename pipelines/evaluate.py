@@ -40,6 +40,7 @@ from value_aware_attention.distributed import (
     own_device,
     started_processes,
 )
+from value_aware_attention.files import save_json, write_text
 from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.cells import end_metric
@@ -49,7 +50,6 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
-from value_aware_attention.storage import with_checksum, write_text
 from value_aware_study.data.token_arrays import AGAIN
 from value_aware_study.paths import inside
 from value_aware_study.report.explorer import Exploration
@@ -120,8 +120,7 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         record = measure(task, grid(cfg, task.length), **options)
         beside = count_models(cfg, task, record.cells[0]) | longer_text(cfg, task)
         record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
-        explored = with_checksum(exploration(cfg, task))
-        write_text(inside(cfg.explored.folder, cfg.name, ".json"), explored)
+        save_json(inside(cfg.explored.folder, cfg.name, ".json"), exploration(cfg, task))
         write_summary(cfg, record)
         write(cfg, cfg.records, record)  # last: a record has everything that belongs to it
         log_record(run, record)
@@ -183,7 +182,7 @@ def tracked_by_first(
 def write(cfg: DictConfig, folder: str, record: Record) -> None:
     """The record, by the first process."""
     if is_first():
-        write_text(inside(folder, cfg.name, ".json"), with_checksum(record.to_json()))
+        save_json(inside(folder, cfg.name, ".json"), record.to_json())
 
 
 def write_summary(cfg: DictConfig, record: Record) -> None:

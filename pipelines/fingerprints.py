@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from pygit2 import GitError
 
 from pipelines.app import composed, ending_with_one_line, one_line, scale_of_params, write_json
+from value_aware_attention.files import load_json
 from value_aware_attention.measurement.source import code_hashes, defining_module
-from value_aware_attention.storage import read_json
 
 FOLDER = Path("outputs/fingerprints")
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
@@ -46,7 +46,7 @@ def write(folder: Path) -> None:
         found = fingerprint(app, overrides)
         path = folder / f"{name}.json"
         wanted.add(path)
-        before = read_json(path, remedy="remove it") if path.exists() else None
+        before = load_json(path, remedy="remove it") if path.exists() else None
         if before != found:
             changed = ["new"] if before is None else sorted(differences(before, found))
             write_json(path, found)

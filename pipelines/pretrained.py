@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 from pipelines.probe import probed
-from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
+from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.packaged_weights import weights_folder
 from value_aware_study.paths import inside
 

@@ -26,16 +26,16 @@ from pipelines.evaluate import setting
 from pipelines.provenance import file_hash
 from pipelines.start import written_out
 from pipelines.tracking import log_record, tracked
+from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel
-from value_aware_attention.hugging_face.checkpoints import (
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.models.checkpoints import (
     checkpoint_files,
     load_model,
     load_tokenizer,
 )
-from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.probe import probe, probe_caches
-from value_aware_attention.storage import read_json
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.paths import inside
 from value_aware_study.report.model import write_probe
@@ -105,7 +105,7 @@ def check_earlier(
     if not file.exists():
         return
     remedy = f"give {named_by}=<another name>, or remove {folder}"
-    earlier = read_json(file, "hashes", "model", "architecture", remedy=remedy)
+    earlier = load_json(file, "hashes", "model", "architecture", remedy=remedy)
     given = {"hashes": hashes, "model": name, "architecture": type(model).__name__}
     compared = ("hashes",) if earlier["hashes"] else ("model", "architecture")
     if any(earlier[key] != given[key] for key in compared):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from value_aware_attention.storage import CARD, CHECKSUMS, checksum
+from value_aware_attention.files import CARD, CHECKSUMS, checksum
 
 
 def file_hash(paths: Iterable[Path | str]) -> str:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from pipelines.app import app, write_json
 from pipelines.summary import summary
 from pipelines.verdict import CLAIMS, SUMMARY, TIMES, kept
-from value_aware_attention.storage import (
+from value_aware_attention.files import (
     CHECKSUMS,
     check_checksums,
     listed,

@@ -13,11 +13,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from pipelines.app import app
+from value_aware_attention.files import CONTENT_SHA256, load_json, reading
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_attention.measurement.record import read as check_kind
-from value_aware_attention.storage import read_json, reading
-from value_aware_attention.storage.json_checksums import KEY
 from value_aware_study.report import Section, write_page
 from value_aware_study.report.caches import cache_section
 from value_aware_study.report.explorer import Exploration
@@ -58,13 +57,15 @@ def unchecked(cfg: DictConfig) -> list[str]:
     files += [file for folder in folders for file in Path(folder).glob("*.json")]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
     return sorted(
-        f"{file.parent.name}/{file.name}" for file in texts if f'"{KEY}": ' not in texts[file]
+        f"{file.parent.name}/{file.name}"
+        for file in texts
+        if f'"{CONTENT_SHA256}": ' not in texts[file]
     )
 
 
 def read_training(file: Path) -> dict[str, Any]:
     """What a training measured."""
-    content = read_json(file, *MEASURED, remedy=AGAIN)
+    content = load_json(file, *MEASURED, remedy=AGAIN)
     with reading(file, AGAIN):
         for key, kind in MEASURED.items():
             check_kind(kind, content[key], key)
@@ -75,7 +76,7 @@ def read_training(file: Path) -> dict[str, Any]:
 
 def read_tokens(file: Path) -> dict[str, Any]:
     """Counts of the training text by source."""
-    content = read_json(file, "sources", "vocabulary_size", remedy=AGAIN)
+    content = load_json(file, "sources", "vocabulary_size", remedy=AGAIN)
     with reading(file, AGAIN):
         check_kind(int, content["vocabulary_size"], "vocabulary_size")
         check_kind(COUNTS, content["sources"], "sources")
@@ -113,7 +114,7 @@ def survey_of(cfg: DictConfig, evaluated: Sequence[Record]) -> Section | None:
     found, trained, benchmark = Path(cfg.survey), Path(cfg.trained), Path(cfg.benchmark)
     surveyed = read_folder(found) if any(found.glob("*.json")) else []
     variants = read_folder(trained) if any(trained.glob("*.json")) else []
-    measured = read_json(benchmark, *TIMED, remedy=AGAIN) if benchmark.exists() else {}
+    measured = load_json(benchmark, *TIMED, remedy=AGAIN) if benchmark.exists() else {}
     if not surveyed and not variants and not measured:
         return None
     known = {record.hashes.get("checkpoint") for record in evaluated}

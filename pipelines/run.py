@@ -25,7 +25,7 @@ from pipelines import plan
 from pipelines.app import USER_ERRORS, composed, one_line, scale_of_params, write_json
 from pipelines.fingerprints import fingerprint
 from pipelines.train import check_gpu
-from value_aware_attention.storage import read_json
+from value_aware_attention.files import load_json
 from value_aware_study.paths import inside
 
 LAST = "report"
@@ -146,7 +146,7 @@ def replicated(stage: Stage, kernel: str, replicate: str) -> Stage:
 def kept(file: Path) -> Any:
     """A file's JSON, such as a stage's fingerprint; None where it is not there or cut."""
     try:
-        return read_json(file) if file.exists() else None
+        return load_json(file) if file.exists() else None
     except ValueError:
         return None
 

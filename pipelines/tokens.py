@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from pipelines.app import app, write_json
 from pipelines.provenance import file_hash
 from pipelines.tracking import record_made
-from value_aware_attention.storage import new_folder, read_json, write_checksums
+from value_aware_attention.files import load_json, new_folder, write_checksums
 from value_aware_study.data.tokens import SourceQuota, write_tokens
 from value_aware_study.paths import check_apart
 
@@ -21,7 +21,7 @@ from value_aware_study.paths import check_apart
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
     lengths = sorted({cfg.instance_length, *(() if cfg.rearrange else (cfg.long_length,))})
-    documents = read_json(cfg.corpus_metrics, *cfg.sources, remedy="run python -m pipelines.corpus")
+    documents = load_json(cfg.corpus_metrics, *cfg.sources, remedy="run python -m pipelines.corpus")
     check_apart(Path(cfg.folder), Path(cfg.corpus))
     with new_folder(cfg.folder) as folder:
         shared = {"corpus": Path(cfg.corpus), "seed": cfg.seed, "scratch": folder}

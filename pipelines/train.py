@@ -22,8 +22,8 @@ from torch.utils.data import Dataset
 from pipelines.app import plain, write_json
 from pipelines.provenance import file_hash
 from pipelines.tracking import link, tracked
+from value_aware_attention.files import CARD, check_replaceable, new_folder
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_attention.storage import CARD, check_replaceable, new_folder
 from value_aware_study.paths import check_apart, inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.model_card import model_card

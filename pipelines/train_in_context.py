@@ -21,7 +21,7 @@ from pipelines.train import (
     memory_shortage_named,
 )
 from pipelines.train import metrics as measured
-from value_aware_attention.storage import new_folder
+from value_aware_attention.files import new_folder
 from value_aware_study.data.in_context import InContextBatches
 from value_aware_study.paths import inside
 from value_aware_study.training.fit import fit

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.app import ending_with_one_line
 from pipelines.values import read_params
-from value_aware_attention.storage import read_json, reading
+from value_aware_attention.files import load_json, reading
 
 REPORT, PUBLISHED, METRICS = Path("report"), Path("results"), Path("outputs/summary")
 SUMMARY, CLAIMS, TIMES = "summary.json", "claims.csv", "seconds.json"
@@ -106,7 +106,7 @@ def published_seconds() -> dict[str, float]:
 
 def kept(file: Path) -> dict[str, Any]:
     """A file's JSON; empty where there is none."""
-    return read_json(file, remedy="remove it") if file.exists() else {}
+    return load_json(file, remedy="remove it") if file.exists() else {}
 
 
 if __name__ == "__main__":

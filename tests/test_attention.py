@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from tests.reference import approximations as reference
 from value_aware_attention import attention, error, kernels
-from value_aware_attention.approximations import LinearAttention, reference
+from value_aware_attention.approximations import LinearAttention
 from value_aware_attention.attention import attention_weights
 
 DTYPES = (torch.float32, torch.float64)

@@ -12,7 +12,7 @@ from tests.report.synthetic import probed
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
-from value_aware_attention.storage import new_folder, with_checksum, write_checksums
+from value_aware_attention.files import new_folder, with_checksum, write_checksums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OUT = "outputs/"

@@ -10,7 +10,7 @@ import torch
 
 from tests.test_apps import run_app
 from tests.training.processes import write_tokens
-from value_aware_attention.storage import without_checksum
+from value_aware_attention.files import without_checksum
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries
 

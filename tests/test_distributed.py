@@ -32,9 +32,9 @@ from value_aware_attention.distributed import (
     shared_map,
 )
 from value_aware_attention.distributed import started_processes as started
+from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.models import build_roberta, save_masked
-from value_aware_attention.storage import without_checksum
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LENGTH = 16

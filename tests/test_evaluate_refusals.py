@@ -18,9 +18,10 @@ from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import GRID, write_masked
 from tests.training.processes import write_tokens
+from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled
+from value_aware_attention.files import write_checksums
 from value_aware_attention.measurement.tasks import UnitSums
-from value_aware_attention.storage import checksums, write_checksums
 from value_aware_study.tasks.causal import CausalTask
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -305,14 +306,14 @@ def test_a_file_that_was_added_to_a_model_is_named(root: Path) -> None:
 
 def test_a_checkpoint_is_hashed_once_a_start(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checksums(root / CAUSAL)
-    checksums._checksum.cache_clear()
+    files._checksum.cache_clear()
     hashed: list[str] = []
 
     def counted(stream: BinaryIO, name: str) -> object:
         hashed.append(Path(stream.name).name)
         return file_digest(stream, name)
 
-    monkeypatch.setattr(checksums, "file_digest", counted)
+    monkeypatch.setattr(files, "file_digest", counted)
     monkeypatch.setattr(
         import_module("value_aware_attention.measurement.measure"), "weights_hash", None
     )

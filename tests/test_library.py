@@ -1,8 +1,9 @@
-"""What a user imports needs no more than the library's own dependencies."""
+"""The library imports its own dependencies alone, and no two of its folders import each other."""
 
 import ast
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,19 @@ def test_the_library_imports_its_dependencies_and_nothing_else() -> None:
 def test_no_package_imports_one_that_uses_it(folder: Path) -> None:
     users = {"value_aware_study", "pipelines", "benchmarks"} - {folder.name}
     assert not users & {name for file in folder.rglob("*.py") for name in imported(file)}
+
+
+def test_no_folder_of_the_library_imports_one_that_imports_it() -> None:
+    below: dict[Path, set[Path]] = {}
+    for file in LIBRARY.rglob("*.py"):
+        names = {
+            str(node.module)
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.ImportFrom)
+        }
+        found = {(ROOT / "src").joinpath(*name.split(".")) for name in names}
+        folders = {
+            path if path.is_dir() else path.parent for path in found if LIBRARY in path.parents
+        }
+        below.setdefault(file.parent, set()).update(folders - {file.parent, LIBRARY})
+    TopologicalSorter(below).prepare()  # raises CycleError

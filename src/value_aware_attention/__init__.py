@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports a part only when it is asked for: `storage` needs no torch."""
+    """Imports a part only when it is asked for, so that `files` needs no torch."""
     if name in __all__:
         return import_module(f"value_aware_attention.{name}")
     raise AttributeError(f"module 'value_aware_attention' has no attribute {name!r}")
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> ModuleType:
 class _Package(ModuleType):
     @property
     def attention(self) -> Any:
-        """The function. Python would put the module of that name here when it is imported."""
+        """Returns the function; Python would put the module here when it is imported."""
         return import_module("value_aware_attention.attention").attention
 
     @attention.setter

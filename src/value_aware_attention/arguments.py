@@ -1,4 +1,4 @@
-"""Checks of the arguments that methods are built with: one-line ValueErrors that name what fits."""
+"""Checks the arguments of methods, with one-line ValueErrors that name the allowed values."""
 
 from collections.abc import Collection, Iterable
 from inspect import signature
@@ -7,21 +7,10 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-__all__ = [
-    "arguments_shown",
-    "check_at_least",
-    "check_choice",
-    "check_integers",
-    "check_seed",
-    "check_tensors",
-    "described",
-    "is_integer",
-]
-
 Choice = TypeVar("Choice")
 
 SEEDS = 2**64
-"""The number of seeds that torch's generators take."""
+"""Number of seeds that torch's generators take"""
 
 
 def check_at_least(minimum: int, **arguments: int) -> int:
@@ -67,7 +56,7 @@ def check_tensors(**arguments: Tensor) -> None:
 
 
 def described(given: object) -> str:
-    """Says in a few words what was given, be it as long as a tensor."""
+    """Describes an argument in a few words, be it as long as a tensor."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if given is None or isinstance(given, str | int | float):
@@ -76,7 +65,8 @@ def described(given: object) -> str:
 
 
 def is_integer(given: object) -> bool:
-    """Tells whether Python takes it for an integer, as it does numpy's; True and False are none."""
+    """Tells whether Python takes the argument for an integer, as it does numpy's; not True or
+    False."""
     try:
         index(given)  # type: ignore[arg-type]
     except TypeError:
@@ -85,7 +75,7 @@ def is_integer(given: object) -> bool:
 
 
 def arguments_shown(module: nn.Module) -> str:
-    """Lists what a module was built with, but for modules, which its text shows as its children."""
+    """Lists the arguments of a module except modules, which its text shows as its children."""
     given = {name: getattr(module, name) for name in signature(type(module)).parameters}
     shown = {name: x for name, x in given.items() if not isinstance(x, nn.Module)}
     return ", ".join(f"{name}={argument!r}" for name, argument in shown.items())

@@ -1,4 +1,4 @@
-"""Exact kernel attention (Eq. 1): what every approximation is held against.
+"""Computes exact kernel attention, Eq. 1, with which every approximation is compared.
 
 Glossary of dimension letters, used in every shape of the library:
     batch  any leading dimensions (batch, heads), broadcast    N  queries    M  keys
@@ -20,26 +20,36 @@ from value_aware_attention import flex
 from value_aware_attention.arguments import check_tensors, described
 from value_aware_attention.kernels import Exponential, Kernel, check_kernel
 
-__all__ = [
-    "attention",
-    "attention_over",
-    "attention_weights",
-    "check_inputs",
-    "masked_softmax",
-    "promoted",
-    "visibility",
-    "weights_over",
-    "working_precision",
-]
 
-MASKED_BACKENDS = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-"""Without cuDNN's, whose releases differ in what they make of rows that see nothing."""
-VECTOR = 16
-"""Most numbers that a vector of a CPU holds; see `_all_visible`."""
+def kernel_attention(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    value: Float[Tensor, "*#batch M V"],
+    kernel: Kernel,
+    visible: Bool[Tensor, "*#batch #N #M"] | None,
+) -> Float[Tensor, "*batch N V"]:
+    """Computes o = sum_i alpha_i v_i, Eq. 1, over the visible pairs (None = all)."""
+    return kernel_weights(query, key, kernel, visible) @ value
+
+
+def kernel_weights(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    kernel: Kernel,
+    visible: Bool[Tensor, "*#batch #N #M"] | None,
+) -> Float[Tensor, "*batch N M"]:
+    """Computes alpha_i = kappa(q, k_i) / sum_j kappa(q, k_j) over the visible pairs."""
+    return masked_softmax(kernel.log_similarity(query, key), visible)
+
+
+def masked_softmax(
+    scores: Float[Tensor, "*#batch #N M"], visible: Bool[Tensor, "*#batch #N #M"] | None
+) -> Float[Tensor, "*batch N M"]:
+    """Computes exp(score) / sum exp(score) over the visible pairs (None = all), 0 elsewhere."""
+    if visible is None:
+        return scores.softmax(dim=-1)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return weights.masked_fill(~visible, 0.0)  # a fully masked row's softmax is NaN
 
 
 def attention(
@@ -55,15 +65,15 @@ def attention(
 
     `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
     bf16 and fp16 inputs are accumulated in fp32, and autocast lowers none; inputs of different
-    precisions are taken in the largest. Raises ValueError for shapes that do not fit and for what
-    is no floating-point tensor. NaN is not looked for: in a query it makes its output NaN, in a key
-    or value the outputs of all queries that see it, and some of those that do not, because 0 NaN is
-    NaN. Infinity in a score does the same.
+    precisions are taken in the largest. Raises ValueError for shapes that do not fit and for
+    arguments that are no floating-point tensors. NaN is not looked for: in a query it makes its
+    output NaN, in a key or value the outputs of all queries that see it, and of some that do not,
+    because 0 NaN is NaN. Infinity in a score does the same.
 
-    What computes it: the exponential kernel is PyTorch's own fused attention, on every device. The
-    other two are FlexAttention on CUDA, from 128 queries on and where it supports the call
-    (`flex.unsupported_reason`: no fp64, no head of fewer than 16 numbers), and hold the N x M
-    weights elsewhere.
+    The exponential kernel is computed by PyTorch's fused attention, on every device. The other two
+    are computed by FlexAttention on CUDA, from 128 queries on and where it supports the call
+    (`flex.unsupported_reason`: no fp64, no head of fewer than 16 numbers); elsewhere they hold the
+    N x M weights.
     """
     check_inputs(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
@@ -72,22 +82,6 @@ def attention(
         return _by_flex(query, key, value, kernel, attn_mask, is_causal)
     visible = _visible(query, key, attn_mask, is_causal)
     return attention_over(query, key, value, kernel, visible)
-
-
-def attention_over(
-    query: Float[Tensor, "*#batch N D"],
-    key: Float[Tensor, "*#batch M D"],
-    value: Float[Tensor, "*#batch M V"],
-    kernel: Kernel,
-    visible: Bool[Tensor, "*#batch #N #M"] | None,
-) -> Float[Tensor, "*batch N V"]:
-    """Computes `attention` over the visible pairs (None = all) of inputs that are known to fit."""
-    if isinstance(kernel, Exponential):
-        return _fused(query, key, value, kernel, visible)
-    with _without_autocast(value):
-        query, key, values = promoted(query, key, value)
-        weights = weights_over(query, key, kernel, visible)
-        return (weights @ working_precision(values)).to(value.dtype)
 
 
 def attention_weights(
@@ -103,26 +97,76 @@ def attention_weights(
     return weights_over(query, key, kernel, _visible(query, key, attn_mask, is_causal))
 
 
+def attention_over(
+    query: Float[Tensor, "*#batch N D"],
+    key: Float[Tensor, "*#batch M D"],
+    value: Float[Tensor, "*#batch M V"],
+    kernel: Kernel,
+    visible: Bool[Tensor, "*#batch #N #M"] | None,
+) -> Float[Tensor, "*batch N V"]:
+    """Computes `attention` of inputs that are known to fit, by the fastest way for the kernel."""
+    if isinstance(kernel, Exponential):
+        return _fused(query, key, value, kernel, visible)
+    with _without_autocast(value):
+        query, key, values = map(working_precision, promoted(query, key, value))
+        return kernel_attention(query, key, values, kernel, visible).to(value.dtype)
+
+
 def weights_over(
     query: Float[Tensor, "*#batch N D"],
     key: Float[Tensor, "*#batch M D"],
     kernel: Kernel,
     visible: Bool[Tensor, "*#batch #N #M"] | None,
 ) -> Float[Tensor, "*batch N M"]:
-    """Computes `attention_weights` over the visible pairs (None = all) of inputs known to fit."""
+    """Computes `attention_weights` of inputs that are known to fit."""
     with _without_autocast(query):
-        scores = kernel.log_similarity(*map(working_precision, promoted(query, key)))
-        return masked_softmax(scores, visible)
+        query, key = map(working_precision, promoted(query, key))
+        return kernel_weights(query, key, kernel, visible)
 
 
-def masked_softmax(
-    scores: Float[Tensor, "*#batch #N M"], visible: Bool[Tensor, "*#batch #N #M"] | None
-) -> Float[Tensor, "*batch N M"]:
-    """Computes exp(score) / sum exp(score) over the visible pairs (None = all), 0 elsewhere."""
-    if visible is None:
-        return scores.softmax(dim=-1)
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    return weights.masked_fill(~visible, 0.0)  # a fully masked row's softmax is NaN
+MASKED_BACKENDS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Backends for calls with a mask: releases of cuDNN differ in rows that see nothing."""
+VECTOR = 16
+"""Most numbers in a vector of a CPU: `_all_visible` serves calls of fewer keys."""
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Exponential,
+    visible: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    """Calls PyTorch's fused attention on four dimensions; it never holds the weights."""
+    if visible is None and query.is_cpu and key.shape[-2] < VECTOR:
+        visible = _all_visible(query, key, is_causal)
+    tensors = promoted(query, key, value)
+    tensors += [] if visible is None else [visible]
+    missing = max(0, 4 - max(x.ndim for x in tensors))
+    q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
+    options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
+    scale = kernel.scale_for(query.shape[-1])
+    backends = sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext()
+    with backends, _without_autocast(value):
+        output = scaled_dot_product_attention(q, k, v, scale=scale, **options)
+    return output[(0,) * missing].to(value.dtype)
+
+
+def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#N M"]:
+    """Returns an all-true, or causal, mask, with which NaN stays NaN; other outputs are unchanged.
+
+    Without a mask torch's kernel for the CPU gives zeros for a row whose scores are all NaN, where
+    they are fewer than its vectors hold.
+    """
+    rows = query.shape[-2] if is_causal else 1
+    visible = torch.ones(rows, key.shape[-2], dtype=torch.bool)
+    return visible.tril() if is_causal else visible
 
 
 @torch.compiler.disable  # it compiles a function of its own; a compiled model is cut here
@@ -158,43 +202,8 @@ def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def _fused(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kernel: Exponential,
-    visible: Tensor | None = None,
-    *,
-    is_causal: bool = False,
-) -> Tensor:
-    """Calls PyTorch's fused attention on four dimensions; it never holds the weights."""
-    if visible is None and query.is_cpu and key.shape[-2] < VECTOR:
-        visible = _all_visible(query, key, is_causal)
-    tensors = promoted(query, key, value)
-    tensors += [] if visible is None else [visible]
-    missing = max(0, 4 - max(x.ndim for x in tensors))
-    q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
-    options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
-    scale = kernel.scale_for(query.shape[-1])
-    backends = sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext()
-    with backends, _without_autocast(value):
-        output = scaled_dot_product_attention(q, k, v, scale=scale, **options)
-    return output[(0,) * missing].to(value.dtype)
-
-
-def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#N M"]:
-    """The mask that hides nothing, or the future: with one NaN stays NaN, the rest bit for bit.
-
-    Without one torch's kernel for the CPU gives zeros for a row whose scores are all NaN, where
-    they are fewer than its vectors hold.
-    """
-    rows = query.shape[-2] if is_causal else 1
-    visible = torch.ones(rows, key.shape[-2], dtype=torch.bool)
-    return visible.tril() if is_causal else visible
-
-
 def working_precision(x: Tensor) -> Tensor:
-    """Converts x to at least fp32, the precision every sum of the library is taken in."""
+    """Converts x to at least fp32, the precision of every sum in the library."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

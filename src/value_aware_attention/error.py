@@ -1,4 +1,4 @@
-"""How far an approximate output is from the exact one, and what a method costs."""
+"""Measures the error of an approximate output, and counts the cost of a method."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,6 @@ from torch import Tensor, nn
 
 from value_aware_attention.arguments import check_tensors
 from value_aware_attention.attention import promoted, working_precision
-
-__all__ = [
-    "Sizes",
-    "budget",
-    "power_of_two",
-    "relative_output_error",
-    "squared_output_error",
-    "typical_unit",
-]
 
 
 def squared_output_error(
@@ -55,8 +46,8 @@ def relative_output_error(
 def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 1"]:
     """Returns the power of two above the median of the values' largest numbers; zeros are left out.
 
-    Values that are measured in it have squares that neither over- nor underflow. The median, so
-    that a value far away changes nothing for the others.
+    Values measured in this unit have squares that neither over- nor underflow. By the median a
+    value far away changes nothing for the others.
     """
     sizes = value.detach().abs().amax(dim=-1).sort(dim=-1).values
     median = sizes.shape[-1] - 1 - (sizes > 0).sum(dim=-1, keepdim=True) // 2
@@ -66,7 +57,7 @@ def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 
 def power_of_two(sizes: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Returns the power of two next above each size, of which division rounds nothing; 0 has 1.
 
-    Kept where its inverse is a normal number, too.
+    It is kept in the range in which its inverse is a normal number too.
     """
     precision = torch.finfo(sizes.dtype)
     sizes = sizes.detach().where(sizes > 0, 1.0).clamp(4 * precision.tiny, precision.max / 4)
@@ -76,7 +67,7 @@ def power_of_two(sizes: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Holds what the cost of an attention call depends on."""
+    """Holds the sizes on which the cost of an attention call depends."""
 
     queries: int
     keys: int
@@ -108,11 +99,11 @@ def budget(
 ) -> float:
     """Counts multiply-adds per query of an approximation's scores and weighted sum, on average.
 
-    The one definition of cost that figures use, and of the algorithm: what this code computes
-    besides for the sake of speed is left out (the pairs of a chunk that causal features score, the
-    keys of a block that a pattern hides). The choice an oracle makes in hindsight (sorting by
-    exact weights, solving for the closest combination) is not counted: it is what a practical
-    method would have to predict. Under a causal mask only the past is counted.
+    All figures use this cost. It is the algorithm's: numbers that this code computes beside it for
+    speed are left out (the pairs of a chunk that causal features score, the keys of a block that a
+    pattern hides). The choice an oracle makes in hindsight (sorting by exact weights, solving for
+    the closest combination) is not counted either, because a practical method would have to predict
+    it. Under a causal mask only the past is counted.
     """
     sizes = Sizes(queries, keys, head_dim, value_dim, is_causal)
     return approximation.multiply_adds(sizes)  # type: ignore[operator]

@@ -1,9 +1,9 @@
-"""Kernel attention by FlexAttention: one fused loop over blocks of 128 x 128 pairs.
+"""Computes kernel attention by FlexAttention, one fused loop over blocks of 128 x 128 pairs.
 
 A kernel is a change of the score, because softmax over log-similarities is kernel attention; a
 pattern of positions is a block mask. Each kernel and pattern is compiled as a function of its own,
-on first use. Nothing here is run on CUDA by the tests; what is compiled there is compiled by them
-for the CPU, and the score's gradient is tested by itself.
+on first use. The tests run nothing here on CUDA: they compile the same functions for the CPU, and
+test the score's gradient by itself.
 """
 
 import os
@@ -17,26 +17,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+from value_aware_attention.kernels import KERNELS, Elu, Exponential, Kernel, Polynomial
 
-__all__ = [
-    "block_mask",
-    "causal_mask",
-    "flex_kernel_attention",
-    "is_preferred",
-    "log_similarity",
-    "missing_compiler",
-    "too_many_shapes",
-    "unsupported_reason",
-]
-
-KERNELS = (Exponential, Polynomial, Elu)
 BLOCK = 128
 SHAPES = 64
-"""Shapes, dtypes and masks that one kernel and pattern may be compiled for."""
+"""Most shapes, dtypes and masks for which one kernel and pattern is compiled"""
 
 PositionMask = Callable[[Tensor, Tensor], Tensor]
-"""(query positions, key positions) -> which pairs are kept; found again by its identity."""
+"""(query positions, key positions) -> the pairs that are kept; cached by its identity"""
 
 
 def causal_mask(query: Tensor, key: Tensor) -> Tensor:
@@ -47,8 +35,8 @@ def causal_mask(query: Tensor, key: Tensor) -> Tensor:
 def is_preferred(query: Float[Tensor, "... N D"], key: Float[Tensor, "... M D"]) -> bool:
     """Tells whether FlexAttention is the better choice for exact attention, where it supports it.
 
-    That is on CUDA, from a whole block of queries on: eager attention holds N x M weights several
-    times over. With fewer they are small, and every new length would cost a compilation.
+    It is on CUDA, from a whole block of queries on: eager attention holds N x M weights several
+    times over. With fewer queries they are small, and every new length would cost a compilation.
     """
     return query.is_cuda and query.shape[-2] >= BLOCK and 0 not in (*query.shape, *key.shape)
 

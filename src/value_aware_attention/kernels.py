@@ -1,4 +1,4 @@
-"""Similarity kernels: the function kappa of Eq. 1 that turns a query and a key into a weight.
+"""Defines similarity kernels, the functions kappa of Eq. 1 that weigh a key for a query.
 
 A kernel is given by its log-similarity, because attention normalises: softmax over log-similarities
 *is* kernel attention, in a form that neither overflows nor divides zero by zero.
@@ -16,8 +16,6 @@ from torch.nn.functional import relu
 
 from value_aware_attention.arguments import described, is_integer
 
-__all__ = ["Elu", "Exponential", "Kernel", "Polynomial", "check_kernel"]
-
 
 @runtime_checkable
 class Kernel(Protocol):
@@ -31,7 +29,7 @@ class Kernel(Protocol):
 
 
 def check_kernel(kernel: Kernel) -> None:
-    """Raises ValueError unless it is a kernel, and not the class or the name of one."""
+    """Raises ValueError unless the argument is a kernel, not the class or the name of one."""
     if isinstance(kernel, type) or not callable(getattr(kernel, "log_similarity", None)):
         raise ValueError(
             f"kernel is {described(kernel)}; it must be a kernel such as kernels.Polynomial(2)"
@@ -82,8 +80,8 @@ class Polynomial:
     ) -> Float[Tensor, "*batch N M"]:
         """Computes degree * log |<q, k>|, the log clamped at the smallest normal number.
 
-        So <q, k> = 0 has a logarithm; queries and keys so small that all products lie below weigh
-        every key alike.
+        With the clamp <q, k> = 0 has a logarithm; queries and keys so small that all products lie
+        below it weigh every key alike.
         """
         return self.degree * _clamped_log((query @ key.transpose(-2, -1)).abs())
 
@@ -102,3 +100,7 @@ class Elu:
     ) -> Float[Tensor, "*batch N M"]:
         """Computes log <Phi(q), Phi(k)>, clamped at the log of the smallest normal number."""
         return _clamped_log(self.features(query) @ self.features(key).transpose(-2, -1))
+
+
+KERNELS = (Exponential, Polynomial, Elu)
+"""The kernels that have a name in configs and that FlexAttention computes"""

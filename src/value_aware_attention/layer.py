@@ -1,4 +1,4 @@
-"""What a model's attention layer tells of itself beside queries, keys and values."""
+"""Describes a model's attention layer beside its queries, keys and values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Layer", "Rotary"]
-
 Rotary = Callable[[Tensor, Tensor], Tensor]
-"""(queries (..., N, D), shift (N)) -> the queries as they are that many positions later."""
+"""(queries (..., N, D), shift (N)) -> the queries, moved to positions later by the shift"""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Holds what `hugging_face.replace_attention` knows of a layer, for methods that ask for it."""
+    """Holds the projection and rotation of a layer, of which `replace_attention` tells methods."""
 
     projection: Float[Tensor, "*heads V E"] | None = None
     """The output projection W_o of each query head, without bias."""

@@ -1,4 +1,4 @@
-"""Partial attention states: kernel attention over some of the keys, and their merge.
+"""Computes states of kernel attention over some of the keys, and merges them.
 
 Attention over all keys is the merge of its states over disjoint parts of them, in any order: online
 softmax (Milakov & Gimelshein, 2018), as FlashAttention and FlashInfer compute it. A state is not
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-
-__all__ = ["AttentionState", "attention_state", "finite"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,11 @@
-"""Text from data as text in Markdown: what would be markup there is shown as it was given."""
+"""Escapes text from data for Markdown, so that markup in it is shown and not obeyed."""
 
 import re
 from html import escape
-
-__all__ = ["escaped"]
 
 MARKUP = re.compile(r"([\\|`\[\]])")
 
 
 def escaped(text: str) -> str:
-    r"""The text on one line, with entities for & < >, and a backslash before \ | ` [ ]."""
+    r"""Returns the text on one line, with entities for & < >, and a backslash before \ | ` [ ]."""
     return MARKUP.sub(r"\\\1", escape(" ".join(text.splitlines()), quote=False))

@@ -1,19 +1,17 @@
-"""Names, of the command line or of a file's content, as files in the folder they belong to."""
+"""Turns names, of the command line or of a file's content, into files of one folder."""
 
 import os
 from pathlib import Path
 
-__all__ = ["check_apart", "inside"]
-
 LONGEST = 200
-"""Bytes of a name: file systems take 255, of which endings and unfinished files need some"""
+"""Most bytes of a name: file systems take 255, of which endings and unfinished files need some"""
 
 
 def inside(folder: str | Path, name: str | int, ending: str = "") -> Path:
-    """<folder>/<name><ending>, of a name that is a file's or a folder's and leads nowhere else.
+    """Returns <folder>/<name><ending> for a name that leads nowhere else.
 
-    Raises ValueError for an empty name, `.` and `..`, one with a separator, with characters that
-    cannot be printed (such as newlines) or of more than 200 bytes.
+    Raises ValueError for an empty name, `.` and `..`, and for names with a separator, with
+    characters that cannot be printed (such as newlines) or of more than 200 bytes.
     """
     name = str(name)  # one of digits is a number to YAML
     unfit = name in ("", ".", "..") or set(name) & {"/", "\\"} or not name.isprintable()
@@ -26,7 +24,7 @@ def inside(folder: str | Path, name: str | int, ending: str = "") -> Path:
 
 
 def check_apart(written: Path, read: Path) -> None:
-    """Raises ValueError where a folder to be written is, holds or lies in what is read for it."""
+    """Raises ValueError where the folder written is, holds or lies in the one that is read."""
     target, source = written.resolve(), read.resolve()
     if target.is_relative_to(source) or source.is_relative_to(target):
         raise ValueError(

@@ -11,6 +11,7 @@ from methods import KERNELS
 from torch import Tensor
 
 from pipelines.methods import method_class
+from tests.reference import approximations as reference
 from value_aware_attention.approximations import (
     LeaveOneOutKeys,
     NormWeightedKeys,
@@ -20,12 +21,12 @@ from value_aware_attention.approximations import (
     SampledKeys,
     SparseApproximation,
     ValueAwareKeysAttentionWeights,
-    reference,
 )
-from value_aware_attention.approximations.ranked_keys import RankedKeys, top_keys
+from value_aware_attention.approximations.ranked_keys import RankedKeys
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Exponential, Polynomial
+from value_aware_attention.weights import top_keys
 from value_aware_study.cards import cards
 
 seeds = st.integers(0, 2**31)

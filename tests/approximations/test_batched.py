@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from instances import SEARCHES, draw
 from torch import Tensor
 
-from value_aware_attention.approximations import reference_solver
+from tests.reference import solver as reference_solver
 from value_aware_attention.approximations.closest_combination import batched
 from value_aware_attention.approximations.closest_combination.problem import BEAM, unresolved
 from value_aware_attention.call import BYTES_PER_ELEMENT, chunked

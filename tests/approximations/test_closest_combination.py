@@ -26,7 +26,8 @@ from instances import (
 from sdp import lower_bound
 from torch import Tensor
 
-from value_aware_attention.approximations import closest_combination, reference_solver
+from tests.reference import solver as reference_solver
+from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.closest_combination import (
     Problem,
     compiled,
@@ -35,7 +36,7 @@ from value_aware_attention.approximations.closest_combination import (
     solve,
     solve_path,
 )
-from value_aware_attention.storage import checksum
+from value_aware_attention.files import checksum
 
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 every_search = pytest.mark.parametrize("search", SEARCHES)

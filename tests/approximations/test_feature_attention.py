@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.reference import approximations as reference
 from value_aware_attention import attention, kernels
 from value_aware_attention.approximations import (
     LinearAttention,
@@ -16,7 +17,6 @@ from value_aware_attention.approximations import (
     RandomFourierFeatures,
     chunked,
     feature_attention,
-    reference,
 )
 from value_aware_attention.approximations.feature_attention import CHUNK, FeatureAttention
 from value_aware_attention.approximations.random_projection import orthogonal_gaussian

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
+from tests.reference import approximations as reference
 from value_aware_attention import attention
-from value_aware_attention.approximations import Linformer, Nystrom, reference
+from value_aware_attention.approximations import Linformer, Nystrom
 from value_aware_attention.approximations.nystrom import iterated_pseudo_inverse
 from value_aware_attention.error import budget
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from instances import ENGINES, SEARCHES, VALUES, spread
 from methods import KERNELS
 
+from tests.reference import approximations as reference
+from tests.reference import solver as reference_solver
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
     ObliviousKeysOptimalWeights,
@@ -17,8 +19,6 @@ from value_aware_attention.approximations import (
     SlidingWindow,
     SparseWeights,
     ValueAwareKeysAttentionWeights,
-    reference,
-    reference_solver,
 )
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.kernels import Exponential, Polynomial

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
+from tests.reference import approximations as reference
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
     BigBird,
@@ -25,7 +26,6 @@ from value_aware_attention.approximations import (
     Strided,
     block_sparse,
     patterns,
-    reference,
 )
 from value_aware_attention.approximations.block_sparse import block_sparse_attention
 from value_aware_attention.approximations.fixed_pattern import FixedPattern, SparseFixedPattern

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import KERNELS
 
+from tests.reference import approximations as reference
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
     LSH,
     OrthogonalRandomFeatures,
     SlidingWindow,
-    reference,
 )
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.error import relative_output_error

@@ -8,7 +8,8 @@ import torch
 from methods import KERNELS
 from torch import Tensor
 
-from value_aware_attention.approximations import LSH, reference
+from tests.reference import approximations as reference
+from value_aware_attention.approximations import LSH
 
 
 def draw(seed: int, *shape: int) -> tuple[Tensor, Tensor]:

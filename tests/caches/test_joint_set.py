@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.caches.seen import kinds, observed, one_of
-from value_aware_attention.caches import CacheMethod, Observed, best_set, joint_set
+from tests.reference.caches import best_set
+from value_aware_attention.caches import CacheMethod, Observed, joint_set
 from value_aware_attention.caches.joint_set import (
     NOTHING,
     Rows,

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.caches.methods import KERNELS, METHODS, SCORING, refuses
 from tests.caches.seen import VALUE_DIM, kinds, observed
-from value_aware_attention.caches import Observed, ValueAware, best_set, least_error, value_aware
+from tests.reference.caches import best_set, least_error
+from value_aware_attention.caches import Observed, ValueAware, value_aware
 
 quick = settings(deadline=None, max_examples=15)
 SEARCHES = ("fast", "default", "best")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from value_aware_attention.storage import held
+from value_aware_attention.files import held
 from value_aware_study.data import docstrings
 from value_aware_study.data.docstrings import Docstrings
 

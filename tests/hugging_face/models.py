@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from docs.architectures import tiny
 from value_aware_attention.approximations import Exact
-from value_aware_attention.hugging_face.support import tiny
 
 ENCODERS = (
     "albert",

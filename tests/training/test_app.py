@@ -13,7 +13,7 @@ from pipelines import train_causal
 from tests.test_apps import run_app
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
-from value_aware_attention.storage import write_checksums
+from value_aware_attention.files import write_checksums
 from value_aware_study.training import CausalTraining
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from value_aware_attention.storage import DiskFull, new_folder
+from value_aware_attention.files import DiskFull, new_folder
 from value_aware_study.training import checkpoint_files
 from value_aware_study.training.checkpoint_files import CheckpointFiles
 

@@ -1,4 +1,4 @@
-"""The interface of every approximation, and of those that keep a few keys per query."""
+"""Defines the interface of approximations, and of those that keep a few keys per query."""
 
 from abc import ABC, abstractmethod
 from inspect import Parameter, signature
@@ -7,23 +7,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from value_aware_attention.approximations.sparse_weights import (
-    SparseWeights,
-    rows_in_fp64,
-    weighted_sum,
-)
+from value_aware_attention.approximations.sparse_weights import SparseWeights, rows_in_fp64
 from value_aware_attention.arguments import check_at_least
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.weights import weighted_sum
 
 __all__ = ["Approximation", "SparseApproximation", "refuse_non_finite"]
 
 FEW_DIGITS = 1e-8
-"""An error below this part of the largest ||v||^2 is nearly all rounding in fp32."""
+"""Part of the largest ||v||^2 below which an error is nearly all rounding in fp32"""
 HIDDEN_DEFAULTS = {"engine": None, "share_query_key": False}
-"""Arguments that a method's text names only where they differ: records made before they existed
-are found by that text."""
+"""Arguments left out of `repr` at these defaults, so that records from before they existed are
+found by it"""
 
 
 class Approximation(nn.Module, ABC):
@@ -109,13 +106,13 @@ class Approximation(nn.Module, ABC):
 
 
 class SparseApproximation(Approximation):
-    """An approximation that keeps at most `r` keys per query."""
+    """Keeps at most `r` keys per query."""
 
     queries_alone: bool = True
-    """False: what a query keeps depends on its place, so an evaluation asks for whole calls."""
+    """False: the keys of a query depend on its position, so an evaluation asks for whole calls."""
 
     solves_for_weights: bool = False
-    """True: weights come from a solver, so an evaluation keeps its largest support and error."""
+    """True: weights come from a solver, and an evaluation records its largest support and error."""
 
     def __init__(self, r: int) -> None:
         super().__init__()
@@ -169,7 +166,7 @@ class SparseApproximation(Approximation):
         return indices, weights
 
     def elements_per_query(self, call: Call) -> int:
-        """Tells how many elements the choice of one query's keys needs, where more than M."""
+        """Counts the elements held to choose the keys of one query; 0 = its M weights."""
         return 0
 
     @abstractmethod
@@ -180,7 +177,7 @@ class SparseApproximation(Approximation):
     def recomputed(
         self, call: Call, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
-        """Recomputes small errors, nearly all rounding in fp32, in fp64."""
+        """Recomputes in fp64 small errors, which in fp32 are nearly all rounding."""
         for rows in rows_in_fp64(call, small) if chosen.error.dtype == torch.float32 else ():
             before = chosen.error[..., rows.place]
             error = rows.error(chosen).float().where(small[..., rows.place], before)

@@ -1,4 +1,4 @@
-"""BigBird's attention: a window, random keys and global positions."""
+"""Computes BigBird's attention, to a window, random keys and global positions."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,11 @@ __all__ = ["BigBird"]
 class BigBird(FixedPattern):
     """Attends to a window, random keys and global positions (Zaheer et al., 2020, section 2).
 
-    Token by token, without their blocks of 64. `window` keys in all: window // 2 to the left of the
-    token, itself, the rest to its right, cut off at the edges; `random` keys per query, drawn as in
-    `RandomKeys`; `global_positions` see and are seen by every position. Causal: the token
-    and the window - 1 keys before it, random keys from its past, and the past of the rest.
+    The pattern is of single tokens, without their blocks of 64. The window is of `window` keys:
+    window // 2 to the left of the token, itself, the rest to its right, cut off at the edges;
+    `random` keys per query, drawn as in `RandomKeys`; `global_positions` see and are seen by every
+    position. Causal: the token and the window - 1 keys before it, random keys from its past, and
+    the past of the rest.
     """
 
     def __init__(

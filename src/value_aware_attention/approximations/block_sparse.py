@@ -1,9 +1,8 @@
-"""Kernel attention over a pattern in plain torch: pairs that the pattern leaves out cost nothing.
+"""Computes kernel attention over a pattern in plain torch; pairs outside it cost nothing.
 
-Queries are taken block by block, and a block is scored against the keys that any of its queries
-may see. The pieces of a pattern are grouped differently and computed one after the other; their
-states are merged at the end. Nothing here holds as many numbers as there are pairs of
-a query and a key in all.
+A block of queries is scored against the keys that any of its queries may see. The pieces of a
+pattern are grouped differently and computed one after the other; their states are merged at the
+end. No matrix of all pairs of a query and a key is held.
 """
 
 from collections.abc import Iterator
@@ -20,12 +19,10 @@ from value_aware_attention.call import Call, max_elements
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.partial import AttentionState, attention_state
 
-__all__ = ["block_sparse_attention", "pairs"]
-
 QUERIES_AT_ONCE = 64
 DENSE = 16
-"""Listed keys are gathered where they are less than a 16th of all: a gathered pair takes a CPU as
-long as a hundred pairs of the fused kernel."""
+"""Ratio of all keys to listed ones above which these are gathered: to gather a pair takes a CPU as
+long as to compute a hundred by the fused kernel."""
 
 Index = slice | Tensor
 
@@ -46,7 +43,7 @@ class Layout:
     blocks: tuple[Block, ...]
     rows: Int[Tensor, " Q"]
     complete: bool
-    """Whether the blocks' outputs, one after the other, are those of all queries."""
+    """True: the outputs of the blocks, one after the other, are those of all queries."""
 
 
 def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
@@ -71,7 +68,7 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
 
 
 def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
-    """A pattern of one piece: nothing is merged, so every block is attention of its own."""
+    """Computes a pattern of one piece, of which each block is attention of its own."""
     layout = _layout(piece, call.query.shape[-2], call.keys, call.query.device)
     if not layout.blocks:
         return call.zeros()
@@ -118,7 +115,7 @@ def _is_gathered(piece: Piece, keys: int) -> bool:
 
 
 def _cut(call: Call, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, Tensor | None]:
-    """A block's queries, keys and values, the kernel, and which of its pairs are visible."""
+    """Takes the queries, keys and values of a block, with the kernel and the visible pairs."""
     query = _take(call.query, block.queries)
     key, value = (_take(x, block.keys) for x in (call.key, call.value))
     visible, mask = block.visible, call.attn_mask
@@ -136,7 +133,7 @@ def _attend(
 
 
 def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
-    """A piece whose queries have no keys in common: keys and values are gathered per query."""
+    """Computes a piece whose queries share no keys: keys and values are gathered per query."""
     indices, seen = _listed(piece, call.query.shape[-2], call.keys)
     indices, seen = indices.to(call.query.device), seen.to(call.query.device)
     if call.attn_mask is not None:
@@ -159,7 +156,7 @@ def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
 
 
 def _listed(piece: Piece, queries: int, keys: int) -> tuple[Tensor, Tensor]:
-    """Listed keys (N, R) and which of them the piece sees."""
+    """Returns the listed keys (N, R), and which of them the piece sees."""
     assert piece.listed is not None
     listed = piece.listed[keys - queries :]
     seen = piece.sees(torch.arange(keys - queries, keys)[:, None], listed) & (listed >= 0)

@@ -1,4 +1,4 @@
-"""Exact attention behind the interface of the approximations."""
+"""Offers exact attention by the interface of the approximations."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor

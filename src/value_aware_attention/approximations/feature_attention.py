@@ -1,4 +1,4 @@
-"""Attention through feature maps in O(L): kappa(q, k) ~ <Phi(q), Phi(k)>, also under a causal mask.
+"""Computes attention by feature maps, kappa(q, k) ~ <Phi(q), Phi(k)>, in O(L), causal too.
 
 The sums over keys of Phi(k) v and of Phi(k) serve every query (Katharopoulos et al., 2020). Under a
 causal mask the sequence is cut into chunks: within a chunk all pairs are scored, everything before
@@ -19,12 +19,10 @@ from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.call import Call, max_elements
 from value_aware_attention.partial import AttentionState, attention_state, finite
 
-__all__ = ["FeatureAttention", "Features"]
-
 CHUNK = 64
-"""Positions whose pairs are scored directly under a causal mask."""
+"""Positions in a chunk, whose pairs are scored directly under a causal mask"""
 ROWS_IN_CACHE = 4096
-"""Positions, over all heads, whose features a CPU holds together."""
+"""Positions of a block on a CPU, over all heads, so that their features stay in its cache"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class FeatureAttention(Approximation):
     """Approximates the kernel by the inner product of features of queries and keys."""
 
     smallest_total: float = 0.0
-    """What the normaliser's magnitude may fall to, in units of the largest visible key's."""
+    """Least magnitude of the normaliser, in units of the largest visible key's"""
 
     @abstractmethod
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
@@ -149,12 +147,12 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
 
 
 def _rows_in_cache(call: Call) -> int:
-    """Positions of a block: a CPU is faster when their features stay in its cache."""
+    """Counts the positions of a block: a CPU is faster when their features stay in its cache."""
     if call.key.device.type != "cpu":
         return max(call.keys, call.query.shape[-2])
     return max(CHUNK, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
 
 
 def _blocks(length: int, rows: int) -> list[slice]:
-    """Yields positions in order, `size` at a time; one empty block where there are none."""
+    """Cuts positions into blocks of `rows`; one empty block where there are none."""
     return [slice(first, first + rows) for first in range(0, max(1, length), max(1, rows))]

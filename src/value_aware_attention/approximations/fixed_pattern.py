@@ -1,4 +1,4 @@
-"""Attention over a fixed pattern: the keys a query sees depend on positions alone."""
+"""Computes attention over a fixed pattern: the keys of a query depend on positions alone."""
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
@@ -17,14 +17,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.flex import flex_kernel_attention, unsupported_reason
 
-__all__ = [
-    "ENGINES",
-    "FixedPattern",
-    "SparseFixedPattern",
-    "check_positions",
-    "check_positions_exist",
-]
-
 ENGINES = (None, "flex", "torch")
 
 
@@ -33,9 +25,8 @@ class FixedPattern(Approximation):
 
     Queries are the last N of M positions. `engine` is "torch" (any device, with gradients), "flex"
     (FlexAttention: CUDA, or inference on a CPU that has a C++ compiler), or None to choose: flex on
-    CUDA, torch on a CPU. There torch is nearly twice as fast for windows, several times for
-    stripes, and it needs none of the seconds that flex compiles for in the first call
-    (`benchmarks/patterns.py`).
+    CUDA, torch on a CPU. On a CPU torch is nearly twice as fast for windows, several times for
+    stripes, and does not compile for seconds in the first call (`benchmarks/patterns.py`).
     """
 
     def __init__(self, engine: str | None = None) -> None:
@@ -44,7 +35,8 @@ class FixedPattern(Approximation):
 
     @abstractmethod
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
-        """Returns which of `keys` positions each may see; under a causal mask some of its past."""
+        """Returns the pairs of `keys` positions that are kept; under a causal mask pairs with the
+        past."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         # For FlexAttention: on CUDA in the caller's precision, which is fast.

@@ -1,4 +1,4 @@
-"""Keys ranked by the exact output error of dropping each of them alone."""
+"""Ranks keys by the exact output error of dropping each of them alone."""
 
 import torch
 from jaxtyping import Float
@@ -30,12 +30,12 @@ def output_change(
     value: Float[Tensor, "*#batch M V"],
     beside: tuple[Float[Tensor, "*#batch N 1"], Float[Tensor, "*#batch N V"]] | None = None,
 ) -> Float[Tensor, "*batch N M"]:
-    """Computes alpha_i / (1 - alpha_i) ||o - v_i|| of every key; inf where it is all that is seen.
+    """Computes alpha_i / (1 - alpha_i) ||o - v_i|| of every key; inf for the only key seen.
 
-    As alpha approaches 1 neither 1 - alpha nor o - v has a digit left: where a key has more than
-    half of the weight it is taken as alpha_i ||o_i - v_i||, which is equal, with o_i the output of
-    the others renormalised. `beside`: the weight, and the weighted sum of values, of what is seen
-    beside the keys.
+    As alpha approaches 1 neither 1 - alpha nor o - v has a digit left. For a key with more than
+    half of the weight alpha_i ||o_i - v_i|| is computed instead, which is equal, with o_i the
+    output of the others renormalised. `beside` holds the weight, and the weighted sum of the
+    values, of keys seen beside these.
     """
     weight, sums = beside or (0.0, 0.0)
     change = weights / (1 - weights) * torch.cdist(weights @ value + sums, value)

@@ -1,4 +1,4 @@
-"""Linear attention: the elu kernel evaluated through its features, in O(L)."""
+"""Computes linear attention: the elu kernel by its features, in O(L)."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,7 +29,7 @@ class LinearAttention(FeatureAttention):
         return _features, _features
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """A query's product with the sums, and its share of the keys' outer products."""
+        """Counts a query's product with the sums, and its share of the keys' outer products."""
         return sizes.head_dim * sizes.value_dim * (1 + sizes.keys / sizes.queries)
 
 

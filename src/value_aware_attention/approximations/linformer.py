@@ -1,4 +1,4 @@
-"""Linformer: attention to a few linear combinations of the keys."""
+"""Computes Linformer's attention, to a few linear combinations of the keys."""
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from value_aware_attention.error import Sizes
 __all__ = ["Linformer"]
 
 POSITIONS_AT_ONCE = 64
-"""Positions drawn together, so that the projection of a longer sequence extends a shorter one's."""
+"""Positions drawn together; the projection of a longer sequence extends that of a shorter one."""
 
 
 class Linformer(Approximation):
@@ -79,5 +79,6 @@ class Linformer(Approximation):
             raise ValueError(f"there are {keys} keys; the trained length is {self.length}")
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Scores and sum of `rank` projected keys, and a query's share of projecting them all."""
+        """Counts scores and sum of `rank` projected keys, and a query's share of projecting all
+        keys."""
         return self.rank * sizes.one_key * (1 + sizes.keys / sizes.queries)

@@ -1,4 +1,4 @@
-"""Longformer's attention: a window and a few positions that see and are seen by all."""
+"""Computes Longformer's attention: a window, and a few positions that see and are seen by all."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,9 @@ __all__ = ["Longformer"]
 class Longformer(FixedPattern):
     """Attends to a dilated window and global positions (Beltagy et al., 2020, section 3.1).
 
-    `window` keys in all, each `dilation` from the next: window // 2 to the left of the token,
-    itself, the rest to its right; cut off at the edges. Their W is window = W + 1 here. Causal: the
-    token and the window - 1 keys before it, and the past of and among the global positions.
+    The window is of `window` keys, each `dilation` from the next: window // 2 to the left of the
+    token, itself, the rest to its right; cut off at the edges. The paper's W is window - 1. Causal:
+    the token and the window - 1 keys before it, and the past of and among the global positions.
     Global positions attend to every key and every query attends to them, with the same projections.
     Windows that grow with depth: pass a callable layer -> module to `replace_attention`.
     """

@@ -1,4 +1,4 @@
-"""LSH attention (section A.1, after Reformer): queries attend to keys that hash near them."""
+"""Computes LSH attention (section A.1, after Reformer): queries attend to keys of near hash."""
 
 import math
 from dataclasses import replace
@@ -24,15 +24,15 @@ class LSH(Approximation):
     In each round H(x) = argmax([-Rx; Rx]) over C = 4M/r buckets, with R of C/2 x D standard
     Gaussians; queries and keys are each sorted by hash, ties by position, and cut into chunks of B.
     A query of chunk i sees the keys of chunks i - 1 (wrapping around) and i. Similarities add up
-    over the rounds before the single normalisation. Padded positions sort last, as
-    keys and as queries, so what stands in them moves nothing. r = M is exact
-    for any number of rounds. Later positions decide where a chunk is cut, so no causal masks.
+    over the rounds before the single normalisation. Padded positions sort last, as keys and as
+    queries, so that their content changes no output. r = M is exact for any number of rounds. Later
+    positions decide where a chunk is cut, so there is no causal form.
 
     `share_query_key` is Reformer's attention (Kitaev et al., 2020, section 2): the keys are the
-    queries divided by their length, what stands in `key` is not read, and a token attends to itself
-    only where it sees nothing else in any round. Everything else is as above, where Reformer's
-    formula has more: it hides keys of other buckets in the two chunks, and divides the similarity
-    of a pair by the number of rounds that it meets in.
+    queries divided by their length, `key` is not read, and a token attends to itself only where it
+    sees nothing else in any round. Reformer's formula also hides keys of other buckets in the two
+    chunks, and divides the similarity of a pair by the number of rounds in which it meets; this
+    class does neither.
     """
 
     supports_causal = False
@@ -111,7 +111,7 @@ class LSH(Approximation):
         return call.value.where(alone[..., None], output)
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Attended keys of all rounds, plus hashing a query and its share of hashing the keys.
+        """Counts attended keys of all rounds, hashing a query and its share of hashing the keys.
 
         Shared queries are hashed once.
         """

@@ -1,4 +1,4 @@
-"""Keys ranked by alpha ||v||: the attention weight times the size of the value."""
+"""Ranks keys by alpha ||v||, the attention weight times the norm of the value."""
 
 from jaxtyping import Float
 from torch import Tensor

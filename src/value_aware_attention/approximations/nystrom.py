@@ -1,4 +1,4 @@
-"""Nystromformer: attention reconstructed from a few landmark queries and keys."""
+"""Computes Nystromformer's attention, reconstructed from a few landmark queries and keys."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,15 +16,15 @@ __all__ = ["Nystrom"]
 class Nystrom(Approximation):
     """Computes alpha(Q, K~) alpha(Q~, K~)^+ alpha(Q~, K) V; Q~, K~ are means (Xiong et al., 2021).
 
-    alpha(., .) are rows of normalised similarities: the paper's of the exponential kernel; the same
-    of the others is our extension. The visible positions are cut, in order, into `landmarks`
+    alpha(., .) are rows of normalised similarities, in the paper of the exponential kernel; the
+    other kernels are our extension. The visible positions are cut, in order, into `landmarks`
     segments as equal as can be, each represented by its mean. Padding enters no mean and is masked
     among the keys, so a padded sequence gives what the bare one gives; with as many queries as keys
     a hidden key hides the query of its place. As many landmarks as keys are exact, more are
-    refused. `iterations` None takes the Moore-Penrose pseudo-inverse, in fp64; a number takes so
-    many steps of the paper's iteration. The paper's 6 leave errors of a few percent, but do not
-    magnify noise as the exact inverse of a nearly singular matrix does: train with those.
-    The depthwise convolution of the values, added to the output, is left out: it is trained with a
+    refused. `iterations` None takes the Moore-Penrose pseudo-inverse, in fp64; a number takes that
+    many steps of the paper's iteration. The paper's 6 steps leave errors of a few percent, but do
+    not magnify noise as the exact inverse of a nearly singular matrix does: train with them. The
+    depthwise convolution of the values, added to the output, is left out: it is trained with a
     model. O(L landmarks). Landmarks are means over all positions, so there is no causal form.
     """
 
@@ -69,7 +69,7 @@ class Nystrom(Approximation):
             ) from None
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Both outer factors and their products, and a query's share of what is done once."""
+        """Counts both outer factors and their products, and a query's share of the inverse."""
         outer = self.landmarks * sizes.one_key * (1 + sizes.keys / sizes.queries)
         inverse = 4 * (self.iterations or 6) * self.landmarks**3  # exact: about as much as 6 steps
         return outer + (inverse + self.landmarks**2 * sizes.one_key) / sizes.queries

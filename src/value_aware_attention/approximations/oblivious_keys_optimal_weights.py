@@ -1,4 +1,4 @@
-"""Attention's top r keys with the best possible weights: half of what value-aware gains."""
+"""Keeps attention's top r keys at optimal weights: half of the gain of value-aware attention."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,9 +6,8 @@ from torch import Tensor
 
 from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.approximations.ranked_keys import top_keys
-from value_aware_attention.approximations.sparse_weights import or_overflow
 from value_aware_attention.call import Call
+from value_aware_attention.weights import or_overflow, top_keys
 
 __all__ = ["ObliviousKeysOptimalWeights"]
 
@@ -25,7 +24,7 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
     differentiable_weights = False
 
     def elements_per_query(self, call: Call) -> int:
-        """The values kept, gathered."""
+        """Counts the numbers of the values kept, which are gathered."""
         return min(self.r, call.keys) * call.value.shape[-1]
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""optimal-v-aware-r: the closest convex combination of at most r values to the exact output."""
+"""Finds optimal-v-aware-r, the convex combination of at most r values closest to the output."""
 
 from dataclasses import replace
 
@@ -12,30 +12,30 @@ from value_aware_attention.approximations.closest_combination import ENGINES, SE
 from value_aware_attention.approximations.sparse_weights import (
     RowsInFp64,
     SparseWeights,
-    or_overflow,
     rows_in_fp64,
 )
 from value_aware_attention.arguments import check_choice
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.weights import or_overflow
 
 __all__ = ["OptimalValueAware"]
 
 NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
-"""||o - o~|| that counts as none, as a part of sum_i alpha_i ||v_i - o||."""
+"""Largest ||o - o~|| that counts as none, relative to sum_i alpha_i ||v_i - o||"""
 ROUNDING = 8
-"""||o - o~|| that is o's own rounding, as a part of ||o||, in epsilons of the inputs' precision."""
+"""Largest ||o - o~|| that counts as rounding of o, relative to ||o||, in epsilons of the inputs"""
 TIE = 1e-5
-"""Part of its squared distance by which a value called nearest may fail to be."""
+"""Largest relative difference of squared distances at which two values count as equally near"""
 
 
 class OptimalValueAware(SparseApproximation):
     """Minimises ||o - o~||^2 over C_r (section 3), for every r.
 
     r = 1 tries every value, Eq. 3; r >= value_dim + 1 reaches the exact output with at most
-    value_dim + 1 keys (Carathéodory). The rest is the best found: an upper bound on the optimal
-    error, so that "value-aware beats oblivious by x" is conservative. It is never worse than the r
-    largest attention weights, even with the best weights on them.
+    value_dim + 1 keys (Carathéodory). For other r it is the best found: an upper bound on the
+    optimal error, so that "value-aware beats oblivious by x" is conservative. It is never worse
+    than the r largest attention weights, even with the best weights on them.
 
     `.optimal` of a selection says, row by row, what the keys and weights prove, evaluated in fp64:
     ||o - o~|| is at most 3.5e-6 (for fp64 inputs 1e-9) of sum_i alpha_i ||v_i - o||, plus 8 epsilon
@@ -76,8 +76,8 @@ class OptimalValueAware(SparseApproximation):
     ) -> Float[Tensor, "*batch N R"]:
         """Returns ||o - o~||^2 of every size 1 to r from one solve, non-increasing.
 
-        At a size below r it may be smaller than what `select` of that size finds: the search has
-        gone on and come back.
+        For sizes below r the error may be lower than `select` of that size finds, because the
+        search continues and takes keys back.
         """
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
@@ -114,7 +114,7 @@ class OptimalValueAware(SparseApproximation):
 
 
 def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, "*batch K"]:
-    """The ||o - o~||^2 that counts as none: see `OptimalValueAware`."""
+    """Computes the largest ||o - o~||^2 that counts as none: see `OptimalValueAware`."""
     spread = (rows.weights * _squared_distances(rows).clamp_min(0).sqrt()).sum(dim=-1)
     norm = (rows.output + rows.centre).norm(dim=-1)
     return (NEGLIGIBLE[dtype] * spread + ROUNDING * torch.finfo(dtype).eps * norm).square()

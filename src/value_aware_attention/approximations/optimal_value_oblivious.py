@@ -1,17 +1,17 @@
-"""optimal-v-oblivious-r: the r keys with the largest attention weights (Eq. 2)."""
+"""Computes optimal-v-oblivious-r, the r keys with the largest attention weights (Eq. 2)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.approximations.sparse_weights import renormalised
 from value_aware_attention.call import Call
+from value_aware_attention.weights import renormalised
 
 __all__ = ["OptimalValueOblivious"]
 
 
 class OptimalValueOblivious(SparseApproximation):
-    """Keeps the top r keys by alpha and renormalises: what sparse methods try to emulate."""
+    """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         weights = call.weights.expand(*call.batch, -1, -1)

@@ -1,4 +1,4 @@
-"""ORF attention (section A.1): positive random features of the exponential kernel."""
+"""Computes ORF attention (section A.1), by positive random features of the exponential kernel."""
 
 import torch
 from jaxtyping import Float
@@ -66,5 +66,6 @@ class OrthogonalRandomFeatures(FeatureAttention):
         return draw(self.features, head_dim, self.seed)
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Features of a query, its share of the keys' features and their sum, and the product."""
+        """Counts a query's features, its share of the keys' features and their sum, and the
+        product."""
         return self.features * sizes.one_key * (1 + sizes.keys / sizes.queries)

@@ -1,4 +1,4 @@
-"""Fixed attention patterns: small functions (query position, key position) -> bool that compose.
+"""Defines fixed attention patterns: functions (query position, key position) -> bool that compose.
 
     big_bird = window(1, 1) | random_keys(2, seed=0, keys=64) | global_positions((0,))
     causal = big_bird & past()
@@ -16,19 +16,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = [
-    "Pattern",
-    "Piece",
-    "global_positions",
-    "past",
-    "random_keys",
-    "same_block",
-    "shifted_window",
-    "stripes",
-    "summaries",
-    "window",
-]
-
 Relation = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -38,15 +25,15 @@ class Piece:
 
     sees: Relation
     period: int = 1
-    """The two positions of every pair differ by a multiple of it."""
+    """Divides the distance between the two positions of every pair"""
     queries: tuple[int, ...] | None = None
     """The only queries that are in a pair, where these are few; None = any."""
     listed: Int[Tensor, "M R"] | None = None
-    """The keys of each query, negative = none, where neighbouring queries have none in common."""
+    """The keys of each query (negative = none), given where neighbouring queries share none"""
 
     @property
     def kind(self) -> tuple[int, tuple[int, ...] | None, int]:
-        """Pieces of one kind are grouped alike, so that they can be one piece."""
+        """Names how the pairs are grouped: pieces of one kind can be one piece."""
         return self.period, self.queries, id(self.listed)
 
 
@@ -132,7 +119,7 @@ def window(left: int, right: int, dilation: int = 1) -> Pattern:
 def shifted_window(r: int, dilation: int, keys: int) -> Pattern:
     """Keeps r // 2 keys before the query, itself and the rest after; shifted inwards at the edges.
 
-    So every query sees r of the `keys` keys, or all that a multiple of `dilation` leads to.
+    Every query sees r of the `keys` keys, or all at multiples of `dilation` where these are fewer.
     """
 
     def sees(query: Tensor, key: Tensor) -> Tensor:

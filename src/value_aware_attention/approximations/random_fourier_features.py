@@ -1,4 +1,4 @@
-"""Random Fourier features: trigonometric features of the exponential kernel."""
+"""Computes attention by random Fourier features of the exponential kernel."""
 
 import math
 
@@ -27,10 +27,11 @@ class RandomFourierFeatures(FeatureAttention):
     """Approximates exp(<q, k>) = exp((||q||^2 + ||k||^2) / 2) E[cos <w, q - k>] with Gaussian w.
 
     The mean over `features` frequencies w (Rahimi & Recht, 2007; as attention: Choromanski et al.,
-    2020, section 2.3), in O(L), causal too. It is unbiased, but a similarity may come out negative,
-    so the normaliser can pass zero; its magnitude is kept at least 1 / features times the largest
-    visible key's share of it, far below its standard deviation there, and the output stays finite.
-    Where queries and keys are far apart no number of features suffices: see ORF's positive ones.
+    2020, section 2.3), in O(L), causal too. It is unbiased, but an estimated similarity may be
+    negative, so the normaliser can pass zero. Its magnitude is kept at least 1 / features times the
+    largest visible key's share of it, far below its standard deviation there, so that the output
+    stays finite. Where queries and keys are far apart no number of features suffices: see the
+    positive features of ORF.
     """
 
     kernels = (Exponential,)
@@ -58,7 +59,7 @@ class RandomFourierFeatures(FeatureAttention):
         return of_queries, of_keys
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Waves of a query, its share of the keys' waves and their sum, and the product."""
+        """Counts a query's waves, its share of the keys' waves and their sum, and the product."""
         return (
             self.features
             * (sizes.head_dim + 2 * sizes.value_dim)

@@ -1,4 +1,4 @@
-"""Random attention: r keys per query, drawn once."""
+"""Computes random attention, to r keys per query that are drawn once."""
 
 from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
@@ -14,9 +14,9 @@ class RandomKeys(SparseFixedPattern):
 
     The random part of BigBird (Zaheer et al., 2020) alone. The draws follow from the seed and the
     positions, not from the inputs. r = M is exact. Under is_causal they are drawn from the query
-    itself and its past, so that early queries see something; an `attn_mask` hides keys that were
-    drawn regardless of it. No two queries have their keys in common: few (less than a 16th of all)
-    are gathered query by query; with more, all pairs are computed and those not drawn hidden.
+    itself and its past, so that early queries see something; they are drawn regardless of an
+    `attn_mask`, which may hide some. Queries share no keys: few keys (less than a 16th of all) are
+    gathered query by query; with more, all pairs are computed and the others hidden.
     """
 
     def __init__(self, r: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The random directions of random feature maps, drawn once for each seed and size."""
+"""Draws the directions of random feature maps, once for each seed and size."""
 
 import math
 from functools import lru_cache
@@ -8,8 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.kernels import Exponential, Kernel
-
-__all__ = ["orthogonal_gaussian", "orthonormal_columns", "similarity_scale"]
 
 
 def similarity_scale(kernel: Kernel, head_dim: int) -> float:
@@ -24,7 +22,7 @@ def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor
     """Stacks D x D uniformly random orthogonal blocks whose rows have the norms of Gaussians.
 
     Each row is distributed as a standard Gaussian vector; those of one block are orthogonal, which
-    lowers the variance of what is estimated with them (Choromanski et al., 2020, section 2.4).
+    lowers the variance of estimates with them (Choromanski et al., 2020, section 2.4).
     """
     generator = torch.Generator().manual_seed(seed)
     blocks = math.ceil(features / head_dim)
@@ -42,6 +40,6 @@ def orthonormal_columns(features: int, head_dim: int, seed: int) -> Float[Tensor
 
 
 def _random_rotation(head_dim: int, generator: torch.Generator) -> Float[Tensor, "D D"]:
-    """Uniform over orthogonal matrices: QR with the sign of R's diagonal taken out."""
+    """Draws an orthogonal matrix uniformly: QR with the sign of R's diagonal taken out."""
     orthogonal, upper = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=generator))
     return orthogonal * upper.diagonal().sign()

@@ -1,4 +1,4 @@
-"""Keys sampled from the attention weights: the argument behind Maurey's bound."""
+"""Samples keys from the attention weights, the argument behind Maurey's bound."""
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ class SampledKeys(SparseApproximation):
     Its mean squared error is (sum_i alpha_i ||v_i||^2 - ||o||^2) / r, and it is a member of C_r, so
     optimal-v-aware-r is at least as good: Maurey's bound (Pisier, 1981). A key drawn several times
     fills one slot. The draws come from the seed, the head and the position of the query alone:
-    neither the other sequences of a batch nor keys that a query cannot see move them.
+    neither other sequences of a batch nor keys that a query cannot see change them.
     """
 
     queries_alone = False

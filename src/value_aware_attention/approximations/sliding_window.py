@@ -1,4 +1,4 @@
-"""Sliding-window attention: r neighbouring keys per query, next to each other or spread out."""
+"""Computes sliding-window attention, to r neighbouring keys per query, adjacent or spread out."""
 
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
 from value_aware_attention.approximations.patterns import Pattern, shifted_window, window

@@ -1,4 +1,4 @@
-"""The two patterns of the Sparse Transformer (Child et al., 2019, section 4)."""
+"""Offers the two patterns of the Sparse Transformer (Child et al., 2019, section 4)."""
 
 from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.approximations.patterns import (

@@ -1,26 +1,16 @@
-"""A few keys per query with their weights, and the output error that they leave."""
+"""Holds a few keys per query with their weights, and the output error that they leave."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from value_aware_attention.call import Call
 from value_aware_attention.error import squared_output_error
+from value_aware_attention.weights import dense_weights, renormalised, smallest, weighted_sum
 
-__all__ = [
-    "RowsInFp64",
-    "SparseWeights",
-    "dense_weights",
-    "or_overflow",
-    "renormalised",
-    "rows_in_fp64",
-    "smallest",
-    "weighted_sum",
-]
+__all__ = ["RowsInFp64", "SparseWeights", "rows_in_fp64"]
 
 
 @dataclass(frozen=True)
@@ -45,35 +35,12 @@ class SparseWeights:
         return (self.weights > 0).sum(dim=-1)
 
 
-def dense_weights(indices: Tensor, weights: Tensor, keys: int) -> Tensor:
-    """Scatters kept weights onto all keys; a key named twice gets the sum."""
-    zeros = weights.new_zeros(*weights.shape[:-1], keys)
-    return zeros.scatter_add(-1, indices, weights)
-
-
-def weighted_sum(
-    indices: Int[Tensor, "*batch N R"],
-    weights: Float[Tensor, "*batch N R"],
-    value: Float[Tensor, "*#batch M V"],
-) -> Float[Tensor, "*batch N V"]:
-    """Computes sum_r weights_r value[indices_r]; reads only the keys kept where they are few."""
-    keys, width = value.shape[-2:]
-    if 8 * indices.shape[-1] > keys or indices.numel() == 0:
-        return dense_weights(indices, weights, keys) @ value
-    batch = indices.shape[:-2]
-    every = value.expand(*batch, keys, width).reshape(-1, width)
-    first = torch.arange(0, len(every), keys, device=value.device).view(*batch, 1, 1)
-    bags = (indices + first).flatten(0, -2), every
-    output = embedding_bag(*bags, per_sample_weights=weights.flatten(0, -2), mode="sum")
-    return output.unflatten(0, indices.shape[:-1])
-
-
 @dataclass(frozen=True)
 class RowsInFp64:
     """Holds K queries in fp64; a head's values are measured from the smallest of their outputs."""
 
     place: Int[Tensor, " K"]
-    """Which queries they are."""
+    """The positions of these queries in the whole call"""
     weights: Float[Tensor, "*batch K M"]
     value: Float[Tensor, "*batch M V"]
     output: Float[Tensor, "*batch K V"]
@@ -106,21 +73,3 @@ def rows_in_fp64(call: Call, rows: Bool[Tensor, "*batch N"]) -> Iterator[RowsInF
         which = rows[..., block.rows].reshape(-1, len(block.rows)).any(dim=0).nonzero()[:, 0]
         if len(which):
             yield RowsInFp64.of(block.take(which))
-
-
-def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
-    """Returns the vector of least norm: of outputs, one that no distant value has moved far."""
-    return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)
-
-
-def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:
-    """Divides weights by their sum; rows that sum to 0 stay 0."""
-    total = weights.sum(dim=-1, keepdim=True)
-    return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)
-
-
-def or_overflow(
-    kept: Float[Tensor, "*batch N R"], alpha: Float[Tensor, "*#batch N M"]
-) -> Float[Tensor, "*batch N R"]:
-    """Replaces what is kept by NaN in rows whose attention weights are NaN: scores overflow."""
-    return kept.masked_fill(alpha.detach().sum(dim=-1, keepdim=True).isnan(), torch.nan)

@@ -1,33 +1,30 @@
-"""What every method supports, read from its class."""
+"""Reads from its class which kernels, masks and gradients a method supports."""
 
 from inspect import isabstract
 from typing import NamedTuple
 
-from value_aware_attention import approximations, kernels
+from value_aware_attention import approximations
 from value_aware_attention.approximations.approximation import Approximation
-
-__all__ = ["KERNELS", "Support", "methods", "support"]
-
-KERNELS = (kernels.Exponential, kernels.Polynomial, kernels.Elu)
+from value_aware_attention.kernels import KERNELS
 
 
 class Support(NamedTuple):
-    """Tells what a method supports; what it does not raises ValueError, except gradients."""
+    """Tells which options a method supports; the others raise ValueError, except gradients."""
 
     kernels: tuple[type, ...]
     """Similarity kernels it computes or approximates."""
     causal: bool
-    """`is_causal=True`."""
+    """Whether `is_causal=True` is supported"""
     padding: bool
-    """An `attn_mask` that hides the same keys from every query."""
+    """Whether an `attn_mask` that hides the same keys from every query is supported"""
     any_mask: bool
-    """Any other `attn_mask`."""
+    """Whether any other `attn_mask` is supported"""
     gradients: bool
-    """Gradients to query and key; `value` always has one."""
+    """Whether query and key are given gradients; `value` always is."""
 
 
 def support(method: type[Approximation]) -> Support:
-    """Reads from its class what a method supports."""
+    """Reads the options that a method supports from its class."""
     return Support(
         kernels=method.kernels or KERNELS,
         causal=method.supports_causal,

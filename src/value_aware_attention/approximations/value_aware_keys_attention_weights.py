@@ -1,4 +1,4 @@
-"""Keys chosen for the output, weighted by attention: the other half of what value-aware gains."""
+"""Chooses keys for the output, weighted by attention: half of the gain of value-aware attention."""
 
 from dataclasses import replace
 
@@ -8,11 +8,10 @@ from torch import Tensor
 
 from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.closest_combination import unresolved
-from value_aware_attention.approximations.ranked_keys import usable
-from value_aware_attention.approximations.sparse_weights import or_overflow, renormalised
 from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.weights import or_overflow, renormalised, usable
 
 __all__ = ["ValueAwareKeysAttentionWeights"]
 
@@ -82,10 +81,11 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
 def _greedy(
     weights: Float[Tensor, "*batch N M"], value: Float[Tensor, "*#batch M V"], r: int
 ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"], Bool[Tensor, "*batch N"]]:
-    """Adds keys greedily; returns their order and the error after each, inf where no key was left.
+    """Adds keys greedily; returns their order, the error after each (inf: no key was left), and the
+    rows whose values need fp64.
 
-    And the rows whose values need fp64. With x the combination so far and A its attention mass,
-    adding key i moves x to x + t (v_i - x), t = alpha_i / (A + alpha_i).
+    With x the combination so far and A its attention mass, adding key i moves x to x + t (v_i - x),
+    t = alpha_i / (A + alpha_i).
     """
     output = weights @ value
     distance = torch.cdist(output, value).square()

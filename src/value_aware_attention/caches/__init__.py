@@ -17,7 +17,6 @@ from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
-from value_aware_attention.caches.reference import best_set, least_error
 from value_aware_attention.caches.value_aware import ValueAware
 
 __all__ = [
@@ -35,6 +34,4 @@ __all__ = [
     "Random",
     "Recent",
     "ValueAware",
-    "best_set",
-    "least_error",
 ]

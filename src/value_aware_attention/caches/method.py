@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from value_aware_attention.approximations.ranked_keys import top_keys
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.kernels import check_kernel
+from value_aware_attention.weights import top_keys
 
 __all__ = ["CacheMethod", "available", "check_cache_method", "protected"]
 

@@ -1,9 +1,9 @@
-"""Any trained Hugging Face model with another attention: replaced for a while, or for good.
+"""Gives a trained Hugging Face model another attention, for a while or for good.
 
     with hugging_face.replace_attention(model, approximations.OptimalValueOblivious(16)):
         logits = model(**batch).logits
 
-`docs/hugging-face.md` says which architectures that covers, and what is refused and why.
+`docs/hugging-face.md` lists the architectures, and the options that are refused.
 """
 
 from value_aware_attention.hugging_face.adapter import replace_attention, set_attention

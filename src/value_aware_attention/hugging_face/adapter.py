@@ -41,12 +41,12 @@ from value_aware_attention.kernels import Kernel, check_kernel
 __all__ = ["own_attention", "replace_attention", "set_attention"]
 
 OWN = "value_aware_attention"
-"""The name under which transformers calls the attention that `set_attention` put into a model."""
+"""Name under which transformers calls the attention that `set_attention` put into a model"""
 
 
 @dataclass(eq=False)
 class _Context:
-    """An open `replace_attention`: who opened it, and what each config of its model named before.
+    """Holds an open `replace_attention`: its thread, and the attention each config named before.
 
     Contexts of a config are a chain: it names the innermost, and each has the name of the next.
     """
@@ -58,7 +58,7 @@ class _Context:
 
 _OPEN: list[_Context] = []
 _LOCK = Lock()
-"""For changes of `_OPEN`."""
+"""Held while `_OPEN` changes"""
 
 
 @contextmanager
@@ -74,19 +74,18 @@ def replace_attention(
 
     `approximation` is a module, or a callable layer_index -> module, for the modules that
     `attention_layers` lists. `kernel` None is the model's own: `kernel` of its attention modules,
-    else the exponential with its scaling; any other is put into a model that was not trained with
-    it. `layers` and `heads` None are all of them; the rest, and attention to another sequence,
-    stays exact. `caches.AfterPrefix` is given key-value heads as they are, so that a group of query
-    heads keeps one set, and what it needs of the model; the others get them repeated. Where a
-    method is given one query at a time (generation with a cache), it gets the past keys as the
-    model does.
-    On exit, also after an exception, the model is as it was. Contexts of one thread nest; where
-    one is left before those within it, the innermost still open computes.
+    else the exponential with its scaling; another kernel is used although the model was not trained
+    with it. `layers` and `heads` None are all of them; other layers and heads, and attention to
+    another sequence, stay exact. `caches.AfterPrefix` is given key-value heads as they are, so that
+    a group of query heads keeps one set, and the layer's projection and rotation; other methods get
+    the heads repeated. With one query at a time (generation with a cache) a method gets the past
+    keys as the model does. On exit, also after an exception, the model is as it was. Contexts of
+    one thread nest; where one is left before those within it, the innermost still open computes.
     Raises ValueError for a model without transformers' attention interface; for a model whose
     attention another thread has replaced, because transformers reads a model's attention from its
-    config, which threads share; and for what no approximation can honour: logit soft-capping,
-    attention sinks, position bias, attention dropout, output_attentions, a method that is not
-    causal in a causal model.
+    config, which threads share; and for options that no approximation can honour: logit
+    soft-capping, attention sinks, position bias, attention dropout, output_attentions, a method
+    that is not causal in a causal model.
     """
     check_model(model)
     if kernel is not None:
@@ -127,9 +126,9 @@ def set_attention(
     """Gives layer i of `model` the module `approximation(i)` as its attention, to be trained.
 
     The modules become part of the model: `parameters()` and `state_dict()` have theirs. `kernel`
-    None is the model's own, as in `replace_attention`, which goes before what is set here.
-    Raises ValueError for a model that `replace_attention` refuses, or with attention dropout,
-    which approximations do not have.
+    None is the model's own, as in `replace_attention`, which takes precedence. Raises ValueError
+    for a model that `replace_attention` refuses, or with attention dropout, which approximations do
+    not have.
     """
     check_model(model)
     layers = attention_layers(model)
@@ -168,7 +167,7 @@ def _set_implementation(model: PreTrainedModel, name: str) -> None:
 
 
 def _unregister(name: str) -> None:
-    """The interfaces have no public way to forget a name."""
+    """Forgets a name, for which the interfaces have no public way."""
     for interface in (AttentionInterface, AttentionMaskInterface):
         interface._global_mapping.pop(name, None)
 
@@ -189,7 +188,7 @@ def _opened(model: PreTrainedModel, name: str) -> _Context:
 
 
 def _close(context: _Context) -> None:
-    """Gives what each config named before the context to whatever has the context's name."""
+    """Restores the attention that each config named before the context."""
     with _LOCK:
         _OPEN.remove(context)
         before = {id(config): name for config, name in context.before}
@@ -244,7 +243,7 @@ def _attention_function(
     kernel: Kernel | None,
     heads: Collection[int] | None,
 ) -> Callable[..., tuple[Tensor, None]]:
-    """The function that transformers calls with a module of `methods` and its inputs."""
+    """Makes the function that transformers calls with a module of `methods` and its inputs."""
 
     def function(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
         return _attend(methods[module], kernel, heads, module, *inputs, **options)

@@ -1,4 +1,4 @@
-"""What cache methods are told of a model: heads in groups, projections, rotation, a second pass."""
+"""Tells cache methods of a model's grouped heads, projections, rotation and second pass."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -17,10 +17,8 @@ from transformers.pytorch_utils import Conv1D
 from value_aware_attention.approximations import Exact
 from value_aware_attention.layer import Layer, Rotary
 
-__all__ = ["Repeats", "SharedKeys", "output_projection", "repeated", "rotary_of"]
-
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
-"""What attention modules call their output projection."""
+"""Names of the output projection in attention modules"""
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +34,7 @@ def output_projection(
 ) -> Float[Tensor, "heads G V E"] | None:
     """Finds the output projection of an attention module, by key-value head and group.
 
-    None where it is elsewhere, or reads something else than the heads.
+    None where it is elsewhere, or reads other numbers than the heads.
     """
     for name in PROJECTIONS:
         module = getattr(layer, name, None)
@@ -54,8 +52,8 @@ def output_projection(
 def rotary_of(model: nn.Module) -> Rotary | None:
     """Finds how a model rotates queries by their positions; None where it does not.
 
-    By its own rotary embedding and its own function: with a kind that is not known here, the
-    rotation that is returned raises ValueError when it is used.
+    The model's own rotary embedding and function are used. For an unknown kind the rotation that is
+    returned raises ValueError when it is called.
     """
     found = [module for module in model.modules() if hasattr(module, "inv_freq")]
     if not found:
@@ -140,7 +138,7 @@ class Repeats:
             self.recorded.clear()
 
     def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
-        """The prefix and, after it, its first tokens again: as many as there are positions for."""
+        """Appends to the prefix its first tokens again, as many as there are positions for."""
         assert self.prefix is not None
         if x.ndim != 2 or x.shape[1] < self.prefix:
             raise ValueError(f"prefix is {self.prefix}; the text has shape {tuple(x.shape)}")
@@ -166,7 +164,7 @@ class SharedKeys:
         self, query: Tensor, key: Tensor, value: Tensor, heads: Collection[int] | None,
         **options: Any,
     ) -> Float[Tensor, "batch heads N V"]:  # fmt: skip
-        """Computes its output in `heads` (None = all), the exact one in the others.
+        """Computes the method's output in `heads` (None = all), the exact one in the others.
 
         Raises ValueError unless the heads fall into groups of one key-value head each.
         """

@@ -1,17 +1,15 @@
-"""Where a model or tokenizer comes from: a local folder, or the hub, where that answers."""
+"""Finds models and tokenizers in a local folder, or on the hub where it answers."""
 
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 
-__all__ = ["hub_answers", "local_folder", "only_local", "why_not"]
-
 SECONDS_TO_ANSWER = 6
 
 
 def local_folder(name: str | Path) -> Path | None:
-    """The folder of that name; None = a name on the hub, such as gpt2 or org/model.
+    """Returns the folder of that name; None = a name on the hub, such as gpt2 or org/model.
 
     Raises FileNotFoundError for the path of a folder that does not exist.
     """
@@ -24,7 +22,7 @@ def local_folder(name: str | Path) -> Path | None:
 
 
 def only_local(name: str | Path) -> bool:
-    """Whether local files alone are read: of a folder, or because the hub does not answer."""
+    """Tells whether local files alone are read: of a folder, or because the hub does not answer."""
     return local_folder(name) is not None or not hub_answers()
 
 
@@ -53,7 +51,7 @@ def _answers(endpoint: str) -> bool:
 
 
 def why_not(name: str | Path, error: Exception) -> str:
-    """Says in one line why what `name` stands for was not loaded, and where it is to be given."""
+    """Says in one line why a model or tokenizer was not loaded, and how it can be given."""
     from huggingface_hub import constants
 
     if not only_local(name) or Path(name).is_dir():

@@ -1,4 +1,4 @@
-"""Where a Hugging Face model attends: its self-attention and cross-attention modules."""
+"""Finds the self-attention and cross-attention modules of a Hugging Face model."""
 
 from collections.abc import Callable, Collection
 from inspect import unwrap
@@ -18,10 +18,10 @@ __all__ = [
 ]
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-"""transformers' modelling code looks the attention function up in a global of this name."""
+"""Global in which transformers' modelling code looks the attention function up"""
 
 CROSS_ATTENTION = ("cross", "encoder_attn", "encdec")
-"""What transformers' modelling code calls attention to another sequence."""
+"""Words in transformers' names of modules that attend to another sequence"""
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:

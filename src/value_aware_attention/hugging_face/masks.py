@@ -1,4 +1,4 @@
-"""transformers' attention masks as the boolean ones of this library."""
+"""Converts transformers' attention masks to the boolean ones of this library."""
 
 from typing import Any
 
@@ -7,15 +7,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.masking_utils import sdpa_mask
 
-__all__ = ["additive_mask", "split_mask", "trim"]
-
 
 def additive_mask(
     *sizes: Any, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Float[Tensor, "batch 1 N M"]:
     """Makes the mask that transformers asks for: 0 = visible, the dtype's lowest number = hidden.
 
-    The `eager` mask, so that a model handles it as it does that one, with two differences: it is
+    It is the `eager` mask, so that a model handles it in the same way, with two differences: it is
     never left out, because None would not say whether all keys are visible or only the past; and
     where all queries see the same keys their rows share memory.
     """

@@ -1,5 +1,4 @@
-"""What approximations cannot honour, refused by name: from the model where it tells, else when
-it is called."""
+"""Refuses by name options that approximations cannot honour, at once where the model tells."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,21 +11,12 @@ from value_aware_attention.arguments import check_integers, described
 from value_aware_attention.caches import CacheMethod
 from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
 
-__all__ = [
-    "check_call",
-    "check_heads",
-    "check_method",
-    "check_methods",
-    "check_model",
-    "refuse_weights",
-]
-
 ATTRIBUTES = {
     "attn_logit_softcapping": "caps its attention scores (logit soft-capping)",
     "has_relative_attention_bias": "adds a position bias to its attention scores",
     "sinks": "has attention sinks",
 }
-"""Attributes of attention modules, and what a model that sets them does."""
+"""Attributes of attention modules, each with its effect on a model that sets it"""
 
 OPTIONS = {
     "cache": "a paged cache",
@@ -37,7 +27,7 @@ OPTIONS = {
     "sinks": "attention sinks",
     "softcap": "logit soft-capping",
 }
-"""Arguments that a model may pass to its attention function and that change its result."""
+"""Arguments of attention functions that change the result, each by its name in an error"""
 
 WEIGHTS = "output_attentions cannot be honoured: approximations do not keep the attention weights"
 
@@ -98,7 +88,7 @@ def check_heads(heads: Collection[int] | None, available: int | None) -> None:
 
 
 def check_call(dropout: float, options: Mapping[str, Any]) -> None:
-    """Raises ValueError for what a model passes to its attention and nothing here would honour."""
+    """Raises ValueError for arguments of an attention call that nothing here would honour."""
     if dropout:
         raise ValueError(
             f"attention dropout is {dropout}; call model.eval() first, or train without it"
@@ -123,7 +113,7 @@ def _is_absent(value: object) -> bool:
 
 
 def _may_change_scores(value: object) -> bool:
-    """Positions and lengths are integers; what is added to scores, or hides keys, is not."""
+    """Tells masks and biases, which are floats or booleans, from positions and lengths."""
     if isinstance(value, Tensor):
         return value.is_floating_point() or value.dtype == torch.bool
     return isinstance(value, float)

@@ -1,6 +1,6 @@
-"""Saved models and tokenizers as files: are they whole, and as they were written?
+"""Checks that the files of saved models and tokenizers are whole and as they were written.
 
-It imports no model, so that reading a tokenizer depends on the code of none.
+No model is imported, so that reading a tokenizer depends on no model's code.
 """
 
 from pathlib import Path
@@ -8,27 +8,26 @@ from pathlib import Path
 from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast
 
-from value_aware_attention.storage import check_checksums, read_json, reading
-
-__all__ = ["check_files", "saved_tokenizer"]
+from value_aware_attention.files import check_checksums, load_json, reading
 
 DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def check_files(folder: Path, remedy: str = "make it again") -> None:
-    """Refuses a saved model or tokenizer whose files are damaged, or not as they were written.
+    """Refuses a saved model or tokenizer whose files are damaged or have changed.
 
-    JSON and the headers of the weights are read; all bytes are only where the folder has checksums.
-    Raises ValueError with the file's name and the remedy; for an index of files elsewhere, too.
+    JSON and the headers of the weights are read, and all bytes where the folder has checksums.
+    Raises ValueError with the file's name and the remedy, also for an index that names files
+    outside the folder.
     """
     for index in sorted(folder.glob("*.safetensors.index.json")):
         with reading(index, remedy):
-            for file in read_json(index, "weight_map")["weight_map"].values():
+            for file in load_json(index, "weight_map")["weight_map"].values():
                 if Path(file).is_absolute() or ".." in Path(file).parts:
                     raise ValueError(f"{index} names {file}, which lies outside its folder")
     for name in DESCRIPTIONS:
         if (folder / name).exists():
-            read_json(folder / name, remedy=remedy)
+            load_json(folder / name, remedy=remedy)
     for file in sorted(folder.glob("*.safetensors")):
         with reading(file, remedy), safe_open(file, "pt"):
             pass

@@ -7,10 +7,10 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from value_aware_attention.files import reading, without_checksum
 from value_aware_attention.measurement import strict_json
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.record import RunOn, read
-from value_aware_attention.storage import reading, without_checksum
 
 __all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate", "estimate"]
 

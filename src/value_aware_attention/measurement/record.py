@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+from value_aware_attention.files import reading, without_checksum
 from value_aware_attention.measurement import strict_json
-from value_aware_attention.storage import reading, without_checksum
 
 __all__ = [
     "AWARE",

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from value_aware_attention.distributed import broadcast, is_first
+from value_aware_attention.files import load_json, save_json
 from value_aware_attention.measurement.strict_json import to_json
-from value_aware_attention.storage import read_json, write_text
 
 __all__ = ["RecordCache"]
 
 R = TypeVar("R")
-RECORD, SHA256 = "record", "sha256"
+NAME, RECORD = "name", "record"
 
 
 class RecordCache:
     """Computed records as JSON files, named by a hash of everything that determines them.
 
     `identity` is what all of them depend on: data, weights, source, machine. Of several processes
-    the first one reads and writes, and all do what it found. A file has the sha256 of its name and
-    record, so that a file under another's name is noticed.
+    the first one reads and writes, and all do what it found. A file holds its name, so
+    that a file under another's name is noticed.
     """
 
     def __init__(self, folder: Path | str, identity: Mapping[str, Any]) -> None:
@@ -43,10 +43,9 @@ class RecordCache:
         if found:
             return found[0]
         record = compute()
-        content = to_json(record)
+        to_json(record)  # refuses NaN by its keys, in every process
         if is_first():
-            kept = {RECORD: json.loads(content), SHA256: _sha256(name, content)}
-            write_text(path, to_json(kept))
+            save_json(path, json.dumps({NAME: name, RECORD: record}))
         return record
 
 
@@ -55,8 +54,8 @@ def _read(path: Path) -> list[Any]:
     if not path.exists():
         return []
     try:
-        kept = read_json(path, RECORD, SHA256, remedy="computed again")
-        if _sha256(path.stem, to_json(kept[RECORD])) == kept[SHA256]:
+        kept = load_json(path, NAME, RECORD, remedy="computed again")
+        if kept[NAME] == path.stem:
             return [kept[RECORD]]
         reason = f"{path} has changed since it was written: computed again"
     except ValueError as error:
@@ -64,7 +63,3 @@ def _read(path: Path) -> list[Any]:
     logging.getLogger(__name__).warning(reason)
     path.unlink(missing_ok=True)
     return []
-
-
-def _sha256(name: str, content: str) -> str:
-    return sha256(f"{name}\n{content}".encode()).hexdigest()

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from value_aware_attention.storage.reading import from_json as parsed
+from value_aware_attention.files import parse_json
 
 __all__ = ["from_json", "to_json"]
 
@@ -22,7 +22,7 @@ def to_json(content: Any, **options: Any) -> str:
 
 def from_json(text: str) -> Any:
     """Parses JSON; raises ValueError for anything else, NaN and numbers above 1e308 included."""
-    content = parsed(text)
+    content = parse_json(text)
     for keys, number in _not_finite(content):
         raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
     return content

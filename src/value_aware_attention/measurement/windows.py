@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from value_aware_attention.hugging_face import attention_layers, own_kernel, replace_attention
-from value_aware_attention.hugging_face.checkpoints import auto_class
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import mask_tokens
 from value_aware_attention.measurement.tasks import (
@@ -30,6 +29,7 @@ from value_aware_attention.measurement.tasks import (
     exactly,
 )
 from value_aware_attention.measurement.text_windows import TextWindows
+from value_aware_attention.models.checkpoints import auto_class
 
 __all__ = [
     "CausalWindows",

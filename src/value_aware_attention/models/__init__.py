@@ -1,4 +1,4 @@
-"""The models that the approximations are put into."""
+"""Builds, saves and loads the models into which approximations are put."""
 
 from value_aware_attention.models.causal_lm import CausalLanguageModel, CausalLanguageModelConfig
 from value_aware_attention.models.long_roberta import (

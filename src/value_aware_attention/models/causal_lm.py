@@ -1,4 +1,4 @@
-"""The causal language model of section 4 and A.2: fairseq's `transformer_lm`, any kernel."""
+"""Builds the causal language model of section 4 and A.2, fairseq's `transformer_lm`, any kernel."""
 
 import math
 from collections.abc import Mapping
@@ -14,10 +14,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from value_aware_attention import kernels
 from value_aware_attention.approximations import Exact
 from value_aware_attention.hugging_face.adapter import own_attention
-from value_aware_attention.kernels import Kernel
+from value_aware_attention.kernels import KERNELS, Kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
 
 __all__ = ["CausalLanguageModel", "CausalLanguageModelConfig", "sinusoidal_positions"]
@@ -206,10 +205,10 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def _kernel_from_dict(config: Mapping[str, Any]) -> Kernel:
-    if config["name"] not in kernels.__all__:
+    known = {kernel.__name__: kernel for kernel in KERNELS}
+    if config["name"] not in known:
         raise ValueError(f"kernel {config['name']!r} is not one of value_aware_attention.kernels")
-    kernel: Kernel = getattr(kernels, config["name"])(**config["arguments"])
-    return kernel
+    return known[config["name"]](**config["arguments"])
 
 
 AutoConfig.register(CausalLanguageModelConfig.model_type, CausalLanguageModelConfig)

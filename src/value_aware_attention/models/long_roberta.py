@@ -1,4 +1,4 @@
-"""RoBERTa on sequences longer than its position table (A.1, after Gupta & Berant 2020, GMAT)."""
+"""Extends RoBERTa beyond its position table (A.1, after Gupta & Berant 2020, GMAT)."""
 
 from collections.abc import Collection
 from pathlib import Path

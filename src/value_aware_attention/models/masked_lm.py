@@ -1,4 +1,4 @@
-"""RoBERTa with another attention than the exact one: built, saved and loaded."""
+"""Builds, saves and loads RoBERTa with another attention than the exact one."""
 
 from dataclasses import asdict
 from pathlib import Path

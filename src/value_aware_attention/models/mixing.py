@@ -1,4 +1,4 @@
-"""No attention: tokens are mixed by linear maps that do not depend on what they are (FNet)."""
+"""Mixes tokens without attention, by linear maps that do not depend on the tokens (FNet)."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -95,9 +95,9 @@ class RandomMixing(_MatrixMixing):
 class MixingSublayer(nn.Module):
     """Computes norm(x + mixing(x)), in the place of a RoBERTa layer's self-attention sublayer.
 
-    As in FNet there is no output projection and no dropout. FNet ignores padding, so that what
-    stands in padded positions moves the others; here padded positions enter the mixing as zeros.
-    How many there are still matters, because the transform is of the padded length.
+    As in FNet there is no output projection and no dropout. In FNet the content of padded positions
+    moves the others; here padded positions enter the mixing as zeros. Their number still matters,
+    because the transform is of the padded length.
     """
 
     def __init__(self, mixing: Mixing, norm: nn.LayerNorm) -> None:

@@ -1,4 +1,4 @@
-"""The attention that a model is trained with where it is not exact: a module for each layer."""
+"""Names the attention of a model trained with another than the exact one."""
 
 import sys
 from collections.abc import Mapping
@@ -79,9 +79,9 @@ class TrainedAttention:
     ) -> None:
         """Raises ValueError unless a model of this size can be trained with it.
 
-        It is called once on random numbers, so that what it refuses (a causal mask, a kernel, a
-        budget too large for the length) it refuses now, and gradients must reach the queries or the
-        keys (LSH may share one for both): without them a model would not learn where to look.
+        It is called once on random numbers, so that it refuses a causal mask, a kernel, or a budget
+        too large for the length now. Gradients must reach the queries or the keys (LSH may share
+        one for both): without them a model would not learn where to look.
         """
         if self.is_mixing:
             if is_causal:
@@ -104,7 +104,7 @@ class TrainedAttention:
 
         A config may come from anyone, so nothing is imported for it but this library: a method of
         another module is found only where the program has imported that itself. Raises ValueError
-        for others, and for what describes no method.
+        for other modules, and for fields that describe no method.
         """
         fields = getattr(config, "trained_attention", None)
         if fields is None:

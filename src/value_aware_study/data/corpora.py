@@ -13,7 +13,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from value_aware_attention.storage import new_folder
+from value_aware_attention.files import new_folder
 from value_aware_study.data.copies import copied_words, without_copies
 from value_aware_study.data.docstrings import Docstrings
 from value_aware_study.data.documents import SPLITS, Document, Split

@@ -165,7 +165,7 @@ class _KeptRows:
         self.complete = True
 
     def _note(self) -> None:
-        from value_aware_attention.storage import write_text  # with torch: reading does without
+        from value_aware_attention.files import write_text  # with torch: reading does without
 
         self.file.flush()
         self.bytes = self.file.tell()

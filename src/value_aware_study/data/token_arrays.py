@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from value_aware_attention.storage import check_checksums, reading
+from value_aware_attention.files import check_checksums, reading
 
 __all__ = ["AGAIN", "Tokens", "check_vocabulary", "read_tokens", "rearrange", "token_dtype"]
 

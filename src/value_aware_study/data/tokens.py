@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from value_aware_attention.storage import check_checksums
+from value_aware_attention.files import check_checksums
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
 from value_aware_study.data.corpora import SPLITS, read_texts

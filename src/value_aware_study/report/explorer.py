@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from value_aware_attention.storage import without_checksum
+from value_aware_attention.files import without_checksum
 
 __all__ = ["WHOLE", "Exploration", "Head", "Kept", "Model", "Query"]
 

@@ -11,7 +11,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from value_aware_attention.storage import (
+from value_aware_attention.files import (
     CHECKSUMS,
     checksum,
     listed,

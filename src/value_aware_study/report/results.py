@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from value_aware_attention.files import reading
 from value_aware_attention.measurement.record import Cell, CellError, Record
-from value_aware_attention.storage import reading
 from value_aware_study.report.labels import KERNEL_LABELS, model_label, series_label
 from value_aware_study.report.replicates import is_replicate, with_range
 

@@ -10,9 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.measurement.measure_caches import CacheBatch, Ends
 from value_aware_attention.measurement.text_windows import text_windows
+from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.corpora import Document
 from value_aware_study.data.in_context import InContextBatches, InContextTask
 from value_aware_study.data.packaged_weights import weights_folder

@@ -11,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 
-from value_aware_attention.storage import held, new_file, remove_left_overs
+from value_aware_attention.files import held, new_file, remove_left_overs
 
 __all__ = ["CheckpointFiles", "read_checkpoint"]
 

@@ -1,10 +1,10 @@
-"""The closest convex combination of at most r values to an attention output, for every r.
+"""Finds the convex combination of at most r values closest to an attention output, for every r.
 
-Section 3's objective, min over C_r of ||o - o~||^2. Both engines, compiled.py and batched.py, build
-the set of keys one by one, each time with the best weights on it, so that one run passes through
-every size. r = 1 and the r that leaves no error are optimal; in between is the best found, an upper
-bound on the optimal error. Rows of fp32 values that spread over more than fp32 can tell apart
-(`unresolved`) are solved in fp64.
+The objective is section 3's, min over C_r of ||o - o~||^2. Both engines, compiled.py and
+batched.py, build the set of keys one by one, each time with the best weights on it, so that one run
+passes through every size. r = 1 and the r that leaves no error are optimal; in between is the best
+found, an upper bound on the optimal error. Rows of fp32 values that spread over more than fp32 can
+tell apart (`unresolved`) are solved in fp64.
 """
 
 from types import ModuleType
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 ITERATIONS = 100
-"""Of non-negative least squares, a key."""
+"""Most iterations of non-negative least squares, for each key"""
 
 ENGINES: dict[str, ModuleType] = {"compiled": compiled, "torch": batched}
 
@@ -122,7 +122,7 @@ def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> 
 
 
 def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) -> None:
-    """With V + 1 keys nothing need be left: rows that rounding stopped early are solved again."""
+    """Solves rows again that rounding stopped early: V + 1 keys can reach every output."""
     heads = zip(problem.value, problem.output, indices, weights, strict=True)
     left = torch.stack([_errors(*head) for head in heads])
     for head, row in ((left > 25 * problem.zero()) & ~undone).nonzero().tolist():

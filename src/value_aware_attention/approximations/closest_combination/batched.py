@@ -1,4 +1,4 @@
-"""The search on batched tensors, for any device: the torch twin of active_set.cpp.
+"""Searches on batched tensors, on any device: the torch twin of active_set.cpp.
 
 Per query, with o the output and w_i = v_i - o, the weights that bring sum_i beta_i w_i closest to 0
 over the simplex are those of a non-negative least squares problem, normalised: atoms (w_i, c),
@@ -29,15 +29,13 @@ from value_aware_attention.approximations.closest_combination.problem import (
     Problem,
     unresolved,
 )
-from value_aware_attention.approximations.ranked_keys import top_keys
 from value_aware_attention.call import BYTES_PER_ELEMENT, max_elements
-
-__all__ = ["search", "weigh"]
+from value_aware_attention.weights import top_keys
 
 ROWS_AT_ONCE = 2048
-"""On a CPU: enough to outweigh the cost of calls, few enough for its cache."""
+"""Most queries at once on a CPU: enough to outweigh the cost of calls, few enough for its cache"""
 NEAREST = 8
-"""Values closest to o up to rounding, of which the closest is found by the distance itself."""
+"""Values closest to o up to rounding, whose distances are computed again"""
 
 
 @dataclass
@@ -62,9 +60,9 @@ class _ActiveSets:
     lift: Float[Tensor, " B"]
     error: Float[Tensor, " B"]
     zero: Float[Tensor, " B"]
-    """The error that counts as none."""
+    """Largest error that counts as none"""
     largest: Int[Tensor, " B"]
-    """The size reached so far."""
+    """Largest size so far"""
     taken_back: Int[Tensor, " B"]
     stalled: Int[Tensor, " B"]
 
@@ -104,9 +102,9 @@ class _ActiveSets:
     def insert(
         self, atom: Float[Tensor, "B V"], key: Int[Tensor, " B"], live: Bool[Tensor, " B"]
     ) -> tuple[Bool[Tensor, " B"], Int[Tensor, " S"]]:
-        """Adds an atom to the live rows by Gram-Schmidt; where it succeeded (is independent).
+        """Adds an atom to the live rows by Gram-Schmidt, where it is independent of the others.
 
-        The rows where it did come second, by number.
+        Returns these rows, as a mask and by number.
         """
         used = min(self.Q.shape[1], int(self.size.max()))
         atom = torch.cat([atom, self.lift[:, None]], dim=1)
@@ -208,7 +206,7 @@ class _ActiveSets:
 
 
 def _measure(lifted: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
-    """o - x and its square: the lifted residual is o - x times the unconstrained weights' sum."""
+    """Returns o - x and its square; the lifted residual is o - x times the weights' sum."""
     residual = lifted[:, :-1] / (1 - lifted[:, -1] / lift)[:, None]
     return residual, residual.square().sum(-1)
 
@@ -337,7 +335,7 @@ def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
 
-    And the rows (H, N) whose values this precision does not resolve, which are left undone.
+    Also returns the rows (H, N) left undone, whose values this precision does not resolve.
     """
     heads, queries = problem.output.shape[:2]
     found = []
@@ -362,7 +360,7 @@ def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
 
 
 def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
-    """Whole heads where they fit, else parts of one, at most `rows` queries in all."""
+    """Yields whole heads where they fit, else parts of one, at most `rows` queries in all."""
     heads, queries = problem.output.shape[:2]
     step = max(1, rows // max(1, queries))
     for head in range(0, heads, step):
@@ -403,7 +401,7 @@ def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> Bool[Tensor, 
 
 
 def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
-    """Rows with few enough exact weights keep them: the error is 0. Where that ends the search."""
+    """Keeps all weights of rows with few enough, at error 0; returns the rows that are finished."""
     positive = (weights > 0).sum(-1)
     few = (positive <= min(r, problem.value.shape[2] + 1)).nonzero()[:, 0]
     mass, keys = weights[few].topk(min(r, weights.shape[1]), dim=-1)
@@ -465,8 +463,8 @@ def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor
 def _backward(rows: _Rows, sets: _ActiveSets, kept: _Kept, which: Tensor) -> None:
     """Removes atoms as long as that improves on the best set of the smaller size.
 
-    At most as often as the size reached, a bound that does not depend on r: a search for more keys
-    passes through everything that a search for fewer has seen.
+    At most as many atoms are removed as the largest size. This bound does not depend on r, so that
+    a search for more keys passes through all sets that a search for fewer has seen.
     """
     resolved = 16 * torch.finfo(sets.error.dtype).eps * sets.lift.square()
     spare_last = True
@@ -526,7 +524,7 @@ def _child_errors(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -
 
 
 def _hashed(keys: Tensor) -> Tensor:
-    """Numbers whose sum names a set of keys; arithmetic wraps."""
+    """Hashes keys to numbers whose sum names a set; arithmetic wraps."""
     mixed = (keys + 0x1E3779B97F4A7C15) * -0x40A7B892E31B1A47
     return (mixed ^ (mixed >> 29)) * 0x14D049BB133111EB
 
@@ -543,7 +541,7 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
 
 
 def _guard(rows: _Rows, r: int, kept: _Kept) -> None:
-    """No search may end above the best weights on the keys that attention itself prefers."""
+    """Replaces sets that are worse than the keys of largest attention weight at optimal weights."""
     weights = rows.problem.weights.flatten(0, 1)
     heaviest = top_keys(weights, None, r)
     for column in range(kept.error.shape[1]):
@@ -593,7 +591,7 @@ def _solve_on(
     zero: Float[Tensor, " B"],
     enough: Float[Tensor, " B"],
 ) -> tuple[_ActiveSets, Bool[Tensor, " B"]]:
-    """The best weights on given keys, named by their place, and which rows end below `enough`.
+    """Finds the best weights on given keys, named by their place; tells which end below `enough`.
 
     A row stops as soon as a separating hyperplane proves that it will not.
     """

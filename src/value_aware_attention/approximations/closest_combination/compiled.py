@@ -1,6 +1,6 @@
-"""The search compiled from active_set.cpp on first use, run on as many threads as torch has.
+"""Searches by active_set.cpp, compiled on first use, on as many threads as torch has.
 
-A compiler is all it needs; `library` is None, and the torch path is taken, where there is none.
+Without a C++ compiler `library` is None, and the search runs in torch.
 """
 
 import ctypes
@@ -30,9 +30,7 @@ from value_aware_attention.approximations.closest_combination.problem import (
     WIDE,
     Problem,
 )
-from value_aware_attention.storage import checksum, write_text
-
-__all__ = ["library", "search", "weigh"]
+from value_aware_attention.files import checksum, write_text
 
 SOURCE = Path(__file__).with_name("active_set.cpp")
 TILE = GROUPS
@@ -64,8 +62,8 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-f
 def library() -> ctypes.CDLL | None:
     """Builds the compiled search once per machine and source; None where it cannot be built.
 
-    It is code, so it comes only from where nobody else could have put it, and only as it was
-    written: elsewhere, and where no cache can be written, every process builds its own.
+    A library is code, so it is loaded only from a folder that nobody else can write, and only
+    unchanged. Where no such folder can be written every process builds its own.
     """
     log = logging.getLogger(__name__)
     compiler = shlex.split(os.environ.get("CXX", "")) or _installed_compiler()
@@ -151,7 +149,7 @@ def _is_whole(library: Path, written: Path) -> bool:
 
 
 def _line(library: Path) -> str:
-    """The sha256 of a library as `sha256sum --check` reads it."""
+    """Formats the sha256 of a library as `sha256sum --check` reads it."""
     return f"{checksum(library)}  {library.name}\n"
 
 
@@ -165,7 +163,7 @@ def _compile(compiler: list[str], target: Path) -> Path:
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
 
-    And the rows (H, N) whose values this precision does not resolve, which are left undone.
+    Also returns the rows (H, N) left undone, whose values this precision does not resolve.
     """
     heads, queries = problem.output.shape[:2]
     device, dtype = problem.value.device, problem.value.dtype

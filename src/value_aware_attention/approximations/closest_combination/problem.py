@@ -1,4 +1,4 @@
-"""What the searches solve: one attention call with its leading dimensions in one."""
+"""Holds the problem that the searches solve: an attention call, its leading dimensions in one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.sparse_weights import renormalised, smallest
 from value_aware_attention.call import Call
+from value_aware_attention.weights import renormalised, smallest
 
 __all__ = [
     "BEAM",
@@ -26,21 +26,21 @@ __all__ = [
 
 SEARCHES = ("fast", "default", "best")
 GROUPS = 16
-"""Interleaved groups of keys; the steepest of each group is looked at closely."""
+"""Number of interleaved groups of keys; the steepest of each group is looked at closely."""
 BEAM = 32
-"""Sets of every size that the "best" search extends."""
+"""Number of sets of every size that the "best" search extends"""
 NEARLY = 0.5
-"""Of the steepest slope: a key worth a closer look."""
+"""Part of the steepest slope from which a key is looked at closely"""
 LOOKS = 256
-"""Keys looked at closely, times the size of the set: the larger, the less a look matters."""
+"""Number of keys looked at closely, times the size of the set: a large set gains less by it."""
 TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
-"""||o - o~|| that counts as none in a search, as a part of the row's spread: `Problem.zero`."""
+"""Largest ||o - o~|| that counts as none in a search, relative to the row's spread"""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 """Smallest part of an atom outside the span of the others that may still join them."""
 WIDE = {torch.float32: 1e-6, torch.float64: 0.0}
-"""A row of which most squared distances are below this part of the largest goes to fp64."""
+"""Part of the largest squared distance: a row is solved in fp64 if most are below it."""
 SMALLEST = 2.0**-60
-"""As does one whose largest squared distance is below this, in the problem's unit."""
+"""Largest squared distance, in the problem's unit, below which a row is solved in fp64"""
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Problem:
     """alpha; 0 where hidden."""
     visible: Bool[Tensor, "H N M"] | None
     unit: Float[Tensor, " H"]
-    """What values are measured in; a squared error in the inputs' units is unit^2 times ours."""
+    """The unit of the values; a squared error of the inputs is unit^2 times one of these."""
     given: Float[Tensor, "H M V"] | None = None
     """The values as they came, with all their digits; None: `value`, times `unit`."""
 
     def zero(self) -> Float[Tensor, "H N"]:
         """Returns the ||o - o~||^2 that counts as 0, row by row.
 
-        A part of how far the values lie from o, weighted by alpha (the mean distance, squared, or
-        the mean square, the smaller bound), or what rounding leaves of o: a value that the row does
-        not attend to, however far away, hides no error.
+        It is a part of the values' spread around o, weighted by alpha (the squared mean norm or the
+        variance, whichever is smaller), plus the rounding of o. A value to which the row does not
+        attend, however far away, hides no error.
         """
         norm = self.value.norm(dim=-1, keepdim=True)
         mean, square = (self.weights @ torch.cat([norm, norm.square()], dim=-1)).unbind(dim=-1)

@@ -12,7 +12,7 @@ import transformers
 import yaml
 from packaging.version import Version
 
-from value_aware_attention.hugging_face.support import (
+from docs.architectures import (
     NOT_TRIED,
     TINY_TOO,
     architectures,
@@ -49,7 +49,7 @@ def test_an_architecture_equals_eager_or_is_refused_by_name(kind: str) -> None:
 
 @of_the_pinned_release
 def test_the_table_of_the_docs_has_every_architecture_once() -> None:
-    """`python -m value_aware_attention.hugging_face.support` prints it."""
+    """`python -m docs.architectures` prints it."""
     table = documented()
     assert set(table) == set(architectures())
     assert {k: f"not tried: {why}" for k, why in NOT_TRIED.items()} == {
@@ -92,7 +92,7 @@ def test_a_tiny_model_is_the_same_at_every_call() -> None:
 
 
 def test_the_table_groups_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "value_aware_attention.hugging_face.support.architectures"
+    module = "docs.architectures.architectures"
     few = {kind: architectures()[kind] for kind in ("bert", "gemma2", "gpt2", "mpnet", "zamba")}
     monkeypatch.setattr(module, lambda: few)
     assert markdown().splitlines()[2:] == [

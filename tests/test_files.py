@@ -1,7 +1,12 @@
-"""Files and folders appear whole or not at all, whatever ends the process that writes them."""
+"""Files and folders appear whole or not at all, and a changed byte of one is named."""
 
+import errno
+import fcntl
+import json
+import logging
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -13,16 +18,26 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from value_aware_attention.storage import (
+from tests.report.synthetic import probed
+from value_aware_attention import files
+from value_aware_attention.files import (
+    CHECKSUMS,
     DiskFull,
+    check_checksums,
     full_disk_named,
     held,
+    load_json,
     new_file,
     new_files,
     new_folder,
+    save_json,
+    with_checksum,
+    without_checksum,
+    write_checksums,
     write_text,
 )
-from value_aware_attention.storage import atomic as atomic_module
+from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.record_cache import RecordCache
 
 FORK = multiprocessing.get_context("fork")
 
@@ -42,7 +57,7 @@ def killed_at(moment: str, call: Callable[[], None]) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             rename(old, new)
 
-        atomic_module.os.replace = patched
+        files.os.replace = patched
         call()
 
     process = FORK.Process(target=child)
@@ -160,8 +175,8 @@ def test_an_old_folder_that_somebody_else_left_is_not_put_in_place(tmp_path: Pat
     assert names(tmp_path) == {".data.old"} and names(old) == {"model.safetensors"}
 
 
-def test_the_package_of_files_needs_no_torch() -> None:
-    code = "import sys, value_aware_attention.storage; sys.exit('torch' in sys.modules)"
+def test_importing_files_imports_no_torch() -> None:
+    code = "import sys, value_aware_attention.files; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -203,6 +218,21 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     with held(tmp_path / "a"):
         pass
     assert not names(tmp_path)
+
+
+def test_a_file_system_without_locks_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_over = tmp_path / ".a.txt.0.partial"
+    left_over.touch()
+
+    def without_locks(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    write_text(tmp_path / "a.txt", "new")
+    make_folder(tmp_path / "data", "new")
+    assert names(tmp_path) == {"a.txt", "data", left_over.name}  # it may be somebody's
 
 
 @pytest.fixture
@@ -262,3 +292,141 @@ def test_a_limit_of_a_files_size_is_named_and_the_old_file_stays(tmp_path: Path)
 def test_another_error_is_no_full_disk(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="size"), full_disk_named(tmp_path):
         torch.ones(2) @ torch.ones(3)
+
+
+def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    file, other = tmp_path / "8/source/train.npy", tmp_path / "tokenizer.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"tokens")
+    other.write_text("{}")
+    (tmp_path / "README.md").write_text("a card")
+    write_checksums(tmp_path)
+    subprocess.run(["sha256sum", "--quiet", "-c", CHECKSUMS], cwd=tmp_path, check=True)
+    (tmp_path / "README.md").write_text("a better card")
+    (tmp_path / "more").write_text("somebody's own")
+    for path in (tmp_path, file.parent, file, other):
+        check_checksums(path)
+    file.write_bytes(b"tokenz")
+    os.utime(file)
+    check_checksums(other)
+    for path in (tmp_path, file.parent, file):
+        with pytest.raises(ValueError, match=f"^{file} has changed since it was written: do it"):
+            check_checksums(path, "do it")
+    file.unlink()
+    with pytest.raises(ValueError, match=f"^{file} is missing: make it again"):
+        check_checksums(tmp_path)
+    (tmp_path / CHECKSUMS).write_text("")
+    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged"):
+        check_checksums(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("../../etc/passwd", "line 2 names ../../etc/passwd, which lies outside of its folder"),
+        ("/etc/passwd", "line 2 names /etc/passwd, which lies outside of its folder"),
+        ("a/../../b", "line 2 names a/../../b, which lies outside"),
+        ("", "line 2 is no sha256 with a name"),
+    ],
+)
+def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "a").touch()
+    write_checksums(tmp_path)
+    with (tmp_path / CHECKSUMS).open("a") as file:
+        file.write(f"{'0' * 64}  {line}\n")
+    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(said)}"):
+        check_checksums(tmp_path)
+
+
+def test_a_folder_that_other_people_made_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    check_checksums(tmp_path)
+
+
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "cut": lambda text: text[:-9],
+    "empty": lambda text: "",
+    "another value": lambda text: text.replace("1.25", "1.75"),
+    "of before checksums": lambda text: '{"value": 1.25}',
+    "list": lambda text: "[]",
+    "null": lambda text: "null",
+    "object": lambda text: "{}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_cell_that_is_not_as_it_was_written_is_computed_again(
+    tmp_path: Path, damage: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = RecordCache(tmp_path, {})
+    record = {"value": 1.25, "parts": [1, None]}
+    assert cache.get({"r": 1}, lambda: record) == record
+    (file,) = tmp_path.iterdir()
+    whole = file.read_text()
+    assert cache.get({"r": 1}, dict) == record
+    file.write_text(damage(whole))
+    with caplog.at_level(logging.WARNING):
+        assert cache.get({"r": 1}, lambda: record) == record
+    (line,) = caplog.messages
+    assert str(file) in line and "computed again" in line
+    assert file.read_text() == whole
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"a": NaN}', "\ud800"])
+def test_json_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ValueError, match=rf"^{file} is damaged \(.*\): run it$") as error:
+        load_json(file, "b", remedy="run it")
+    assert "\n" not in str(error.value)
+
+
+def test_a_cell_under_the_name_of_another_is_computed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = RecordCache(tmp_path, {})
+    for r in (1, 2):
+        cache.get({"r": r}, lambda r=r: {"r": r})
+    one, other = tmp_path.iterdir()
+    aside = one.rename(tmp_path / "aside")
+    other.rename(one)
+    aside.rename(other)
+    with caplog.at_level(logging.WARNING):
+        assert [cache.get({"r": r}, lambda r=r: {"r": r}) for r in (1, 2)] == [{"r": 1}, {"r": 2}]
+    assert len(caplog.messages) == 2 and "has changed" in caplog.messages[0]
+
+
+CONTENT = {"b": [1, 0.1, None], "a": {"10": "text", "9": True}}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_what_was_written_is_read_and_its_text_stays(tmp_path: Path, indent: int | None) -> None:
+    text = json.dumps(CONTENT, indent=indent) + "\n"
+    kept = with_checksum(text)
+    assert kept.startswith(text.rstrip("\n}")) and kept.endswith("}\n")
+    assert kept.count("\n") == text.count("\n") + (indent is not None)
+    assert without_checksum(CONTENT) == CONTENT
+    file = tmp_path / "a.json"
+    for given in (text, kept, json.dumps(json.loads(kept), indent=3, sort_keys=True)):
+        file.write_text(given)
+        assert load_json(file) == CONTENT
+
+
+@pytest.mark.parametrize("old, new", [("0.1", "0.3"), ("text", "tent"), ("true", "false")])
+def test_another_value_is_refused_by_the_files_name(tmp_path: Path, old: str, new: str) -> None:
+    file = tmp_path / "a.json"
+    save_json(file, json.dumps(CONTENT))
+    file.write_text(file.read_text().replace(old, new))
+    line = rf"^{file} is damaged .it has changed since it was written.: run it$"
+    with pytest.raises(ValueError, match=line):
+        load_json(file, remedy="run it")
+
+
+def test_a_record_with_another_digit_is_refused_and_its_version_is_said_first() -> None:
+    record = probed()
+    text = with_checksum(record.to_json())
+    assert Record.from_json(text) == Record.from_json(record.to_json()) == record
+    with pytest.raises(ValueError, match=r"^x is damaged .it has changed since"):
+        Record.from_json(text.replace('"length": ', '"length": 1'), "x")
+    with pytest.raises(ValueError, match="schema version 9"):
+        Record.from_json(text.replace('"version": 1', '"version": 9'))

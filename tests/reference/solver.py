@@ -13,8 +13,6 @@ from jaxtyping import Bool, Float
 from scipy.optimize import nnls
 from torch import Tensor
 
-__all__ = ["all_pairs", "brute_force", "closest_in_hull", "greedy_path", "squared_error"]
-
 
 def squared_error(
     weights: Float[Tensor, "... M"], value: Float[Tensor, "M V"], output: Float[Tensor, " V"]

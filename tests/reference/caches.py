@@ -1,4 +1,4 @@
-"""Slow, obvious versions of what a shared set of keys leaves, and bounds on it."""
+"""Slow, obvious search for the best shared set of keys, and a bound on the error of any."""
 
 from itertools import combinations
 
@@ -8,8 +8,6 @@ from torch import Tensor
 
 from value_aware_attention.caches.method import CacheMethod, available, protected
 from value_aware_attention.caches.observed import KeptKeys, Observed
-
-__all__ = ["best_set", "least_error"]
 
 MOST_KEYS = 16
 

@@ -1,6 +1,6 @@
-"""Which architectures of the installed transformers `replace_attention` covers: tried, one by one.
+"""Tries `replace_attention` on every text architecture of the installed transformers.
 
-`python -m value_aware_attention.hugging_face.support` prints the table of docs/hugging-face.md.
+python -m docs.architectures    # prints the table of docs/hugging-face.md
 """
 
 import logging
@@ -25,22 +25,12 @@ from value_aware_attention.approximations import Exact, OptimalValueOblivious
 from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.layers import INTERFACE
 
-__all__ = [
-    "NOT_TRIED",
-    "Result",
-    "architectures",
-    "calls_interface",
-    "markdown",
-    "tiny",
-    "try_architecture",
-]
-
 MAPPINGS = (
     modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
-"""An architecture is tried as the first of these that it has."""
+"""transformers' lists of models: an architecture is tried as the first that names it."""
 
 TINY = {
     "hidden_size": 32,
@@ -74,7 +64,7 @@ TINY = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
-"""What a config is asked for where it has such a value; the rest is its own default."""
+"""Values of a tiny config, each used where the architecture has it; the rest are defaults."""
 
 TINY_TOO: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_group_size": 2},
@@ -97,10 +87,10 @@ TINY_TOO: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What some architectures need beside it."""
+"""Further values that some architectures need to become tiny"""
 
 LARGEST = 10_000_000
-"""Parameters of the largest model that is tried."""
+"""Most parameters of a model that is tried"""
 
 NOT_TRIED = {
     "cohere_compass_text": "its default config names no rotary parameters for its layers",
@@ -109,27 +99,26 @@ NOT_TRIED = {
     "zamba": "its weights cannot be tied in a few layers",
     "zamba2": "its layers follow a list of 54",
 }
-"""Architectures whose config does not become tiny, and why."""
-
+"""Architectures whose config does not become tiny, with the reason"""
 
 NO_INTERFACE = "does not call transformers' attention interface"
 
 
 class Result(NamedTuple):
-    """Holds what an architecture did."""
+    """Holds how far one architecture through the adapter is from eager attention."""
 
     error: float
     """Largest difference to eager attention with `Exact`, relative to the largest output."""
     one_key: float
-    """The same with one key per query: what it would look like to be wrong."""
+    """The difference with one key per query, which shows that the test can fail"""
     unmasked: float
-    """The same with `Exact` and no mask."""
+    """The difference with `Exact` and no mask, which shows that the masks matter"""
     refused: str | None
-    """The one line that says what cannot be honoured; the numbers are then NaN."""
+    """The line that refuses the model; the numbers are then NaN."""
 
     @property
     def equal(self) -> bool:
-        """Equal to eager, by a test that would have shown a difference."""
+        """Tells whether it equals eager attention, by a test that would have shown a difference."""
         return self.refused is None and self.error < 1e-3 < 1e-2 < min(self.one_key, self.unmasked)
 
 
@@ -192,7 +181,7 @@ def calls_interface(kind: str) -> bool:
 
 
 def markdown() -> str:
-    """Writes the table in Markdown: what happens, and the architectures to which it does."""
+    """Returns the table in Markdown: each outcome with its architectures."""
     rows: dict[str, list[str]] = defaultdict(list)
     for kind in architectures():
         if kind in NOT_TRIED:
@@ -228,7 +217,7 @@ def _tiny_config(kind: str) -> PreTrainedConfig:
 
 
 def _batch(config: PreTrainedConfig) -> tuple[dict[str, Tensor], Bool[Tensor, "batch N"]]:
-    """Two texts of 12 and 8 tokens, padded at the end; a decoder beside an encoder reads 7."""
+    """Makes two texts of 12 and 8 tokens, padded at the end; a decoder with an encoder reads 7."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, 90, (2, 12), generator=generator)
     visible = torch.arange(12) < torch.tensor([[12], [8]])

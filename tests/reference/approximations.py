@@ -11,31 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from value_aware_attention.approximations.reference_solver import closest_in_hull
-
-__all__ = [
-    "attention_weights",
-    "big_bird",
-    "dilated_window",
-    "fixed",
-    "leave_one_out_keys",
-    "linformer",
-    "longformer",
-    "lsh_weights",
-    "norm_weighted_keys",
-    "nystrom",
-    "oblivious_keys_optimal_weights",
-    "optimal_value_aware_1",
-    "optimal_value_oblivious",
-    "random_feature_weights",
-    "random_fourier_weights",
-    "random_keys",
-    "reformer_weights",
-    "sampled_keys",
-    "sliding_window",
-    "strided",
-    "value_aware_keys_attention_weights",
-]
+from tests.reference.solver import closest_in_hull
 
 Similarity = Callable[[Tensor, Tensor], float]
 

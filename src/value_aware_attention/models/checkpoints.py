@@ -30,16 +30,14 @@ from value_aware_attention.hugging_face.hub import local_folder, only_local, why
 from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
-__all__ = ["auto_class", "checkpoint_files", "load_model", "load_tokenizer"]
-
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
-"""What a folder with a tokenizer holds at least one of."""
+"""Files of which a folder with a tokenizer holds at least one"""
 BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
-"""What layers of before saved beside their weights: masks and frequencies, made anew today"""
+"""Endings of buffers that older layers saved beside their weights: masks and frequencies"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A local folder's model, or one of the hub, on the CPU, in evaluation mode.
+    """Loads the model of a local folder or of the hub, on the CPU, in evaluation mode.
 
     Its kind is what its config's `architectures` says: a masked LM, a causal LM, otherwise the
     model without a head. Only safetensors are read and no code of the checkpoint is run. `dtype`
@@ -72,7 +70,7 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a local folder, or of a model of the hub. Raises where there is none."""
+    """Loads the tokenizer of a local folder or of the hub. Raises OSError where there is none."""
     folder = local_folder(name)
     if folder is not None and not any(any(folder.glob(file)) for file in VOCABULARIES):
         raise FileNotFoundError(f"{name} has no tokenizer: give tokenizer=FOLDER, one that has")
@@ -86,7 +84,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def _loading(name: str | Path) -> Iterator[None]:
-    """Says in one line why transformers does not load what `name` stands for."""
+    """Says in one line why transformers does not load a model or tokenizer."""
     try:
         yield
     except MemoryError:
@@ -121,7 +119,7 @@ def _without_report() -> Iterator[None]:
 
 
 def _architecture(name: str, config: PreTrainedConfig) -> str:
-    """The class that was saved, as the config names it; ValueError where it names none."""
+    """Returns the class that was saved, as the config names it; ValueError where it names none."""
     named = config.architectures
     first = named[0] if isinstance(named, list) and named else None
     kinds = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING)
@@ -141,7 +139,7 @@ def _check_weights(
     """Raises ValueError for weights that were drawn, and for layers that the config leaves out.
 
     A model without a head may lack its pooler, which no hidden state depends on, and may leave the
-    checkpoint's head; buffers that models of before saved are left too.
+    checkpoint's head; buffers that older models saved are left too.
     """
     missing = [k for k in found["missing_keys"] if has_head or "pooler" not in k.split(".")]
     if missing:
@@ -164,7 +162,7 @@ def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
 
 
 def _some(keys: Collection[str]) -> str:
-    """Lists the first of them."""
+    """Lists the first three keys, and counts the others."""
     first = sorted(keys)[:3]
     more = len(keys) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
@@ -177,7 +175,7 @@ def checkpoint_files(name: str) -> list[Path]:
 
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
-    """The AutoModel class under which transformers lists this architecture of the config's type."""
+    """Finds the AutoModel class under which transformers lists this architecture."""
     for mapping, found in (
         (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
         (MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),
@@ -188,6 +186,6 @@ def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
 
 
 def _classes(mapping: Any, config: PreTrainedConfig) -> list[str]:
-    """The names of the classes that a mapping of transformers' has for a config."""
+    """Lists the classes that a mapping of transformers has for a config, by name."""
     listed = mapping.get(type(config), ())
     return [model.__name__ for model in (listed if isinstance(listed, tuple) else (listed,))]

@@ -22,8 +22,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from value_aware_attention.hugging_face.checkpoints import checkpoint_files, load_model
 from value_aware_attention.hugging_face.saved import check_files
+from value_aware_attention.models.checkpoints import checkpoint_files, load_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}

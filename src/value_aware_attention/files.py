@@ -1,0 +1,402 @@
+"""Writes files and folders whole or not at all, and checks them by sha256 when they are read.
+
+A new file or folder lies beside its place under a hidden name. It is flushed to the disk, then
+renamed; what a killed process left is removed by the next one that writes there. SHA256SUMS lists
+the checksums of a folder's files, and a JSON object holds the checksum of its own content.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from hashlib import file_digest, sha256
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import uuid4
+
+from filelock import FileLock, Timeout
+
+CHECKSUMS = "SHA256SUMS"
+"""Name of a folder's list of checksums, in the form that `sha256sum --check` reads"""
+CHECKSUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+CARD = "README.md"
+"""Name of a model's card, which has no checksum because people may edit it"""
+CONTENT_SHA256 = "content_sha256"
+"""Key of a JSON object for the checksum of its other content"""
+FOLDERS_ABOVE = 3
+"""Number of parent folders searched for the SHA256SUMS of a file: tokens lie two levels down."""
+PARTIAL, OLD, LOCK = ".partial", ".old", ".lock"
+"""Endings of hidden names: an unfinished file or folder, a folder that is replaced, a lock"""
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""Error numbers of file systems without locks, some of them on a network"""
+NO_ROOM = {
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "files may not grow as large",
+}
+BY_RUST = re.compile(r"os error (\d+)")
+BY_TORCH = re.compile(r"unexpected pos \d+|iostream error|PytorchStreamWriter failed")
+"""Messages of torch.save when its archive cannot grow; they do not name the reason."""
+ROOM = 2**30
+"""Free bytes above which torch has rather met a limit of a file's size than a full disk"""
+
+
+class DiskFull(OSError):
+    """Says in one line which folder takes no more bytes."""
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Writes a file of UTF-8 as `new_file` does."""
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def new_file(path: Path | str) -> Iterator[Path]:
+    """Yields the name of a file to fill, which takes its place at `path` when all succeeded.
+
+    Several processes may write one file: each has a name of its own, and the last one stays.
+    Raises DiskFull, which names the folder.
+    """
+    target = Path(path)
+    remove_left_overs(target.parent)
+    partial = target.with_name(f".{target.name}.{uuid4().hex[:12]}{PARTIAL}")
+    with _locked(partial), full_disk_named(target.parent):
+        yield partial
+        _flush(partial)
+        os.replace(partial, target)
+        _flush(target.parent)
+
+
+@contextmanager
+def new_folder(path: Path | str) -> Iterator[Path]:
+    """Yields a folder to fill, which takes the place of `path` when all succeeded.
+
+    It gets the SHA256SUMS by which it is known as this program's, unless its parts have theirs. At
+    every moment the old folder or the new one exists, under its own name or under a hidden one
+    that the next call finds. Raises ValueError, before anything is yielded, where another process
+    writes there or `check_replaceable` refuses, DiskFull where the disk is full.
+    """
+    target = Path(path)
+    target = target.resolve() if target.is_symlink() else target  # the link itself stays
+    with _aside(target) as (partial, old):
+        check_replaceable(target)
+        yield partial
+        if unnamed(partial):
+            write_checksums(partial)
+        check_replaceable(target)  # somebody may have put files there meanwhile
+        _flush(*partial.rglob("*"), partial)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(partial, target)
+        _flush(target.parent)
+
+
+@contextmanager
+def new_files(path: Path | str, *, last: str) -> Iterator[Path]:
+    """Yields a folder to fill, whose files are moved into `path`, the file `last` after the others.
+
+    Other files of that folder stay. Raises ValueError where another process writes there, DiskFull
+    where the disk is full, IsADirectoryError, before a file is replaced, for a folder in its place.
+    """
+    target = Path(path)
+    with _aside(target) as (partial, _):
+        yield partial
+        files = sorted(partial.iterdir(), key=lambda file: (file.name == last, file.name))
+        places = [target / file.name for file in files]
+        if folders := [place for place in places if place.is_dir()]:
+            raise IsADirectoryError(f"{folders[0]} is a folder; a file is written there")
+        _flush(*files, partial)
+        target.mkdir(exist_ok=True)
+        for file, place in zip(files, places, strict=True):
+            os.replace(file, place)
+        _flush(target)
+
+
+def check_replaceable(path: Path | str) -> None:
+    """Raises ValueError for a folder that holds a file which this program has not written.
+
+    Such a file is named by no SHA256SUMS of the folder. An empty folder may be replaced, and one
+    that does not exist be made.
+    """
+    folder = Path(path)
+    if folder.is_dir() and (files := unnamed(folder)):
+        raise ValueError(
+            f"{folder} holds {files[0].relative_to(folder)}, which no {CHECKSUMS} there names, so "
+            f"that it is not this program's to replace: give another folder, or move the file away"
+        )
+
+
+@contextmanager
+def held(
+    path: Path | str, run: str = "a run", instead: str = "write to another folder"
+) -> Iterator[None]:
+    """Locks `path` for this process; the system unlocks it when the process ends or is killed.
+
+    Raises ValueError, at once, where another process has locked it.
+    """
+    target = Path(path)
+    refusal = f"{target} belongs to {run} that is still going: wait for it, or {instead}"
+    with _locked(target.with_name(f".{target.name}{LOCK}"), refusal):
+        yield
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Removes the unfinished files of processes that have ended: nobody has them locked."""
+    for file in folder.glob(f".*{PARTIAL}"):
+        # an error: a process writes the file, it is a folder, or there are no locks to tell
+        with suppress(OSError), FileLock(file, blocking=False, fallback_to_soft=False):
+            file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(file: Path, refusal: str | None = None) -> Iterator[None]:
+    """Makes a file that is locked until the block or the process ends; the block removes it.
+
+    Raises ValueError with the refusal where another process has it locked; without one it waits.
+    """
+    lock = FileLock(file, blocking=refusal is None, fallback_to_soft=False)
+    with full_disk_named(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ValueError(refusal) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        lock.release()
+
+
+@contextmanager
+def _aside(target: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields an empty folder beside `target`, and the name to which an old one is moved."""
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(f"{target} is a file; a folder is written there")
+    partial, old = (target.with_name(f".{target.name}{suffix}") for suffix in (PARTIAL, OLD))
+    with held(target):
+        _settle(target, partial, old)
+        try:
+            with full_disk_named(target.parent):
+                partial.mkdir()
+                yield partial, old
+        finally:
+            _settle(target, partial, old)
+
+
+def _settle(target: Path, partial: Path, old: Path) -> None:
+    """Puts an old folder back that no new one has replaced; removes unfinished and old folders.
+
+    Raises ValueError for a folder under the old one's name that this user's program did not leave.
+    """
+    if old.exists():
+        if unnamed(old) or old.stat().st_uid != os.geteuid():
+            raise ValueError(f"{old} is in the way and not this program's: move it away")
+        if not target.exists():
+            os.replace(old, target)
+    shutil.rmtree(partial, ignore_errors=True)
+    if old.exists():
+        os.replace(old, partial)  # so that a name of an old folder is always that of a whole one
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _flush(*paths: Path) -> None:
+    """Flushes the bytes of files and the names in folders: until then a rename may be lost."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Raises DiskFull in the place of the error that a library raises where the disk is full."""
+    try:
+        yield
+    except DiskFull:
+        raise
+    except Exception as error:
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        reason = _lack_of_room(error, free)
+        if reason is None:
+            raise
+        raise DiskFull(f"{reason} in {folder} ({free:,} bytes are free)") from error
+
+
+def _lack_of_room(error: BaseException | None, free: int) -> str | None:
+    """Finds a lack of space in an error or in one that it followed from."""
+    while error is not None:
+        number = error.errno if isinstance(error, OSError) else None
+        if by_rust := BY_RUST.search(str(error)):
+            number = int(by_rust[1])
+        if number in NO_ROOM:
+            return NO_ROOM[number]
+        if isinstance(error, RuntimeError) and BY_TORCH.search(str(error)):
+            limited = f", or {NO_ROOM[errno.EFBIG]}" if free > ROOM else ""
+            return NO_ROOM[errno.ENOSPC] + limited
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes the SHA256SUMS of all files below a folder except cards."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    lines = (
+        f"{checksum(file)}  {file.relative_to(folder).as_posix()}\n"
+        for file in files
+        if file.name not in (CARD, CHECKSUMS)
+    )
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def check_checksums(path: Path | str, remedy: str = "make it again") -> None:
+    """Raises ValueError where a file, or one below a folder, has changed since it was written.
+
+    A file that no SHA256SUMS names, in its folder or the three above it, is taken as it is.
+    """
+    given = Path(path)
+    for folder in (given, *given.parents[:FOLDERS_ABOVE]):
+        if not (folder / CHECKSUMS).is_file():
+            continue
+        for name, written in listed(folder, remedy).items():
+            file = folder / name
+            if not file.is_relative_to(given):
+                continue
+            if not file.is_file():
+                raise ValueError(f"{file} is missing: {remedy}")
+            if checksum(file) != written:
+                raise ValueError(f"{file} has changed since it was written: {remedy}")
+        return
+
+
+def unnamed(folder: Path) -> list[Path]:
+    """Lists the files below a folder that no SHA256SUMS at or below it names, except cards."""
+    files = sorted(file for file in folder.rglob("*") if not file.is_dir())
+    named = {
+        file.parent / name
+        for file in files
+        if file.name == CHECKSUMS
+        for name in listed(file.parent)
+    }
+    cards = {one.with_name(CARD) for one in named}
+    return [file for file in files if file.name != CHECKSUMS and file not in named | cards]
+
+
+def listed(folder: Path, remedy: str = "move it away") -> dict[str, str]:
+    """Reads a folder's SHA256SUMS, name -> sha256; {} where there is none.
+
+    Raises ValueError for a line of another form, and for a name outside of the folder.
+    """
+    file = folder / CHECKSUMS
+    if not file.is_file():
+        return {}
+    with reading(file, remedy):
+        text = file.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            raise ValueError("it has no last line" if text else "it is empty")
+        found = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not (parts := CHECKSUM_LINE.fullmatch(line)):
+                raise ValueError(f"line {number} is no sha256 with a name")
+            name = PurePosixPath(parts[2])
+            if name.is_absolute() or ".." in name.parts:
+                raise ValueError(f"line {number} names {name}, which lies outside of its folder")
+            found[str(name)] = parts[1]
+    return found
+
+
+def checksum(file: Path) -> str:
+    """Returns the sha256 of a file in hexadecimal digits; an unchanged file is read only once."""
+    state = file.stat()
+    return _checksum(file, state.st_size, state.st_mtime_ns, state.st_ino)
+
+
+@lru_cache(maxsize=1024)
+def _checksum(file: Path, size: int, written: int, inode: int) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
+
+
+def save_json(path: Path | str, text: str) -> None:
+    """Writes the text of a JSON object, with its checksum, as `new_file` does."""
+    write_text(path, with_checksum(text))
+
+
+def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> dict[str, Any]:
+    """Reads a JSON object that has these keys.
+
+    Raises ValueError, with the file's name, for anything else, NaN and infinity included, and for
+    content that differs from its checksum.
+    """
+    with reading(path, remedy):
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, not an object")
+        content = without_checksum(content)
+        for key in keys:
+            content[key]
+    return content
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON; raises ValueError for anything else, NaN and infinity included."""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it holds {constant}")
+
+
+def with_checksum(text: str) -> str:
+    """Adds the sha256 of a JSON object's content as its last key; the rest of the text stays.
+
+    The layout and the order of the keys do not change the checksum.
+    """
+    end = text.rindex("}")
+    body = text[:end].rstrip()
+    line = f'"{CONTENT_SHA256}": "{_digest(json.loads(text))}"'
+    indent = "\n " if "\n" in text[len(body) : end] else ""
+    return f"{body},{indent}{line}{text[len(body) :]}"
+
+
+def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Takes the checksum off an object; one without a checksum is returned as it is.
+
+    Raises ValueError where the content has another checksum.
+    """
+    rest = {key: part for key, part in content.items() if key != CONTENT_SHA256}
+    if CONTENT_SHA256 in content and content[CONTENT_SHA256] != _digest(rest):
+        raise ValueError("it has changed since it was written")
+    return rest
+
+
+def _digest(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def reading(path: Path | str, remedy: str = "make it again") -> Iterator[None]:
+    """Raises ValueError, with the file's name, for any error that a damaged file leads to.
+
+    An error that names the file stays as it is, and so does one of a file that cannot be opened.
+    """
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # readers of damaged bytes raise all kinds, Rust's Exception itself
+        if str(path) in str(error):
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        what = f"it has no {error}" if isinstance(error, KeyError) else lines[0]
+        raise ValueError(f"{path} is damaged ({what}): {remedy}") from error
