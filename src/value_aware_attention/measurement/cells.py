@@ -11,7 +11,7 @@ from torch import nn
 
 from value_aware_attention.approximations import SparseApproximation, SparseWeights
 from value_aware_attention.distributed import shared_map
-from value_aware_attention.measurement.intervals import paired_difference, ratio_of_sums
+from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.record import CellError
 from value_aware_attention.measurement.sampled_rows import ExactRows
 from value_aware_attention.measurement.tasks import Layerwise, UnitSums
@@ -86,8 +86,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
 
 def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | None]:
     """Value, paired difference to exact and their ends; None for the ends of a single unit."""
-    interval = paired_difference(sums.totals, exact.totals, sums.counts)
-    ends = (interval.estimate, interval.low, interval.high)
+    ends = [float(end) for end in ratio_of_sums(sums.totals - exact.totals, sums.counts)]
     if metric == "perplexity":
         baseline = math.exp(exact.mean())
         value, low, high = (baseline * math.exp(min(end, 600.0)) for end in ends)
