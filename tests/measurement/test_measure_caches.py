@@ -7,13 +7,13 @@ import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from value_aware_attention import caches, hugging_face
-from value_aware_attention.measurement.cache_errors import CacheErrors, cache_calls
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
 from value_aware_attention.measurement.measure_caches import (
     CacheBatch,
     cache_settings,
     measure_caches,
 )
+from value_aware_attention.measurement.recorded import ExactRows, recording
 
 PAGE = Path(__file__).parents[2] / "docs/caches.md"
 PREFIX, LENGTH = 12, 20
@@ -79,8 +79,10 @@ def test_errors_and_end_metrics_are_those_computed_by_hand(
     after = caches.AfterPrefix(caches.ObservedAttention(7), prefix=PREFIX, rows=8)
     error, norm, divergence = torch.zeros(2), torch.zeros(2), []
     for batch in batches:
-        for layer, call in enumerate(cache_calls(model, **batch.inputs)):
-            measured = CacheErrors.of(call, torch.arange(PREFIX, LENGTH))
+        with torch.inference_mode(), recording(model, shares_keys=True) as calls:
+            model(**batch.inputs)
+        for layer, call in enumerate(calls):
+            measured = ExactRows.served(call, torch.arange(PREFIX, LENGTH))
             error[layer] += measured.squared_error(after).sum()
             norm[layer] += measured.squared_norm().sum()
         with torch.no_grad():

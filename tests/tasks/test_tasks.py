@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.evaluate import expand_axes
+from tests.recorded import recorded
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
@@ -35,9 +36,8 @@ from value_aware_attention.measurement.cells import Setting, cell_error
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.measure import measure, setting_key
 from value_aware_attention.measurement.record_cache import RecordCache
-from value_aware_attention.measurement.sampled_rows import ExactRows
+from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
 from value_aware_attention.measurement.skewness import skewness, skewness_of
-from value_aware_attention.measurement.tasks import LayerCall, evenly_spaced
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.tasks.causal import CausalTask, context_windows
@@ -394,7 +394,7 @@ def test_a_number_is_kept_under_everything_that_decides_it(tmp_path: Path) -> No
 @pytest.mark.parametrize("causal", [False, True])
 def test_skewness_does_not_depend_on_the_blocks_it_is_taken_in(causal: bool) -> None:
     tensors = torch.randn(3, 2, 2, 11, 4, generator=torch.Generator().manual_seed(0))
-    call = LayerCall(*tensors, kernels.Elu(), causal, 4)
+    call = recorded(*tensors, kernels.Elu(), causal, 4)
     weights = attention_weights(*tensors[:2], kernel=kernels.Elu(), is_causal=causal)
     for numbers in (2**24, 3 * 4 * 11, 1):  # all rows, three at a time, one
         with chunked(numbers):
@@ -403,11 +403,11 @@ def test_skewness_does_not_depend_on_the_blocks_it_is_taken_in(causal: bool) -> 
 
 def test_skewness_of_known_distributions() -> None:
     key = torch.eye(4)[None, None]
-    uniform = LayerCall(torch.zeros(1, 1, 3, 4), key, key, kernels.Exponential(), False, 0)
+    uniform = recorded(torch.zeros(1, 1, 3, 4), key, key, kernels.Exponential(), False, 0)
     assert skewness(uniform) == pytest.approx(
         {"largest_weight": 0.25, "rows_over_half": 0, "effective_keys": 4, "keys_for_90_percent": 4}
     )
-    peaked = LayerCall(100 * key[:, :, :3], key, key, kernels.Exponential(), False, 1)
+    peaked = recorded(100 * key[:, :, :3], key, key, kernels.Exponential(), False, 1)
     assert skewness(peaked) == pytest.approx(
         {"largest_weight": 1, "rows_over_half": 1, "effective_keys": 1, "keys_for_90_percent": 1}
     )

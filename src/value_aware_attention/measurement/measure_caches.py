@@ -15,10 +15,8 @@ from torch.nn.functional import cosine_similarity, kl_div
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from value_aware_attention.attention import attention_weights
 from value_aware_attention.caches import AfterPrefix, CacheMethod, Recent, ValueAware
 from value_aware_attention.hugging_face import own_kernel, replace_attention
-from value_aware_attention.measurement.cache_errors import CacheErrors, cache_calls
 from value_aware_attention.measurement.cache_gaps import gaps, served_errors
 from value_aware_attention.measurement.cache_record import (
     CacheCell,
@@ -27,6 +25,7 @@ from value_aware_attention.measurement.cache_record import (
     Estimate,
     estimate,
 )
+from value_aware_attention.measurement.recorded import ExactRows, recording
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.windows import vocabulary_size
 
@@ -219,7 +218,7 @@ class _Texts:
     model: PreTrainedModel
     batch: CacheBatch
     given_ends: Ends | None
-    measured_on: Sequence[CacheErrors]
+    measured_on: Sequence[ExactRows]
     """By layer"""
     served: Tensor
     """The places of all served queries"""
@@ -239,23 +238,24 @@ class _Texts:
         ends: Ends | None,
     ) -> "_Texts":
         """Lets the exact model read it; `like` tells which queries are served."""
-        calls = cache_calls(model, repeated, **batch.inputs)
+        with recording(model, shares_keys=True, repeated=repeated) as calls:
+            model(**batch.inputs)
         length = calls[0].query.shape[-2]
         rows = min(SERVED, length - (like.prefix or length // 2))
         oracle = like.like(Recent(like.method.r), observed="hindsight", rows=rows)
-        at = oracle.observe(**calls[0].arguments()).positions
+        at = oracle.observe(**calls[0].arguments(), layer=calls[0].layer).positions
         assert at is not None
         every = torch.arange(length, device=at.device)
         if like.prefix is None:
             seen = like.like(like.method, observed="noncausal")
-            observed = seen.observe(**calls[0].arguments()).positions
+            observed = seen.observe(**calls[0].arguments(), layer=calls[0].layer).positions
             assert observed is not None
             served = every[~torch.isin(every, observed)]
         else:
             served = every[like.prefix :]
         output = model(**batch.inputs)[0].float()
         found = cls(
-            model, batch, ends, [CacheErrors.of(c, at) for c in calls], served, output, {}, {}
+            model, batch, ends, [ExactRows.served(c, at) for c in calls], served, output, {}, {}
         )
         return replace(found, exact=found.ends(output))
 
@@ -305,7 +305,7 @@ class _Texts:
     def _choice(self, after: AfterPrefix) -> tuple[float, float]:
         """Times one choice in the middle layer, by key-value head; counts its multiply-adds."""
         call = self.measured_on[len(self.measured_on) // 2].call
-        seen = after.observe(**call.arguments())
+        seen = after.observe(**call.arguments(), layer=call.layer)
         begun = perf_counter()
         after.method.keep(seen)
         seconds = (perf_counter() - begun) / seen.batch.numel()
@@ -324,13 +324,7 @@ def _mean(units: Array) -> Estimate:
     return estimate(units, np.ones_like(units))
 
 
-def _sharpest(measured: CacheErrors) -> tuple[float, ...]:
+def _sharpest(measured: ExactRows) -> tuple[float, ...]:
     """Averages the largest attention weight of served queries, by query head."""
-    seen = measured.call.query[..., measured.rows, :]
-    call = measured.call
-    visible = None
-    if call.is_causal:
-        keys = torch.arange(call.key.shape[-2], device=seen.device)
-        visible = keys <= measured.rows[:, None]
-    weights = attention_weights(seen, call.key, kernel=call.kernel, attn_mask=visible)
+    weights = measured.rows.weights
     return tuple(weights.amax(-1).mean(dim=(0, -1)).flatten().tolist())

@@ -18,17 +18,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import attention_layers, own_kernel, replace_attention
 from value_aware_attention.hugging_face.checkpoints import auto_class
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import mask_tokens
-from value_aware_attention.measurement.tasks import (
-    LayerCall,
-    LayerRecorder,
-    Layerwise,
-    UnitSums,
-    exactly,
-)
+from value_aware_attention.measurement.recorded import recording
+from value_aware_attention.measurement.tasks import Layerwise, UnitSums, exactly
 from value_aware_attention.measurement.text_windows import TextWindows
 
 __all__ = [
@@ -82,16 +78,14 @@ class WindowTask(ABC):
         return UnitSums(np.array([total], dtype=np.float64), np.array([count], dtype=np.float64))
 
     @torch.inference_mode()
-    def layer_calls(self, part: int = 0) -> list[LayerCall]:
+    def layer_calls(self, part: int = 0) -> list[Call]:
         """What each layer's attention is called with when the model reads a window.
 
         A layer that the model runs several times (ALBERT) counts as several. Raises ValueError,
         with the layer, where exact attention gives what is not a number.
         """
-        recorders: dict[int, LayerRecorder] = {}
-        with self.attending(lambda layer: recorders.setdefault(layer, LayerRecorder())):
+        with recording(self.model, kernel=self.given_kernel) as calls:
             output = self.read(self.inputs(part))
-        calls = [call for layer in sorted(recorders) for call in recorders[layer].calls]
         if output.isnan().any():
             lost = [i for i, call in enumerate(calls) if call.query.isnan().any()]
             layer = max(lost[0] - 1, 0) if lost else len(calls) - 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,16 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
+from value_aware_attention.call import Call
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.tasks import (
-    LayerCall,
-    LayerRecorder,
-    Layerwise,
-    UnitSums,
-    evenly_spaced,
-)
+from value_aware_attention.measurement.recorded import evenly_spaced, recording
+from value_aware_attention.measurement.tasks import Layerwise, UnitSums
 from value_aware_attention.models.causal_lm import CausalLanguageModel
 from value_aware_study.data.token_arrays import read_tokens
 from value_aware_study.tasks.scored_rows import ScoredRows
@@ -149,12 +146,14 @@ class CausalTask:
             )
         return [full[index] for index in evenly_spaced(len(full), self.recorded_units)]
 
-    def layer_calls(self, part: int = 0) -> list[LayerCall]:
-        recorders = [LayerRecorder() for _ in self.model.layers]
-        with torch.inference_mode(), replace_attention(self.model, recorders.__getitem__):
-            for window in self.recorded_windows():
+    def layer_calls(self, part: int = 0) -> list[Call]:
+        layers = []
+        for window in self.recorded_windows():
+            with torch.inference_mode(), recording(self.model) as calls:
                 self._losses([window])
-        return [recorder.joined(first_row=self.context) for recorder in recorders]
+            layers.append(calls)
+        joined = map(Call.joined, zip(*layers, strict=True))
+        return [replace(call, first_row=self.context) for call in joined]
 
     def digest(self, part: int) -> str:
         digest = sha256(f"{self.windows} {self.recorded_units}".encode())

@@ -8,16 +8,12 @@ import torch
 from torch import Tensor
 from transformers import RobertaForMaskedLM
 
+from value_aware_attention.call import Call
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.tasks import (
-    LayerCall,
-    LayerRecorder,
-    Layerwise,
-    UnitSums,
-    evenly_spaced,
-)
+from value_aware_attention.measurement.recorded import evenly_spaced, recording
+from value_aware_attention.measurement.tasks import Layerwise, UnitSums
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.tasks.scored_rows import ScoredRows
 
@@ -109,12 +105,13 @@ class MaskedTask:
     def kernel(self) -> Kernel:
         return own_kernel(self.model)
 
-    def layer_calls(self, part: int = 0) -> list[LayerCall]:
-        recorders = [LayerRecorder() for _ in range(self.model.config.num_hidden_layers)]
-        with torch.inference_mode(), replace_attention(self.model, lambda i: recorders[i]):
-            for row in evenly_spaced(len(self.inputs), self.recorded_units):
+    def layer_calls(self, part: int = 0) -> list[Call]:
+        layers = []
+        for row in evenly_spaced(len(self.inputs), self.recorded_units):
+            with torch.inference_mode(), recording(self.model) as calls:
                 self._wrong(slice(row, row + 1))
-        return [recorder.joined() for recorder in recorders]
+            layers.append(calls)
+        return list(map(Call.joined, zip(*layers, strict=True)))
 
     def digest(self, part: int) -> str:
         read = self.inputs.numpy().tobytes() + self.labels.numpy().tobytes()
