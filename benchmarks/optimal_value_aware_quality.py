@@ -28,8 +28,9 @@ from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.measure import weights_hash
+from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.measurement.text_windows import text_windows
-from value_aware_attention.measurement.windows import EncoderWindows
+from value_aware_attention.measurement.windows import windows_task
 from value_aware_study.data.packaged_weights import weights_folder
 
 LENGTH, WINDOWS = 512, 8
@@ -56,17 +57,17 @@ def main() -> None:
     finish("optimal_value_aware_quality", record, page(record), keep=not quick)
 
 
-def encoder(cfg: DictConfig) -> EncoderWindows:
+def encoder(cfg: DictConfig) -> Task:
     """The pretrained encoder on windows of its texts."""
     folder = str(weights_folder(**{key: cfg[key] for key in ("requirement", "package", "folder")}))
     tokenizer = load_tokenizer(folder)
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     read = text_windows(texts, tokenizer, length=LENGTH, windows=WINDOWS)
     model = load_model(folder)
-    return EncoderWindows(model=model, tokenizer=tokenizer, windows=read, seed=0, kernel=None)
+    return windows_task(model, tokenizer, read)
 
 
-def described(cfg: DictConfig, task: EncoderWindows, calls: list[Call]) -> dict[str, Any]:
+def described(cfg: DictConfig, task: Task, calls: list[Call]) -> dict[str, Any]:
     """Which model, on which text."""
     batch, heads, keys, head_dim = calls[0].key.shape
     return {

@@ -1,4 +1,6 @@
-"""The last layer's attention for those queries alone whose output is scored."""
+"""Attention of a model's last layer for the scored queries alone."""
+
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
@@ -7,7 +9,6 @@ from torch import Tensor, nn
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.recorded import answers_alone
-from value_aware_attention.measurement.tasks import Layerwise
 
 __all__ = ["ScoredRows"]
 
@@ -22,7 +23,9 @@ class ScoredRows:
     asked: Bool[Tensor, "B N"]
     """The positions that are scored in the batch that the model reads next."""
 
-    def in_last_layer(self, method: Layerwise, layers: int) -> Layerwise:
+    def in_last_layer(
+        self, method: Callable[[int], nn.Module], layers: int
+    ) -> Callable[[int], nn.Module]:
         """Returns the same methods, the last of `layers` with the scored rows alone."""
 
         def build(layer: int) -> nn.Module:
