@@ -28,7 +28,7 @@ from value_aware_attention import caches
 from value_aware_attention.caches.queries import OBSERVED, Choice, turned
 from value_aware_attention.measurement.cache_record import CacheRecord, estimate
 from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
-from value_aware_study.tasks.cache_texts import CacheTexts
+from value_aware_attention.measurement.tasks import Task
 
 TEXTS = ("recall", "markov", "copying", "docstrings")
 ROTARY = ("recall", "markov", "copying")
@@ -73,15 +73,15 @@ def main() -> None:
 def measured(name: str, units: int, seeds: list[int]) -> Iterator[Row]:
     """Every setting on one model's texts, the usual one first."""
     cfg = composed("caches", [f"texts={name}"]).caches
-    texts: CacheTexts = instantiate(cfg.load, seeds=seeds, units=units)
-    record = one(texts, name, METHODS, ROWS)
+    task: Task = instantiate(cfg.load, seeds=seeds, units=units)
+    record = one(task, name, METHODS, ROWS)
     usual = {cell.r: cell for cell in record.cells if cell.method == "joint"}
     only = {"joint": METHODS["joint"]}
     found = {"": record}
-    found |= {f", {rows} queries": one(texts, name, only, rows) for rows in (64, 32, 16)}
+    found |= {f", {rows} queries": one(task, name, only, rows) for rows in (64, 32, 16)}
     if name in ROTARY:
-        found |= {f", turned {by}": turned_by(texts, name, only, of) for by, of in TURNS.items()}
-    found[", repeated prefix"] = one(texts, name, only, ROWS, "repeat")
+        found |= {f", turned {by}": turned_by(task, name, only, of) for by, of in TURNS.items()}
+    found[", repeated prefix"] = one(task, name, only, ROWS, "repeat")
     for how, each in found.items():
         for cell in each.cells:
             here = np.array(cell.by_unit["error"])
@@ -94,28 +94,23 @@ def measured(name: str, units: int, seeds: list[int]) -> Iterator[Row]:
             )  # fmt: skip
 
 
-def one(
-    texts: CacheTexts, name: str, methods: Any, rows: int, observed: str = "noncausal"
-) -> CacheRecord:
+def one(task: Task, name: str, methods: Any, rows: int, observed: str = "noncausal") -> CacheRecord:
     """Some methods with so many observed queries."""
-    assert texts.prefix is not None
     settings = cache_settings(
-        methods, sizes=[texts.prefix // part for part in PARTS], observed=[observed],
-        prefix=texts.prefix, rows=rows,
+        methods, sizes=[task.first_row // part for part in PARTS], observed=[observed],
+        prefix=task.first_row, rows=rows,
     )  # fmt: skip
-    return measure_caches(
-        texts.model, texts.batches, settings, model_name=name, task=name, progress=False
-    )
+    return measure_caches(task, settings, model_name=name, task_name=name, progress=False)
 
 
-def turned_by(texts: CacheTexts, name: str, methods: Any, of: float) -> CacheRecord:
+def turned_by(task: Task, name: str, methods: Any, of: float) -> CacheRecord:
     """The same where non-causal queries are turned by this part of the prefix."""
 
     def noncausal(choice: Choice) -> dict[str, Any]:
         return turned(choice, round(of * choice.start))
 
     with patch.dict(OBSERVED, noncausal=noncausal):  # type: ignore[arg-type]
-        return one(texts, name, methods, ROWS)
+        return one(task, name, methods, ROWS)
 
 
 def page(record: dict) -> str:

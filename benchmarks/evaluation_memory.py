@@ -32,7 +32,7 @@ from value_aware_attention.measurement import Setting, measure
 from value_aware_attention.models import build_roberta
 from value_aware_study.benchmarking.process import resident_peak
 from value_aware_study.data.batches import MaskedSequences
-from value_aware_study.tasks.masked import MaskedTask
+from value_aware_study.tasks.masked import masked_task
 
 LENGTH, HEADS, HEAD_DIM = 4096, 12, 64
 MODELS = {
@@ -146,7 +146,7 @@ def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: 
         [scratch / "rows.npy"], length=LENGTH, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
         vocabulary_size=vocabulary_size,
     )  # fmt: skip
-    task = MaskedTask(
+    task = masked_task(
         model=model, sequences=read, seed=0, units=None, batch_size=1, recorded_units=2,
         device="cpu",
     )  # fmt: skip

@@ -24,12 +24,13 @@ from tests.reference import solver as reference_solver
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.approximations.closest_combination import SEARCHES, batched
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.measure import weights_hash
-from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.measurement.text_windows import text_windows
-from value_aware_attention.measurement.windows import EncoderWindows
+from value_aware_attention.measurement.windows import windows_task
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.packaged_weights import weights_folder
 
@@ -45,8 +46,7 @@ def main() -> None:
         cfg = compose("pretrained").pretrained
     task = encoder(cfg)
     calls = [
-        LayerCall.joined(layer)
-        for layer in zip(*map(task.layer_calls, range(task.parts)), strict=True)
+        Call.joined(layer) for layer in zip(*map(task.layer_calls, range(task.parts)), strict=True)
     ]
     kernels = [own_kernel(task.model), *map(instantiate, cfg.probe.kernels)]
     record = header("optimal_value_aware_quality") | described(cfg, task, calls)
@@ -58,17 +58,17 @@ def main() -> None:
     finish("optimal_value_aware_quality", record, page(record), keep=not quick)
 
 
-def encoder(cfg: DictConfig) -> EncoderWindows:
+def encoder(cfg: DictConfig) -> Task:
     """The pretrained encoder on windows of its texts."""
     folder = str(weights_folder(**{key: cfg[key] for key in ("requirement", "package", "folder")}))
     tokenizer = load_tokenizer(folder)
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     read = text_windows(texts, tokenizer, length=LENGTH, windows=WINDOWS)
     model = load_model(folder)
-    return EncoderWindows(model=model, tokenizer=tokenizer, windows=read, seed=0, kernel=None)
+    return windows_task(model, tokenizer, read)
 
 
-def described(cfg: DictConfig, task: EncoderWindows, calls: list[LayerCall]) -> dict[str, Any]:
+def described(cfg: DictConfig, task: Task, calls: list[Call]) -> dict[str, Any]:
     """Which model, on which text."""
     batch, heads, keys, head_dim = calls[0].key.shape
     return {
@@ -82,7 +82,7 @@ def described(cfg: DictConfig, task: EncoderWindows, calls: list[LayerCall]) -> 
     }
 
 
-def all_keys(calls: list[LayerCall]) -> Inputs:
+def all_keys(calls: list[Call]) -> Inputs:
     """One query of every layer and head, with all keys of its window: (72, 1, D), (72, M, D)."""
     generator = torch.Generator().manual_seed(0)
     parts = []
@@ -95,7 +95,7 @@ def all_keys(calls: list[LayerCall]) -> Inputs:
     return query, key, value
 
 
-def few_keys(calls: list[LayerCall]) -> Inputs:
+def few_keys(calls: list[Call]) -> Inputs:
     """Runs of 18 tokens from random layers, windows and heads, one query each."""
     generator = torch.Generator().manual_seed(1)
     parts = []

@@ -26,21 +26,20 @@ def main(cfg: DictConfig) -> None:
     file = inside(cfg.records, cfg.name, ".json")
     if "checkpoint" in cfg.load:
         check_model(Path(cfg.load.checkpoint))
-    texts = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)
-    keys = texts.prefix or texts.batches[0].inputs["input_ids"].shape[1]
+    task = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)
+    keys = task.first_row or task.length
     settings = cache_settings(
         {name: partial(build, cfg, name) for name in cfg.methods},
         sizes=[max(1, keys // part) for part in cfg.parts],
         observed=cfg.observed,
         gaps_of=cfg.gaps_of,
         only=cfg.only,
-        prefix=texts.prefix,
+        prefix=task.first_row or None,
         rows=cfg.rows,
     )
     with tracked(cfg, "caches", cfg.name) as run:
         record = measure_caches(
-            texts.model, texts.batches, settings, model_name=cfg.name, task=cfg.name,
-            description=cfg.description, ends=texts.ends,
+            task, settings, model_name=cfg.name, task_name=cfg.name, description=cfg.description,
         )  # fmt: skip
         log_errors(run, record)
     save_json(file, record.to_json())

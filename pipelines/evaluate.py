@@ -166,7 +166,7 @@ def longer_text(cfg: DictConfig, task: Any) -> dict[str, Baseline]:
         if "fill no sequence" not in str(error):
             raise
         return {}
-    if (longer.inputs[:, 0] != task.inputs[0, 0]).any():
+    if (longer.texts[0].inputs[:, 0] != task.texts[0].inputs[0, 0]).any():
         return {}
     sums = longer.run(None)
     return {"longer_text": Baseline(length=length, **end_metric(sums, sums, task.metric))}

@@ -17,11 +17,11 @@ from torch import nn
 from pipelines.app import app, plain
 from pipelines.evaluate import evaluating, hashes_of, setting, tracked_by_first, write
 from value_aware_attention.approximations import Exact
+from value_aware_attention.call import Call
 from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.layer_errors import rounded
 from value_aware_attention.measurement.record import Panel, Picture
-from value_aware_attention.measurement.tasks import LayerCall
 from value_aware_study.data.token_arrays import AGAIN
 from value_aware_study.tasks.attention_picture import effective_weights, first_head
 from value_aware_study.tasks.budgets import Affordable, closest_to_budget
@@ -43,7 +43,7 @@ class Contender:
     def build(self, parameter: int) -> nn.Module:
         return self.make(**self.given(parameter))
 
-    def near(self, keys: int, call: LayerCall, within: float) -> Affordable | None:
+    def near(self, keys: int, call: Call, within: float) -> Affordable | None:
         """The argument that costs nearest to `keys` on such a call; None where it cannot run."""
         length, head_dim = call.key.shape[-2:]
         sizes: dict[str, Any] = {"length": length, "head_dim": head_dim}
@@ -112,7 +112,7 @@ def log_budgets(run: Any, record: Record) -> None:
 
 
 def cells(
-    cfg: DictConfig, contender: Contender, call: LayerCall, budgets: list[int]
+    cfg: DictConfig, contender: Contender, call: Call, budgets: list[int]
 ) -> Iterator[tuple[Setting, float, float]]:
     """A method near every budget, once for each seed if it is random; the budget and its cost."""
     for budget in budgets:
@@ -125,14 +125,14 @@ def cells(
             yield setting(contender.name, seeded), budget, rounded(found.cost)
 
 
-def usable(method: nn.Module, call: LayerCall) -> bool:
+def usable(method: nn.Module, call: Call) -> bool:
     """Whether the method approximates this kernel, under this mask."""
     kernels = getattr(method, "kernels", ())
     fits = not kernels or isinstance(call.kernel, kernels)
     return fits and (getattr(method, "supports_causal", True) or not call.is_causal)
 
 
-def picture(cfg: DictConfig, contenders: list[Contender], task: Task, call: LayerCall) -> Picture:
+def picture(cfg: DictConfig, contenders: list[Contender], task: Task, call: Call) -> Picture:
     """The weights of every method on a text's first tokens, in the first layer and head."""
     shown = first_head(call, cfg.picture.tokens)
     tokenizer = saved_tokenizer(cfg.tokenizer, AGAIN)

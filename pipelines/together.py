@@ -183,7 +183,7 @@ def check_evaluated(cfg: DictConfig, app: str) -> None:
 
 
 def is_causal(cfg: DictConfig) -> bool:
-    return str(cfg.model.task._target_).endswith(".CausalTask")
+    return str(cfg.model.task._target_).endswith(".causal_task")
 
 
 def check_attention(cfg: DictConfig, app: str) -> None:

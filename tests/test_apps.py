@@ -22,7 +22,7 @@ from value_aware_attention.measurement import Record
 from value_aware_attention.models import CausalLanguageModel, load_masked
 from value_aware_study.report.claims import answers
 from value_aware_study.report.results import Results
-from value_aware_study.tasks.causal import CausalTask
+from value_aware_study.tasks.causal import causal_task
 
 ROOT = Path(__file__).parents[1]
 CHAIN = (
@@ -182,7 +182,7 @@ def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     model = CausalLanguageModel.from_pretrained(made / "outputs/models/causal_elu")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/tokens/causal/evaluation.npy"
-    task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
+    task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
     with (made / "report/grid.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["model"] == "causal_elu"]
     rows = [row for row in rows if row["approximation"] in methods]
@@ -229,7 +229,7 @@ def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
     own = read(made / "outputs/trained/causal_elu_sliding_window.json")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/tokens/causal/evaluation.npy"
-    task = CausalTask(model=model, tokens=tokens, device="cpu", **smoke)
+    task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
     windowed, exact = (
         math.exp(task.run(lambda layer, method=method: method).mean())
         for method in (SlidingWindow(4), Exact())

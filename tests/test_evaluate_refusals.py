@@ -21,8 +21,7 @@ from tests.training.processes import write_tokens
 from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled
 from value_aware_attention.files import write_checksums
-from value_aware_attention.measurement.tasks import UnitSums
-from value_aware_study.tasks.causal import CausalTask
+from value_aware_attention.measurement.tasks import Task, UnitSums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CAUSAL = "outputs/models/causal_elu"
@@ -118,7 +117,7 @@ def this_machine_is_full() -> None:
 def test_too_little_memory_names_the_values_to_lower(
     root: Path, happens: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CausalTask, "run", lambda *arguments: happens())
+    monkeypatch.setattr(Task, "run", lambda *arguments: happens())
     message = refusal("evaluate kernel=elu evaluation.memory_gib=0.5", root)
     assert "evaluation.memory_gib (it is 0.5)" in message
     assert "evaluation.batch_size (it is 2)" in message
@@ -127,7 +126,7 @@ def test_too_little_memory_names_the_values_to_lower(
 def test_another_error_of_torch_is_no_lack_of_memory(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CausalTask, "run", lambda *arguments: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(Task, "run", lambda *arguments: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         run_app("evaluate kernel=elu", root)
 
@@ -237,7 +236,7 @@ def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
     monkeypatch.setattr(measured, "_metric", broken)
     with pytest.raises(SystemExit, match=r"^error: sliding_window r=4: value is inf, which JSON"):
         run_app("evaluate kernel=elu approximation=sliding_window approximation.r=4", root)
-    monkeypatch.setattr(CausalTask, "run", lambda *given: UnitSums(*NOT_A_NUMBER))
+    monkeypatch.setattr(Task, "run", lambda *given: UnitSums(*NOT_A_NUMBER))
     kept = list((root / ".cache/cells").iterdir())
     with pytest.raises(
         SystemExit, match=r"^error: sliding_window r=3: totals.0 is nan, which JSON"

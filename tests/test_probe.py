@@ -25,8 +25,7 @@ from transformers import (
 from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.tasks import UnitSums
-from value_aware_attention.measurement.windows import MaskedWindows
+from value_aware_attention.measurement.tasks import Task, UnitSums
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
@@ -75,7 +74,7 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
 def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
     record = probed("roberta", methods={"one": lambda r, layer: approximations.SlidingWindow(r)})
     cell = next(c for c in record.record.cells if c.parameters == {"r": 4})
-    task = report.window_task(
+    task, _ = report.window_task(
         model("roberta"), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0,
         draw=False,
     )  # fmt: skip
@@ -98,26 +97,26 @@ def test_a_stopped_probe_goes_on_where_it_was(
     whole = probed("roberta").record
     done: list[tuple] = []
     measuring = import_module("value_aware_attention.measurement.measure")
-    score, measure = MaskedWindows.score, measuring.layer_errors
+    run, measure = Task.run, measuring.layer_errors
 
-    def counted(task: MaskedWindows, method: object, window: int) -> tuple[float, int]:
+    def counted(task: Task, method: object, window: int) -> UnitSums:
         if len(done) == 9:
             raise KeyboardInterrupt
         done.append((method, window))
-        return score(task, method, window)
+        return run(task, method, window)
 
-    monkeypatch.setattr(MaskedWindows, "score", counted)
+    monkeypatch.setattr(Task, "run", counted)
     with pytest.raises(KeyboardInterrupt):
         probed("roberta", cache=tmp_path)
-    monkeypatch.setattr(MaskedWindows, "score", score)
+    monkeypatch.setattr(Task, "run", run)
     layers: list[object] = []
     monkeypatch.setattr(
         measuring, "layer_errors", lambda c, **o: layers.append(c) or measure(c, **o)
     )
     after: list[int] = []
     monkeypatch.setattr(
-        MaskedWindows, "score",
-        lambda task, method, window: after.append(window) or score(task, method, window),
+        Task, "run",
+        lambda task, method, window: after.append(window) or run(task, method, window),
     )  # fmt: skip
     assert probed("roberta", cache=tmp_path).record == whole
     assert not layers and len(after) == 2 * (1 + 3 * 5) - 9

@@ -216,7 +216,7 @@ def promoted(*tensors: Tensor) -> list[Tensor]:
 def visibility(
     attn_mask: Bool[Tensor, "*batch #N #M"] | None,
     is_causal: bool,
-    rows: Int[Tensor, " N"],
+    rows: Int[Tensor, "*#batch N"],
     keys: int,
 ) -> Bool[Tensor, "*batch #N #M"] | None:
     """Combines `attn_mask` and `is_causal` into the visible pairs; None = all.
@@ -225,7 +225,7 @@ def visibility(
     """
     if not is_causal:
         return attn_mask
-    causal = torch.arange(keys, device=rows.device) <= rows[:, None]
+    causal = torch.arange(keys, device=rows.device) <= rows[..., None]
     return causal if attn_mask is None else causal & attn_mask
 
 

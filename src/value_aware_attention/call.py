@@ -1,11 +1,12 @@
 """One attention call: its tensors, kernel and mask, and what every method derives from them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,20 +22,21 @@ from value_aware_attention.attention import (
     working_precision,
 )
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.layer import Layer
 
 __all__ = ["Call", "chunked", "max_elements", "max_elements_within"]
 
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
 BYTES_PER_ELEMENT = 64
-"""What a method holds at its peak for each element of a block's largest matrix: 16 of fp32."""
+"""Bytes that a method holds at its peak for each element of a block's largest matrix."""
 
 
 @contextmanager
 def chunked(elements: int) -> Iterator[None]:
-    """Limits the largest matrix of a block of queries to so many elements within the context.
+    """Limits the largest matrix of a block of queries to `elements` elements within the context.
 
-    2**24 without it, 64 MiB of fp32. What a single query needs is held in any case; outputs and
-    inputs are not counted. Smaller blocks change results by rounding alone. Raises ValueError for
+    The limit is 2**24 elsewhere, 64 MiB of fp32. A single query may need more; inputs and outputs
+    are not counted. Smaller blocks change results by rounding alone. Raises ValueError for
     elements below 1.
     """
     most = 2**62  # more than any machine holds, and torch's sizes have room for it
@@ -74,12 +76,16 @@ class Call:
     kernel: Kernel
     attn_mask: Bool[Tensor, "*#batch #N M"] | None
     is_causal: bool
-    rows: Int[Tensor, " N"]
-    """The places of these queries among those of the whole call, of which this may be a block."""
+    rows: Int[Tensor, "*#batch N"]
+    """The places of these queries among those of the whole call, of which this may be a part."""
     queries: int
     """The number of queries of the whole call."""
     dtype: torch.dtype
     """The precision of the output that the caller expects."""
+    layer: Layer = field(default_factory=Layer)
+    """Facts about the model's layer that made the call, for methods that use them."""
+    first_row: int = 0
+    """Queries before it only give context: errors and statistics leave them out."""
 
     @classmethod
     def of(
@@ -91,6 +97,7 @@ class Call:
         kernel: Kernel,
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
+        layer: Layer | None = None,
     ) -> "Call":
         """Checks the inputs, with the ValueErrors of `attention`, and raises their precision."""
         check_inputs(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
@@ -101,7 +108,30 @@ class Call:
         rows = torch.arange(queries, device=query.device)
         dtype = value.dtype
         query, key, value = map(working_precision, promoted(query, key, value))
-        return cls(query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype)
+        layer = layer or Layer()
+        return cls(query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype, layer)
+
+    @classmethod
+    def joined(cls, calls: Sequence[Self]) -> Self:
+        """Joins calls of one layer (B, H, N, .) on texts of one length into one batch."""
+        if len(calls) == 1:
+            return calls[0]
+        query, key, value = (
+            torch.cat([getattr(call, name) for call in calls]) for name in ("query", "key", "value")
+        )
+        masks = [
+            call.attn_mask.expand(len(call.query), -1, -1, -1)
+            for call in calls
+            if call.attn_mask is not None
+        ]
+        mask = torch.cat(masks) if masks else None
+        return replace(calls[0], query=query, key=key, value=value, attn_mask=mask)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of a method or of `attention`, in the caller's precision."""
+        tensors = {name: getattr(self, name).to(self.dtype) for name in ("query", "key", "value")}
+        options = {"attn_mask": self.attn_mask, "is_causal": self.is_causal}
+        return {**tensors, "kernel": self.kernel, **options}
 
     @property
     def keys(self) -> int:
@@ -175,13 +205,47 @@ class Call:
             parts.append(seen.amax(dim=-1).expand(*self.batch, part.query.shape[-2]))
         return torch.cat(parts, dim=-1)
 
+    def at(self, rows: Int[Tensor, "*#batch K"], dtype: torch.dtype | None = None) -> "Call":
+        """Returns the call of the queries at `rows`, whose places may differ from head to head.
+
+        A mask of their own takes the place of `is_causal`. `dtype` None keeps the precision.
+        """
+        rows = rows.expand(*self.batch, -1)
+        at, places = rows[..., None], self.rows[rows]
+        mask = self.attn_mask
+        if mask is not None:
+            mask = mask.expand(*self.batch, self.query.shape[-2], -1).take_along_dim(at, dim=-2)
+        part = replace(
+            self,
+            query=self.query.take_along_dim(at, dim=-2),
+            attn_mask=visibility(mask, self.is_causal, places, self.keys),
+            is_causal=False,
+            rows=places,
+        )
+        if dtype is None:
+            return part
+        query, key, value = (x.to(dtype) for x in (part.query, part.key, part.value))
+        return replace(part, query=query, key=key, value=value, dtype=dtype)
+
+    def unit(
+        self, number: int, *, heads: slice = slice(None), positions: int | None = None
+    ) -> "Call":
+        """Returns a call (B, H, N, .) on one unit alone; `positions`: on its first tokens."""
+        one, tokens = slice(number, number + 1), slice(positions)
+        query, key, value = (x[one, heads, tokens] for x in (self.query, self.key, self.value))
+        mask = self.attn_mask
+        if mask is not None:
+            mask = mask.expand(*self.batch, -1, -1)[one, heads, tokens, tokens]
+        rows = self.rows[tokens]
+        return replace(self, query=query, key=key, value=value, attn_mask=mask, rows=rows)
+
     def take(self, which: slice | Int[Tensor, " K"]) -> "Call":
         """Returns the call of some of its queries alone."""
         mask = self.attn_mask
         if mask is not None and mask.shape[-2] > 1:
             mask = mask[..., which, :]
         query = self.query[..., which, :]
-        return replace(self, query=query, attn_mask=mask, rows=self.rows[which])
+        return replace(self, query=query, attn_mask=mask, rows=self.rows[..., which])
 
     def blocks(self, elements: int = 0) -> Iterator["Call"]:
         """Cuts the call into blocks of queries, so that not all heads' N x M weights are held.

@@ -67,7 +67,8 @@ class OneCache:
         if method.observed == "last":
             rows = list(past)[-method.rows :]
         if method.observed == "hindsight":
-            rows = spaced(served, method.rows)
+            count = min(method.rows, len(served))
+            rows = [served[place * len(served) // count] for place in range(count)]
         visible, places = self.mask[:, rows][..., pool], torch.tensor(rows)
         if method.observed == "noncausal" and method.prefix is not None:
             visible = self.unpadded(rows, pool)

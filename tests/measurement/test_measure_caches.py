@@ -7,13 +7,10 @@ import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from value_aware_attention import caches, hugging_face
-from value_aware_attention.measurement.cache_errors import CacheErrors, cache_calls
+from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
-from value_aware_attention.measurement.measure_caches import (
-    CacheBatch,
-    cache_settings,
-    measure_caches,
-)
+from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+from value_aware_attention.measurement.recorded import ExactRows, recording
 
 PAGE = Path(__file__).parents[2] / "docs/caches.md"
 PREFIX, LENGTH = 12, 20
@@ -30,14 +27,14 @@ def model() -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def batches() -> list[CacheBatch]:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(11, (2, 3, LENGTH), generator=generator)
-    return [CacheBatch({"input_ids": rows}, seed=seed) for seed, rows in enumerate(tokens)]
+def task(model: LlamaForCausalLM) -> Task:
+    tokens = torch.randint(11, (2, 3, LENGTH), generator=torch.Generator().manual_seed(1))
+    texts = [Text.of_tokens(rows, seed) for seed, rows in enumerate(tokens)]
+    return Task(model, texts, "perplexity")
 
 
 @pytest.fixture(scope="module")
-def record(model: LlamaForCausalLM, batches: list[CacheBatch]) -> CacheRecord:
+def record(task: Task) -> CacheRecord:
     methods = {
         "recent": caches.Recent,
         "observed_attention": caches.ObservedAttention,
@@ -48,7 +45,7 @@ def record(model: LlamaForCausalLM, batches: list[CacheBatch]) -> CacheRecord:
         methods, sizes=[7, PREFIX], observed=["last", "repeat", "hindsight"],
         gaps_of=["observed_attention", "value_aware", "value_aware_best"], prefix=PREFIX, rows=8,
     )  # fmt: skip
-    return measure_caches(model, batches, settings, model_name="tiny", task="random")
+    return measure_caches(task, settings, model_name="tiny", task_name="random")
 
 
 def cell(record: CacheRecord, method: str, observed: str, r: int) -> CacheCell:
@@ -74,19 +71,21 @@ def test_keeping_the_whole_prefix_loses_nothing(record: CacheRecord) -> None:
 
 
 def test_errors_and_end_metrics_are_those_computed_by_hand(
-    record: CacheRecord, model: LlamaForCausalLM, batches: list[CacheBatch]
+    record: CacheRecord, model: LlamaForCausalLM, task: Task
 ) -> None:
     after = caches.AfterPrefix(caches.ObservedAttention(7), prefix=PREFIX, rows=8)
     error, norm, divergence = torch.zeros(2), torch.zeros(2), []
-    for batch in batches:
-        for layer, call in enumerate(cache_calls(model, **batch.inputs)):
-            measured = CacheErrors.of(call, torch.arange(PREFIX, LENGTH))
+    for text in task.texts:
+        with torch.inference_mode(), recording(model, shares_keys=True) as calls:
+            model(text.inputs)
+        for layer, call in enumerate(calls):
+            measured = ExactRows.served(call, torch.arange(PREFIX, LENGTH))
             error[layer] += measured.squared_error(after).sum()
             norm[layer] += measured.squared_norm().sum()
         with torch.no_grad():
-            exact = model(**batch.inputs).logits[:, PREFIX:].softmax(-1)
+            exact = model(text.inputs).logits[:, PREFIX:].softmax(-1)
             with hugging_face.replace_attention(model, after):
-                here = model(**batch.inputs).logits[:, PREFIX:].softmax(-1)
+                here = model(text.inputs).logits[:, PREFIX:].softmax(-1)
         divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
     found = cell(record, "observed_attention", "last", 7)
     assert found.error.value == pytest.approx(float((error / norm).mean()), rel=1e-5)
@@ -125,9 +124,8 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
         prefix=None, rows=6,
     )  # fmt: skip
     tokens = torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
-    record = measure_caches(
-        model, [CacheBatch({"input_ids": tokens})], settings, model_name="tiny", task="random"
-    )
+    task = Task(model, [Text(tokens, tokens)], "cosine")
+    record = measure_caches(task, settings, model_name="tiny", task_name="random")
     observed, hindsight = (
         cell(record, "value_aware", look, 4) for look in ("noncausal", "hindsight")
     )

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
+from tests.recorded import recorded
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LeaveOneOutKeys,
@@ -24,13 +25,14 @@ from value_aware_attention.approximations import (
     chunked,
 )
 from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.call import Call
 from value_aware_attention.measurement import LayerOptions, Record, layer_errors, measure
 from value_aware_attention.measurement import skewness_gap as gap
 from value_aware_attention.measurement.cells import Setting
 from value_aware_attention.measurement.keys_needed import matching_keys
 from value_aware_attention.measurement.layer_errors import oblivious_path, rounded
-from value_aware_attention.measurement.sampled_rows import sample_rows
-from value_aware_attention.measurement.tasks import LayerCall, Layerwise, UnitSums
+from value_aware_attention.measurement.recorded import sample_rows
+from value_aware_attention.measurement.tasks import Layerwise, UnitSums
 
 KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
 VALUE_DIM = 4
@@ -38,15 +40,15 @@ VALUE_DIM = 4
 
 def random_call(
     seed: int = 0, *, length: int = 20, causal: bool = False, first_row: int = 0, spread: float = 1
-) -> LayerCall:
+) -> Call:
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (
         torch.randn(2, 3, length, width, generator=generator) for width in (5, 5, VALUE_DIM)
     )
-    return LayerCall(spread * query, key, value, kernels.Exponential(), causal, first_row)
+    return recorded(spread * query, key, value, kernels.Exponential(), causal, first_row)
 
 
-def output_error(calls: list[LayerCall], rows: int = 256, search: str = "default") -> dict:
+def output_error(calls: list[Call], rows: int = 256, search: str = "default") -> dict:
     """The record of these layers, `rows` queries of each, as JSON holds it."""
     per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
     layers = [layer_errors.layer_errors(call, rows=per_head, search=search) for call in calls]
@@ -54,18 +56,18 @@ def output_error(calls: list[LayerCall], rows: int = 256, search: str = "default
     return json.loads(json.dumps(asdict(made)))
 
 
-def skewness_gap(calls: list[LayerCall], rows: int = 256, **options: object) -> dict:
+def skewness_gap(calls: list[Call], rows: int = 256, **options: object) -> dict:
     """The same of section 3's argument."""
     per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
     return json.loads(json.dumps(asdict(gap.skewness_gap(calls, rows=per_head, **options))))
 
 
-def call_of(alpha: list[float], value: torch.Tensor, kernel: object = None) -> LayerCall:
+def call_of(alpha: list[float], value: torch.Tensor, kernel: object = None) -> Call:
     """One query whose exponential attention weights are `alpha`."""
     key = torch.tensor(alpha, dtype=torch.float64).log()[None, None, :, None]
     query = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     kernel = kernels.Exponential(scale=1.0) if kernel is None else kernel
-    return LayerCall(query, key, value.double()[None, None], kernel, False, 0)
+    return recorded(query, key, value.double()[None, None], kernel, False, 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,13 +81,13 @@ def test_rows_are_spread_over_positions_with_equally_many_of_every_head(
     first_row = data.draw(st.integers(0, length - 1))
     number = torch.arange(batch * heads * length, dtype=torch.float32)
     named = number.view(batch, heads, length, 1)
-    call = LayerCall(named, named, named, kernels.Exponential(), True, first_row)
+    call = recorded(named, named, named, kernels.Exponential(), True, first_row)
     taken = sample_rows(call, rows)
     group = torch.arange(batch * heads).view(batch, heads, 1)
     position = taken.query[..., 0].long() - group * length  # negative or too large: another head's
     available, groups = length - first_row, batch * heads
     per_head = min(math.ceil(rows / groups), available)
-    assert position.shape == (batch, heads, per_head) and taken.count == groups * per_head
+    assert position.shape == (batch, heads, per_head) and taken.rows.numel() == groups * per_head
     assert position.min() >= first_row and position.max() < length
     assert taken.visible is not None
     assert torch.equal(taken.visible, torch.arange(length) <= position[..., None])
@@ -102,7 +104,7 @@ def test_rows_attend_as_in_the_whole_call(causal: bool) -> None:
     call = random_call(causal=causal, first_row=6)
     whole = attention_weights(call.query, call.key, is_causal=causal).double()
     taken = sample_rows(call, 10**6)
-    torch.testing.assert_close(taken.weights(), whole[..., 6:, :], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(taken.weights, whole[..., 6:, :], atol=1e-6, rtol=1e-5)
     assert taken.query.dtype == torch.float64
     assert (taken.visible is None) == (not causal)
 
@@ -116,7 +118,7 @@ def test_the_oblivious_path_is_the_error_of_every_size(
     with chunked(4 * 7 * 20 * VALUE_DIM):  # seven rows a chunk
         path = oblivious_path(rows)
     for r in range(1, 21):
-        expected = rows.given_to(OptimalValueOblivious(r).select).error
+        expected = OptimalValueOblivious(r).select(**rows.arguments()).error
         torch.testing.assert_close(path[..., r - 1], expected, atol=1e-13, rtol=1e-9)
     assert path[..., -1].max() < 1e-25
 
@@ -131,13 +133,13 @@ def test_the_oblivious_path_keeps_its_digits_far_from_the_origin() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> tuple[list[LayerCall], dict]:
+def measured() -> tuple[list[Call], dict]:
     calls = [random_call(seed, causal=True, first_row=8, spread=2) for seed in (3, 4)]
     return calls, output_error(calls, rows=24, search="fast")
 
 
 def test_the_record_is_plain_json_with_the_sizes_of_every_method(
-    measured: tuple[list[LayerCall], dict],
+    measured: tuple[list[Call], dict],
 ) -> None:
     record = measured[1]
     facts = {name: record[name] for name in ("search", "rows", "keys", "head_dim", "heads")}
@@ -165,35 +167,35 @@ def test_the_record_is_plain_json_with_the_sizes_of_every_method(
     ],
 )
 def test_a_curve_is_the_mean_error_of_its_method_over_the_rows(
-    measured: tuple[list[LayerCall], dict], name: str, build: Callable
+    measured: tuple[list[Call], dict], name: str, build: Callable
 ) -> None:
     calls, record = measured
     method = record["methods"][name]
     for layer, call in enumerate(calls):
         rows = sample_rows(call, 24)
         for r in {1, 4, 5} & set(method["sizes"]):
-            error = rows.given_to(build(r).select).error.mean().item()
+            error = build(r).select(**rows.arguments()).error.mean().item()
             at = method["layers"][layer][method["sizes"].index(r)]
             assert at == pytest.approx(error, rel=1e-5)
 
 
 def test_the_value_aware_curve_is_one_path_of_the_search_asked_for(
-    measured: tuple[list[LayerCall], dict],
+    measured: tuple[list[Call], dict],
 ) -> None:
     calls, record = measured
     for layer, call in enumerate(calls):
         rows = sample_rows(call, 24)
-        path = rows.given_to(OptimalValueAware(5, "fast").path).mean(dim=(0, 1, 2))
+        path = OptimalValueAware(5, "fast").path(**rows.arguments()).mean(dim=(0, 1, 2))
         errors = record["methods"]["optimal_v_aware"]["layers"][layer]
         assert errors == pytest.approx(path.tolist(), rel=1e-5, abs=1e-25)
-        first = rows.given_to(OptimalValueAware(1).select).error.mean().item()
+        first = OptimalValueAware(1).select(**rows.arguments()).error.mean().item()
         assert errors[0] == pytest.approx(first, rel=1e-5)
-        norm = (rows.weights() @ rows.value).square().sum(-1).mean().item()
+        norm = (rows.weights @ rows.value).square().sum(-1).mean().item()
         assert record["squared_norm"][layer] == pytest.approx(norm, rel=1e-5)
 
 
 def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
-    measured: tuple[list[LayerCall], dict],
+    measured: tuple[list[Call], dict],
 ) -> None:
     calls, record = measured
     found = {(row["layer"], row["r"]): row for row in record["matching_keys"]}
@@ -202,8 +204,8 @@ def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
     sums, alone = [], []
     for call in calls:
         rows = sample_rows(call, 24)
-        weight, aware = oblivious_path(rows), rows.given_to(OptimalValueAware(5, "fast").path)
-        norm = (rows.weights() @ rows.value).square().sum(-1, keepdim=True)
+        weight, aware = oblivious_path(rows), OptimalValueAware(5, "fast").path(**rows.arguments())
+        norm = (rows.weights @ rows.value).square().sum(-1, keepdim=True)
         sums.append([x.sum(dim=(1, 2)).numpy() for x in (weight, aware, norm)])
         alone.append(list(zip(weight.flatten(0, 2), aware.flatten(0, 2), strict=True)))
     for (layer, r), row in found.items():
@@ -220,7 +222,7 @@ def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
         assert row["lower_quartile"] <= row["median"] <= row["upper_quartile"]
 
 
-def test_no_method_beats_the_value_aware_choice(measured: tuple[list[LayerCall], dict]) -> None:
+def test_no_method_beats_the_value_aware_choice(measured: tuple[list[Call], dict]) -> None:
     methods = measured[1]["methods"]
     for layer in range(2):
         aware = methods["optimal_v_aware"]["layers"][layer]
@@ -238,7 +240,7 @@ def test_maureys_bound_is_the_expected_error_of_keys_drawn_from_alpha() -> None:
     call = replace(random_call(5, length=6), value=random_call(6, length=6).value + 100)
     bound = output_error([call], rows=12)["methods"]["maurey_bound"]
     rows = sample_rows(call, 12)
-    alpha, value = rows.weights(), rows.value[:, :, None]
+    alpha, value = rows.weights, rows.value[:, :, None]
     output = (alpha[..., None] * value).sum(-2, keepdim=True)
     one = (alpha * (value - output).square().sum(-1)).sum(-1)
     means = (value[..., :, None, :] + value[..., None, :, :]) / 2
@@ -313,7 +315,7 @@ def test_degree_zero_takes_the_smallest_orthogonal_value(causal: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(2, 3, 8, 5, generator=generator) for _ in range(2))
     # two visible orthogonal values are equally far from their mean: from the third row on
-    call = LayerCall(query, key, value, kernels.Exponential(), causal, 2)
+    call = recorded(query, key, value, kernels.Exponential(), causal, 2)
     (cell,) = cells_of(skewness_gap([call]), degree=0)
     assert cell["smallest_norm_key"] == cell["closest_to_mean_key"] == 1
     assert cell["same_first_key"] < 1
@@ -360,14 +362,16 @@ def test_the_gap_is_between_errors_relative_to_the_norm_of_the_output() -> None:
     call = random_call(7, causal=True, first_row=2)
     (cell,) = cells_of(skewness_gap([call], rows=30, search="fast"), own=True)
     rows = sample_rows(call, 30)
-    norm = (rows.weights() @ rows.value).square().sum().item()
-    aware = rows.given_to(OptimalValueAware(16, "fast").path).sum(dim=(0, 1, 2))
+    norm = (rows.weights @ rows.value).square().sum().item()
+    aware = OptimalValueAware(16, "fast").path(**rows.arguments()).sum(dim=(0, 1, 2))
     for r in (1, 4, 16):
-        error = rows.given_to(OptimalValueOblivious(r).select).error.sum().item()
+        error = OptimalValueOblivious(r).select(**rows.arguments()).error.sum().item()
         assert cell["oblivious"][str(r)] == pytest.approx(error / norm, rel=1e-5)
         expected = aware[r - 1].item() / norm
         assert cell["aware"][str(r)] == pytest.approx(expected, rel=1e-4, abs=1e-20)
-    first = [rows.given_to(m(1).select).indices for m in (OptimalValueAware, OptimalValueOblivious)]
+    first = [
+        m(1).select(**rows.arguments()).indices for m in (OptimalValueAware, OptimalValueOblivious)
+    ]
     assert cell["same_first_key"] == pytest.approx((first[0] == first[1]).double().mean().item())
 
 
@@ -391,7 +395,7 @@ class RecordedTask:
         method(0)(call.query, call.key, call.value, kernel=call.kernel, is_causal=True)
         return UnitSums(np.array([3.0, 4.0]), np.array([2.0, 2.0]))
 
-    def layer_calls(self, part: int = 0) -> list[LayerCall]:
+    def layer_calls(self, part: int = 0) -> list[Call]:
         return self.calls
 
     def digest(self, part: int) -> str:

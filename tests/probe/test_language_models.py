@@ -7,51 +7,45 @@ from transformers import BartConfig, BartModel
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
-from value_aware_attention.measurement.tasks import Layerwise, Task, UnitSums
-from value_aware_attention.measurement.text_windows import text_windows
-from value_aware_attention.measurement.windows import (
-    CausalWindows,
-    EncoderWindows,
-    MaskedWindows,
-    WindowTask,
-    positions,
-    task_class,
-)
+from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.measurement.tasks import Layerwise, Task, UnitSums, exactly
+from value_aware_attention.measurement.text_windows import TextWindows, text_windows
+from value_aware_attention.measurement.windows import metric_of, positions, windows_task
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = {
-    "roberta": MaskedWindows,
-    "our_masked": MaskedWindows,
-    "gpt2": CausalWindows,
-    "llama": CausalWindows,
-    "our_causal": CausalWindows,
-    "bert": EncoderWindows,
+    "roberta": "error",
+    "our_masked": "error",
+    "gpt2": "perplexity",
+    "llama": "perplexity",
+    "our_causal": "perplexity",
+    "bert": "cosine",
 }
 
 
-def task(name: str, windows: int = 3, kernel: kernels.Kernel | None = None) -> WindowTask:
-    made = model(name)
-    build = task_class(made)
-    read = text_windows(
-        words(100), tokenizer(), length=LENGTH, windows=windows, closed=not build.reads_on
-    )
-    return build(model=made, tokenizer=tokenizer(), windows=read, seed=0, kernel=kernel)
+def read(name: str, windows: int = 3) -> TextWindows:
+    closed = KINDS[name] != "perplexity"
+    return text_windows(words(100), tokenizer(), length=LENGTH, windows=windows, closed=closed)
+
+
+def task(name: str, windows: int = 3, kernel: kernels.Kernel | None = None) -> Task:
+    return windows_task(model(name), tokenizer(), read(name, windows), kernel=kernel)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kind_is_found_and_the_task_is_one(name: str) -> None:
     made = task(name)
-    assert type(made) is KINDS[name] and isinstance(made, Task)
+    assert made.metric == KINDS[name] and made.parts == 3
     assert made.head_dim == (4 if name == "llama" else 8)
 
 
-def whole(made: WindowTask, method: Layerwise | None) -> UnitSums:
+def whole(made: Task, method: Layerwise = exactly) -> UnitSums:
     """The sums of all windows."""
     return UnitSums.joined([made.run(method, window) for window in range(made.parts)])
 
 
 @torch.no_grad()
-def eager(made: WindowTask, tokens: torch.Tensor) -> torch.Tensor:
+def eager(made: Task, tokens: torch.Tensor) -> torch.Tensor:
     made.model.set_attn_implementation("eager")
     return made.model(tokens)[0]
 
@@ -59,8 +53,8 @@ def eager(made: WindowTask, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "our_causal"])
 def test_perplexity_scores_every_token_but_the_first_from_its_past(name: str) -> None:
     made = task(name)
-    sums = whole(made, None)
-    for window, tokens in enumerate(made.windows.tokens):
+    sums = whole(made)
+    for window, tokens in enumerate(read(name).tokens):
         nats = 0.0
         for place in range(1, LENGTH):  # alone: nothing after a token can help
             logits = eager(made, tokens[None, :place])[0, -1]
@@ -72,33 +66,34 @@ def test_perplexity_scores_every_token_but_the_first_from_its_past(name: str) ->
 @pytest.mark.parametrize("name", ["roberta", "our_masked"])
 def test_masked_error_counts_wrong_predictions_of_hidden_tokens(name: str) -> None:
     made = task(name)
-    sums = whole(made, None)
+    sums = whole(made)
     for window in range(3):
-        logits = eager(made, made.masked[window : window + 1])[0]
-        hidden = made.labels[window] >= 0
+        text, tokens = made.texts[window], read(name).tokens[window]
+        logits = eager(made, text.inputs)[0]
+        hidden = text.labels[0] >= 0
         assert 1 <= int(hidden.sum()) == sums.counts[window] <= 3  # 15% of 14
-        wrong = logits.argmax(-1)[hidden] != made.windows.tokens[window][hidden]
+        wrong = logits.argmax(-1)[hidden] != tokens[hidden]
         assert sums.totals[window] == int(wrong.sum())
         assert not hidden[[0, -1]].any()
 
 
 def test_masks_depend_on_the_place_in_the_text_alone() -> None:
     few, many = task("roberta", windows=2), task("roberta", windows=4)
-    assert few.windows.places[1] == many.windows.places[2] == 3
+    assert read("roberta", 2).places[1] == read("roberta", 4).places[2] == 3
     for a, b in ((0, 0), (1, 2)):
-        assert torch.equal(few.masked[a], many.masked[b])
+        assert torch.equal(few.texts[a].inputs, many.texts[b].inputs)
         assert few.digest(a) == many.digest(b)
     assert len({many.digest(window) for window in range(4)}) == 4
 
 
 def test_cosine_is_one_for_exact_attention_and_the_mean_over_tokens_otherwise() -> None:
     made = task("bert")
-    assert whole(made, None).mean() == pytest.approx(1, abs=1e-6)
+    assert whole(made).mean() == pytest.approx(1, abs=1e-6)
     one = OptimalValueOblivious(1)
     sums = whole(made, lambda layer: one)
-    exact = eager(made, made.windows.tokens)
-    with made.attending(lambda layer: one), torch.no_grad():
-        other = made.model(made.windows.tokens)[0]
+    exact = eager(made, read("bert").tokens)
+    with replace_attention(made.model, one), torch.no_grad():
+        other = made.model(read("bert").tokens)[0]
     for window in range(3):
         dots = (exact[window] * other[window]).sum(-1)
         cosine = dots / exact[window].norm(dim=-1) / other[window].norm(dim=-1)
@@ -113,7 +108,7 @@ def test_layer_calls_are_by_query_head_with_the_masks_of_the_model(name: str) ->
     assert len(calls) == 2
     for call in calls:
         assert call.query.shape[:3] == (1, 4 if name == "llama" else 2, LENGTH)
-        assert call.is_causal == isinstance(made, CausalWindows)
+        assert call.is_causal == (made.metric == "perplexity")
         seen = None if call.attn_mask is None else call.attn_mask.expand(1, 1, LENGTH, LENGTH)
         assert seen is None or (seen if not call.is_causal else seen.tril()).sum() > LENGTH
 
@@ -122,7 +117,7 @@ def test_layer_calls_are_by_query_head_with_the_masks_of_the_model(name: str) ->
 def test_another_kernel_is_used_in_every_layer(name: str) -> None:
     other = kernels.Polynomial(2)
     made = task(name, kernel=other)
-    assert whole(made, None).mean() != pytest.approx(whole(task(name), None).mean(), rel=1e-3)
+    assert whole(made).mean() != pytest.approx(whole(task(name)).mean(), rel=1e-3)
     calls = made.layer_calls()
     assert all(call.kernel == other for call in calls)
     # The second layer's input comes from a first one that used the kernel.
@@ -143,4 +138,4 @@ def test_an_encoder_with_a_decoder_is_refused() -> None:
         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=VOCABULARY,
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"BartModel (is an encoder with a decoder|has no)"):
-        task_class(BartModel(config))
+        metric_of(BartModel(config))

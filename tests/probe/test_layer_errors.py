@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.recorded import recorded
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.attention import attention
+from value_aware_attention.call import Call
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.keys_needed import keys_needed, matching_keys
 from value_aware_attention.measurement.layer_errors import (
@@ -17,21 +19,20 @@ from value_aware_attention.measurement.layer_errors import (
     output_error,
 )
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, OutputError
-from value_aware_attention.measurement.sampled_rows import sample_rows
-from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_attention.measurement.recorded import sample_rows
 
 HEADS, KEYS, DIM = 3, 10, 4
 
 
-def call(seed: int, *, is_causal: bool = False, masked: bool = False) -> LayerCall:
+def call(seed: int, *, is_causal: bool = False, masked: bool = False) -> Call:
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(1, HEADS, KEYS, DIM, generator=generator) for _ in range(3))
     band = (torch.arange(KEYS)[:, None] - torch.arange(KEYS)).abs() <= 3
     mask = band[None, None] if masked else None
-    return LayerCall(2 * query, key, value, kernels.Exponential(), is_causal, 0, mask)
+    return recorded(2 * query, key, value, kernels.Exponential(), is_causal, 0, mask)
 
 
-def visible(of: LayerCall) -> torch.Tensor:
+def visible(of: Call) -> torch.Tensor:
     seen = torch.ones(KEYS, KEYS, dtype=torch.bool)
     if of.is_causal:
         seen = seen.tril()
@@ -85,7 +86,7 @@ def test_a_sampled_row_sees_what_its_mask_shows() -> None:
         measured.query, measured.key, measured.value, kernel=measured.kernel,
         attn_mask=visible(measured),
     ).double()  # fmt: skip
-    found = sampled.weights() @ sampled.value
+    found = sampled.weights @ sampled.value
     for head in range(HEADS):
         for row in found[0, head]:
             assert (output[0, head] - row).abs().sum(dim=-1).min() < 1e-5
@@ -160,7 +161,7 @@ def test_windows_measured_apart_are_as_windows_measured_together() -> None:
     """Every query of a call, so that the rows are the same; and as JSON holds them."""
     calls = [call(seed) for seed in range(3)]
     apart = LayerErrors.joined([layer_errors(each, rows=KEYS, search="fast") for each in calls])
-    together = layer_errors(LayerCall.joined(calls), rows=KEYS, search="fast")
+    together = layer_errors(Call.joined(calls), rows=KEYS, search="fast")
     for name, path in together.paths.items():
         np.testing.assert_allclose(apart.paths[name], path, rtol=1e-9, atol=1e-14)
     again = LayerErrors.of_plain(json.loads(json.dumps(apart.plain())))

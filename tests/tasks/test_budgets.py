@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.recorded import recorded
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -18,9 +19,9 @@ from value_aware_attention.approximations import (
     Strided,
 )
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, budget
 from value_aware_attention.kernels import Exponential
-from value_aware_attention.measurement.tasks import LayerCall
 from value_aware_study.tasks.attention_picture import effective_weights, first_head
 from value_aware_study.tasks.budgets import closest_to_budget, cost_in_keys
 
@@ -75,10 +76,10 @@ def test_a_causal_query_is_charged_for_the_past_alone() -> None:
             assert cost(method, is_causal=is_causal) == mask.sum().item() / LENGTH
 
 
-def call(*, is_causal: bool) -> LayerCall:
+def call(*, is_causal: bool) -> Call:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 3, 20, WIDTH, generator=generator) for _ in range(3))
-    return LayerCall(query, key, value, Exponential(), is_causal, 5)
+    return recorded(query, key, value, Exponential(), is_causal, 5)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from value_aware_attention import kernels
+from value_aware_attention.measurement.recorded import evenly_spaced
+from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import CausalBatches, MaskedSequences
 from value_aware_study.tasks import causal_counts
-from value_aware_study.tasks.causal import CausalTask
+from value_aware_study.tasks.causal import causal_task, context_windows
 from value_aware_study.tasks.causal_counts import CausalCounts
 from value_aware_study.tasks.kneser_ney import Bigram, pair_counts
-from value_aware_study.tasks.masked import MaskedTask
+from value_aware_study.tasks.masked import masked_task
 from value_aware_study.tasks.masked_counts import MaskedCounts
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -69,14 +71,14 @@ def test_pairs_that_all_repeat_still_leave_something_for_the_others() -> None:
     assert 0 < bigram.after(np.array([5]))[0, 7] < bigram.after(np.array([5]))[0, 6] < 1
 
 
-def causal_task(folder: Path, units: int | None) -> CausalTask:
+def small_causal(folder: Path, units: int | None) -> Task:
     torch.manual_seed(0)
     model = CausalLanguageModel(
         vocabulary_size=VOCABULARY, layers=1, width=8, heads=1, feedforward=8,
         kernel=kernels.Elu(), dropout=0.0,
     )  # fmt: skip
     np.save(folder / "evaluation.npy", np.random.default_rng(1).integers(VOCABULARY, size=90))
-    return CausalTask(
+    return causal_task(
         model=model, tokens=folder / "evaluation.npy", length=20, context=12, units=units,
         batch_size=3, recorded_units=1, device="cpu",
     )  # fmt: skip
@@ -93,10 +95,12 @@ def causal_models(folder: Path) -> CausalCounts:
 def test_causal_models_are_scored_on_the_targets_of_the_task(
     tmp_path: Path, units: int | None
 ) -> None:
-    task, models = causal_task(tmp_path, units), causal_models(tmp_path)
+    task, models = small_causal(tmp_path, units), causal_models(tmp_path)
     exact = task.run(None)
     scored = models(task, exact)
-    stream = task.stream.tolist()
+    stream = np.load(tmp_path / "evaluation.npy").tolist()
+    windows = list(context_windows(len(stream) - 1, 20, 12))
+    windows = [windows[i] for i in evenly_spaced(len(windows), units)]
     train = np.load(models.training).tolist()
     slow = slow_bigram([train])
     for name, record in scored.items():
@@ -105,24 +109,24 @@ def test_causal_models_are_scored_on_the_targets_of_the_task(
         assert record.value == pytest.approx(math.exp(sum(record.unit_totals) / record.count))
     totals = [
         -sum(math.log(slow(stream[t], stream[t + 1])) for t in range(first, end))
-        for _, first, end in task.windows
+        for _, first, end in windows
     ]
     np.testing.assert_allclose(scored["bigram"].unit_totals, totals)
     counts = Counter(train[1:])
     of_token = {w: (counts[w] + 1) / (len(train) - 1 + VOCABULARY) for w in range(VOCABULARY)}
     totals = [
         -sum(math.log(of_token[stream[t + 1]]) for t in range(first, end))
-        for _, first, end in task.windows
+        for _, first, end in windows
     ]
     np.testing.assert_allclose(scored["unigram"].unit_totals, totals)
 
 
 def test_a_bigram_counts_just_the_batches_the_model_was_trained_on(tmp_path: Path) -> None:
-    task, models = causal_task(tmp_path, None), causal_models(tmp_path)
+    task, models = small_causal(tmp_path, None), causal_models(tmp_path)
     scored = models(task, task.run(None))
     assert scored["bigram"].tokens == 149 and scored["bigram_tokens_read"].tokens == 3 * 2 * 9
     rows = [row for step in range(3) for row in models.batches[step].tolist()]
-    slow, stream = slow_bigram(rows), task.stream.tolist()
+    slow, stream = slow_bigram(rows), np.load(tmp_path / "evaluation.npy").tolist()
     total = -sum(math.log(slow(v, w)) for v, w in itertools.pairwise(stream))
     assert sum(scored["bigram_tokens_read"].unit_totals) == pytest.approx(total)
 
@@ -130,7 +134,7 @@ def test_a_bigram_counts_just_the_batches_the_model_was_trained_on(tmp_path: Pat
 def test_counts_do_not_depend_on_the_blocks_they_are_taken_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, models = causal_task(tmp_path, None), causal_models(tmp_path)
+    task, models = small_causal(tmp_path, None), causal_models(tmp_path)
     whole = models(task, task.run(None))
     monkeypatch.setattr(causal_counts, "TOKENS_AT_ONCE", 7)
     assert models(task, task.run(None)) == whole
@@ -146,13 +150,13 @@ def sequences(folder: Path, name: str, rows: int, seed: int, high: int) -> Maske
     )  # fmt: skip
 
 
-def masked_task(folder: Path) -> MaskedTask:
+def small_masked(folder: Path) -> Task:
     torch.manual_seed(0)
     model = build_roberta(
         vocabulary_size=VOCABULARY, layers=1, width=8, heads=1, feedforward=8, length=12, block=12,
         dropout=0.0,
     )  # fmt: skip
-    return MaskedTask(
+    return masked_task(
         model=model, sequences=sequences(folder, "evaluation", 25, 1, VOCABULARY), seed=1,
         units=None, batch_size=4, recorded_units=1, device="cpu",
     )  # fmt: skip
@@ -179,7 +183,7 @@ def slow_choice(rows: list[list[int]], left: int, right: int) -> int:
 
 
 def test_masked_models_choose_as_dictionaries_do_on_the_tasks_tokens(tmp_path: Path) -> None:
-    task = masked_task(tmp_path)
+    task = small_masked(tmp_path)
     training = sequences(tmp_path, "train", 9, 2, VOCABULARY - 2)  # two tokens are never counted
     exact = task.run(None)
     scored = MaskedCounts(training)(task, exact)
@@ -192,7 +196,9 @@ def test_masked_models_choose_as_dictionaries_do_on_the_tasks_tokens(tmp_path: P
     assert list(scored) == list(sees)
     for name, seen in sees.items():
         wrong = []
-        for inputs, labels in zip(task.inputs.tolist(), task.labels.tolist(), strict=True):
+        for inputs, labels in zip(
+            *(x.tolist() for x in task.texts[0].take(range(25))), strict=True
+        ):
             asked = [place for place, label in enumerate(labels) if label >= 0]
             chosen = [slow_choice(rows, *seen(inputs[p - 1], inputs[p + 1])) for p in asked]
             wrong.append(sum(w != labels[p] for w, p in zip(chosen, asked, strict=True)))

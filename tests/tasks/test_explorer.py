@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.recorded import recorded
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     OptimalValueAware,
@@ -14,7 +15,7 @@ from value_aware_attention.approximations import (
     SlidingWindow,
 )
 from value_aware_attention.attention import attention, attention_weights
-from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_attention.call import Call
 from value_aware_study.report.explorer import WHOLE, Exploration, Kept, Model
 from value_aware_study.tasks.explorer import explored_model
 
@@ -28,10 +29,10 @@ SIZES = (1, 3)
 TOKENS = ("a", "b", "c", "d", "e", "f")
 
 
-def call(generator: torch.Generator, causal: bool, mask: Tensor | None = None) -> LayerCall:
+def call(generator: torch.Generator, causal: bool, mask: Tensor | None = None) -> Call:
     """Two sequences of eight positions, three heads."""
     query, key, value = (torch.randn(2, 3, 8, 4, generator=generator) for _ in range(3))
-    return LayerCall(query, key, value, kernels.Exponential(), causal, 2, mask)
+    return recorded(query, key, value, kernels.Exponential(), causal, 2, mask)
 
 
 def dense(weights: tuple[int, ...], keys: tuple[int, ...] | range) -> Tensor:
@@ -48,9 +49,9 @@ def test_weights_and_errors_are_those_of_dense_attention(
     mask = torch.ones(2, 1, 8, 8, dtype=torch.bool) if masked else None
     if mask is not None:
         mask[..., 1] = False
-    recorded = call(generator, causal, mask)
-    [*heads] = explored_model("tiny", [recorded], TOKENS, METHODS, SIZES).heads
-    query, key, value = (x[0, :, :6] for x in (recorded.query, recorded.key, recorded.value))
+    given = call(generator, causal, mask)
+    [*heads] = explored_model("tiny", [given], TOKENS, METHODS, SIZES).heads
+    query, key, value = (x[0, :, :6] for x in (given.query, given.key, given.value))
     cut = None if mask is None else mask[0, :, :6, :6]
     exact = attention_weights(query, key, attn_mask=cut, is_causal=causal)
     output = attention(query, key, value, attn_mask=cut, is_causal=causal)
@@ -98,7 +99,7 @@ def test_a_causal_query_has_no_weights_after_itself(generator: torch.Generator) 
 
 def test_an_output_of_zero_has_no_relative_error(generator: torch.Generator) -> None:
     one = call(generator, False)
-    zero = LayerCall(one.query, one.key, 0 * one.value, one.kernel, False, 0)
+    zero = recorded(one.query, one.key, 0 * one.value, one.kernel, False, 0)
     [head, *_] = explored_model("tiny", [zero], TOKENS, METHODS, SIZES).heads
     assert {kept.error for kept in head.queries[0].kept[0]} == {None}
 

@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import asdict, replace
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.evaluate import expand_axes
+from tests.recorded import recorded
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
@@ -35,13 +35,13 @@ from value_aware_attention.measurement.cells import Setting, cell_error
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.measure import measure, setting_key
 from value_aware_attention.measurement.record_cache import RecordCache
-from value_aware_attention.measurement.sampled_rows import ExactRows
+from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
 from value_aware_attention.measurement.skewness import skewness, skewness_of
-from value_aware_attention.measurement.tasks import LayerCall, evenly_spaced
+from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
-from value_aware_study.tasks.causal import CausalTask, context_windows
-from value_aware_study.tasks.masked import MaskedTask
+from value_aware_study.tasks.causal import causal_task, context_windows
+from value_aware_study.tasks.masked import masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -60,28 +60,26 @@ def test_windows_score_every_target_once_with_the_context_asked_for(
 
 
 @pytest.fixture
-def causal(tmp_path: Path) -> CausalTask:
-    return causal_task(tmp_path, 90, 20, 12)
+def causal(tmp_path: Path) -> Task:
+    return small_causal(tmp_path, 90, 20, 12)
 
 
-def causal_task(
-    folder: Path, size: int, length: int, context: int, device: str = "cpu"
-) -> CausalTask:
+def small_causal(folder: Path, size: int, length: int, context: int, device: str = "cpu") -> Task:
     torch.manual_seed(0)
     model = CausalLanguageModel(
         vocabulary_size=50, layers=2, width=16, heads=2, feedforward=32,
         kernel=kernels.Elu(), dropout=0.0,
     )  # fmt: skip
     np.save(folder / "tokens.npy", np.random.default_rng(0).integers(50, size=size))
-    return CausalTask(
+    return causal_task(
         model=model, tokens=folder / "tokens.npy", length=length, context=context, units=None,
         batch_size=3, recorded_units=2, device=device,
     )  # fmt: skip
 
 
-def test_perplexity_equals_a_brute_force_scorer(causal: CausalTask) -> None:
+def test_perplexity_equals_a_brute_force_scorer(causal: Task, tmp_path: Path) -> None:
     """Each target alone, from exactly the inputs its window may read."""
-    tokens = torch.from_numpy(np.array(causal.stream))
+    tokens = torch.from_numpy(np.load(tmp_path / "tokens.npy"))
     total = 0.0
     with torch.no_grad():
         for target in range(len(tokens) - 1):
@@ -109,18 +107,17 @@ def test_every_target_is_scored_once_from_what_its_window_may_read(
     length = min(length, size - 1)
     context = data.draw(st.integers(0, length - 1))
     with TemporaryDirectory() as folder, torch.inference_mode():
-        task = causal_task(Path(folder), size, length, context)
-        tokens = torch.from_numpy(np.array(task.stream))
+        task = small_causal(Path(folder), size, length, context)
+        tokens = torch.from_numpy(np.load(Path(folder) / "tokens.npy"))
         sums = task.run(lambda layer: Exact())
-        each = [task.target_losses([window])[0].tolist() for window in task.windows]
         scored = length - context
         expected = [
             one_loss(task.model, tokens, target, target // scored * scored - context)
             for target in range(size - 1)
         ]
-    np.testing.assert_allclose(list(chain(*each)), expected, rtol=1e-4)
-    assert sums.counts.tolist() == list(map(len, each))
-    np.testing.assert_allclose(sums.totals, list(map(sum, each)), rtol=1e-4)
+    windows = [expected[first : first + scored] for first in range(0, size - 1, scored)]
+    assert sums.counts.tolist() == list(map(len, windows))
+    np.testing.assert_allclose(sums.totals, list(map(sum, windows)), rtol=1e-4)
 
 
 def test_a_context_as_long_as_the_window_is_refused() -> None:
@@ -128,15 +125,15 @@ def test_a_context_as_long_as_the_window_is_refused() -> None:
         list(context_windows(10, 8, 8))
 
 
-def test_layer_calls_reproduce_the_layers(causal: CausalTask) -> None:
+def test_layer_calls_reproduce_the_layers(causal: Task) -> None:
     calls = causal.layer_calls()
     assert len(calls) == 2 and calls[0].query.shape == (2, 2, 20, 8)
     assert calls[0].is_causal and calls[0].first_row == 12
 
 
-def masked_task(
+def small_masked(
     tmp_path: Path, units: int | None, device: str = "cpu", piece: int | None = None
-) -> MaskedTask:
+) -> Task:
     torch.manual_seed(0)
     model = build_roberta(
         vocabulary_size=60, layers=2, width=16, heads=2, feedforward=32, length=12, block=12,
@@ -148,48 +145,50 @@ def masked_task(
         [tmp_path / "rows.npy"], length=12, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
         vocabulary_size=60, fraction=0.3,
     )  # fmt: skip
-    return MaskedTask(
+    return masked_task(
         model=model, sequences=sequences, seed=1, units=units, batch_size=4, recorded_units=2,
         device=device, piece=piece,
     )  # fmt: skip
 
 
 def test_masked_error_equals_the_full_output_layer(tmp_path: Path) -> None:
-    task = masked_task(tmp_path, None)
+    task = small_masked(tmp_path, None)
     sums = task.run(lambda layer: Exact())
+    inputs, labels = task.texts[0].take(range(9))
     with torch.no_grad():
-        predicted = task.model(task.inputs).logits.argmax(-1)
-    asked = task.labels >= 0
-    wrong = ((predicted != task.labels) & asked).sum(1).numpy()
+        predicted = task.model(inputs).logits.argmax(-1)
+    asked = labels >= 0
+    wrong = ((predicted != labels) & asked).sum(1).numpy()
     np.testing.assert_array_equal(sums.totals, wrong)
     np.testing.assert_array_equal(sums.counts, asked.sum(1).numpy())
 
 
 def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path: Path) -> None:
-    every, some = masked_task(tmp_path, None), masked_task(tmp_path, 3)
+    (every,), (some,) = (small_masked(tmp_path, units).texts for units in (None, 3))
     for row, index in enumerate(evenly_spaced(9, 3)):
         assert torch.equal(every.inputs[index], some.inputs[row])
         assert torch.equal(every.labels[index], some.labels[row])
 
 
 def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path: Path) -> None:
-    whole, cut = masked_task(tmp_path, None), masked_task(tmp_path, None, piece=4)
-    assert torch.equal(cut.inputs.view(9, 12), whole.inputs)
-    assert torch.equal(cut.labels.view(9, 12), whole.labels)
+    whole, cut = small_masked(tmp_path, None), small_masked(tmp_path, None, piece=4)
+    (text,), (pieces,) = whole.texts, cut.texts
+    assert torch.equal(pieces.inputs.view(9, 12), text.inputs)
+    assert torch.equal(pieces.labels.view(9, 12), text.labels)
     sums = cut.run(None)
     assert cut.length == 4 and sums.counts.tolist() == whole.run(None).counts.tolist()
     wrong = []
-    for inputs, labels in zip(whole.inputs, whole.labels, strict=True):
+    for inputs, labels in zip(text.inputs, text.labels, strict=True):
         with torch.no_grad():
-            pieces = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
-        wrong.append(int(((torch.cat(pieces) != labels) & (labels >= 0)).sum()))
+            parts = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
+        wrong.append(int(((torch.cat(parts) != labels) & (labels >= 0)).sum()))
     assert sums.totals.tolist() == wrong
     with pytest.raises(ValueError, match="piece is 5; it must divide the sequences' 12 tokens"):
-        masked_task(tmp_path, None, piece=5)
+        small_masked(tmp_path, None, piece=5)
 
 
 def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
-    task = masked_task(tmp_path, None)
+    task = small_masked(tmp_path, None)
     from value_aware_study.tasks.masked import _check_fit
 
     with pytest.raises(ValueError, match="vocabulary of 60, the tokens of 61"):
@@ -198,7 +197,7 @@ def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -
         _check_fit(task.model, 60, 13)
 
 
-def test_a_cell_is_measured_against_exact_on_the_same_units(causal: CausalTask) -> None:
+def test_a_cell_is_measured_against_exact_on_the_same_units(causal: Task) -> None:
     setting = Setting("optimal_v_oblivious", {"r": 1}, lambda layer: OptimalValueOblivious(1))
     record = measure(causal, [setting], layers=None)
     exact, cell = record.cells
@@ -222,7 +221,7 @@ BUILD = {
 
 @pytest.mark.parametrize("name", BUILD)
 def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
-    causal: CausalTask, name: str
+    causal: Task, name: str
 ) -> None:
     """Of every scored query, head and layer: not a mean of ratios, whatever rows a method gets."""
     calls = causal.layer_calls()
@@ -248,7 +247,7 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     assert found.by_layer == pytest.approx(layers, rel=1e-3)
 
 
-def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: CausalTask) -> None:
+def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: Task) -> None:
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
     found = cell_error(lambda layer: NotANumber(), layers)
     assert found.relative is None and found.by_layer == (None, None)
@@ -260,14 +259,14 @@ class NotANumber(torch.nn.Module):
         return torch.full_like(query, torch.nan)
 
 
-def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: CausalTask) -> None:
+def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: Task) -> None:
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
     found = cell_error(lambda layer: OptimalValueAware(2), layers)
     assert found.largest_support == 2 and 0 < found.largest_error < 1
     assert cell_error(lambda layer: SlidingWindow(2), layers).largest_support is None
 
 
-def test_one_recorded_unit_has_an_output_error_without_an_interval(causal: CausalTask) -> None:
+def test_one_recorded_unit_has_an_output_error_without_an_interval(causal: Task) -> None:
     causal.recorded_units = 1
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
     found = cell_error(lambda layer: OptimalValueOblivious(1), layers)
@@ -275,26 +274,27 @@ def test_one_recorded_unit_has_an_output_error_without_an_interval(causal: Causa
 
 
 def test_recorded_windows_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
-    task = causal_task(tmp_path, 90, 20, 12)
+    task = small_causal(tmp_path, 90, 20, 12)
     task.recorded_units = 3
-    full = [window for window in task.windows if window[2] - window[0] == 20]
-    starts = [window[0] for window in task.recorded_windows()]
-    assert starts == [full[i][0] for i in evenly_spaced(len(full), 3)]
-    assert starts[-1] > full[len(full) // 2][0]
+    rows = task.texts[0].inputs
+    full = [number for number, row in enumerate(rows) if len(row) == 20]
+    recorded = task.recorded_rows()
+    assert recorded == [full[i] for i in evenly_spaced(len(full), 3)] and len(full) < len(rows)
+    assert recorded[-1] > full[len(full) // 2]
     assert len(task.layer_calls()[0].query) == 3
-    assert task.first_tokens(4) == task.stream[starts[0] : starts[0] + 4].tolist()
+    assert task.first_tokens(4) == rows[recorded[0]][:4].tolist()
 
 
 def test_recorded_sequences_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
-    some, every = masked_task(tmp_path, None), masked_task(tmp_path, None)
+    some, every = small_masked(tmp_path, None), small_masked(tmp_path, None)
     every.recorded_units = 9
     for few, all_nine in zip(some.layer_calls(), every.layer_calls(), strict=True):
         torch.testing.assert_close(few.query, all_nine.query[[0, 4]])
 
 
 def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path) -> None:
-    task = masked_task(tmp_path, None)
-    task.labels[:4] = -100  # the first batch
+    task = small_masked(tmp_path, None)
+    task.texts[0].labels[:4] = -100  # the first batch
     asked: list[int] = []
 
     class Counted(OptimalValueOblivious):
@@ -312,7 +312,7 @@ def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path)
 def test_the_last_layer_answers_only_for_scored_positions_and_no_score_changes(
     tmp_path: Path, model: str, build: type
 ) -> None:
-    task = causal_task(tmp_path, 90, 20, 12) if model == "causal" else masked_task(tmp_path, None)
+    task = small_causal(tmp_path, 90, 20, 12) if model == "causal" else small_masked(tmp_path, None)
     rows = [0, 0]
 
     class Counted(build):
@@ -374,7 +374,7 @@ def test_a_number_is_kept_under_everything_that_decides_it(tmp_path: Path) -> No
     """Another text, other weights, another setting of one layer: nothing of before is found."""
     folder = tmp_path / "cache"
 
-    def cells(task: CausalTask, window: int = 2) -> tuple:
+    def cells(task: Task, window: int = 2) -> tuple:
         setting = Setting("window", {}, lambda layer: SlidingWindow(2 if layer == 0 else window))
         cache, plain = (
             measure(task, [setting], layers=None, cache=where).cells for where in (folder, None)
@@ -382,19 +382,19 @@ def test_a_number_is_kept_under_everything_that_decides_it(tmp_path: Path) -> No
         assert cache == plain
         return plain
 
-    first = cells(causal_task(tmp_path, 90, 20, 12))
-    longer = causal_task(tmp_path, 99, 20, 12)
+    first = cells(small_causal(tmp_path, 90, 20, 12))
+    longer = small_causal(tmp_path, 99, 20, 12)
     longer.recorded_units = 1
-    other = causal_task(tmp_path, 90, 20, 12)
+    other = small_causal(tmp_path, 90, 20, 12)
     other.model.layers[0].attention.output.weight.data.mul_(2)
-    found = [first, cells(longer), cells(other), cells(causal_task(tmp_path, 90, 20, 12), 3)]
+    found = [first, cells(longer), cells(other), cells(small_causal(tmp_path, 90, 20, 12), 3)]
     assert len({cell[1].value for cell in found}) == 4
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_skewness_does_not_depend_on_the_blocks_it_is_taken_in(causal: bool) -> None:
     tensors = torch.randn(3, 2, 2, 11, 4, generator=torch.Generator().manual_seed(0))
-    call = LayerCall(*tensors, kernels.Elu(), causal, 4)
+    call = recorded(*tensors, kernels.Elu(), causal, 4)
     weights = attention_weights(*tensors[:2], kernel=kernels.Elu(), is_causal=causal)
     for numbers in (2**24, 3 * 4 * 11, 1):  # all rows, three at a time, one
         with chunked(numbers):
@@ -403,11 +403,11 @@ def test_skewness_does_not_depend_on_the_blocks_it_is_taken_in(causal: bool) -> 
 
 def test_skewness_of_known_distributions() -> None:
     key = torch.eye(4)[None, None]
-    uniform = LayerCall(torch.zeros(1, 1, 3, 4), key, key, kernels.Exponential(), False, 0)
+    uniform = recorded(torch.zeros(1, 1, 3, 4), key, key, kernels.Exponential(), False, 0)
     assert skewness(uniform) == pytest.approx(
         {"largest_weight": 0.25, "rows_over_half": 0, "effective_keys": 4, "keys_for_90_percent": 4}
     )
-    peaked = LayerCall(100 * key[:, :, :3], key, key, kernels.Exponential(), False, 1)
+    peaked = recorded(100 * key[:, :, :3], key, key, kernels.Exponential(), False, 1)
     assert skewness(peaked) == pytest.approx(
         {"largest_weight": 1, "rows_over_half": 1, "effective_keys": 1, "keys_for_90_percent": 1}
     )

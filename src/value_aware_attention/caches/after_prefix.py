@@ -110,12 +110,15 @@ class AfterPrefix(Approximation):
         are not as many as keys (generation with a cache).
         """
         call = self.check(
-            Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
-        )
+            Call.of(
+                query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal,
+                layer=layer,
+            )
+        )  # fmt: skip
         if call.is_empty:
             return call.zeros().to(value.dtype)
         with torch.autocast(value.device.type, enabled=False):
-            return self.approximate(call, layer).to(value.dtype)
+            return self.approximate(call).to(value.dtype)
 
     def like(self, method: CacheMethod, **changed: Any) -> "AfterPrefix":
         """Returns another method after the same prefix, with other options where they are given."""
@@ -139,12 +142,14 @@ class AfterPrefix(Approximation):
         Raises ValueError as `forward` does.
         """
         call = self.check(
-            Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
-        )
-        groups = Groups.of(call)
-        call, layer = groups.call(call), groups.layer(layer or Layer())
+            Call.of(
+                query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal,
+                layer=layer,
+            )
+        )  # fmt: skip
+        grouped = Groups.of(call).call(call)
         start = call.keys if self.prefix is None else self.prefix
-        return self._observed(call, _every_key(call)[..., :start], start, layer)
+        return self._observed(grouped, _every_key(grouped)[..., :start], start)
 
     def check(self, call: Call) -> Call:
         super().check(call)
@@ -168,47 +173,43 @@ class AfterPrefix(Approximation):
         """Checks hidden keys too: a choice by NaN has no meaning."""
         refuse_non_finite(call, None)
 
-    def approximate(self, call: Call, layer: Layer | None = None) -> Float[Tensor, "*batch N V"]:
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         groups = Groups.of(call)
-        grouped, layer = groups.call(call), groups.layer(layer or Layer())
+        grouped = groups.call(call)
         pool = _every_key(grouped)
         if self.prefix is None:
-            kept = self._keep(grouped, pool, call.keys, layer)
+            kept = self._keep(grouped, pool, call.keys)
             return groups.restored(_served(grouped, kept, call.keys))
         exact = _exact(call.take(slice(0, self.prefix)))
         if self.prefix == call.keys:
             return exact
-        return torch.cat([exact, groups.restored(self._after(grouped, pool, layer))], dim=-2)
+        return torch.cat([exact, groups.restored(self._after(grouped, pool))], dim=-2)
 
-    def _after(
-        self, call: Call, every: Int[Tensor, "*own M"], layer: Layer
-    ) -> Float[Tensor, "*own G n V"]:
+    def _after(self, call: Call, every: Int[Tensor, "*own M"]) -> Float[Tensor, "*own G n V"]:
         """Computes the rows that see what was kept, choice by choice."""
         assert self.prefix is not None
         step, parts = self.every or call.keys, []
         pool = every[..., : self.prefix]
         for start in range(self.prefix, call.keys, step):
-            kept = self._keep(call, pool, start, layer)
+            kept = self._keep(call, pool, start)
             rows = slice(start, min(start + step, call.keys))
             parts.append(_served(call.take(rows), kept, start))
             pool = torch.cat([kept.indices, every[..., rows]], dim=-1)
         return torch.cat(parts, dim=-2)
 
     @torch.no_grad()
-    def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int, layer: Layer) -> KeptKeys:
+    def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
         """Returns what the method keeps of a pool of keys, as keys of the call."""
-        kept = self.method.keep(self._observed(call, pool, start, layer))
+        kept = self.method.keep(self._observed(call, pool, start))
         return replace(kept, indices=pool.gather(-1, kept.indices))
 
-    def _observed(
-        self, call: Call, pool: Int[Tensor, "*own K"], start: int, layer: Layer
-    ) -> Observed:
+    def _observed(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
         """Returns what the method may look at before rows from `start` on are served."""
         available = _available(call).expand(*pool.shape[:-1], -1)
         in_pool = available.take_along_dim(pool, dim=-1)
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
-        choice = Choice(call, layer, pool, in_pool, available, past, served, start, self.rows)
+        choice = Choice(call, pool, in_pool, available, past, served, start, self.rows)
         key, value = (
             x[..., 0, :, :].take_along_dim(pool[..., None], -2) for x in (call.key, call.value)
         )
@@ -217,8 +218,8 @@ class AfterPrefix(Approximation):
             value=value.where(in_pool[..., None], 0.0),
             kernel=call.kernel,
             protected=self._protected(in_pool),
-            projection=layer.projection,
-            rotary=layer.rotary,
+            projection=call.layer.projection,
+            rotary=call.layer.rotary,
             start=start,
             available=in_pool,
             **OBSERVED[self.observed](choice),

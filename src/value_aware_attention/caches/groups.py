@@ -42,10 +42,11 @@ class Groups:
         query = call.query.expand(*self.leading, -1, -1)
         mask = None if call.attn_mask is None else self.of_queries(call.attn_mask)
         key, value = (self.of_keys(x)[..., None, :, :] for x in (call.key, call.value))
-        return replace(call, query=self.of_queries(query), key=key, value=value, attn_mask=mask)
+        query, layer = self.of_queries(query), self._layer(call.layer)
+        return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
 
-    def layer(self, layer: Layer) -> Layer:
-        """Returns what is known of a layer in the same order."""
+    def _layer(self, layer: Layer) -> Layer:
+        """Returns the facts about a layer with its heads in the same order."""
         projection, repeated = layer.projection, layer.repeated
         if projection is not None:
             projection = self.of_queries(projection)

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from value_aware_attention.call import Call
-from value_aware_attention.layer import Layer
 from value_aware_attention.partial import attention_state
 
 __all__ = ["OBSERVED", "Choice", "turned", "visible_pairs"]
@@ -21,7 +20,6 @@ class Choice:
 
     call: Call
     """query (*own, G, N, D), key (*own, 1, M, D)"""
-    layer: Layer
     pool: Int[Tensor, "*own K"]
     in_pool: Bool[Tensor, "*own K"]
     """False: padding"""
@@ -82,8 +80,8 @@ def turned(choice: Choice, by: int) -> dict[str, Any]:
     query = choice.call.query[..., rows, :]
     if choice.past == choice.served:  # an encoder: nothing is later
         return choice.attending(rows)
-    if choice.layer.rotary is not None:
-        query = choice.layer.rotary(query, torch.full_like(rows, by))
+    if choice.call.layer.rotary is not None:
+        query = choice.call.layer.rotary(query, torch.full_like(rows, by))
     return {
         "query": query,
         "visible": choice.unpadded(rows),
@@ -93,12 +91,12 @@ def turned(choice: Choice, by: int) -> dict[str, Any]:
 
 def repeat(choice: Choice) -> dict[str, Any]:
     """Queries of the prefix read once more, which see every key and their own past beside."""
-    if choice.layer.repeated is None:
+    if choice.call.layer.repeated is None:
         raise ValueError(
             "observed is 'repeat': its queries are recorded by hugging_face.replace_attention in a "
             "second pass; bare tensors have none"
         )
-    query, key, value = choice.layer.repeated
+    query, key, value = choice.call.layer.repeated
     rows = choice.spaced(range(query.shape[-2]))
     seen = choice.unpadded(rows)
     own = torch.arange(key.shape[-2], device=rows.device) <= rows[:, None]

@@ -7,6 +7,6 @@ record.to_json()
 from value_aware_attention.measurement.cells import Setting
 from value_aware_attention.measurement.measure import LayerOptions, measure
 from value_aware_attention.measurement.record import Record
-from value_aware_attention.measurement.tasks import Task
+from value_aware_attention.measurement.tasks import Task, Text
 
-__all__ = ["LayerOptions", "Record", "Setting", "Task", "measure"]
+__all__ = ["LayerOptions", "Record", "Setting", "Task", "Text", "measure"]

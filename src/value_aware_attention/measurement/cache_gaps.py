@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from value_aware_attention.caches import AfterPrefix, AttentionMatching, Observed, ValueAware
-from value_aware_attention.measurement.cache_errors import CacheErrors
 from value_aware_attention.measurement.cache_record import CacheGaps, estimate
+from value_aware_attention.measurement.recorded import ExactRows
 
 __all__ = ["GAPS", "REFERENCES", "gaps", "served_errors"]
 
@@ -30,14 +30,15 @@ Array = NDArray[np.float64]
 
 @torch.inference_mode()
 def served_errors(
-    measured: CacheErrors, like: AfterPrefix, r: int
+    measured: ExactRows, like: AfterPrefix, r: int
 ) -> dict[str, Float[Tensor, "B H"]]:
     """Computes what the best sets of r keys leave the very queries that they were found on.
 
     `like` says which keys are protected.
     """
-    served = like.like(ValueAware(r, search="best"), observed="hindsight", rows=len(measured.rows))
-    seen = served.observe(**measured.call.arguments())
+    count = measured.rows.query.shape[-2]
+    served = like.like(ValueAware(r, search="best"), observed="hindsight", rows=count)
+    seen = served.observe(**measured.call.arguments(), layer=measured.call.layer)
     kept = served.method.keep(seen)
     refitted = AttentionMatching(r, served.method).keep(seen)
     alone = _by_query(seen)

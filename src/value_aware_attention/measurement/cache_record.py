@@ -1,16 +1,11 @@
 """The record of what cache methods cost a model: kept, shown and compared as `record.Record` is."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import ClassVar, Self
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from value_aware_attention.files import reading, without_checksum
-from value_aware_attention.measurement import strict_json
-from value_aware_attention.measurement.intervals import ratio_of_sums
-from value_aware_attention.measurement.record import RunOn, read
+from value_aware_attention.measurement.intervals import Estimate, estimate
+from value_aware_attention.measurement.record import JsonRecord, RunOn
 
 __all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate", "estimate"]
 
@@ -18,24 +13,6 @@ VERSION = 2
 """Of the schema: raised whenever a record of before cannot be read as one of now."""
 DISTANCES = ("kl", "cosine_distance")
 """Of the model's output from the exact one's: one of them is among the ends of every cell"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A number with its 95% interval over units; None: of a single unit it is not known."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-
-def estimate(totals: NDArray[np.float64], counts: NDArray[np.float64]) -> Estimate:
-    """Computes a ratio of sums with its interval; None where it is not finite."""
-    if not counts.sum() > 0:
-        return Estimate(value=None, low=None, high=None)
-    ends = (float(x) for x in ratio_of_sums(totals, counts))
-    value, low, high = (x if np.isfinite(x) else None for x in ends)
-    return Estimate(value=value, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +65,11 @@ class CacheGaps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheRecord:
+class CacheRecord(JsonRecord):
     """Cache methods measured on one model and task."""
 
     version: ClassVar[int] = VERSION
+    made_by: ClassVar[str] = "make caches"
     model: str
     task: str
     description: str
@@ -122,42 +100,15 @@ class CacheRecord:
         """Counts the texts."""
         return len(self.seeds)
 
-    def to_json(self) -> str:
-        """As text, in the order of the keys. Raises ValueError for NaN and infinity."""
-        content = {"version": VERSION, **asdict(self)}
-        return strict_json.to_json(content, indent=1, sort_keys=True) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, name: str = "the record") -> Self:
-        """Reads what `to_json` wrote; ValueError for another schema version, or no such record."""
-        with reading(name, "make it again"):
-            content = strict_json.from_json(text)
-            if not isinstance(content, dict):
-                raise ValueError(f"it holds a {type(content).__name__}, not a record")
-        version = content.get("version", "none")
-        if version != VERSION:
-            raise ValueError(
-                f"{name} has schema version {version!r}; this program reads version {VERSION}: "
-                f"make it again (make caches)"
-            )
-        with reading(name, "make it again"):
-            content = without_checksum(content)
-        del content["version"]
-        found: Self = read(cls, content, name)
-        with reading(name, "make it again"):
-            _check(found)
-        return found
-
-
-def _check(record: CacheRecord) -> None:
-    """Raises ValueError for what no measurement writes."""
-    if not record.cells:
-        raise ValueError("it has no cells")
-    for place, cell in enumerate(record.cells):
-        if cell.r < 1:
-            raise ValueError(f"cells.{place}.r is {cell.r}; it must be at least 1")
-        if not cell.ends.keys() & set(DISTANCES):
-            raise ValueError(f"cells.{place}.ends has none of {', '.join(DISTANCES)}")
-        for name in ("error", *cell.ends):
-            if len(cell.by_unit.get(name, ())) != record.units:
-                raise ValueError(f"cells.{place}.by_unit has not {record.units} units of {name}")
+    def check(self) -> None:
+        """Raises ValueError for what no measurement writes."""
+        if not self.cells:
+            raise ValueError("it has no cells")
+        for place, cell in enumerate(self.cells):
+            if cell.r < 1:
+                raise ValueError(f"cells.{place}.r is {cell.r}; it must be at least 1")
+            if not cell.ends.keys() & set(DISTANCES):
+                raise ValueError(f"cells.{place}.ends has none of {', '.join(DISTANCES)}")
+            for name in ("error", *cell.ends):
+                if len(cell.by_unit.get(name, ())) != self.units:
+                    raise ValueError(f"cells.{place}.by_unit has not {self.units} units of {name}")

@@ -11,9 +11,9 @@ from torch import nn
 
 from value_aware_attention.approximations import SparseApproximation, SparseWeights
 from value_aware_attention.distributed import shared_map
-from value_aware_attention.measurement.intervals import paired_difference, ratio_of_sums
+from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.record import CellError
-from value_aware_attention.measurement.sampled_rows import ExactRows
+from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.measurement.tasks import Layerwise, UnitSums
 
 __all__ = ["Setting", "cell_error", "end_metric"]
@@ -50,7 +50,7 @@ def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
         ),
         unit_squared_errors=tuple(tuple(map(_known, layer)) for layer in errors),
         unit_squared_norms=tuple(tuple(map(_known, layer)) for layer in norms),
-        queries=layers[0].rows.count,
+        queries=layers[0].rows.rows.numel(),
         **{name: max(layer[name] for layer in found) for name in found[0]},
     )
 
@@ -60,7 +60,7 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
     """A layer's ||o - o~||^2 by unit; and what a solver claims of its keys, checked."""
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
         return {"squared_error": layer.squared_error(method).tolist()}
-    chosen: SparseWeights = layer.rows.given_to(method.select)
+    chosen: SparseWeights = method.select(**layer.rows.arguments())
     largest = chosen.error.max().sqrt() / layer.rows.value.float().norm(dim=-1).max()
     return {
         "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
@@ -86,8 +86,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
 
 def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | None]:
     """Value, paired difference to exact and their ends; None for the ends of a single unit."""
-    interval = paired_difference(sums.totals, exact.totals, sums.counts)
-    ends = (interval.estimate, interval.low, interval.high)
+    ends = [float(end) for end in ratio_of_sums(sums.totals - exact.totals, sums.counts)]
     if metric == "perplexity":
         baseline = math.exp(exact.mean())
         value, low, high = (baseline * math.exp(min(end, 600.0)) for end in ends)

@@ -1,4 +1,4 @@
-"""Paired 95% intervals: a method against exact attention on the same text."""
+"""Ratios of sums over units of text, with their 95% intervals."""
 
 from dataclasses import dataclass
 
@@ -6,39 +6,38 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-__all__ = ["Interval", "paired_difference", "ratio_of_sums"]
+__all__ = ["Estimate", "estimate", "ratio_of_sums"]
 
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with the ends of its 95% interval."""
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A number with its 95% interval over units; None where it is not known, as of one unit."""
 
-    estimate: float
-    low: float
-    high: float
+    value: float | None
+    low: float | None
+    high: float | None
 
 
-def paired_difference(
-    totals: NDArray[np.float64], exact_totals: NDArray[np.float64], counts: NDArray[np.float64]
-) -> Interval:
-    """Mean per-target difference to exact, with Student's t over units (windows or sequences).
-
-    `totals` and `exact_totals` sum a loss over the `counts` targets of each unit. Units, not
-    targets, are taken as independent, since the targets of one window share their context: the
-    variance is that of a ratio estimator, sum(d_u) / sum(n_u).
-    """
-    estimate, low, high = ratio_of_sums(totals - exact_totals, counts)
-    return Interval(float(estimate), float(low), float(high))
+def estimate(totals: NDArray[np.float64], counts: NDArray[np.float64]) -> Estimate:
+    """Computes a ratio of sums with its interval; None where it is not finite."""
+    if not counts.sum() > 0:
+        return Estimate(value=None, low=None, high=None)
+    ends = (float(x) for x in ratio_of_sums(totals, counts))
+    value, low, high = (x if np.isfinite(x) else None for x in ends)
+    return Estimate(value=value, low=low, high=high)
 
 
 def ratio_of_sums(
     totals: NDArray[np.float64], counts: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """sum(t_u) / sum(n_u) over the units u of the first axis, and the ends of its 95% interval.
+    """Computes sum(t_u) / sum(n_u) over the units u of the first axis, and its 95% interval's ends.
 
-    Other axes are other ratios; they broadcast. The ends of a single unit are NaN; so is 0 / 0.
+    Units (windows or sequences) are taken as independent, not their targets, which share a context:
+    Student's t with the variance of a ratio estimator. With t_u the difference of two methods'
+    losses it is the paired interval of their mean difference. Other axes are other ratios; they
+    broadcast. The ends of a single unit are NaN; so is 0 / 0.
     """
     units, count = len(counts), counts.sum(axis=0)
     with np.errstate(invalid="ignore"):

@@ -19,7 +19,7 @@ from value_aware_attention.approximations import (
     SparseApproximation,
     ValueAwareKeysAttentionWeights,
 )
-from value_aware_attention.call import max_elements
+from value_aware_attention.call import Call, max_elements
 from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.keys_needed import (
     keys_needed,
@@ -36,8 +36,7 @@ from value_aware_attention.measurement.record import (
     MatchingKeys,
     OutputError,
 )
-from value_aware_attention.measurement.sampled_rows import SampledRows, sample_rows
-from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_attention.measurement.recorded import sample_rows
 
 __all__ = [
     "MATCHED",
@@ -111,7 +110,7 @@ class LayerErrors:
 
 @torch.inference_mode()
 def layer_errors(
-    call: LayerCall, *, rows: int, search: str = "default", between: bool = True,
+    call: Call, *, rows: int, search: str = "default", between: bool = True,
     matched: Sequence[int] = MATCHED,
 ) -> LayerErrors:  # fmt: skip
     """Measures `rows` sampled queries of each head and unit against all their keys, in fp64.
@@ -125,11 +124,11 @@ def layer_errors(
     sampled = sample_rows(call, rows * len(call.query) * call.query.shape[1])
     largest = min(sampled.value.shape[-1] + 1, sampled.key.shape[-2])
     oblivious = oblivious_path(sampled)
-    aware = sampled.given_to(OptimalValueAware(largest, search).path)
+    aware = OptimalValueAware(largest, search).path(**sampled.arguments())
     paths = {OBLIVIOUS: oblivious, AWARE: aware}
     if between:
         paths |= _between(sampled, largest)
-    norm = (sampled.weights() @ sampled.value).square().sum(dim=-1, keepdim=True)
+    norm = (sampled.weights @ sampled.value).square().sum(dim=-1, keepdim=True)
     return LayerErrors(
         rows=sampled.query.shape[-2],
         keys=sampled.key.shape[-2],
@@ -144,26 +143,26 @@ def _by_unit_and_head(numbers: Float[Tensor, "B H N R"]) -> Array:
     return means
 
 
-def _between(rows: SampledRows, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
+def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
     """Errors of what lies between the two optimal choices, and Maurey's bound."""
-    paths = {KEYS_ONLY: rows.given_to(ValueAwareKeysAttentionWeights(largest).path)}
+    paths = {KEYS_ONLY: ValueAwareKeysAttentionWeights(largest).path(**rows.arguments())}
     for name, method in BETWEEN.items():
-        errors = [rows.given_to(method(r).select).error for r in _powers(largest)]
+        errors = [method(r).select(**rows.arguments()).error for r in _powers(largest)]
         paths[name] = torch.stack(errors, dim=-1)
     sizes = torch.tensor(_powers(rows.key.shape[-2]), device=rows.value.device)
     return paths | {MAUREY: _variance(rows)[..., None] / sizes}
 
 
-def _variance(rows: SampledRows) -> Float[Tensor, "B H N"]:
+def _variance(rows: Call) -> Float[Tensor, "B H N"]:
     """Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head."""
     value = rows.value - rows.value.mean(dim=-2, keepdim=True)
-    weights = rows.weights()
+    weights = rows.weights
     second = (weights @ value.square().sum(dim=-1)[..., None])[..., 0]
     return (second - (weights @ value).square().sum(dim=-1)).clamp_min(0)
 
 
 def _matches(
-    rows: SampledRows, oblivious: Float[Tensor, "B H N M"], aware: Float[Tensor, "B H N R"],
+    rows: Call, oblivious: Float[Tensor, "B H N M"], aware: Float[Tensor, "B H N R"],
     matched: Sequence[int],
 ) -> dict[str, NDArray[np.int64]]:  # fmt: skip
     """`matching_keys_of_queries` of every row, for each size below the exact ones."""
@@ -180,13 +179,13 @@ def _matches(
     }
 
 
-def oblivious_path(rows: SampledRows, largest: int | None = None) -> Float[Tensor, "B H N R"]:
+def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H N R"]:
     """||o - o~||^2 of the top r keys by alpha, renormalised (Eq. 2), for r = 1..`largest`.
 
     None = every size to M. It is sum_S alpha_i (v_i - o) / sum_S alpha_i over growing S, so one
     sort serves all of them. Ties are taken in the order of the keys.
     """
-    weights = rows.weights()
+    weights = rows.weights
     ranked = weights.sort(dim=-1, descending=True, stable=True)
     kept, order = (x[..., :largest].flatten(0, 2) for x in ranked)
     output = (weights @ rows.value).flatten(0, 2)
@@ -203,7 +202,7 @@ def oblivious_path(rows: SampledRows, largest: int | None = None) -> Float[Tenso
 
 
 def output_error(
-    layers: Sequence[LayerErrors], calls: Sequence[LayerCall], *, search: str, unit: str,
+    layers: Sequence[LayerErrors], calls: Sequence[Call], *, search: str, unit: str,
     sizes: Sequence[int],
 ) -> OutputError:  # fmt: skip
     """The record of all layers: curves, and what is counted on them with intervals over units.

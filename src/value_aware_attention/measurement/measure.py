@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.approximations.closest_combination import engine
+from value_aware_attention.call import Call
 from value_aware_attention.distributed import is_first, shared_map
 from value_aware_attention.hugging_face import attention_layers, own_kernel
 from value_aware_attention.kernels import Kernel
@@ -37,13 +38,13 @@ from value_aware_attention.measurement.record import (
     read,
 )
 from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.measurement.run_on import run_on
-from value_aware_attention.measurement.sampled_rows import ExactRows
 from value_aware_attention.measurement.skewness import skewness
 from value_aware_attention.measurement.skewness_gap import skewness_gap
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.strict_json import to_json
-from value_aware_attention.measurement.tasks import LayerCall, Task, UnitSums, exactly
+from value_aware_attention.measurement.tasks import Task, UnitSums, exactly
 
 __all__ = [
     "LayerOptions",
@@ -179,15 +180,15 @@ class _Measurement:
     show: Show
 
     @cached_property
-    def first(self) -> list[LayerCall]:
+    def first(self) -> list[Call]:
         """The layers' calls on the first part."""
         return self.task.layer_calls(0)
 
     @cached_property
-    def calls(self) -> list[LayerCall]:
+    def calls(self) -> list[Call]:
         """The layers' calls on all parts."""
         others = (self.task.layer_calls(part) for part in range(1, self.task.parts))
-        return [LayerCall.joined(layer) for layer in zip(self.first, *others, strict=True)]
+        return [Call.joined(layer) for layer in zip(self.first, *others, strict=True)]
 
     @cached_property
     def exact_rows(self) -> list[ExactRows]:
@@ -335,7 +336,7 @@ def _work_of(method: nn.Module) -> float:
     return 1.0 + method.r if isinstance(method, OptimalValueAware) else 1.0
 
 
-def _layer_work(rows: int, calls: Sequence[LayerCall]) -> float:
+def _layer_work(rows: int, calls: Sequence[Call]) -> float:
     share = min(1.0, rows / calls[0].query.shape[-2])
     return 1 + share * (calls[0].value.shape[-1] + 2)
 

@@ -1,7 +1,8 @@
 """Measures what cache methods cost a trained model on queries that they have not observed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from time import perf_counter
 from typing import Any
@@ -13,12 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
-from value_aware_attention.attention import attention_weights
 from value_aware_attention.caches import AfterPrefix, CacheMethod, Recent, ValueAware
+from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel, replace_attention
-from value_aware_attention.measurement.cache_errors import CacheErrors, cache_calls
 from value_aware_attention.measurement.cache_gaps import gaps, served_errors
 from value_aware_attention.measurement.cache_record import (
     CacheCell,
@@ -27,26 +26,16 @@ from value_aware_attention.measurement.cache_record import (
     Estimate,
     estimate,
 )
+from value_aware_attention.measurement.recorded import ExactRows, recording
 from value_aware_attention.measurement.run_on import run_on
+from value_aware_attention.measurement.tasks import Task, Text
 from value_aware_attention.measurement.windows import vocabulary_size
 
-__all__ = ["CacheBatch", "CacheSetting", "Ends", "cache_settings", "measure_caches"]
+__all__ = ["CacheSetting", "cache_settings", "measure_caches"]
 
-Ends = Callable[[Tensor, Any], Mapping[str, Tensor]]
-"""(model output, batch) -> end metrics, one number a row of the batch."""
 Array = NDArray[np.float64]
 SERVED = 64
 """Queries of each head and unit that errors are measured on; fewer where fewer are served."""
-
-
-@dataclass(frozen=True)
-class CacheBatch:
-    """Holds texts of one length as the model is given them, and the seed they were drawn by."""
-
-    inputs: Mapping[str, Any]
-    rest: Mapping[str, Tensor] | None = None
-    """What end metrics are computed with beside the model's output: labels"""
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,14 +77,12 @@ def cache_settings(
 
 @torch.inference_mode()
 def measure_caches(
-    model: PreTrainedModel,
-    batches: Sequence[CacheBatch],
+    task: Task,
     settings: Sequence[CacheSetting],
     *,
     model_name: str,
-    task: str,
+    task_name: str,
     description: str = "",
-    ends: Ends | None = None,
     progress: bool = True,
 ) -> CacheRecord:
     """Measures every setting on the same texts: output errors, end metrics, gaps, time to choose.
@@ -103,44 +90,40 @@ def measure_caches(
     Errors are those of each layer on the exact model's queries; end metrics have the method in all
     layers: "kl", KL(exact || compressed) of the tokens in nats a served position (without a
     language-model head "cosine_distance", 1 - cosine of the last hidden states), and those of
-    `ends`. A query is served that comes after the prefix; of an encoder, one not observed.
+    `task.ends`. A query is served that comes after the prefix; of an encoder, one not observed.
     """
     first = settings[0].after
     if any((s.after.prefix, s.after.rows) != (first.prefix, first.rows) for s in settings):
         raise ValueError("the settings differ in prefix or rows; measure them one by one")
-    repeated = first.prefix if any(s.after.observed == "repeat" for s in settings) else None
-    parts: list[list[_Part]] = []
-    work = len(batches) * len(settings)
+    found: list[list[_Part]] = []
+    work = task.parts * len(settings)
     with tqdm(total=work, disable=None if progress else True, leave=False) as bar:
-        for batch in batches:
-            texts = _Texts.of(model, batch, first, repeated, ends)
-            parts.append([])
+        for part in range(task.parts):
+            exact = _ExactPart.of(task, part, settings)
+            found.append([])
             for setting in settings:
                 bar.set_postfix_str(f"{setting.method} {setting.observed} r={setting.r}")
-                parts[-1].append(texts.measured(setting))
+                found[-1].append(exact.measured(setting))
                 bar.update()
-    exact = _Part.joined([batch[0] for batch in parts]).exact
-    joined = [_Part.joined([batch[i] for batch in parts]) for i in range(len(settings))]
-    call = texts.measured_on[0].call
+    parts = [_Part.joined(of_setting) for of_setting in zip(*found, strict=True)]
+    call, pairs = exact.measured_on[0].call, list(zip(parts, settings, strict=True))
     return CacheRecord(
         model=model_name,
-        task=task,
+        task=task_name,
         description=description,
-        kernel=type(own_kernel(model)).__name__.lower(),
+        kernel=type(own_kernel(task.model)).__name__.lower(),
         prefix=first.prefix,
         length=call.query.shape[-2],
         rows=first.rows,
-        seeds=tuple(joined[0].seeds.tolist()),
-        layers=len(texts.measured_on),
+        seeds=tuple(parts[0].seeds.tolist()),
+        layers=len(exact.measured_on),
         key_value_heads=call.query.shape[1],
         query_heads=call.query.shape[1] * call.query.shape[2],
         head_dim=call.query.shape[-1],
-        sharpest=tuple(_sharpest(each) for each in texts.measured_on),
-        exact={name: _mean(units) for name, units in exact.items()},
-        cells=tuple(part.cell(s) for part, s in zip(joined, settings, strict=True)),
-        gaps=tuple(
-            found for part, s in zip(joined, settings, strict=True) for found in part.gaps(s)
-        ),
+        sharpest=tuple(map(_sharpest, exact.measured_on)),
+        exact={name: _mean(units) for name, units in parts[0].exact.items()},
+        cells=tuple(part.cell(setting) for part, setting in pairs),
+        gaps=tuple(found for part, setting in pairs for found in part.gaps(setting)),
         run_on=run_on(call.query.device.type),
     )
 
@@ -213,63 +196,57 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Texts:
-    """One batch as the exact model reads it."""
+class _ExactPart:
+    """Holds a part of the task as the exact model reads it."""
 
-    model: PreTrainedModel
-    batch: CacheBatch
-    given_ends: Ends | None
-    measured_on: Sequence[CacheErrors]
+    task: Task
+    text: Text
+    measured_on: Sequence[ExactRows]
     """By layer"""
     served: Tensor
     """The places of all served queries"""
     output: Tensor
     """Logits, or last hidden states, of the exact model"""
-    exact: Mapping[str, Array]
-    best: dict[int, dict[str, Array]]
-    """What the best sets of r keys leave, once looked for"""
+    best: dict[int, dict[str, Array]] = field(default_factory=dict)
+    """Errors that the best sets of r keys leave, once searched for"""
 
     @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        batch: CacheBatch,
-        like: AfterPrefix,
-        repeated: int | None,
-        ends: Ends | None,
-    ) -> "_Texts":
-        """Lets the exact model read it; `like` tells which queries are served."""
-        calls = cache_calls(model, repeated, **batch.inputs)
+    def of(cls, task: Task, part: int, settings: Sequence[CacheSetting]) -> "_ExactPart":
+        """Lets the exact model read it."""
+        like, text = settings[0].after, task.texts[part]
+        repeats = any(setting.after.observed == "repeat" for setting in settings)
+        with recording(
+            task.model, shares_keys=True, repeated=like.prefix if repeats else None
+        ) as calls:
+            _output(task, text)
         length = calls[0].query.shape[-2]
         rows = min(SERVED, length - (like.prefix or length // 2))
-        oracle = like.like(Recent(like.method.r), observed="hindsight", rows=rows)
-        at = oracle.observe(**calls[0].arguments()).positions
-        assert at is not None
-        every = torch.arange(length, device=at.device)
+        at = _observed_by(like.like(Recent(like.method.r), observed="hindsight", rows=rows), calls)
+        served = torch.arange(length, device=at.device)
         if like.prefix is None:
-            seen = like.like(like.method, observed="noncausal")
-            observed = seen.observe(**calls[0].arguments()).positions
-            assert observed is not None
-            served = every[~torch.isin(every, observed)]
+            observed = _observed_by(like.like(like.method, observed="noncausal"), calls)
+            served = served[~torch.isin(served, observed)]
         else:
-            served = every[like.prefix :]
-        output = model(**batch.inputs)[0].float()
-        found = cls(
-            model, batch, ends, [CacheErrors.of(c, at) for c in calls], served, output, {}, {}
-        )
-        return replace(found, exact=found.ends(output))
+            served = served[like.prefix :]
+        measured_on = [ExactRows.served(call, at) for call in calls]
+        return cls(task, text, measured_on, served, _output(task, text))
+
+    @cached_property
+    def exact(self) -> Mapping[str, Array]:
+        """End metrics of the exact model."""
+        return self.ends(self.output)
 
     def measured(self, setting: CacheSetting) -> _Part:
         """Measures one setting."""
         after = setting.after
-        with replace_attention(self.model, after):
-            output = self.model(**self.batch.inputs)[0].float()
+        with replace_attention(self.task.model, after):
+            output = _output(self.task, self.text)
         errors = {"method": self._errors(after)}
         if setting.gaps:
             errors |= self._references(setting)
         seconds, counted = self._choice(after)
         return _Part(
-            seeds=np.full(len(output), self.batch.seed),
+            seeds=np.full(len(output), self.text.seed),
             norm=_stacked([each.squared_norm() for each in self.measured_on]),
             errors=errors,
             ends=self.ends(output),
@@ -281,13 +258,13 @@ class _Texts:
     def ends(self, output: Tensor) -> dict[str, Array]:
         """Computes end metrics by unit: the distance from the exact model's output, and others."""
         here, exact = output[:, self.served], self.output[:, self.served]
-        if here.shape[-1] == vocabulary_size(self.model):
+        if here.shape[-1] == vocabulary_size(self.task.model):
             logs = here.log_softmax(-1), exact.log_softmax(-1)
             found = {"kl": kl_div(*logs, reduction="none", log_target=True).sum(-1).mean(-1)}
         else:
             found = {"cosine_distance": 1 - cosine_similarity(here, exact, dim=-1).mean(-1)}
-        if self.given_ends is not None:
-            found |= self.given_ends(output, self.batch.rest or {})
+        if self.task.ends is not None:
+            found |= self.task.ends(output, self.text)
         return {name: units.double().cpu().numpy() for name, units in found.items()}
 
     def _references(self, setting: CacheSetting) -> dict[str, Array]:
@@ -305,13 +282,28 @@ class _Texts:
     def _choice(self, after: AfterPrefix) -> tuple[float, float]:
         """Times one choice in the middle layer, by key-value head; counts its multiply-adds."""
         call = self.measured_on[len(self.measured_on) // 2].call
-        seen = after.observe(**call.arguments())
+        seen = after.observe(**call.arguments(), layer=call.layer)
         begun = perf_counter()
         after.method.keep(seen)
         seconds = (perf_counter() - begun) / seen.batch.numel()
         rows = seen.query.shape[-2] * seen.query.shape[-3]
         sizes = rows, seen.keys, seen.key.shape[-1], seen.value.shape[-1]
         return seconds, after.method.multiply_adds(*sizes)
+
+
+def _output(task: Task, text: Text) -> Tensor:
+    """Computes logits, or last hidden states, of all positions."""
+    inputs, _ = text.take(range(len(text.inputs)))
+    options = {"use_cache": False} if task.metric == "perplexity" else {}
+    output: Tensor = task.model(input_ids=inputs.to(task.device), **options)[0].float()
+    return output
+
+
+def _observed_by(after: AfterPrefix, calls: Sequence[Call]) -> Tensor:
+    """Finds the places of the queries that a method observes."""
+    positions = after.observe(**calls[0].arguments(), layer=calls[0].layer).positions
+    assert positions is not None
+    return positions
 
 
 def _stacked(layers: Sequence[Float[Tensor, "B H"]]) -> Array:
@@ -324,13 +316,7 @@ def _mean(units: Array) -> Estimate:
     return estimate(units, np.ones_like(units))
 
 
-def _sharpest(measured: CacheErrors) -> tuple[float, ...]:
+def _sharpest(measured: ExactRows) -> tuple[float, ...]:
     """Averages the largest attention weight of served queries, by query head."""
-    seen = measured.call.query[..., measured.rows, :]
-    call = measured.call
-    visible = None
-    if call.is_causal:
-        keys = torch.arange(call.key.shape[-2], device=seen.device)
-        visible = keys <= measured.rows[:, None]
-    weights = attention_weights(seen, call.key, kernel=call.kernel, attn_mask=visible)
+    weights = measured.rows.weights
     return tuple(weights.amax(-1).mean(dim=(0, -1)).flatten().tolist())

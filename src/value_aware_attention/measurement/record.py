@@ -25,6 +25,7 @@ __all__ = [
     "EndMetric",
     "ErrorAtSize",
     "GapCell",
+    "JsonRecord",
     "KeysNeeded",
     "MatchingKeys",
     "OutputError",
@@ -49,6 +50,45 @@ SHARES = (0.01, 0.05, 0.1)
 Numbers = tuple[float, ...]
 NUMBERS = {float: (float, int)}
 """What JSON has in the place of a number that happens to be whole"""
+
+
+class JsonRecord:
+    """A frozen dataclass that one JSON file holds, with the version of its schema."""
+
+    version: ClassVar[int]
+    made_by: ClassVar[str]
+    """The command that makes it again"""
+
+    def to_json(self) -> str:
+        """Returns JSON with sorted keys. Raises ValueError for NaN and infinity."""
+        content = {"version": self.version, **asdict(self)}  # type: ignore[call-overload]
+        return strict_json.to_json(content, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "the record") -> Self:
+        """Reads what `to_json` wrote; `name` is what an error calls it.
+
+        Raises ValueError for another schema version, and for anything that is no such record.
+        """
+        with reading(name, "make it again"):
+            content = strict_json.from_json(text)
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds a {type(content).__name__}, not a record")
+            version = content.get("version", "none")
+            if version != cls.version:
+                raise ValueError(
+                    f"{name} has schema version {version!r}; this program reads version "
+                    f"{cls.version}: make it again ({cls.made_by})"
+                )
+            content = without_checksum(content)
+            del content["version"]
+            found: Self = read(cls, content, name)
+            found.check()
+        return found
+
+    def check(self) -> None:
+        """Raises ValueError for what no measurement writes."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,10 +346,11 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(JsonRecord):
     """One model measured on one text. `cells` begin with exact attention."""
 
     version: ClassVar[int] = VERSION
+    made_by: ClassVar[str] = "dvc repro, or the app that wrote it"
     model: str
     task: str
     """"causal", "masked" or "encoder\""""
@@ -335,48 +376,18 @@ class Record:
     """The method in the place of attention from training on; its `arguments`"""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> str:
-        """As text, in the order of the keys. Raises ValueError for NaN and infinity."""
-        content = {"version": VERSION, **asdict(self)}
-        return strict_json.to_json(content, indent=1, sort_keys=True) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, name: str = "the record") -> Self:
-        """Reads what `to_json` wrote; `name` is what an error calls it.
-
-        Raises ValueError where it is of another schema version, or no record at all.
-        """
-        with reading(name, "make it again"):
-            content = strict_json.from_json(text)
-            if not isinstance(content, dict):
-                raise ValueError(f"it holds a {type(content).__name__}, not a record")
-        version = content.get("version", "none")
-        if version != VERSION:
-            raise ValueError(
-                f"{name} has schema version {version!r}; this program reads version {VERSION}: "
-                f"make it again (dvc repro, or the app that wrote it)"
-            )
-        with reading(name, "make it again"):
-            content = without_checksum(content)
-        del content["version"]
-        found: Self = read(cls, content, name)
-        with reading(name, "make it again"):
-            _check(found)
-        return found
-
-
-def _check(record: Record) -> None:
-    """Raises ValueError for numbers and words that no measurement writes."""
-    for what, word, words in (("task", record.task, TASKS), ("metric", record.metric, METRICS)):
-        if word not in words:
-            raise ValueError(f"{what} is {word!r}; it must be one of {', '.join(words)}")
-    for what, size in (("length", record.length), ("head_dim", record.head_dim)):
-        if size < 1:
-            raise ValueError(f"{what} is {size}; it must be at least 1")
-    if not record.cells or record.cells[0].approximation != "exact":
-        raise ValueError("its cells do not begin with exact attention")
-    for place, cell in enumerate(record.cells):
-        _check_cell(cell, f"cells.{place}", record)
+    def check(self) -> None:
+        """Raises ValueError for numbers and words that no measurement writes."""
+        for what, word, words in (("task", self.task, TASKS), ("metric", self.metric, METRICS)):
+            if word not in words:
+                raise ValueError(f"{what} is {word!r}; it must be one of {', '.join(words)}")
+        for what, size in (("length", self.length), ("head_dim", self.head_dim)):
+            if size < 1:
+                raise ValueError(f"{what} is {size}; it must be at least 1")
+        if not self.cells or self.cells[0].approximation != "exact":
+            raise ValueError("its cells do not begin with exact attention")
+        for place, cell in enumerate(self.cells):
+            _check_cell(cell, f"cells.{place}", self)
 
 
 def _check_cell(cell: Cell, name: str, record: Record) -> None:

@@ -4,16 +4,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.measurement.sampled_rows import error_rows
-from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_attention.call import Call
+from value_aware_attention.measurement.recorded import error_rows
 
 __all__ = ["skewness", "skewness_of"]
 
 
-def skewness(call: LayerCall) -> dict[str, float]:
+def skewness(call: Call) -> dict[str, float]:
     """`skewness_of` the rows of a layer that output errors are measured on, block by block."""
     shapes, rows = [], []
-    for block in error_rows(call).call().blocks():
+    for block in error_rows(call).blocks():
         shapes.append(skewness_of(block.weights))
         rows.append(block.query.shape[-2])
     return {

@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations import OptimalValueAware
+from value_aware_attention.call import Call
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.kernels import Polynomial
 from value_aware_attention.measurement.layer_errors import oblivious_path, rounded
 from value_aware_attention.measurement.record import GapCell, SkewnessGap
-from value_aware_attention.measurement.sampled_rows import SampledRows, sample_rows
+from value_aware_attention.measurement.recorded import sample_rows
 from value_aware_attention.measurement.skewness import skewness_of
-from value_aware_attention.measurement.tasks import LayerCall
 
 __all__ = ["skewness_gap"]
 
@@ -30,7 +30,7 @@ SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
 
 @torch.inference_mode()
 def skewness_gap(
-    calls: Sequence[LayerCall], *, rows: int, search: str = "default", seed: int = 0
+    calls: Sequence[Call], *, rows: int, search: str = "default", seed: int = 0
 ) -> SkewnessGap:
     """Measures, on `rows` queries of each head and unit, every layer under several kernels.
 
@@ -45,7 +45,6 @@ def skewness_gap(
     Keys come in a random order, different in every head: weights that tie, as all do at degree 0,
     are taken in order, and the first tokens of a text are not like the others.
     """
-
     wanted = rows * len(calls[0].query) * calls[0].query.shape[1]
 
     def measured(layer: int) -> list[GapCell]:
@@ -53,16 +52,16 @@ def skewness_gap(
         return [_cell(layer, weighed, search, own) for own, weighed in _kernels(own_rows)]
 
     cells = chain.from_iterable(shared_map(measured, range(len(calls))))
-    return SkewnessGap(rows=sample_rows(calls[0], wanted).count, cells=tuple(cells))
+    return SkewnessGap(rows=sample_rows(calls[0], wanted).rows.numel(), cells=tuple(cells))
 
 
-def _kernels(rows: SampledRows) -> Iterator[tuple[bool, SampledRows]]:
+def _kernels(rows: Call) -> Iterator[tuple[bool, Call]]:
     yield True, rows
     for degree in DEGREES:
         yield False, replace(rows, kernel=Polynomial(degree))
 
 
-def _shuffled(rows: SampledRows, seed: int) -> SampledRows:
+def _shuffled(rows: Call, seed: int) -> Call:
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(rows.key.shape[:-1], generator=generator).argsort(dim=-1)
     order = order.to(rows.key.device)
@@ -73,17 +72,17 @@ def _shuffled(rows: SampledRows, seed: int) -> SampledRows:
     visible = rows.visible
     if visible is not None:
         visible = visible.gather(3, order[:, :, None].expand_as(visible))
-    return replace(rows, key=key, value=value, visible=visible)
+    return replace(rows, key=key, value=value, attn_mask=visible)
 
 
-def _cell(layer: int, rows: SampledRows, search: str, own: bool) -> GapCell:
-    weights = rows.weights()
+def _cell(layer: int, rows: Call, search: str, own: bool) -> GapCell:
+    weights = rows.weights
     shape = skewness_of(weights)
-    first = rows.given_to(OptimalValueAware(1).select).indices[..., 0]
+    first = OptimalValueAware(1).select(**rows.arguments()).indices[..., 0]
     same = first == weights.argmax(dim=-1)
     sizes = [r for r in SIZES if r <= rows.key.shape[-2]]
     norm = (weights @ rows.value).square().sum().item()
-    aware = rows.given_to(OptimalValueAware(sizes[-1], search).path)
+    aware = OptimalValueAware(sizes[-1], search).path(**rows.arguments())
     degree = rows.kernel.degree if isinstance(rows.kernel, Polynomial) else None
     return GapCell(
         layer=layer,
@@ -103,9 +102,9 @@ def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> 
     return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in found}
 
 
-def _uniform(rows: SampledRows, first: Int[Tensor, "B H N"]) -> dict[str, float]:
+def _uniform(rows: Call, first: Int[Tensor, "B H N"]) -> dict[str, float]:
     """At degree 0, alpha = 1 / M: what the value-aware key is, up to ties."""
-    weights = rows.weights()
+    weights = rows.weights
     squared = rows.value.square().sum(dim=-1)[:, :, None].expand_as(weights)
     to_mean = squared - 2 * (weights @ rows.value) @ rows.value.transpose(-2, -1)
     return {

@@ -1,30 +1,37 @@
-"""What a task offers: its end metric per unit of text, and its layers' real attention calls."""
+"""A trained model with the text that it is measured on, and the end metric of its predictions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, runtime_checkable
+from functools import cached_property, partial
+from hashlib import sha256
+from typing import Any, Self
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy, pad
+from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.call import Call
+from value_aware_attention.distributed import shared_map
+from value_aware_attention.hugging_face import attention_layers, own_kernel, replace_attention
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.masking import IGNORED
+from value_aware_attention.measurement.recorded import evenly_spaced, recording
+from value_aware_attention.measurement.scored_rows import ScoredRows
 
-__all__ = [
-    "LayerCall",
-    "LayerRecorder",
-    "Layerwise",
-    "Task",
-    "UnitSums",
-    "evenly_spaced",
-    "exactly",
-]
+__all__ = ["Layerwise", "Read", "Task", "Text", "UnitSums", "exactly", "output_at"]
 
 Layerwise = Callable[[int], nn.Module]
 """layer index -> the method that replaces attention there."""
+Read = Callable[[Any, Tensor, Tensor], Tensor]
+"""(model, tokens (B, L), asked (B, L)) -> logits or hidden states (S, .) at the asked positions."""
+Ends = Callable[[Tensor, "Text"], Mapping[str, Tensor]]
+"""(model output, text) -> further end metrics, one number a unit."""
 
 
 @dataclass(frozen=True)
@@ -35,131 +42,220 @@ class UnitSums:
     counts: NDArray[np.float64]
 
     def mean(self) -> float:
-        """Mean per target."""
+        """Averages the loss over all targets."""
         return float(self.totals.sum() / self.counts.sum())
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The units of all parts, in order."""
+        """Joins the units of all parts, in order."""
         totals, counts = ([getattr(part, name) for part in parts] for name in ("totals", "counts"))
         return cls(np.concatenate(totals), np.concatenate(counts))
 
 
 @dataclass(frozen=True)
-class LayerCall:
-    """What one layer's attention is called with when the model reads real text."""
+class Text:
+    """Holds rows of tokens to read, and the labels of the positions that are scored."""
 
-    query: Float[Tensor, "B H N D"]
-    key: Float[Tensor, "B H M D"]
-    value: Float[Tensor, "B H M V"]
-    kernel: Kernel
-    is_causal: bool
-    first_row: int = 0
-    """Rows before it only provide context; statistics leave them out."""
-    attn_mask: Bool[Tensor, "#B #H #N #M"] | None = None
-    """True = may attend; beside `is_causal`. None = every key."""
+    inputs: Sequence[Int[Tensor, " L"]] | Int[Tensor, "R L"]
+    labels: Sequence[Int[Tensor, " L"]] | Int[Tensor, "R L"]
+    """The token that each position should predict, IGNORED where it is not scored"""
+    pieces: int = 1
+    """Rows that a unit was cut into"""
+    seed: int = 0
+    """The seed that the units were drawn by"""
 
     @classmethod
-    def joined(cls, calls: Sequence[Self]) -> Self:
-        """The calls of one layer on several texts of one length as one batch."""
-        if len(calls) == 1:
-            return calls[0]
-        query, key, value = (
-            torch.cat([getattr(call, name) for call in calls]) for name in ("query", "key", "value")
+    def of_tokens(cls, tokens: Int[Tensor, "R L"], seed: int = 0) -> Self:
+        """Takes each token's next one as its label."""
+        return cls(tokens, pad(tokens[:, 1:], (0, 1), value=IGNORED), seed=seed)
+
+    def take(self, rows: Sequence[int]) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
+        """Stacks inputs and labels of rows of one length."""
+        inputs, labels = (
+            torch.stack([every[row] for row in rows]) for every in (self.inputs, self.labels)
         )
-        masks = [
-            call.attn_mask.expand(len(call.query), -1, -1, -1)
-            for call in calls
-            if call.attn_mask is not None
-        ]
-        mask = torch.cat(masks) if masks else None
-        return replace(calls[0], query=query, key=key, value=value, attn_mask=mask)
+        return inputs, labels
 
-    def unit(self, number: int) -> Self:
-        """The call on one unit of the batch alone."""
-        at = slice(number, number + 1)
-        mask = self.attn_mask
-        if mask is not None and len(mask) > 1:
-            mask = mask[at]
-        query, key, value = self.query[at], self.key[at], self.value[at]
-        return replace(self, query=query, key=key, value=value, attn_mask=mask)
+    def batches(self, size: int) -> Iterator[list[int]]:
+        """Groups rows of one length into batches of at most `size`."""
+        lengths: dict[int, list[int]] = {}
+        for row, tokens in enumerate(self.inputs):
+            lengths.setdefault(len(tokens), []).append(row)
+        for rows in lengths.values():
+            for first in range(0, len(rows), size):
+                yield rows[first : first + size]
 
 
-@runtime_checkable
-class Task(Protocol):
-    """A trained model with its evaluation text, read in parts of one or more units.
+def nats(output: Float[Tensor, "S C"], labels: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """Computes the cross-entropy of each prediction."""
+    return cross_entropy(output.float(), labels, reduction="none")
+
+
+def wrong(output: Float[Tensor, "S C"], labels: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """Counts a prediction that is not the label as 1."""
+    return (output.argmax(dim=-1) != labels).double()
+
+
+def cosine(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Float[Tensor, " S"]:
+    """Computes the cosine of each hidden state to the one under exact attention."""
+    return cosine_similarity(output.double(), exact.double(), dim=-1)
+
+
+METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
+"""The loss of each target by the end metric that is made of it."""
+
+
+def output_at(
+    model: PreTrainedModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"], **options: Any
+) -> Float[Tensor, "S C"]:
+    """Reads logits, or hidden states of a model without a head, at some positions."""
+    # A model that finds pads in the tokens would hide them; texts have none.
+    mask = torch.ones_like(tokens)
+    output: Tensor = model(input_ids=tokens, attention_mask=mask, **options)[0]
+    return output[asked]
+
+
+class Task:
+    """A model in evaluation mode with its text in parts of one or more units, and its end metric.
 
     A number is computed and kept part by part, so that one part more computes that part alone.
+    `metric` is "perplexity", "error" (percent), or "cosine" (of hidden states to the exact ones, at
+    every position with a label). `kernel` None is the model's own. Layers are measured on
+    `recorded_units` rows of full length of a part, evenly spaced; None = all of them. Tokens before
+    `first_row` of such a row only give context. `scored_rows` lets the last layer attend for the
+    scored positions alone. `ends` are more end metrics, for `measure_caches`.
     """
 
-    metric: str
-    """"perplexity", "error" (percent) or "cosine"."""
-    unit: str
-    """What `UnitSums` counts: "window" or "sequence"."""
-    length: int
-    parts: int
-    model: Any
-    """A PreTrainedModel in evaluation mode"""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        texts: Sequence[Text],
+        metric: str,
+        *,
+        unit: str = "window",
+        kernel: Kernel | None = None,
+        read: Read | None = None,
+        batch_size: int = 1,
+        recorded_units: int | None = None,
+        first_row: int = 0,
+        head_dim: int | None = None,
+        scored_rows: bool = False,
+        ends: Ends | None = None,
+    ) -> None:
+        self.model, self.texts, self.metric, self.unit = model.eval(), texts, metric, unit
+        self.given_kernel, self.given_head_dim = kernel, head_dim
+        causal = partial(output_at, use_cache=False)
+        self.read = read or (causal if metric == "perplexity" else output_at)
+        self.batch_size, self.recorded_units = batch_size, recorded_units
+        self.first_row, self.scored_rows, self.ends = first_row, scored_rows, ends
+        self.length = max(len(row) for text in texts for row in text.inputs)
+        self.parts = len(texts)
+        self.device = next(model.parameters()).device
+        self.exact: dict[tuple[int, int], Tensor] = {}
 
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
+    @cached_property
     def kernel(self) -> Kernel:
-        """That exact attention has"""
-        ...
+        """The kernel of exact attention."""
+        return self.given_kernel or own_kernel(self.model)
 
+    @cached_property
+    def head_dim(self) -> int:
+        """The width of a head's values."""
+        return self.given_head_dim or self.layer_calls()[0].value.shape[-1]
+
+    @torch.inference_mode()
     def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
-        """The end metric's sums with attention replaced; None = with the model's own."""
-        ...
+        """Sums the losses of a part with attention replaced; None = with the model's own."""
+        text, scored = self.texts[part], ScoredRows()
+        batches = list(text.batches(self.batch_size))
+        replaced: Any = nullcontext()
+        if method is not None:
+            layers = len(attention_layers(self.model))
+            chosen = scored.in_last_layer(method, layers) if self.scored_rows else method
+            replaced = replace_attention(self.model, chosen, kernel=self.given_kernel)
 
-    def layer_calls(self, part: int = 0) -> list[LayerCall]:
-        """Each layer's call in the exact model, on the units that layers are measured on."""
-        ...
+        def losses_of(rows: list[int]) -> NDArray[np.float64]:
+            inputs, labels = (x.to(self.device) for x in text.take(rows))
+            scored.asked = labels >= 0
+            output = self.read(self.model, inputs, scored.asked)
+            wanted = labels[scored.asked]
+            if self.metric == "cosine":
+                wanted = self._exact_output(part, rows[0], inputs, scored.asked)
+            losses = METRICS[self.metric](output, wanted).double().cpu()
+            each = losses.split((labels >= 0).sum(dim=1).tolist())
+            return np.array([float(of_row.sum()) for of_row in each])
+
+        with replaced:
+            found = shared_map(losses_of, batches)
+        totals = np.zeros(len(text.inputs))
+        for rows, losses in zip(batches, found, strict=True):
+            totals[rows] = losses
+        counts = np.array([float((labels >= 0).sum()) for labels in text.labels])
+        return UnitSums(*(x.reshape(-1, text.pieces).sum(axis=1) for x in (totals, counts)))
+
+    def _exact_output(
+        self, part: int, row: int, inputs: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
+    ) -> Float[Tensor, "S C"]:
+        """Reads a batch with exact attention, once for all methods."""
+        if (part, row) not in self.exact:
+            with replace_attention(self.model, exactly, kernel=self.given_kernel):
+                self.exact[part, row] = self.read(self.model, inputs, asked)
+        return self.exact[part, row]
+
+    def recorded_rows(self, part: int = 0) -> list[int]:
+        """Lists the rows that layers are measured on."""
+        rows = self.texts[part].inputs
+        full = [row for row, tokens in enumerate(rows) if len(tokens) == self.length]
+        if not full:
+            raise ValueError(
+                f"none of the {len(rows)} windows has {self.length} tokens, as the layers need "
+                f"that are recorded; take more (evaluation.causal_units)"
+            )
+        return [full[index] for index in evenly_spaced(len(full), self.recorded_units)]
+
+    @torch.inference_mode()
+    def layer_calls(self, part: int = 0) -> list[Call]:
+        """Records each layer's call in the exact model, on the recorded rows as one batch.
+
+        A layer that the model runs several times (ALBERT) counts as several. Raises ValueError,
+        with the layer, where exact attention gives what is not a number.
+        """
+        layers = []
+        for row in self.recorded_rows(part):
+            inputs = self.texts[part].inputs[row][None].to(self.device)
+            with recording(self.model, kernel=self.given_kernel) as calls:
+                output = self.read(self.model, inputs, torch.ones_like(inputs, dtype=torch.bool))
+            _check_numbers(output, calls)
+            layers.append(calls)
+        joined = map(Call.joined, zip(*layers, strict=True))
+        return [replace(call, first_row=self.first_row) for call in joined]
 
     def first_tokens(self, count: int, unit: int = 0) -> list[int]:
-        """The first tokens of one of the units that `layer_calls` records on the first part."""
-        ...
+        """Returns the first tokens of one of the rows that layers are measured on."""
+        tokens: list[int] = self.texts[0].inputs[self.recorded_rows()[unit]][:count].tolist()
+        return tokens
 
     def digest(self, part: int) -> str:
-        """Hash of everything that the part alone decides: its tokens, masks and what is scored."""
-        ...
+        """Hashes what the part alone decides: its tokens and labels, and its recorded rows."""
+        text = self.texts[part]
+        recorded = self.recorded_rows(part), self.first_row
+        facts = (self.metric, recorded, text.pieces, [len(row) for row in text.inputs])
+        digest = sha256(repr(facts).encode())
+        for row in (*text.inputs, *text.labels):
+            digest.update(row.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
 
-class LayerRecorder(nn.Module):
-    """Exact attention that keeps what it was called with, masks included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[LayerCall] = []
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        kernel: Kernel,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        self.calls.append(LayerCall(query, key, value, kernel, is_causal, attn_mask=attn_mask))
-        return Exact()(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
-
-    def joined(self, first_row: int = 0) -> LayerCall:
-        """Everything recorded, as one batch; the parts are given up, so as not to hold both."""
-        call = LayerCall.joined(self.calls)
-        self.calls.clear()
-        return replace(call, first_row=first_row)
+def _check_numbers(output: Tensor, calls: Sequence[Call]) -> None:
+    if output.isnan().any():
+        lost = [i for i, call in enumerate(calls) if call.query.isnan().any()]
+        layer = max(lost[0] - 1, 0) if lost else len(calls) - 1
+        raise ValueError(
+            f"the model's output is not a number from layer {layer} on: scores of its "
+            f"attention overflow, or weights are no numbers"
+        )
 
 
 def exactly(layer: int) -> nn.Module:
-    """Exact attention in every layer."""
+    """Builds exact attention for every layer."""
     return Exact()
-
-
-def evenly_spaced(available: int, wanted: int | None) -> list[int]:
-    """At most `wanted` different indices spread over range(available); None = all of them."""
-    if wanted is None or wanted >= available:
-        return list(range(available))
-    return [index * available // wanted for index in range(wanted)]

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from value_aware_attention.measurement.tasks import evenly_spaced
+from value_aware_attention.measurement.recorded import evenly_spaced
 
 __all__ = ["TextWindows", "text_windows"]
 

@@ -12,11 +12,7 @@ from value_aware_attention.caches import (
 )
 from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
 from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.measure_caches import (
-    CacheBatch,
-    cache_settings,
-    measure_caches,
-)
+from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
 from value_aware_attention.probe.report import window_task
 
 __all__ = ["default_cache_methods", "probe_caches"]
@@ -59,8 +55,9 @@ def probe_caches(
     of r. Raises ValueError for windows so short that r is below the protected keys, and for a model
     whose output is not a number.
     """
-    task = window_task(model, tokenizer, text, windows=windows, length=length, kernel=None,
-                       seed=seed, draw=draw)  # fmt: skip
+    task, _ = window_task(
+        model, tokenizer, text, windows=windows, length=length, kernel=None, seed=seed, draw=draw
+    )
     causal = attends_causally(attention_layers(model)[0])
     half = task.length // 2
     keys = half if causal else task.length
@@ -79,11 +76,7 @@ def probe_caches(
         prefix=half if causal else None,
         rows=rows if causal else half,
     )
-    options = {"use_cache": False} if causal else {}
-    batches = [
-        CacheBatch({"input_ids": task.inputs(part), **options}) for part in range(task.parts)
-    ]
     return measure_caches(
-        model, batches, settings, model_name=name or type(model).__name__, task="text",
+        task, settings, model_name=name or type(model).__name__, task_name="text",
         progress=progress,
     )  # fmt: skip

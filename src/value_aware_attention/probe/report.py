@@ -28,13 +28,13 @@ from value_aware_attention.measurement.measure import (
     measure,
 )
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Attention, Cell, Record
+from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.measurement.text_windows import TextWindows, text_windows
 from value_aware_attention.measurement.windows import (
-    CausalWindows,
-    WindowTask,
+    metric_of,
     positions,
-    task_class,
     vocabulary_size,
+    windows_task,
 )
 from value_aware_attention.probe.lines import Lines, headline, needed
 
@@ -120,8 +120,9 @@ def probe(
     """
     OptimalValueAware(1, search)  # refuses another search
     check_at_least(1, rows=rows)
-    task = window_task(model, tokenizer, text, windows=windows, length=length, kernel=kernel,
-                       seed=seed, draw=draw)  # fmt: skip
+    task, read = window_task(
+        model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed, draw=draw
+    )
     methods = default_methods(search) if methods is None else methods
     layers = LayerOptions(
         rows=rows, search=search, between=between, skewness_gap=skewness_gap,
@@ -131,7 +132,7 @@ def probe(
         task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
         show=_printing(show, Lines(task.metric, list(methods))), progress=show is not None,
     )  # fmt: skip
-    return Report(_of_windows(record, task.windows))
+    return Report(_of_windows(record, read))
 
 
 def _of_windows(record: Record, read: TextWindows) -> Record:
@@ -168,32 +169,32 @@ def window_task(
     kernel: Kernel | None,
     seed: int,
     draw: bool,
-) -> WindowTask:
-    """Returns the task that fits a model, on windows of a text; ValueError where none does."""
+) -> tuple[Task, TextWindows]:
+    """Returns the task that fits a model, and the windows read; ValueError where none does."""
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
             f"model is a {type(model).__name__}; give a model that transformers loaded"
         )
     if not callable(tokenizer):
         raise ValueError(f"tokenizer is a {type(tokenizer).__name__}; give the model's")
-    build, limit, vocabulary = task_class(model), positions(model), vocabulary_size(model)
+    metric, limit, vocabulary = metric_of(model), positions(model), vocabulary_size(model)
     weights = next(model.parameters())
     if weights.dtype == torch.float16 and weights.device.type == "cpu":
         raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
     length = length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
     if limit is not None and length > limit:
         raise ValueError(f"length is {length}; the model has {limit} positions")
-    if build is CausalWindows and length < 2:
+    if metric == "perplexity" and length < 2:
         raise ValueError(
             f"length is {length}; a causal model predicts from the second token on, so it must be "
             f"at least 2"
         )
     read = text_windows(
         text, tokenizer, length=length, windows=windows, seed=seed if draw else None,
-        closed=not build.reads_on,
+        closed=metric != "perplexity",
     )  # fmt: skip
     _check_vocabulary(read, vocabulary)
-    return build(model=model, tokenizer=tokenizer, windows=read, seed=seed, kernel=kernel)
+    return windows_task(model, tokenizer, read, seed=seed, kernel=kernel), read
 
 
 def _check_vocabulary(read: TextWindows, size: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from value_aware_attention.measurement.intervals import paired_difference
+from value_aware_attention.measurement.intervals import ratio_of_sums
 from value_aware_attention.measurement.record import EndMetric, Record
 from value_aware_study.report.claim import Finding
 from value_aware_study.report.formatting import number, signed
@@ -111,8 +111,7 @@ def difference(
         return []
     if not np.array_equal(first.counts, second.counts):
         return [Finding(f"{label} not compared: other targets", None, what, label=label)]
-    found = paired_difference(first.totals, second.totals, first.counts)
-    ends = [found.estimate, found.low, found.high]
+    ends = [float(end) for end in ratio_of_sums(first.totals - second.totals, first.counts)]
     higher = is_above(ends)
     if metric == "perplexity":
         ends = [math.exp(min(end, 700.0)) for end in ends]

@@ -9,10 +9,9 @@ from scipy.sparse import csr_array
 
 from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.record import Baseline
-from value_aware_attention.measurement.tasks import UnitSums
+from value_aware_attention.measurement.tasks import Task, UnitSums
 from value_aware_study.data.batches import CausalBatches
 from value_aware_study.data.token_arrays import read_tokens
-from value_aware_study.tasks.causal import CausalTask
 from value_aware_study.tasks.kneser_ney import (
     TOKENS_AT_ONCE,
     Bigram,
@@ -35,7 +34,7 @@ class CausalCounts:
     training: Path | str
     batches: CausalBatches
 
-    def __call__(self, task: CausalTask, exact: UnitSums) -> dict[str, Baseline]:
+    def __call__(self, task: Task, exact: UnitSums) -> dict[str, Baseline]:
         """Returns each model's perplexity on the task's targets, with its paired interval."""
         vocabulary_size = task.model.config.vocabulary_size
         stream = read_tokens(self.training, dimensions=1)
@@ -56,11 +55,15 @@ class CausalCounts:
         }
 
 
-def _nats(task: CausalTask, probabilities: Callable[[Tokens, Tokens], Probabilities]) -> UnitSums:
+def _nats(task: Task, probabilities: Callable[[Tokens, Tokens], Probabilities]) -> UnitSums:
     """Computes -log p of the targets of each of the task's windows."""
-    windows = [np.asarray(task.stream[first : end + 1]) for _, first, end in task.windows]
-    totals = [-np.log(probabilities(window[:-1], window[1:])).sum() for window in windows]
-    return UnitSums(np.array(totals), np.array([len(window) - 1.0 for window in windows]))
+    totals, counts = [], []
+    for inputs, labels in zip(task.texts[0].inputs, task.texts[0].labels, strict=True):
+        asked = labels >= 0
+        found = probabilities(np.array(inputs[asked]), np.array(labels[asked]))
+        totals.append(-np.log(found).sum())
+        counts.append(float(len(found)))
+    return UnitSums(np.array(totals), np.array(counts))
 
 
 def _rows_of_stream(stream: Tokens) -> Iterator[Tokens]:

@@ -1,15 +1,13 @@
 """What the token explorer shows of a model: recorded attention calls, method by method."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.approximations import SparseApproximation
-from value_aware_attention.attention import attention_weights
-from value_aware_attention.measurement.tasks import LayerCall
+from value_aware_attention.call import Call
 from value_aware_study.report.explorer import WHOLE, Head, Kept, Model, Query
 
 __all__ = ["SizedMethod", "explored_model"]
@@ -23,7 +21,7 @@ Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
 @torch.inference_mode()
 def explored_model(
     name: str,
-    calls: Sequence[LayerCall],
+    calls: Sequence[Call],
     tokens: Sequence[str],
     methods: Mapping[str, SizedMethod],
     sizes: Sequence[int],
@@ -35,36 +33,24 @@ def explored_model(
     where it is causal or the recorded sequence is no longer. `heads`: (layer, head), None = all.
     Raises ValueError where a call has fewer keys than there are tokens.
     """
+    if calls[0].keys < len(tokens):
+        raise ValueError(f"{len(tokens)} tokens given for a call of {calls[0].keys} keys")
     found = [
         head
         for layer, call in enumerate(calls)
-        for head in _explored_layer(layer, _cut(call, len(tokens)), methods, sizes)
+        for head in _explored_layer(layer, call.unit(0, positions=len(tokens)), methods, sizes)
         if heads is None or (layer, head.head) in heads
     ]
     return Model(name, tuple(tokens), tuple(found))
 
 
-def _cut(call: LayerCall, positions: int) -> LayerCall:
-    """The first sequence of a call, cut to its first positions."""
-    if call.key.shape[-2] < positions:
-        raise ValueError(f"{positions} tokens given for a call of {call.key.shape[-2]} keys")
-    query, key, value = (x[:1, :, :positions] for x in (call.query, call.key, call.value))
-    mask = call.attn_mask
-    if mask is not None:
-        mask = mask[:1, :, :positions, :positions]
-    return LayerCall(query, key, value, call.kernel, call.is_causal, attn_mask=mask)
-
-
 def _explored_layer(
-    layer: int, call: LayerCall, methods: Mapping[str, SizedMethod], sizes: Sequence[int]
+    layer: int, call: Call, methods: Mapping[str, SizedMethod], sizes: Sequence[int]
 ) -> list[Head]:
-    options: dict[str, Any] = {"kernel": call.kernel, "is_causal": call.is_causal}
-    options["attn_mask"] = call.attn_mask
-    exact = attention_weights(call.query, call.key, **options)[0]
+    exact = call.weights[0]
 
     def chosen(method: SparseApproximation) -> Chosen:
-        selected = method.select(call.query, call.key, call.value, **options)
-        weights = selected.dense(call.key.shape[-2])[0]
+        weights = method.select(**call.arguments()).dense(call.keys)[0]
         return weights, _relative_error(weights, exact, call.value[0])
 
     by_size = [[chosen(method(size)) for method in methods.values()] for size in sizes]

@@ -1,30 +1,28 @@
 """Masked-token error: the percentage of masked tokens that a masked LM predicts wrongly."""
 
-from contextlib import nullcontext
-from functools import cached_property
-from hashlib import sha256
-
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import RobertaForMaskedLM
 
-from value_aware_attention.distributed import shared_map
-from value_aware_attention.hugging_face import own_kernel, replace_attention
-from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.tasks import (
-    LayerCall,
-    LayerRecorder,
-    Layerwise,
-    UnitSums,
-    evenly_spaced,
-)
+from value_aware_attention.measurement.recorded import evenly_spaced
+from value_aware_attention.measurement.tasks import Task, Text
 from value_aware_study.data.batches import MaskedSequences
-from value_aware_study.tasks.scored_rows import ScoredRows
 
-__all__ = ["MaskedTask"]
+__all__ = ["masked_task"]
 
 
-class MaskedTask:
+def masked_task(
+    *,
+    model: RobertaForMaskedLM,
+    sequences: MaskedSequences,
+    seed: int,
+    units: int | None,
+    batch_size: int,
+    recorded_units: int,
+    device: str,
+    piece: int | None = None,
+) -> Task:
     """Scores a masked LM on evaluation sequences; sequence i is masked from (seed, i) alone.
 
     `units` None = all of them; fewer are taken evenly spaced over all sources. With `piece` each
@@ -33,92 +31,35 @@ class MaskedTask:
     vocabulary or fewer positions than what it reads needs, where sequences cannot be cut so, and
     where no token at all is masked.
     """
-
-    metric = "error"
-    unit = "sequence"
-    parts = 1
-
-    def __init__(
-        self,
-        *,
-        model: RobertaForMaskedLM,
-        sequences: MaskedSequences,
-        seed: int,
-        units: int | None,
-        batch_size: int,
-        recorded_units: int,
-        device: str,
-        piece: int | None = None,
-    ) -> None:
-        length = sequences.tokens([0]).shape[1]
-        self.length = piece or length
-        if length % self.length:
-            raise ValueError(f"piece is {piece}; it must divide the sequences' {length} tokens")
-        _check_fit(model, sequences.vocabulary_size, self.length)
-        self.model = model.to(device).eval()  # type: ignore[arg-type]
-        chosen = evenly_spaced(len(sequences), units)
-        rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
-        self.pieces = length // self.length
-        self.inputs = torch.cat([row["input_ids"] for row in rows]).view(-1, self.length)
-        self.labels = torch.cat([row["labels"] for row in rows]).view(-1, self.length)
-        if not (self.labels >= 0).any():
-            raise ValueError(
-                f"no masked token in {len(rows)} sequences; masked.fraction is "
-                f"{sequences.fraction:g}, raise it or take more sequences"
-            )
-        self.head_dim = model.config.hidden_size // model.config.num_attention_heads
-        self.batch_size, self.recorded_units = batch_size, recorded_units
-        self.device = device
-
-    def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
-        starts = range(0, len(self.inputs), self.batch_size)
-        scored = ScoredRows()
-        layers = self.model.config.num_hidden_layers
-        replaced = (
-            replace_attention(self.model, scored.in_last_layer(method, layers))
-            if method
-            else nullcontext()
+    whole = sequences.tokens([0]).shape[1]
+    length = piece or whole
+    if whole % length:
+        raise ValueError(f"piece is {piece}; it must divide the sequences' {whole} tokens")
+    _check_fit(model, sequences.vocabulary_size, length)
+    chosen = evenly_spaced(len(sequences), units)
+    rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
+    inputs, labels = (
+        torch.cat([row[name] for row in rows]).view(-1, length) for name in ("input_ids", "labels")
+    )
+    if not (labels >= 0).any():
+        raise ValueError(
+            f"no masked token in {len(rows)} sequences; masked.fraction is "
+            f"{sequences.fraction:g}, raise it or take more sequences"
         )
+    model.to(device)  # type: ignore[arg-type]
+    return Task(
+        model, [Text(inputs, labels, whole // length)], "error", unit="sequence", read=_logits,
+        batch_size=batch_size, recorded_units=recorded_units, scored_rows=True,
+        head_dim=model.config.hidden_size // model.config.num_attention_heads,
+    )  # fmt: skip
 
-        def wrong_of(start: int) -> Tensor:
-            rows = slice(start, start + self.batch_size)
-            scored.asked = (self.labels[rows] >= 0).to(self.device)
-            return self._wrong(rows)
 
-        with torch.inference_mode(), replaced:
-            wrong = shared_map(wrong_of, starts)
-        of_pieces = torch.cat(wrong), (self.labels >= 0).sum(dim=1).double()
-        totals, counts = (sums.view(-1, self.pieces).sum(dim=1) for sums in of_pieces)
-        return UnitSums(totals.numpy(), counts.numpy())
-
-    def _wrong(self, rows: slice) -> Tensor:
-        """Counts wrong predictions per sequence; the output layer reads masked positions alone."""
-        labels = self.labels[rows].to(self.device)
-        hidden = self.model.roberta(self.inputs[rows].to(self.device)).last_hidden_state
-        masked = labels >= 0
-        predicted = self.model.lm_head(hidden[masked]).argmax(dim=-1)
-        wrong = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
-        wrong[masked] = (predicted != labels[masked]).double()
-        return wrong.sum(dim=1).cpu()
-
-    def first_tokens(self, count: int, unit: int = 0) -> list[int]:
-        recorded = evenly_spaced(len(self.inputs), self.recorded_units)
-        return self.inputs[recorded[unit], :count].tolist()
-
-    @cached_property
-    def kernel(self) -> Kernel:
-        return own_kernel(self.model)
-
-    def layer_calls(self, part: int = 0) -> list[LayerCall]:
-        recorders = [LayerRecorder() for _ in range(self.model.config.num_hidden_layers)]
-        with torch.inference_mode(), replace_attention(self.model, lambda i: recorders[i]):
-            for row in evenly_spaced(len(self.inputs), self.recorded_units):
-                self._wrong(slice(row, row + 1))
-        return [recorder.joined() for recorder in recorders]
-
-    def digest(self, part: int) -> str:
-        read = self.inputs.numpy().tobytes() + self.labels.numpy().tobytes()
-        return sha256(f"{self.length} {self.recorded_units} ".encode() + read).hexdigest()
+def _logits(
+    model: RobertaForMaskedLM, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
+) -> Float[Tensor, "S vocabulary"]:
+    """Applies the output layer to the masked positions alone."""
+    logits: Tensor = model.lm_head(model.roberta(tokens).last_hidden_state[asked])
+    return logits
 
 
 def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> None:

@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.record import Baseline
-from value_aware_attention.measurement.tasks import UnitSums
+from value_aware_attention.measurement.tasks import Task, UnitSums
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.tasks.kneser_ney import (
     TOKENS_AT_ONCE,
@@ -19,7 +19,6 @@ from value_aware_study.tasks.kneser_ney import (
     pair_counts,
     unigram,
 )
-from value_aware_study.tasks.masked import MaskedTask
 
 __all__ = ["MaskedCounts"]
 
@@ -39,13 +38,13 @@ class MaskedCounts:
 
     training: MaskedSequences
 
-    def __call__(self, task: MaskedTask, exact: UnitSums) -> dict[str, Baseline]:
+    def __call__(self, task: Task, exact: UnitSums) -> dict[str, Baseline]:
         """Returns each model's error on the task's masked tokens, with its paired interval."""
         size, mask = self.training.vocabulary_size, self.training.mask_token
-        labels = task.labels.numpy()
+        inputs, labels = (x.numpy() for x in task.texts[0].take(range(len(task.texts[0].inputs))))
         rows, columns = np.nonzero(labels >= 0)
         counts = np.bincount(rows, minlength=len(labels)).astype(np.float64)
-        shown = np.pad(task.inputs.numpy(), ((0, 0), (1, 1)), constant_values=mask)
+        shown = np.pad(inputs, ((0, 0), (1, 1)), constant_values=mask)
         left, right = shown[rows, columns], shown[rows, columns + 2]
         pairs = pair_counts(_rows_of_sequences(self.training), size)
         nothing, unseen = np.full_like(left, mask), csr_array((len(left), size))

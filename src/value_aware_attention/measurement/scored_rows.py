@@ -1,12 +1,14 @@
-"""The last layer's attention for those queries alone whose output is scored."""
+"""Attention of a model's last layer for the scored queries alone."""
+
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from value_aware_attention.call import Call
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.sampled_rows import answers_alone, rows_at
-from value_aware_attention.measurement.tasks import LayerCall, Layerwise
+from value_aware_attention.measurement.recorded import answers_alone
 
 __all__ = ["ScoredRows"]
 
@@ -21,7 +23,9 @@ class ScoredRows:
     asked: Bool[Tensor, "B N"]
     """The positions that are scored in the batch that the model reads next."""
 
-    def in_last_layer(self, method: Layerwise, layers: int) -> Layerwise:
+    def in_last_layer(
+        self, method: Callable[[int], nn.Module], layers: int
+    ) -> Callable[[int], nn.Module]:
         """Returns the same methods, the last of `layers` with the scored rows alone."""
 
         def build(layer: int) -> nn.Module:
@@ -49,12 +53,12 @@ class _AskedRows(nn.Module):
         is_causal: bool = False,
     ) -> Float[Tensor, "B H N V"]:
         """Returns the method's output at the rows asked for."""
-        call = LayerCall(query, key, value, kernel, is_causal, attn_mask=attn_mask)
+        call = Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
         asked = self.scored.asked
         # Where a sequence has fewer than the others, some of its other rows fill up.
         first = asked.long().argsort(dim=1, descending=True, stable=True)
         count = max(1, int(asked.sum(dim=1).max()))  # no method is called without a query
         position = first[:, None, :count].expand(-1, query.shape[1], -1)
-        output = rows_at(call, position, dtype=query.dtype).given_to(self.method)
+        output = self.method(**call.at(position).arguments())
         place = position[..., None].expand_as(output)
         return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)

@@ -1,0 +1,157 @@
+"""Attention calls recorded as a model reads text, and exact outputs that methods are judged by."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from value_aware_attention.approximations import Exact, SparseApproximation
+from value_aware_attention.call import Call
+from value_aware_attention.error import squared_output_error
+from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.kernels import Kernel
+
+__all__ = [
+    "ExactRows",
+    "answers_alone",
+    "error_rows",
+    "evenly_spaced",
+    "recording",
+    "sample_rows",
+]
+
+QUERIES = 64
+"""Limit of the queries of each head and unit that errors and skewness are measured on."""
+
+
+class _Recorder(nn.Module):
+    """Exact attention that keeps its calls."""
+
+    def __init__(self, shares_keys: bool, repeated: int | None) -> None:
+        super().__init__()
+        self.shares_keys = shares_keys
+        self.observed = "last" if repeated is None else "repeat"  # as in `AfterPrefix`
+        self.prefix = repeated
+        self.calls: list[Call] = []
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        call = Call.of(query, key, value, **options)
+        self.calls.append(call)
+        return _exact(call)
+
+
+def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
+    """Computes exact attention as the model does."""
+    given = call.arguments()
+    for name in ("key", "value"):
+        given[name] = given[name].expand(*call.batch, -1, -1)
+    output: Tensor = Exact()(**given)
+    return output
+
+
+@contextmanager
+def recording(
+    model: PreTrainedModel,
+    *,
+    kernel: Kernel | None = None,
+    shares_keys: bool = False,
+    repeated: int | None = None,
+) -> Iterator[list[Call]]:
+    """Records the call of every layer while the model reads within the context.
+
+    On exit the list has the calls, by layer; a layer that ran several times has several. With
+    `shares_keys` they are those of an `AfterPrefix`: query (B, H, G, N, D) by key-value head, key
+    and value (B, H, 1, N, .). `repeated` is the length of a prefix that is read once more, for
+    methods that observe "repeat".
+    """
+    recorders: dict[int, _Recorder] = {}
+    calls: list[Call] = []
+
+    def recorder(layer: int) -> nn.Module:
+        return recorders.setdefault(layer, _Recorder(shares_keys, repeated))
+
+    with replace_attention(model, recorder, kernel=kernel):
+        yield calls
+    calls += [call for layer in sorted(recorders) for call in recorders[layer].calls]
+
+
+def evenly_spaced(available: int, wanted: int | None) -> list[int]:
+    """Returns at most `wanted` different indices spread over range(available); None = all."""
+    if wanted is None or wanted >= available:
+        return list(range(available))
+    return [index * available // wanted for index in range(wanted)]
+
+
+def sample_rows(call: Call, rows: int, *, dtype: torch.dtype | None = torch.float64) -> Call:
+    """Takes at least `rows` queries, if there are as many, evenly spaced from `first_row` on.
+
+    Every head of every unit gives equally many; the heads take turns, so that together they cover
+    more positions than one of them. `dtype` None keeps the precision of the call.
+    """
+    batch, heads, queries = call.query.shape[:-1]
+    groups, available = batch * heads, queries - call.first_row
+    per_head = min(math.ceil(rows / groups), available)
+    spaced = torch.tensor(evenly_spaced(groups * available, groups * per_head)) // groups
+    # row i of head h is number i * groups + h of the evenly spaced ones
+    position = call.first_row + spaced.view(per_head, batch, heads).permute(1, 2, 0)
+    return call.at(position.to(call.query.device), dtype)
+
+
+def error_rows(call: Call, *, dtype: torch.dtype | None = None) -> Call:
+    """Takes the queries that errors and skewness are measured on, `QUERIES` of a head and unit."""
+    return sample_rows(call, QUERIES * math.prod(call.query.shape[:2]), dtype=dtype)
+
+
+def answers_alone(method: nn.Module) -> bool:
+    """Tells whether a method's output for a query depends on no other query, nor on its place."""
+    return isinstance(method, SparseApproximation) and method.queries_alone
+
+
+@dataclass(frozen=True)
+class ExactRows:
+    """Exact outputs of some queries of a recorded call, against which methods are measured."""
+
+    call: Call
+    rows: Call
+    """Those queries in the precision of the call: a method errs as it does in the model."""
+    output: Float[Tensor, "B H *G n V"]
+    by_head: bool = False
+    """True: sums are kept apart by key-value head, not by unit alone."""
+
+    @classmethod
+    def of(cls, call: Call) -> "ExactRows":
+        """Takes `error_rows`, with exact outputs in fp64."""
+        return cls(call, error_rows(call), error_rows(call, dtype=torch.float64).output())
+
+    @classmethod
+    def served(cls, call: Call, rows: Int[Tensor, " n"]) -> "ExactRows":
+        """Takes the queries at `rows` of a call with shared keys, with the model's own outputs."""
+        return cls(call, call.at(rows), _exact(call)[..., rows, :], by_head=True)
+
+    def squared_norm(self) -> Float[Tensor, "*sums"]:
+        """Sums ||o||^2 over the rows of each unit, or key-value head."""
+        return self._summed(self.output.double().square())
+
+    def squared_error(self, method: nn.Module) -> Float[Tensor, "*sums"]:
+        """Sums ||o - o~||^2 of a method over the rows of each unit, or key-value head."""
+        return self._summed(squared_output_error(self._approximated(method), self.output).double())
+
+    def _summed(self, numbers: Float[Tensor, "B H *rest"]) -> Float[Tensor, "*sums"]:
+        return numbers.sum(dim=tuple(range(2 if self.by_head else 1, numbers.ndim)))
+
+    def _approximated(self, method: nn.Module) -> Float[Tensor, "B H *G n V"]:
+        """Lets a method that answers each query alone compute these rows only."""
+        if answers_alone(method):
+            output: Tensor = method(**self.rows.arguments())
+            return output
+        options = {"layer": self.call.layer} if getattr(method, "shares_keys", False) else {}
+        every: Tensor = method(**self.call.arguments(), **options)
+        return every.take_along_dim(
+            self.rows.rows[..., None].expand(*every.shape[:-2], -1, -1), dim=-2
+        )
