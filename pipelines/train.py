@@ -27,7 +27,7 @@ from value_aware_attention.storage import CARD, check_replaceable, new_folder
 from value_aware_study.paths import check_apart, inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.model_card import model_card
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.modules import LanguageModeling
 
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
 """Of a training's config: a killed run may continue with other values."""

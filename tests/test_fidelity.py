@@ -12,7 +12,7 @@ from value_aware_study.data.corpora import HubArticles, write_corpus
 from value_aware_study.data.tokenization import ByteLevelBPE, WordLevel
 from value_aware_study.data.tokens import SourceQuota, masked_sequences, write_tokens
 from value_aware_study.tasks.causal import context_windows
-from value_aware_study.training import InverseSquareRoot
+from value_aware_study.training.optimizers import InverseSquareRoot
 
 ROOT = Path(__file__).parents[1]
 WIKITEXT = ROOT / "tests/data/fixtures/wikitext103"

@@ -11,8 +11,9 @@ from pytorch_lightning.loggers import CSVLogger
 
 from tests.training.tiny import Batches, causal_module, masked_module, module_for, on_the_cpu
 from value_aware_attention.models import TrainedAttention, attend_with
-from value_aware_study.training import BertAdam, MaskedTraining, fit
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.fit import fit
+from value_aware_study.training.modules import LanguageModeling, MaskedTraining
+from value_aware_study.training.optimizers import BertAdam
 
 State = dict[str, torch.Tensor]
 

@@ -13,9 +13,9 @@ from tests.training.processes import exit_code, start
 from tests.training.test_fit import logged, same
 from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
 from value_aware_attention.kernels import Elu
-from value_aware_study.training import fit
-from value_aware_study.training.micro_batches import rows_of
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.data.batches import rows_of
+from value_aware_study.training.fit import fit
+from value_aware_study.training.modules import LanguageModeling
 
 STEPS = 6
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], list[float]]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
-from value_aware_study.training import Muon, fit
+from value_aware_study.training.fit import fit
+from value_aware_study.training.optimizers import Muon
 
 
 def parameters() -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:

@@ -11,18 +11,16 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
+from tqdm import tqdm
 
 from value_aware_attention.flex import missing_compiler
-from value_aware_study.training.callbacks import ResumableCheckpoint, StepProgress
-from value_aware_study.training.checkpoint_files import CheckpointFiles
-from value_aware_study.training.flops import peak_flops as peak_flops_of
-from value_aware_study.training.micro_batches import MicroBatches, check_micro_batches
-from value_aware_study.training.module import LanguageModeling
-
-__all__ = ["fit"]
+from value_aware_study.data.batches import MicroBatches, check_micro_batches
+from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
+from value_aware_study.training.modules import LanguageModeling
 
 UNHELPFUL = (
     r".*does not have many workers.*",
@@ -32,6 +30,22 @@ UNHELPFUL = (
 )
 
 Save = Callable[[list[dict[str, float]]], None]
+
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989.4e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+}
+"""bf16 and fp16 products a second by a part of torch's name of the device, the longer one first.
+
+From NVIDIA's data sheets, without sparsity. Lightning has such a table too, but it counts sparsity
+for some GPUs and not for others, and does not find an H200 by the name torch gives.
+"""
 
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 
@@ -195,6 +209,44 @@ def _plugins(files: CheckpointFiles) -> list[Any]:
     whose step and settings nobody compares; here a started-again run finds its last checkpoint."""
     on_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     return [files, SLURMEnvironment(auto_requeue=False)] if on_slurm else [files]
+
+
+def peak_flops_of(device_name: str, precision: str) -> float | None:
+    """Looks up a named GPU's peak operations a second; None where that is not known.
+
+    `precision` is Lightning's: known are those whose products are bf16 or fp16.
+    """
+    if not precision.startswith(("bf16", "16")):
+        return None
+    return next((peak for name, peak in PEAKS.items() if name in device_name), None)
+
+
+class StepProgress(Callback):
+    """Draws one progress bar over all steps of the run, with the latest loss and metric.
+
+    Lightning's bars count epochs, and lose the total when a run continues.
+    """
+
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
+        self.bar = tqdm(
+            total=trainer.max_steps,
+            initial=trainer.global_step,
+            desc="training",
+            unit="step",
+            mininterval=0.5,
+            disable=None if trainer.is_global_zero else True,  # None: drawn on a terminal alone
+        )
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *arguments: Any) -> None:
+        self.bar.set_postfix(module.latest, refresh=False)
+        self.bar.update(trainer.global_step - self.bar.n)
+
+    def on_train_end(self, trainer: Trainer, module: Any) -> None:
+        self.bar.close()
+
+    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:
+        if hasattr(self, "bar"):
+            self.bar.close()
 
 
 class _Items(Sampler[int]):

@@ -1,44 +1,53 @@
-"""What both language-modelling tasks share: steps, schedules, logs and learning curves."""
+"""Lightning modules of the three trainings: losses, metrics, logs, learning curves (appendix A)."""
 
+import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
+from torch.nn import LinearCrossEntropyOptions
+from torch.nn.functional import cross_entropy, linear_cross_entropy
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel, RobertaForMaskedLM
 
-from value_aware_study.training.micro_batches import Batch, MicroBatch, row_count, rows_of
-from value_aware_study.training.schedules import Schedule
-
-__all__ = ["LanguageModeling"]
+from value_aware_attention.measurement.masking import IGNORED
+from value_aware_attention.models import CausalLanguageModel
+from value_aware_study.data.batches import Batch, MicroBatch, row_count, rows_of
+from value_aware_study.data.in_context import InContextTask
+from value_aware_study.training.optimizers import Schedule
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 
-SHOWN = ("/loss", "/perplexity", "/error")  # in the progress bar
+CHUNK = 2**21
+"""Logits that the causal loss computes at a time: 8 MB, which fit a processor's cache."""
+
+SHOWN = ("/loss", "/perplexity", "/error")
+"""Endings of the logged names that the progress bar shows."""
 
 
 class LanguageModeling(LightningModule):
-    """Trains a model; subclasses say what the loss is, `optimizer` takes the steps.
+    """Trains a model: a subclass defines the loss and the metrics, `optimizer` takes the steps.
 
     `optimizer` makes one of parameter groups, with lr = 1, which `schedule` multiplies: the 2-D
     parameters of the layers (`hidden` true), other matrices, and vectors (`hidden` false).
 
     Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
-    train/gradient_norm (before any clipping), train/tokens_per_second and, where it is known what
-    the devices could do at best (`peak_flops`), train/model_flops_utilisation; at every evaluation
+    train/gradient_norm (before any clipping), train/tokens_per_second and, if the peak speed of the
+    device is known (`peak_flops`), train/model_flops_utilisation; at every evaluation
     evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
     value of each loss and metric. Step n draws its dropout from (seed, n, process, micro-batch)
     alone, so that a run that was killed continues as if it had not been.
 
-    However many processes and micro-batches take a step's batch, each target weighs the same, and
-    train/loss is the mean over all of them.
+    Each target of a step's batch weighs the same, however many processes and micro-batches share
+    the batch, and train/loss is the mean over all of them.
     """
 
     peak_flops: float | None = None
@@ -78,16 +87,28 @@ class LanguageModeling(LightningModule):
         """Computes the evaluation's loss and metric, from the sums over all its batches."""
 
     @abstractmethod
-    def tokens(self, batch: Batch) -> int:
-        """Counts the tokens that the model reads."""
+    def inputs(self, batch: Batch) -> Int[Tensor, "batch N"]:
+        """Returns the tokens that the model reads."""
 
     @abstractmethod
     def layers(self) -> list[nn.Module]:
         """Returns the layers that the model repeats."""
 
     @abstractmethod
+    def output_parameters(self) -> int:
+        """Counts the weights that the hidden state of a target is multiplied with."""
+
+    def tokens(self, batch: Batch) -> int:
+        """Counts the tokens that the model reads."""
+        return self.inputs(batch).numel()
+
     def flops(self, batch: Batch, targets: float) -> float:
-        """Counts operations of a forward and backward pass, `targets` tokens being predicted."""
+        """Counts operations of a forward and backward pass that predicts `targets` tokens."""
+        layers, width = self.layers(), self.model.config.hidden_size
+        length = self.inputs(batch).shape[1]
+        weights = dense_parameters(layers)
+        body = training_flops(weights, layers=len(layers), width=width, length=length)
+        return self.tokens(batch) * body + 6.0 * targets * self.output_parameters()
 
     def checkpoint_activations(self) -> None:
         """Makes the backward pass compute the layers' activations again."""
@@ -204,3 +225,162 @@ class LanguageModeling(LightningModule):
             logger.log_metrics(values, step=self.trainer.global_step)
         shown = {name: value for name, value in values.items() if name.endswith(SHOWN)}
         self.latest.update(shown)
+
+
+class CausalTraining(LanguageModeling):
+    """Trains on next-token prediction (A.2); a batch is (batch, length + 1) tokens.
+
+    The loss goes through the full vocabulary in chunks of tokens, so that the logits of a batch (of
+    70 GB at the paper's size) are never in memory at once.
+    """
+
+    model: CausalLanguageModel
+
+    def loss(self, batch: Int[Tensor, "batch N1"], targets: float | None = None) -> Tensor:
+        if targets is None:
+            return self._cross_entropy(batch, "mean")
+        return self._cross_entropy(batch, "sum") / targets
+
+    @staticmethod
+    def count_targets(batch: Int[Tensor, "batch N1"]) -> int:
+        return batch[:, 1:].numel()
+
+    def totals(self, batch: Int[Tensor, "batch N1"]) -> dict[str, Tensor]:
+        nats = self._cross_entropy(batch, "sum")
+        return {"nats": nats, "targets": nats.new_tensor(self.count_targets(batch))}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        loss = totals["nats"] / totals["targets"]
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+    def inputs(self, batch: Int[Tensor, "batch N1"]) -> Int[Tensor, "batch N"]:
+        return batch[:, :-1]
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.layers)
+
+    def output_parameters(self) -> int:
+        return self.model.embedding.weight.numel()
+
+    def _cross_entropy(self, batch: Int[Tensor, "batch N1"], reduction: str) -> Tensor:
+        weight = self.model.embedding.weight
+        # torch's own choice is 2 rows at the paper's vocabulary, and 20 times slower than 128
+        rows = max(128, CHUNK // len(weight))
+        return linear_cross_entropy(
+            self.model.hidden(self.inputs(batch)).flatten(0, 1),
+            weight,
+            batch[:, 1:].flatten(),
+            reduction=reduction,
+            options=LinearCrossEntropyOptions(batch_chunk_size=rows),
+        )
+
+
+class LabelledTraining(LanguageModeling):
+    """Trains on labelled positions: a batch has input_ids and labels, -100 = no target.
+
+    The output layer sees the positions with a target only: the loss is the same as on all of them,
+    and much cheaper.
+    """
+
+    model: RobertaForMaskedLM | LlamaForCausalLM
+
+    def loss(self, batch: dict[str, Tensor], targets: float | None = None) -> Tensor:
+        nats = cross_entropy(*self.predictions(batch), reduction="sum")
+        return nats / (self.count_targets(batch) if targets is None else targets)
+
+    def predictions(
+        self, batch: dict[str, Tensor]
+    ) -> tuple[Float[Tensor, "targets vocabulary"], Int[Tensor, " targets"]]:
+        """Computes the logits of the positions with a target, and returns their labels."""
+        labelled = batch["labels"] != IGNORED
+        hidden = self.model.base_model(batch["input_ids"], use_cache=False).last_hidden_state
+        return self.model.lm_head(hidden[labelled]), batch["labels"][labelled]
+
+    @staticmethod
+    def count_targets(batch: dict[str, Tensor]) -> int:
+        return int((batch["labels"] != IGNORED).sum())
+
+    def inputs(self, batch: dict[str, Tensor]) -> Int[Tensor, "batch N"]:
+        return batch["input_ids"]
+
+    def output_parameters(self) -> int:
+        return dense_parameters([self.model.lm_head])
+
+
+class MaskedTraining(LabelledTraining):
+    """Trains on masked-token prediction (A.1).
+
+    Biases and norms do not decay, as in BERT's code. The metric is the error of Table 1: percent of
+    masked tokens predicted wrongly.
+    """
+
+    model: RobertaForMaskedLM
+    decays_vectors = False
+
+    def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits, labels = self.predictions(batch)
+        return {
+            "nats": cross_entropy(logits, labels, reduction="sum"),
+            "wrong": (logits.argmax(-1) != labels).sum(),
+            "targets": labels.new_tensor(len(labels)),
+        }
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        return {
+            "loss": totals["nats"] / totals["targets"],
+            "error": 100.0 * totals["wrong"] / totals["targets"],
+        }
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.roberta.encoder.layer)
+
+
+class InContextTraining(LabelledTraining):
+    """Trains on every answer of a row of an in-context task.
+
+    Evaluations report the task's metrics, with its nats as the loss: they cover the answers after
+    the prefix only.
+    """
+
+    model: LlamaForCausalLM
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        *,
+        task: InContextTask,
+        schedule: Schedule,
+        optimizer: MakeOptimizer,
+        seed: int,
+    ) -> None:
+        super().__init__(model, schedule=schedule, optimizer=optimizer, seed=seed)
+        self.task = task
+
+    def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits = self.model(batch["input_ids"], use_cache=False).logits
+        sums = {name: rows.sum() for name, rows in self.task.metrics(logits, batch).items()}
+        return sums | {"rows": logits.new_tensor(len(logits))}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        means = {name: total / totals["rows"] for name, total in totals.items() if name != "rows"}
+        return {"loss": means.pop("nats")} | means
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.model.layers)
+
+
+def training_flops(parameters: int, *, layers: int, width: int, length: int) -> float:
+    """Computes operations a token, 6 N + 12 layers width length (Chowdhery et al. 2022, App. B).
+
+    They are those of both passes: a multiply-add is two operations and the backward pass twice the
+    forward one. N = `parameters` are the weights that every token is multiplied with; embeddings
+    are looked up. Attention is counted as exact and in full, also where a causal mask hides half of
+    it or an approximation leaves out more; recomputed activations are not counted.
+    """
+    return 6.0 * parameters + 12.0 * layers * width * length
+
+
+def dense_parameters(modules: Iterable[nn.Module]) -> int:
+    """Counts the weights of all linear layers, without biases."""
+    linear = (m for module in modules for m in module.modules() if isinstance(m, nn.Linear))
+    return sum(layer.weight.numel() for layer in linear)
