@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from value_aware_attention.measurement.masking import mask_tokens
-from value_aware_study.data.token_arrays import check_vocabulary, read_tokens, rearrange
+from value_aware_study.data.tokens import AGAIN, check_vocabulary, read_tokens, rearrange
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
@@ -106,6 +106,32 @@ class MaskedSequences:
         start = self.ends[part] - len(self.parts[part])
         sequence: NDArray[np.int64] = self.parts[part][index - start].astype(np.int64)
         return sequence
+
+
+def masked_sequences(
+    *, folder: Path | str, split: str, length: int, fraction: float
+) -> MaskedSequences:
+    """Reads the masked LM's sequences that `write_tokens` left in `folder`, all sources together.
+
+    Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
+    A.1); otherwise the shorter ones are joined (Table 4).
+    """
+    from value_aware_attention.hugging_face.saved import saved_tokenizer
+
+    root = Path(folder)
+    lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
+    if not lengths:
+        raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
+    instances = root / str(length if length in lengths else lengths[0])
+    tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
+    return MaskedSequences(
+        sorted(instances.rglob(f"{split}.npy")),
+        length=length,
+        mask_token=tokenizer.mask_token_id,
+        special_tokens=tokenizer.all_special_ids,
+        vocabulary_size=len(tokenizer),
+        fraction=fraction,
+    )
 
 
 class MaskedBatches(Dataset[dict[str, Tensor]]):

@@ -23,7 +23,7 @@ from value_aware_attention.measurement.tasks import (
     evenly_spaced,
 )
 from value_aware_attention.models.causal_lm import CausalLanguageModel
-from value_aware_study.data.token_arrays import read_tokens
+from value_aware_study.data.tokens import read_tokens
 from value_aware_study.tasks.scored_rows import ScoredRows
 
 __all__ = ["CausalTask", "context_windows"]
