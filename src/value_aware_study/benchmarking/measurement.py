@@ -24,8 +24,6 @@ from value_aware_study.benchmarking.process import (
     times,
 )
 
-__all__ = ["Plan", "measure"]
-
 Cell = dict[str, Any]
 SHARE_OF_MEMORY = 0.8
 MEMORY = Path("/proc/meminfo")

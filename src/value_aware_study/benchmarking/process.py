@@ -22,8 +22,6 @@ import torch
 
 from value_aware_study.benchmarking.passes import Setting, Subject, Work, prepare
 
-__all__ = ["import_once", "in_fresh_process", "peak_memory", "resident_peak", "times"]
-
 # Imports a part of torch that takes half a second: here, before processes are forked.
 torch.broadcast_shapes((1,), (1,))
 

@@ -6,8 +6,6 @@ from math import comb
 from statistics import median
 from typing import Literal
 
-__all__ = ["Ratio", "median_interval"]
-
 LEVEL = 0.95
 Side = Literal["below", "above", "undecided"]
 
