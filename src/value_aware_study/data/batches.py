@@ -35,7 +35,7 @@ class CausalBatches(Dataset[Tensor]):
         if len(self.tokens) < length + 1:
             raise ValueError(f"{path}: {len(self.tokens)} tokens are too few for length {length}")
         self.length, self.batch_size, self.steps, self.seed = length, batch_size, steps, seed
-        # one block less than would fit, so that every offset below `length` gives as many
+        # one block fewer than would fit, so that every offset below `length` gives the same number
         self.blocks = max(1, len(self.tokens) // length - 1)
         self.offsets = min(length, len(self.tokens) - self.blocks * length)
 
@@ -88,7 +88,8 @@ class MaskedSequences:
         return torch.from_numpy(np.stack([self._sequence(index) for index in indices]))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
-        # neighbouring integers as torch seeds would do; SeedSequence keeps (1, 2) and (2, 1) apart
+        """Masks tokens at positions drawn from `seed`: input_ids and labels, -100 = not masked."""
+        # neighbouring integers are good seeds for torch, but (1, 2) and (2, 1) must differ
         entropy = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1)
         generator = torch.Generator().manual_seed(int(entropy))
         inputs, labels = mask_tokens(
@@ -194,7 +195,7 @@ class MicroBatch(NamedTuple):
 
 
 class MicroBatches(Dataset[MicroBatch]):
-    """Cuts batch s into items s * accumulate + i: its rows i, i + accumulate, ..."""
+    """Cuts batch s into micro-batches, items s * accumulate + i: its rows i, i + accumulate, ..."""
 
     def __init__(
         self,
@@ -216,7 +217,7 @@ class MicroBatches(Dataset[MicroBatch]):
 
 
 def check_micro_batches(devices: int, accumulate: int, batch_size: int | None = None) -> None:
-    """Raises ValueError where there are none, or a batch does not divide into equal ones."""
+    """Raises ValueError unless a batch divides into equal micro-batches, at least one a device."""
     if min(devices, accumulate) < 1:
         raise ValueError(f"devices {devices} and accumulate {accumulate} must be at least 1")
     if batch_size is not None and batch_size % (devices * accumulate):

@@ -1,6 +1,6 @@
 """Corpora: named sources of documents, written as JSON lines per source and split (A.1, Table 3).
 
-Copied text can be removed, and what of the evaluation text is copied from training text is counted.
+Copied passages can be removed; words of evaluation text that training text holds are counted.
 Nothing here imports torch.
 """
 
@@ -48,8 +48,8 @@ def write_corpus(
     position). Empty documents are dropped; with `remove_copies` so are passages that earlier
     documents of any source hold. The folder appears only when all of it is written.
 
-    Returns documents and characters per source and split, and of the evaluation text its words and
-    those of them in a 13-gram of the training text of any source.
+    Returns documents and characters per source and split; for evaluation text also its words, and
+    how many of them lie in a 13-gram of the training text of any source.
     """
     if not 0 < evaluation_fraction < 1:
         raise ValueError(f"evaluation_fraction must lie between 0 and 1, not {evaluation_fraction}")
@@ -138,7 +138,7 @@ def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
 def _assigned(
     documents: Iterable[Document], key: str, evaluation: float, validation: float
 ) -> Iterator[Document]:
-    """Yields documents with a split, without empty ones; the next to be evaluated comes last."""
+    """Yields the non-empty documents with a split; the one nearest to evaluation comes last."""
     next_to_go: tuple[float, str] | None = None
     evaluated = False
     for position, document in enumerate(documents):
@@ -251,7 +251,7 @@ def _words(text: str) -> list[str]:
 
 
 def _ngrams(words: list[str]) -> Hashes:
-    """Hashes each of the len(words) - 12 13-grams, the same within a process only."""
+    """Hashes all len(words) - 12 13-grams; hashes can be compared within one process only."""
     words_hashed = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
     count = max(0, len(words) - NGRAM + 1)
     hashes = np.zeros(count, np.uint64)

@@ -108,17 +108,17 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _refuse(error: OSError) -> None:
-    """Raises what a walk would pass over: a folder that cannot be read."""
+    """Raises the error of an unreadable folder, which `os.walk` would skip."""
     raise error
 
 
 def _can_be_text(file: Path) -> bool:
-    """Whether it is a file, or a link to one that is gone, which must not be passed over."""
+    """Tells whether this is a file or a broken link, which must not be skipped unseen."""
     return file.is_file() or not file.exists()
 
 
 def suffix(file: Path) -> str:
-    """How a file's name ends, `.gz` apart."""
+    """Returns the suffix of a file's name without `.gz`."""
     return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
 
 
@@ -160,7 +160,7 @@ def _json_texts(file: Path, lines: IO[str], field: str) -> Iterator[str]:
             raise ValueError(f"{file}, line {number}, has no field {field!r} with a text")
         try:
             row[field].encode()
-        except UnicodeEncodeError as error:  # JSON has names for halves of characters
+        except UnicodeEncodeError as error:  # JSON can escape a lone surrogate
             half = ascii(row[field][error.start])[1:-1]
             raise ValueError(
                 f"{file}, line {number}, has {half} in {field!r}, half of a character, which is no "

@@ -62,8 +62,8 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
-    `stream_folder` gets one stream a split, <split>.npy, for a causal LM; its evaluation
-    text stays in order, with `score_first` behind a `</s>`, as fairseq's, so that its first token
+    `stream_folder` gets one stream a split, <split>.npy, for a causal LM; its evaluation text stays
+    in order; with `score_first` it starts with `</s>`, as fairseq's does, so that its first token
     is a target too. `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
     <length>/validation.npy of all sources together. Each folder gets tokenizer/, a Hugging Face
     folder. Arrow files lie in `scratch` meanwhile.
@@ -102,7 +102,7 @@ def write_tokens(
 def _streams(
     corpus: Path, sources: Iterable[str], split: str, **options: Any
 ) -> dict[str, "Dataset"]:
-    """Tokenizes a split of each source; of validation text there may be none."""
+    """Tokenizes a split of each source, leaving out sources without validation text."""
     streams = {}
     for name in sources:
         file = inside(corpus, name) / f"{split}.jsonl"
@@ -148,7 +148,7 @@ def _write_instances(
 def _write_validation(
     streams: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", length: int, folder: Path
 ) -> None:
-    """Writes instances of all sources together, whose own validation texts may be a few words."""
+    """Writes validation instances of all sources together: one source may have too few words."""
     from datasets import concatenate_datasets
 
     text = concatenate_datasets(list(streams.values())) if streams else None
@@ -159,9 +159,9 @@ def _write_validation(
 
 
 def held_out_split(folder: Path | str, tokens: int) -> str:
-    """Names the split of learning curves: "evaluation" where validation text is too short.
+    """Names the split of learning curves: "evaluation" if no validation file has `tokens` tokens.
 
-    Of a corpus with few documents there may be no validation text, or less than `tokens`.
+    A corpus of few documents may have little validation text, or none.
     """
     files = Path(folder).rglob("validation.npy")
     sizes = (read_tokens(file).size for file in files)
@@ -227,9 +227,9 @@ def write_stream(
     seed: int | None = None,
     first: int | None = None,
 ) -> int:
-    """Write the streams of all sources as one 1-D `.npy`; returns the number of tokens.
+    """Writes the streams of all sources as one 1-D `.npy`; returns the number of tokens.
 
-    `first` is a token to put before them, not counted: what the first of them is predicted from.
+    `first` is a token put before them, from which the first one is predicted; it is not counted.
 
     With a `seed` the documents of all sources are in random order, so that a part of the array is
     a sample of all of them; None keeps the streams one after the other.
@@ -262,7 +262,7 @@ def write_instances(
     instance_length: int,
     quota: int | None = None,
 ) -> int:
-    """Cut one source's stream into instances: a 2-D `.npy` (instances, instance_length).
+    """Cuts one source's stream into instances: a 2-D `.npy` (instances, instance_length).
 
     Each row is `<s>`, the next `instance_length` - 2 tokens, `</s>`; the rest of the stream that
     fills no row is dropped. At most `quota` rows are written (None: all). Returns their number.
@@ -292,7 +292,7 @@ def write_instances(
 
 def _array(path: Path, dtype: np.dtype[np.integer], shape: tuple[int, ...]) -> np.memmap:
     array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # room for it: writing to a map of a full disk ends Python
+    if hasattr(os, "posix_fallocate"):  # writing to a map on a full disk would kill Python
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
@@ -319,10 +319,10 @@ def _whole_pieces(blocks: Iterator[Tokens], piece: int) -> Iterator[Tokens]:
 
 
 def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
-    """Maps a file of token ids into memory, after one pass over it where it has a checksum.
+    """Maps a file of token ids into memory, after checking its checksum if it has one.
 
-    Raises FileNotFoundError where there is none, and ValueError, with its name, for a file that is
-    damaged, has changed since it was written or has not as many dimensions as are needed.
+    Raises FileNotFoundError for a missing file, and ValueError, which names the file, if it is
+    damaged, has changed since it was written or has other than `dimensions` dimensions.
     """
     path = Path(path)
     if not path.is_file():
@@ -345,7 +345,7 @@ def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
 
 
 def rearrange(instances: Tokens, length: int) -> Tokens:
-    """Join consecutive instances into sequences of `length` tokens (Table 4: BSZ x ISZ to SQL).
+    """Joins consecutive instances into sequences of `length` tokens (Table 4: BSZ x ISZ to SQL).
 
     (instances, instance_length) -> (instances * instance_length // length, length): RoBERTa-4096
     reads eight wrapped instances of 512 as one sequence. Left-over instances are dropped.

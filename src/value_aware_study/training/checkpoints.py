@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 
 class CheckpointFiles(CheckpointIO):
-    """Keeps last.ckpt and the one before it, previous.ckpt, in a folder that one run has at a time.
+    """Keeps last.ckpt and the one before it, previous.ckpt, in a folder of one run at a time.
 
     Lightning's own files go through the machine's temporary folder, where a kill leaves them
     behind, and are not flushed to the disk before they take the place of older ones.
@@ -33,9 +33,9 @@ class CheckpointFiles(CheckpointIO):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps other runs out of the folder. The system ends it with the process, however killed.
+        """Keeps other runs out of the folder until the process ends, even by a kill.
 
-        Raises ValueError where another run has the folder.
+        Raises ValueError if another run holds the folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with held(self.folder, "a training run", "train in another folder"):
@@ -43,7 +43,7 @@ class CheckpointFiles(CheckpointIO):
             yield
 
     def newest_first(self) -> list[tuple[Path, bool]]:
-        """Yields the checkpoints, newest first, and whether their bytes are as written."""
+        """Lists the checkpoints, newest first, and whether their bytes are as written."""
         return [(path, _is_whole(path)) for path in (self.last, self.previous) if path.is_file()]
 
     def remove(self) -> None:
@@ -53,7 +53,7 @@ class CheckpointFiles(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Writes so that at every moment, also of a power cut, one name is a whole checkpoint."""
+        """Writes so that one name is a whole checkpoint at every moment, also of a power cut."""
         with new_file(self.last) as unfinished:
             with unfinished.open("wb") as file:
                 torch.save(checkpoint, file)
@@ -75,11 +75,11 @@ class CheckpointFiles(CheckpointIO):
 
 
 class ResumableCheckpoint(Callback):
-    """Writes the whole state every so many steps, after the evaluation where one is due.
+    """Writes the whole training state every `every` steps, after the evaluation if one is due.
 
-    A run continues from the newest whole one with its `fingerprint`, anything that identifies its
-    settings, or from the one before it where that file is damaged. The last step is written too,
-    so that nothing is trained again where writing the model fails.
+    A run continues from its newest undamaged checkpoint. `fingerprint` is any text that identifies
+    its settings; checkpoints of others are ignored. The last step is written too, so that nothing
+    is trained again if writing the model fails.
     Lightning's own callback saves before or after evaluations but not both, so that a run which is
     continued would skip or repeat one. A run of one process that is asked to end (SIGTERM) saves
     the step it is at; an evaluation due after it is not finished, and nothing is saved then.
@@ -137,7 +137,7 @@ def read_checkpoint(path: Path, device: str) -> dict[str, Any]:
 
 
 def _is_whole(path: Path) -> bool:
-    # torch reads a file with flipped bits without a word; the checksums it wrote are the archive's
+    # torch does not notice flipped bits; the checksums of the archive that it writes do
     try:
         with ZipFile(path) as archive:
             return archive.testzip() is None

@@ -41,7 +41,7 @@ PEAKS = {
     "L40S": 362e12,
     "L4": 121e12,
 }
-"""bf16 and fp16 products a second by a part of torch's name of the device, the longer one first.
+"""Peak bf16 and fp16 operations a second, by a part of torch's device name, longer names first.
 
 From NVIDIA's data sheets, without sparsity. Lightning has such a table too, but it counts sparsity
 for some GPUs and not for others, and does not find an H200 by the name torch gives.
@@ -74,12 +74,12 @@ def fit(
     arguments of Lightning's Trainer, of which it calls `nodes` num_nodes and `accumulate`
     accumulate_grad_batches. Every one of `devices` on each of the nodes takes its share of a
     batch's rows, in `accumulate` micro-batches one after the other; the step is the same. `workers`
-    processes read batches ahead. `_prepare` says the rest.
+    processes read batches ahead. `_prepare` describes the other options.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
-    with exit code 143. Raises ValueError for settings that leave nothing to do, a batch that does
-    not divide, what is not there, a folder in which another run is going, and an argument of the
-    Trainer that has ended the training before its last step.
+    with exit code 143. Raises ValueError for settings without a step, a batch that does not divide,
+    a missing device or compiler, a folder that another run holds, and an argument of the Trainer
+    that ended the training before its last step.
     """
     check_micro_batches(trainer["devices"] * trainer["nodes"], trainer["accumulate"])
     steps = len(train_batches)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def _prepare(
     checkpoint_activations: bool,
     peak_flops: float | None,
 ) -> None:
-    """Sets what changes the costs of a step and no number.
+    """Sets options that change the cost of a step and none of its numbers.
 
     `compile` compiles every layer with torch.compile, on first use: they share one short
     compilation, and no name of a weight changes. Each shape is compiled by itself, so that an
@@ -205,14 +205,17 @@ def _run(
 
 
 def _plugins(files: CheckpointFiles) -> list[Any]:
-    """Lightning on Slurm would requeue a job by itself and continue it from a file of its own,
-    whose step and settings nobody compares; here a started-again run finds its last checkpoint."""
+    """Builds Lightning's plugins: our checkpoint files, and on Slurm no requeueing.
+
+    Lightning would requeue a job by itself and continue it from a file of its own, whose step and
+    settings nobody compares; here a restarted run finds its last checkpoint.
+    """
     on_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     return [files, SLURMEnvironment(auto_requeue=False)] if on_slurm else [files]
 
 
 def peak_flops_of(device_name: str, precision: str) -> float | None:
-    """Looks up a named GPU's peak operations a second; None where that is not known.
+    """Looks up a named GPU's peak operations a second; None if unknown.
 
     `precision` is Lightning's: known are those whose products are bf16 or fp16.
     """

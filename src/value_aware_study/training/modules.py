@@ -80,7 +80,7 @@ class LanguageModeling(LightningModule):
 
     @abstractmethod
     def totals(self, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the targets, to be added up over batches."""
+        """Computes sums over the targets, to be added up over batches."""
 
     @abstractmethod
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
@@ -111,7 +111,7 @@ class LanguageModeling(LightningModule):
         return self.tokens(batch) * body + 6.0 * targets * self.output_parameters()
 
     def checkpoint_activations(self) -> None:
-        """Makes the backward pass compute the layers' activations again."""
+        """Makes the backward pass recompute the layers' activations."""
         # transformers 5.23 renamed it
         newer = getattr(self.model, "activation_checkpointing_enable", None)
         (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
