@@ -100,26 +100,6 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accum
     assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == []
 
 
-@pytest.mark.parametrize("breaks_at", [1, 4, 5])
-def test_a_killed_run_of_micro_batches_continues_bit_by_bit(tmp_path: Path, breaks_at: int) -> None:
-    def run(name: str, breaks_at: int | None = None) -> tuple[LanguageModeling, list[int]]:
-        module, batches = masked_module(), Batches(STEPS, masked=True, breaks_at=breaks_at)
-        settings = {"evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-        places = on_the_cpu(accumulate=2)
-        held_out = HeldOut(2, masked=True)
-        fit(module, batches, held_out, checkpoint_folder=tmp_path / name, **settings, **places)
-        return module, batches.read
-
-    straight, _ = run("straight")
-    with pytest.raises(KeyError):
-        run("killed", breaks_at)
-    resumed, read = run("killed")
-    first = breaks_at - breaks_at % 2
-    assert read == [step for step in range(first, STEPS) for _ in range(2)]
-    assert resumed.curve == straight.curve
-    assert same(resumed.state_dict(), straight.state_dict())
-
-
 def test_another_number_of_micro_batches_is_another_run(tmp_path: Path) -> None:
     settings = {"evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
     settings |= {"checkpoint_folder": tmp_path}
