@@ -28,8 +28,10 @@ UNHELPFUL = (
     r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
     r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
 )
+"""Warnings that no user can act on."""
 
-Save = Callable[[list[dict[str, float]]], None]
+LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
+"""Loggers whose notices are silenced."""
 
 PEAKS = {
     "B200": 2250e12,
@@ -47,7 +49,7 @@ From NVIDIA's data sheets, without sparsity. Lightning has such a table too, but
 for some GPUs and not for others, and does not find an H200 by the name torch gives.
 """
 
-LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
+Save = Callable[[list[dict[str, float]]], None]
 
 
 def fit(
@@ -71,10 +73,10 @@ def fit(
     The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
     steps and for the last. The first process gives it to `save`, which writes the model, and
     removes the checkpoints after that, so that a finished training is never lost. `trainer` are
-    arguments of Lightning's Trainer, of which it calls `nodes` num_nodes and `accumulate`
-    accumulate_grad_batches. Every one of `devices` on each of the nodes takes its share of a
-    batch's rows, in `accumulate` micro-batches one after the other; the step is the same. `workers`
-    processes read batches ahead. `_prepare` describes the other options.
+    arguments of Lightning's Trainer; its num_nodes and accumulate_grad_batches are `nodes` and
+    `accumulate`. Each of `devices` on every node takes its share of a batch's rows, in `accumulate`
+    micro-batches one after the other; the step is the same. `workers` processes read batches ahead.
+    `_prepare` describes the other options.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
     with exit code 143. Raises ValueError for settings without a step, a batch that does not divide,
@@ -83,7 +85,11 @@ def fit(
     """
     check_micro_batches(trainer["devices"] * trainer["nodes"], trainer["accumulate"])
     steps = len(train_batches)  # type: ignore[arg-type]
-    _check_steps(steps, evaluate_every, checkpoint_every)
+    if min(steps, evaluate_every, checkpoint_every) < 1:
+        raise ValueError(
+            f"steps {steps}, evaluate_every {evaluate_every} and checkpoint_every "
+            f"{checkpoint_every} must be at least 1"
+        )
     checkpoint = ResumableCheckpoint(
         CheckpointFiles(checkpoint_folder),
         fingerprint=f"{fingerprint}, {trainer['accumulate']} micro-batches",
@@ -170,10 +176,8 @@ def _run(
     save: Save,
 ) -> None:
     """Trains from the newest checkpoint to the last step; saves, then removes the checkpoints."""
-    accumulate, on_gpu = (
-        trainer.accumulate_grad_batches,
-        trainer.strategy.root_device.type == "cuda",
-    )
+    accumulate = trainer.accumulate_grad_batches
+    on_gpu = trainer.strategy.root_device.type == "cuda"
     loader = partial(DataLoader, batch_size=None, num_workers=workers, pin_memory=on_gpu)
     micro_batches = MicroBatches(
         train_batches,
@@ -263,14 +267,6 @@ class _Items(Sampler[int]):
 
     def __len__(self) -> int:
         return self.stop
-
-
-def _check_steps(steps: int, evaluate_every: int, checkpoint_every: int) -> None:
-    if min(steps, evaluate_every, checkpoint_every) < 1:
-        raise ValueError(
-            f"steps {steps}, evaluate_every {evaluate_every} and checkpoint_every "
-            f"{checkpoint_every} must be at least 1"
-        )
 
 
 @contextmanager
