@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.optim import AdamW
 from torch.utils.benchmark import Timer
 
 from benchmarks.record import FOLDER, header, markdown, setting, write
@@ -47,9 +48,9 @@ from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_study.training.causal import CausalTraining
-from value_aware_study.training.flops import peak_flops
-from value_aware_study.training.schedules import InverseSquareRoot
+from value_aware_study.training.fit import peak_flops_of
+from value_aware_study.training.modules import CausalTraining
+from value_aware_study.training.optimizers import InverseSquareRoot
 
 Row = dict[str, Any]
 Rows = Iterator[Row]
@@ -66,6 +67,7 @@ PATTERNS: Mapping[str, Callable[..., nn.Module]] = {
     "Longformer, window 256": partial(Longformer, 256, 1, (0,)),
 }
 RUN_TIME = 1.0
+ADAMW = partial(AdamW, lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, fused=True)
 """Seconds for which a call is repeated, at least."""
 
 
@@ -143,7 +145,7 @@ def training(device: str, quick: bool) -> Rows:
                 **size, kernel=kernel, vocabulary_size=vocabulary, dropout=0.1
             ).to(device)
             schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
-            module = CausalTraining(model, schedule=schedule, seed=0).train()
+            module = CausalTraining(model, schedule=schedule, optimizer=ADAMW, seed=0).train()
             operations = module.flops(tokens, batch * length)
             row = {"kernel": name, "attention": variant}
             found = measured(optimizer_step(module, variant, tokens), device)
@@ -190,7 +192,7 @@ def peak_operations(device: str) -> float | None:
     """The bf16 peak that the maker states: $PEAK_FLOPS, or that of a GPU known by its name."""
     if given := os.environ.get("PEAK_FLOPS"):
         return float(given)
-    return peak_flops(torch.cuda.get_device_name(), "bf16") if device == "cuda" else None
+    return peak_flops_of(torch.cuda.get_device_name(), "bf16") if device == "cuda" else None
 
 
 def matrix_product(device: str, side: int) -> float:

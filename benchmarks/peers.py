@@ -38,7 +38,7 @@ from value_aware_attention.approximations import (
     SlidingWindow,
 )
 from value_aware_attention.models.mixing import FourierMixing
-from value_aware_study.benchmarking import EagerAttention
+from value_aware_study.benchmarking.passes import EagerAttention
 from value_aware_study.benchmarking.process import import_once, in_fresh_process, resident_peak
 from value_aware_study.benchmarking.ratio import Ratio
 

@@ -48,10 +48,14 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import Seconds, in_rounds, ratio, verdict
-from value_aware_study.data.corpora import Docstrings, Document, TextFiles
-from value_aware_study.data.packing import DOCUMENTS_PER_BATCH, token_stream
+from value_aware_study.data.text import Docstrings, Document, TextFiles
 from value_aware_study.data.tokenization import ByteLevelBPE
-from value_aware_study.data.tokens import SourceQuota, write_tokens
+from value_aware_study.data.tokens import (
+    DOCUMENTS_PER_BATCH,
+    SourceQuota,
+    token_stream,
+    write_tokens,
+)
 
 MEGABYTE = 10**6
 VOCABULARY, TRAINING_CHARACTERS, INSTANCE_LENGTH = 4096, 8 * MEGABYTE, 64

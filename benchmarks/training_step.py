@@ -36,12 +36,12 @@ from benchmarks.rounds import Seconds, in_rounds, ratio, seconds, verdict
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import CausalBatches, MaskedBatches, MaskedSequences
-from value_aware_study.training.causal import CausalTraining
-from value_aware_study.training.masked import MaskedTraining
-from value_aware_study.training.module import LanguageModeling
-from value_aware_study.training.schedules import InverseSquareRoot, LinearWarmupDecay
+from value_aware_study.training.modules import CausalTraining, LanguageModeling, MaskedTraining
+from value_aware_study.training.optimizers import BertAdam, InverseSquareRoot, LinearWarmupDecay
 
 SECONDS = 300.0
+ADAMW = partial(AdamW, lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, fused=True)
+BERT_ADAM = partial(BertAdam, lr=1.0, betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=5.0)
 KERNELS: dict[str, Kernel] = {
     "exponential": Exponential(),
     "polynomial": Polynomial(),
@@ -111,7 +111,7 @@ def ours(shape: Shape, kernel: Kernel) -> Step:
 
 def _training(model: nn.Module) -> CausalTraining:
     schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
-    return CausalTraining(model, schedule=schedule, seed=0).train()
+    return CausalTraining(model, schedule=schedule, optimizer=ADAMW, seed=0).train()
 
 
 def gpt2(shape: Shape, **changed: Any) -> GPT2LMHeadModel:
@@ -201,7 +201,7 @@ def roberta(shape: Shape) -> Step:
     size |= {"feedforward": 4 * shape.width, "vocabulary_size": shape.vocabulary}
     model = build_roberta(**size, length=shape.length, block=shape.length, dropout=0.0)
     schedule = LinearWarmupDecay(peak=1e-4, warmup_proportion=0.0, steps=10**6)
-    return _step_of(MaskedTraining(model, schedule=schedule, seed=0).train())
+    return _step_of(MaskedTraining(model, schedule=schedule, optimizer=BERT_ADAM, seed=0).train())
 
 
 def _step_of(module: LanguageModeling) -> Step:

@@ -17,7 +17,8 @@ from pipelines.tracking import tracked
 from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.source import source_hash
-from value_aware_study.benchmarking import Plan, Setting, Subject, measure
+from value_aware_study.benchmarking.measurement import Plan, measure
+from value_aware_study.benchmarking.passes import Setting, Subject
 from value_aware_study.report.survey_records import summary
 
 

@@ -50,7 +50,7 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.tasks import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
-from value_aware_study.data.token_arrays import AGAIN
+from value_aware_study.data.tokens import AGAIN
 from value_aware_study.paths import inside
 from value_aware_study.report.explorer import Exploration
 from value_aware_study.tasks.explorer import explored_model

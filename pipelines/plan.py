@@ -18,9 +18,9 @@ from pipelines.app import app, composed
 from pipelines.train import class_name
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import build_roberta
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.modules import LanguageModeling
 from value_aware_study.training.one_step import one_step
-from value_aware_study.training.schedules import LinearWarmupDecay
+from value_aware_study.training.optimizers import LinearWarmupDecay
 
 # Known before any text is read: the paper's vocabulary rule on WikiText-103, RoBERTa's BPE.
 KNOWN_VOCABULARIES = {"WordLevel": 267_744, "PretrainedTokenizer": 50_265}

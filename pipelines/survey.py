@@ -22,7 +22,7 @@ from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record, Setting, Task, measure
 from value_aware_attention.measurement.layer_errors import rounded
 from value_aware_attention.measurement.record import Panel, Picture
-from value_aware_study.data.token_arrays import AGAIN
+from value_aware_study.data.tokens import AGAIN
 from value_aware_study.tasks.attention_picture import effective_weights, first_head
 from value_aware_study.tasks.budgets import Affordable, closest_to_budget
 

@@ -32,7 +32,7 @@ from pipelines.values import (
     word,
 )
 from value_aware_study.cards import Card, cards
-from value_aware_study.data.text_paths import text_paths
+from value_aware_study.data.text import text_paths
 
 LARGEST = 10**12
 """Weights of a model: four terabytes"""

@@ -27,7 +27,7 @@ from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.paths import check_apart, inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.model_card import model_card
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.modules import LanguageModeling
 
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
 """Of a training's config: a killed run may continue with other values."""
@@ -37,6 +37,10 @@ COSTS = ("accelerator", "devices", "nodes", "strategy", "accumulate", "workers",
 """Arguments of the trainer that change the cost of a step and not its result"""
 
 OPTIMIZER_SETTINGS = ("weight_decay", "adamw_rate", "momentum", "max_grad_norm")
+"""Arguments of optimizers that every record has; null where the optimizer has none."""
+
+NO_SETTINGS = ("_target_", "_partial_", "lr", "eps", "fused", "betas")
+"""Keys of an optimizer's card that a record leaves out or has under other names."""
 
 CPU_SPEED = 1e11
 """fp32 operations a second, of a processor with a few cores: an order of magnitude."""
@@ -203,7 +207,8 @@ def metrics(
         "warmup_proportion": schedule.get("warmup_proportion"),
         "schedule": class_name(schedule),
         "optimizer": class_name(optimizer),
-        **{key: optimizer.get(key) for key in OPTIMIZER_SETTINGS},
+        **dict.fromkeys(OPTIMIZER_SETTINGS),
+        **{key: value for key, value in optimizer.items() if key not in NO_SETTINGS},
         "gradient_accumulation": cfg.trainer.accumulate,
         **dict(zip(("beta_1", "beta_2"), optimizer.get("betas", (None, None)), strict=True)),
         **numerics(cfg),

@@ -14,8 +14,7 @@ from pipelines.train import train, trained_attention
 from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import CausalBatches
-from value_aware_study.data.token_arrays import AGAIN, check_vocabulary
-from value_aware_study.data.tokens import held_out_split
+from value_aware_study.data.tokens import AGAIN, check_vocabulary, held_out_split
 
 
 @app("train_causal")

@@ -24,8 +24,8 @@ from pipelines.train import metrics as measured
 from value_aware_attention.files import new_folder
 from value_aware_study.data.in_context import InContextBatches
 from value_aware_study.paths import inside
+from value_aware_study.training.decoder import sharpest_weights
 from value_aware_study.training.fit import fit
-from value_aware_study.training.in_context import sharpest_weights
 
 
 @app("train_in_context")

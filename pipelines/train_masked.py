@@ -19,8 +19,8 @@ from value_aware_attention.models import attend_with, build_roberta, save_masked
 from value_aware_attention.models.long_roberta import read_config
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_study.data.batches import FrozenMaskedBatches, MaskedBatches
-from value_aware_study.data.tokens import held_out_split, masked_sequences
+from value_aware_study.data.batches import FrozenMaskedBatches, MaskedBatches, masked_sequences
+from value_aware_study.data.tokens import held_out_split
 
 
 @app("train_masked")

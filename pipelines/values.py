@@ -150,6 +150,12 @@ CODE = Rule(
         isinstance(v, list) and all(isinstance(one, dict) and "_target_" in one for one in v)
     ),
 )
+ARGUMENT = Rule(
+    allowed="a finite number, true, false, text or a list",
+    holds=lambda v: (
+        isinstance(v, (str, list)) or (isinstance(v, (int, float)) and math.isfinite(v))
+    ),
+)
 POSITIONS = replace(
     many(COUNT_OR_ZERO, least=0),
     allowed=f"a list of positions, each {COUNT_OR_ZERO.allowed}",
@@ -279,6 +285,7 @@ OF_CONF = table(
         "{causal,masked,task}.optimizer.momentum": BELOW_ONE,
         "{causal,masked}.optimizer.max_grad_norm": NOT_NEGATIVE,
         "{causal,masked}.optimizer.fused": SWITCH,
+        "{causal,masked,task}.optimizer.*": ARGUMENT,
         "{kernel,length,attention,task,model,survey,evaluate,caches}.name": NAME,
         "{train_causal,train_masked,train_in_context}.name": NAME,
         "model.kernel": option("kernel"),

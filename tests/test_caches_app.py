@@ -9,7 +9,7 @@ import torch
 
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_study.report.caches import cache_section
-from value_aware_study.training.in_context import build_decoder
+from value_aware_study.training.decoder import build_decoder
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.

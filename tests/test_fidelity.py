@@ -8,11 +8,13 @@ import pytest
 from omegaconf import DictConfig
 
 from pipelines.app import composed as compose
-from value_aware_study.data.corpora import HubArticles, write_corpus
+from value_aware_study.data.batches import masked_sequences
+from value_aware_study.data.corpora import write_corpus
+from value_aware_study.data.text import HubArticles
 from value_aware_study.data.tokenization import ByteLevelBPE, WordLevel
-from value_aware_study.data.tokens import SourceQuota, masked_sequences, write_tokens
+from value_aware_study.data.tokens import SourceQuota, write_tokens
 from value_aware_study.tasks.causal import context_windows
-from value_aware_study.training import InverseSquareRoot
+from value_aware_study.training.optimizers import InverseSquareRoot
 
 ROOT = Path(__file__).parents[1]
 WIKITEXT = ROOT / "tests/data/fixtures/wikitext103"

@@ -9,7 +9,8 @@ from tests.report.synthetic import probed
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
-from value_aware_study.data.corpora import Document, write_corpus
+from value_aware_study.data.corpora import write_corpus
+from value_aware_study.data.text import Document
 from value_aware_study.paths import LONGEST, inside
 
 pytestmark = pytest.mark.filterwarnings("ignore")

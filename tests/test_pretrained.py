@@ -62,7 +62,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def overrides(texts: Path, folder: Path) -> list[str]:
-    corpus = f"{{_target_: value_aware_study.data.corpora.TextFiles, path: {texts}}}"
+    corpus = f"{{_target_: value_aware_study.data.text.TextFiles, path: {texts}}}"
     return [
         "scale=smoke", "logger=none",
         "pretrained.package=tiny_encoder", "~pretrained.texts.networkx",

@@ -1,7 +1,7 @@
-"""Method cards: everything there is to say of a method, in conf/approximation/<name>.yaml.
+"""Method cards: one file per method, conf/approximation/<name>.yaml, with everything to say of it.
 
-A file holds the arguments of an approximation, which apps compose, and under `card` what they and
-the report need beside them. Only a checkout has these files; the library itself reads none.
+A file holds the arguments of an approximation, which apps compose, and under `card` the facts that
+apps and the report need. Only a checkout has these files; the library itself reads none.
 """
 
 import math
@@ -13,14 +13,12 @@ from typing import Any
 
 import yaml
 
-__all__ = ["CARDS", "Card", "cards"]
-
 CARDS = Path(__file__).parents[2] / "conf" / "approximation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One method: `target` called with `arguments`, and how it is shown, measured and varied."""
+    """Describes one method: `target` called with `arguments`, how it is shown and varied."""
 
     name: str
     """The option's name."""
@@ -35,19 +33,19 @@ class Card:
     kernels: Sequence[str] = ()
     """The kernels that it approximates, as its class says; none = all."""
     causal: bool = True
-    """It can attend causally, as its class says."""
+    """Whether it can attend causally, as its class says."""
     keeps: str = ""
-    """What it keeps of attention, for the table of methods."""
+    """The part of attention that it keeps, in words, for the table of methods."""
     oracle: bool = False
-    """It looks at the exact weights or outputs: what a practical method would predict."""
+    """Whether it needs the exact weights or outputs, which a practical method would predict."""
     mark: Mapping[str, Any] = field(default_factory=dict)
     """`colour` and `shape`; `shades` in place of `colour` where curves have none of their own."""
     curves: Mapping[str, Mapping[Any, Mapping[str, str]]] = field(default_factory=dict)
     """Argument -> value -> `label` (and mark) of the curve: settings that no line connects."""
     size: str = ""
-    """How a setting's size is written after the label; empty = "65", its r."""
+    """Format of a setting's size after the label; empty = its r, such as "65"."""
     axes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the grid of `evaluate`: argument -> where the config has its values, or the values."""
+    """Axes of `evaluate`'s grid: argument -> its values, or the config key that has them."""
     survey: Mapping[str, Any] | None = None
     """`vary`, the argument that meets a budget (null: it has none), and others that differ there;
     None = not in the survey."""
@@ -57,11 +55,11 @@ class Card:
     """Arguments that differ in a model trained with it; None = it gives no gradients."""
 
     def build(self, **changes: Any) -> dict[str, Any]:
-        """What Hydra instantiates: the target and its arguments, some of them changed."""
+        """Returns the config that Hydra instantiates: target and arguments, with `changes`."""
         return {"_target_": self.target, **self.arguments, **changes}
 
     def curve(self, setting: Mapping[str, Any]) -> str:
-        """The label of the curve that a setting belongs to: "LSH, 4 rounds"."""
+        """Names the curve that a setting belongs to: "LSH, 4 rounds"."""
         parts = [self.label]
         for argument, known in self.curves.items():
             value = setting[argument]
@@ -69,7 +67,7 @@ class Card:
         return ", ".join(parts)
 
     def marks(self) -> dict[str, Mapping[str, str]]:
-        """The mark of every curve that has one of its own."""
+        """Collects the marks of the curves that have one of their own."""
         own = {self.label: self.mark} if "colour" in self.mark else {}
         for argument, known in self.curves.items():
             for value, mark in known.items():
@@ -80,7 +78,7 @@ class Card:
 
 @cache
 def cards(folder: Path = CARDS) -> Mapping[str, Card]:
-    """Every card of a folder by its option's name, in the order of their places.
+    """Reads the cards of a folder, by option name, in the order of their places.
 
     Raises ValueError, naming file and key, for a card without a label, with a key that is none of
     `Card`, or with the label of another; FileNotFoundError where there are no cards.
@@ -101,7 +99,7 @@ KEYS = tuple(f.name for f in fields(Card) if f.name not in GIVEN)
 
 
 def _read(file: Path) -> Card:
-    """The card of one file."""
+    """Reads the card of one file."""
     path = "/".join(file.parts[-3:])  # wherever the checkout is
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))

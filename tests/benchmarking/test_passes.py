@@ -12,9 +12,9 @@ from value_aware_attention import attention
 from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow, Strided
 from value_aware_attention.kernels import Elu
 from value_aware_attention.measurement.record_cache import RecordCache
-from value_aware_study.benchmarking import EagerAttention, Plan, Setting, Subject, process
-from value_aware_study.benchmarking.measurement import check, measure
-from value_aware_study.benchmarking.passes import PASSES, layer_of
+from value_aware_study.benchmarking import process
+from value_aware_study.benchmarking.measurement import Plan, check, measure
+from value_aware_study.benchmarking.passes import PASSES, EagerAttention, Setting, Subject, layer_of
 from value_aware_study.benchmarking.process import in_fresh_process, peak_memory, times
 
 SETTING = Setting(16, 2, 32, 1, "cpu", "float32", 1, 0)

@@ -5,9 +5,14 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_study.data.copies import NGRAM, _passages, copied_words, without_copies
-from value_aware_study.data.corpora import write_corpus
-from value_aware_study.data.documents import Document
+from value_aware_study.data.corpora import (
+    NGRAM,
+    _passages,
+    copied_words,
+    without_copies,
+    write_corpus,
+)
+from value_aware_study.data.text import Document
 
 SENTENCE = " ".join(f"word{i}" for i in range(20))
 OTHER = " ".join(f"other{i}" for i in range(20))

@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_study.data.corpora import (
-    Document,
-    read_texts,
-    write_corpus,
-)
+from value_aware_study.data.corpora import read_texts, write_corpus
+from value_aware_study.data.text import Document
 
 
 def written(folder, source):

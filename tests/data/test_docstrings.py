@@ -1,15 +1,11 @@
 import importlib
 import inspect
-import multiprocessing
 import sys
 import textwrap
-import time
 
 import pytest
 
-from value_aware_attention.files import held
-from value_aware_study.data import docstrings
-from value_aware_study.data.docstrings import Docstrings
+from value_aware_study.data.text import Docstrings
 
 
 def texts(source):
@@ -64,12 +60,6 @@ class TestDocstrings:
         texts(Docstrings(package=package))
         assert package not in sys.modules
 
-    def test_a_pool_of_processes_keeps_the_order(self, package, monkeypatch):
-        alone = texts(Docstrings(package=package))
-        monkeypatch.setattr("value_aware_study.data.docstrings.FILES_WORTH_A_POOL", 1)
-        monkeypatch.setattr("os.cpu_count", lambda: 2)
-        assert texts(Docstrings(package=package)) == alone
-
     def test_a_single_module(self, tmp_path, monkeypatch):
         (tmp_path / "toy_module.py").write_text('"""Alone."""')
         monkeypatch.syspath_prepend(tmp_path)
@@ -86,39 +76,3 @@ class TestDocstrings:
         expected = [inspect.getdoc(module), *(inspect.getdoc(getattr(module, n)) for n in names)]
         found = "\n\n".join(text.strip() for text in expected)
         assert any(found == text for text in texts(Docstrings(package="networkx.algorithms")))
-
-
-def test_the_workers_of_a_killed_reader_end_and_give_its_lock_free(tmp_path, monkeypatch):
-    def reader():
-        with held(tmp_path / "corpus"):
-            list(docstrings._parsed([tmp_path / str(number) for number in range(4)]))
-
-    monkeypatch.setattr(docstrings, "docstrings_of", endless)
-    monkeypatch.setattr(docstrings, "FILES_WORTH_A_POOL", 1)
-    monkeypatch.setattr(docstrings.os, "cpu_count", lambda: 2)
-    process = multiprocessing.get_context("fork").Process(target=reader)
-    process.start()
-    wait_until(lambda: (tmp_path / "0").exists())
-    process.kill()
-    process.join()
-    wait_until(lambda: is_free(tmp_path / "corpus"))
-
-
-def endless(file):
-    file.touch()
-    time.sleep(60)
-
-
-def wait_until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def is_free(path):
-    try:
-        with held(path):
-            return True
-    except ValueError:
-        return False

@@ -1,26 +1,24 @@
 """Every corpus option, composed as the pipeline does, read from tiny copies of the hub's layout."""
 
-import json
+import shutil
 from pathlib import Path
 
+import datasets
+import httpx
 import numpy as np
 import pytest
-from datasets import IterableDataset
+from datasets.exceptions import DatasetGenerationError
+from datasets.packaged_modules.json.json import Json
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.test_apps import run_app
 from value_aware_attention.hugging_face.hub import hub_answers
-from value_aware_study.data.corpora import (
-    Document,
-    HubArticles,
-    HubDocuments,
-    read_texts,
-    write_corpus,
-)
-from value_aware_study.data.packing import token_stream, write_instances, write_stream
+from value_aware_study.data.corpora import write_corpus
+from value_aware_study.data.text import HubDocuments
 from value_aware_study.data.tokenization import ByteLevelBPE
+from value_aware_study.data.tokens import token_stream, write_instances, write_stream
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -150,166 +148,70 @@ def test_a_data_set_with_a_loading_script_is_refused_in_one_line(tmp_path):
         list(hub(path=str(tmp_path)))
 
 
-SHARDS = [[f"{shard}{row} é\n" for row in range(5)] for shard in "abc"]
-ROWS = [text for shard in SHARDS for text in shard]
-
-
-class Connection:
-    """The hub as `datasets` streams it: three shards; the connection is lost before some rows."""
-
-    def __init__(self, lost_before, error):
-        self.lost_before, self.error = list(lost_before), error
-        self.opened = []
-        self.numbers = set()  # rows whose text is none
-
-    def rows(self, shards):
-        for shard in shards:
-            self.opened.append(shard)
-            for text in SHARDS[shard]:
-                if text in self.lost_before:
-                    self.lost_before.remove(text)
-                    raise self.error
-                yield {"text": 0 if text in self.numbers else text}
-
-    def load_dataset(self, path, name, split, streaming):
-        return IterableDataset.from_generator(self.rows, gen_kwargs={"shards": [0, 1, 2]})
-
-
-@pytest.fixture
-def connect(monkeypatch):
-    def patched(*lost_before, error=None):
-        connection = Connection(lost_before, error or ConnectionError("Server Disconnected"))
-        monkeypatch.setattr("datasets.load_dataset", connection.load_dataset)
-        monkeypatch.setattr("value_aware_attention.hugging_face.hub.hub_answers", lambda: True)
-        return connection
-
-    return patched
-
-
-def far(cache, source=HubDocuments, **options):
-    options = {"name": None, "splits": {"train": None}, "field": "text", "cache": cache} | options
-    return source(path="some/books", **options)
+def far(cache, **options):
+    given = {"path": "some/books", "name": None, "splits": {"train": None}, "field": "text"}
+    return HubDocuments(**(given | {"cache": cache} | options))
 
 
 def read(source):
     return [document.text for document in source]
 
 
-class TestLostConnection:
-    @pytest.mark.parametrize(
-        "error", [ConnectionError("gone\nmore"), TimeoutError(), RuntimeError("Session is closed")]
-    )
-    @pytest.mark.parametrize("lost", [0, 1, 5, 7, 14])
-    def test_one_line_and_the_next_iteration_continues(self, tmp_path, connect, lost, error):
-        connection = connect(ROWS[lost], error=error)
-        with pytest.raises(ConnectionError) as caught:
-            read(far(tmp_path))
-        message = str(caught.value)
-        assert f"'some/books', split 'train', stopped after {lost} rows" in message
-        assert str(tmp_path) in message and type(error).__name__ in message
-        assert message.endswith("the same command continues there") and "\n" not in message
-        connection.opened.clear()
-        assert read(far(tmp_path)) == ROWS
-        assert connection.opened == list(range(lost // 5, 3))  # whole shards are not read again
+def test_the_cache_is_the_folder_that_was_given(tmp_path):
+    for name in ("wikitext103", "pg19"):
+        option = corpus_option(name).sources[name].documents
+        here = instantiate(option, path=str(FIXTURES / name), cache=str(tmp_path / name))
+        assert read(here) == read(at_fixture(corpus_option(name), name))
+        assert list((tmp_path / name).rglob("*.arrow"))
 
-    def test_it_may_be_lost_again_and_again(self, tmp_path, connect):
-        connect(*ROWS[::2])
-        for _ in ROWS[::2]:
-            with pytest.raises(ConnectionError):
-                read(far(tmp_path))
-        assert read(far(tmp_path)) == ROWS
 
-    def test_what_is_complete_is_read_without_the_hub(self, tmp_path, connect):
-        connection = connect()
-        assert read(far(tmp_path)) == read(far(tmp_path)) == ROWS
-        assert connection.opened == [0, 1, 2]
-        assert read(far(tmp_path, splits={"train": None, "test": None})) == ROWS * 2
-        assert connection.opened == [0, 1, 2] * 2  # another split is another thing to read
-        read(far(tmp_path, name="other"))
-        with pytest.raises(ValueError, match="no texts in 'body'"):
-            read(far(tmp_path, field="body"))
+def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monkeypatch):
+    """What `load_dataset` leaves of a data set of the hub, made from the files of a fixture."""
+    files = {"train": [str(FIXTURES / "pg19/data/train.jsonl")]}
+    builder = Json(cache_dir=str(tmp_path), dataset_name="books", data_files=files, hash="0" * 40)
+    builder.download_and_prepare()
+    shutil.copytree(builder.cache_dir, tmp_path / "some___books/default/0.0.0" / ("0" * 40))
+    monkeypatch.setattr("value_aware_attention.hugging_face.hub.hub_answers", lambda: False)
+    assert read(far(tmp_path)) == read(hub())
+    with pytest.raises(ValueError, match="split 'test' cannot be loaded"):
+        read(far(tmp_path, splits={"test": None}))
 
-    def test_a_kill_while_rows_are_written(self, tmp_path, connect, monkeypatch):
-        connect(ROWS[7])
-        with pytest.raises(ConnectionError):
-            read(far(tmp_path))
-        (file,) = tmp_path.glob("*/rows.jsonl")
-        whole = file.read_bytes()
-        for left in (whole + b'"b2 ', whole + whole, whole[:-3]):
-            connection = connect()
-            position = file.with_name("position.json").read_bytes()
-            file.write_bytes(left)
-            assert read(far(tmp_path)) == ROWS
-            assert connection.opened[0] == (0 if len(left) < len(whole) else 1)
-            file.with_name("position.json").write_bytes(position)
 
-    def test_a_row_that_is_refused_is_refused_again(self, tmp_path, connect):
-        connect().numbers.add(ROWS[3])
-        for _ in range(2):
-            with pytest.raises(ValueError, match="no texts in 'text'"):
-                read(far(tmp_path))
+@pytest.mark.parametrize("error", [httpx.ReadError("gone\nmore"), DatasetGenerationError()])
+def test_a_lost_connection_is_one_line_and_the_next_iteration_goes_on(tmp_path, monkeypatch, error):
+    load = datasets.load_dataset
 
-    def test_positions_are_written_on_the_way(self, tmp_path, connect, monkeypatch):
-        monkeypatch.setattr("value_aware_study.data.hub.BYTES_BETWEEN_POSITIONS", 20)
-        connect()
-        reading = iter(far(tmp_path))
-        for _ in range(8):
-            next(reading)
-        (file,) = tmp_path.glob("*/position.json")
-        position = json.loads(file.read_text())
-        assert 5 < position["rows"] <= 8 and position["bytes"] > 40
-        del reading
+    def lost(*given, **options):
+        raise error
 
-    def test_a_reader_that_stops_leaves_a_position(self, tmp_path):
-        for name, source in (("wikitext103", HubArticles), ("pg19", HubDocuments)):
-            option = corpus_option(name).sources[name].documents
-            here = {"path": str(FIXTURES / name), "cache": str(tmp_path)}
-            reading = iter(instantiate(option, **here))
-            begun = [next(reading).text for _ in range(3)]
-            reading.close()
-            texts = read(instantiate(option, **here))
-            assert texts == read(instantiate(option, path=here["path"], cache=None))
-            assert texts[:3] == begun and isinstance(instantiate(option), source)
+    source = far(tmp_path, path=str(FIXTURES / "pg19"))
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError) as caught:
+        patch.setattr("datasets.load_dataset", lost)
+        read(source)
+    message = str(caught.value)
+    assert "pg19', name None, split 'train', stopped" in message and "\n" not in message
+    assert type(error).__name__ in message and message.endswith("files that are missing")
+    assert datasets.load_dataset is load and read(source) == read(hub())
 
-    def test_sources_that_were_finished_are_not_loaded_again(self, tmp_path, connect):
-        connection = connect(ROWS[9])
-        book = Document("a book", "evaluation")
-        first, second = far(tmp_path / "cache"), far(tmp_path / "cache", name="other")
-        connection.lost_before = []
-        read(first)
-        connection.lost_before, connection.opened = [ROWS[9]], []
-        sources = {"first": first, "second": second, "third": [book, Document("b", "train")]}
-        with pytest.raises(ConnectionError):
-            write_corpus(sources, tmp_path / "corpus", 0, 0.2)
-        assert connection.opened == [0, 1]
-        write_corpus(sources, tmp_path / "corpus", 0, 0.2)
-        assert connection.opened == [0, 1, 1, 2]
-        whole = {name: far(None, name=name) for name in ("first", "second")}
-        write_corpus(whole, tmp_path / "whole", 0, 0.2)
-        for name in whole:
-            for split in ("train", "evaluation"):
-                one, other = (tmp_path / f / name / f"{split}.jsonl" for f in ("corpus", "whole"))
-                assert list(read_texts([one])) == list(read_texts([other]))
 
-    @pytest.mark.filterwarnings("ignore")
-    def test_the_stage_continues_when_it_is_repeated(self, tmp_path, connect):
-        connection = connect(ROWS[9])
-        with pytest.raises(SystemExit) as stop:
-            run_app("corpus corpus=bookcorpus", tmp_path)
-        message = str(stop.value)
-        assert message.startswith("error: data set 'lucadiliello/bookcorpusopen'")
-        assert "stopped after 9 rows" in message and "\n" not in message
-        assert not (tmp_path / "outputs/corpus").exists()
-        connection.opened.clear()
+def test_a_row_without_a_text_is_refused(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+    with pytest.raises(ValueError, match="has no texts in 'text', only text"):
+        read(hub(path=str(tmp_path)))
+
+
+def test_the_stage_says_in_one_line_that_the_connection_was_lost(tmp_path, monkeypatch):
+    def lost(*given, **options):
+        raise httpx.ReadError("gone")
+
+    monkeypatch.setattr("datasets.load_dataset", lost)
+    monkeypatch.setattr("value_aware_attention.hugging_face.hub.hub_answers", lambda: True)
+    with pytest.raises(SystemExit) as stop:
         run_app("corpus corpus=bookcorpus", tmp_path)
-        assert connection.opened == [1, 2]
-        files = [tmp_path / f"outputs/corpus/bookcorpus/{s}.jsonl" for s in ("train", "evaluation")]
-        assert sorted(read_texts(files)) == ROWS
-
-    def test_without_a_cache_it_starts_again(self, connect):
-        connect(ROWS[2])
-        with pytest.raises(ConnectionError, match=r"after 2 rows \(.*; .* starts again$"):
-            read(far(None))
+    message = str(stop.value)
+    assert message.startswith("error: data set 'lucadiliello/bookcorpusopen'")
+    assert "stopped (ReadError: gone)" in message and "\n" not in message
+    assert not (tmp_path / "outputs/corpus").exists()
 
 
 def test_a_hub_that_does_not_answer_is_known_in_seconds(tmp_path, monkeypatch):

@@ -5,22 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_study.data import packing
-from value_aware_study.data.packing import (
-    count_tokens,
-    token_stream,
-    write_instances,
-    write_stream,
-)
-from value_aware_study.data.token_arrays import rearrange, token_dtype
+from value_aware_study.data.batches import masked_sequences
 from value_aware_study.data.tokenization import ByteLevelBPE
 from value_aware_study.data.tokens import (
     SourceQuota,
+    count_tokens,
     held_out_split,
-    masked_sequences,
+    rearrange,
+    token_dtype,
+    token_stream,
+    write_instances,
+    write_stream,
     write_tokens,
 )
 
+MODULE = "value_aware_study.data.tokens"
 TEXTS = [
     f"document {i}: " + "value aware attention, " * (i % 4) + "<mask> </s> é\n" for i in range(40)
 ]
@@ -120,7 +119,7 @@ class TestWriteInstances:
     def test_wrapped_pieces_of_the_stream(
         self, stream, tokenizer, tmp_path, monkeypatch, length, documents_a_block
     ):
-        monkeypatch.setattr(packing, "DOCUMENTS_PER_BATCH", documents_a_block)
+        monkeypatch.setattr(f"{MODULE}.DOCUMENTS_PER_BATCH", documents_a_block)
         total = write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
         path = tmp_path / "i.npy"
         count = write_instances(stream, path, tokenizer=tokenizer, instance_length=length)

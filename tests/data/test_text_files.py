@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_study.data.documents import Document
-from value_aware_study.data.text_files import TextFiles, articles
+from value_aware_study.data.text import Document, TextFiles, articles
 
 
 def texts(source):

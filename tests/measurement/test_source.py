@@ -8,7 +8,7 @@ import pytest
 from pipelines.benchmark import source_of
 from value_aware_attention.approximations import LSH, Exact, OptimalValueAware
 from value_aware_attention.measurement.source import import_closure, source_hash
-from value_aware_study.benchmarking import Subject
+from value_aware_study.benchmarking.passes import Subject
 
 
 def closure_of(method: type) -> set[str]:

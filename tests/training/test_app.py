@@ -14,7 +14,7 @@ from tests.test_apps import run_app
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
 from value_aware_attention.files import write_checksums
-from value_aware_study.training import CausalTraining
+from value_aware_study.training.modules import CausalTraining
 
 
 def one_of_two(rank: int, port: int, root: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from value_aware_study.training import BertAdam
+from value_aware_study.training.optimizers import BertAdam
 
 Array = NDArray[np.float64]
 SHAPES = [(3, 4), (4,), (2, 3, 2)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from value_aware_attention.files import DiskFull, new_folder
-from value_aware_study.training import checkpoint_files
-from value_aware_study.training.checkpoint_files import CheckpointFiles
+from value_aware_study.training import checkpoints
+from value_aware_study.training.checkpoints import CheckpointFiles
 
 
 def test_the_last_checkpoint_survives_a_full_disk(
@@ -23,7 +23,7 @@ def test_the_last_checkpoint_survives_a_full_disk(
         except OSError as error:
             raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected") from error
 
-    monkeypatch.setattr(checkpoint_files.torch, "save", full)
+    monkeypatch.setattr(checkpoints.torch, "save", full)
     with pytest.raises(DiskFull, match=f"^no space left in {files.folder}"):
         files.save_checkpoint({"global_step": 2}, files.last)
     assert [file.name for file in files.folder.iterdir()] == ["last.ckpt"]

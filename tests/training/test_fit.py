@@ -9,10 +9,11 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from tests.training.tiny import Batches, causal_module, masked_module, module_for, on_the_cpu
+from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
 from value_aware_attention.models import TrainedAttention, attend_with
-from value_aware_study.training import BertAdam, MaskedTraining, fit
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.fit import fit
+from value_aware_study.training.modules import LanguageModeling, MaskedTraining
+from value_aware_study.training.optimizers import BertAdam, Muon
 
 State = dict[str, torch.Tensor]
 
@@ -42,8 +43,7 @@ def run(
         fingerprint=fingerprint,
         log_every_n_steps=4,
         logger=logger,
-        **on_the_cpu(),
-        **options,
+        **on_the_cpu(**options),
     )
     return curve, train.read
 
@@ -142,40 +142,53 @@ def test_a_repeated_batch_is_learned_by_heart(tmp_path: Path, kind: str) -> None
     assert losses[-1] < 0.5 * 3.7
 
 
-@pytest.mark.parametrize("masked", [False, True])
+def with_muon(module: LanguageModeling) -> LanguageModeling:
+    module.make_optimizer = partial(Muon, lr=1.0)
+    return module
+
+
+MODULES = {
+    "causal": causal_module,
+    "masked": masked_module,
+    "causal, Muon": lambda: with_muon(causal_module()),
+    "masked, Muon": lambda: with_muon(masked_module()),
+    "masked, learned attention": lambda: with_attention("learned"),
+}
+
+
+KILLS = [(5, 3, 4, 3, 1), (5, 5, 5, 5, 1), (5, 5, 7, 5, 1), (3, 6, 12, 12, 1), (4, 2, 11, 10, 1),
+         (100, 4, 9, 8, 1), (3, 2, 1, 0, 2), (3, 2, 4, 4, 2), (3, 2, 5, 4, 2)]  # fmt: skip
+KILLED = [(kind, *kill) for kind in ("causal", "masked") for kill in KILLS]
+KILLED += [(kind, 5, 3, 8, 6, 1) for kind in list(MODULES)[2:]]
+
+
 @pytest.mark.parametrize(
-    ("evaluate_every", "checkpoint_every", "breaks_at", "resumes_at"),
-    [(5, 3, 4, 3), (5, 5, 5, 5), (5, 5, 7, 5), (3, 6, 12, 12), (4, 2, 11, 10), (100, 4, 9, 8)],
+    ("kind", "evaluate_every", "checkpoint_every", "breaks_at", "resumes_at", "accumulate"), KILLED
 )
 def test_a_killed_run_continues_bit_by_bit(
     tmp_path: Path,
-    masked: bool,
+    kind: str,
     evaluate_every: int,
     checkpoint_every: int,
     breaks_at: int,
     resumes_at: int,
+    accumulate: int,
 ) -> None:
-    every = {"evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
-    straight, killed, resumed = (module_for(masked) for _ in range(3))
-    curve, _ = run(straight, tmp_path / "straight", masked=masked, **every)
+    options = {"evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
+    options |= {"masked": kind.startswith("masked"), "accumulate": accumulate}
+    straight, killed, resumed = (MODULES[kind]() for _ in range(3))
+    curve, _ = run(straight, tmp_path / "straight", **options)
     with pytest.raises(KeyError):
-        run(killed, tmp_path / "run", masked=masked, breaks_at=breaks_at, **every)
-    again, read = run(resumed, tmp_path / "run", masked=masked, **every)
-    assert read == list(range(resumes_at, 13))
+        run(killed, tmp_path / "run", breaks_at=breaks_at, **options)
+    again, read = run(resumed, tmp_path / "run", **options)
+    assert read == [step for step in range(resumes_at, 13) for _ in range(accumulate)]
     assert again == curve
     assert same(resumed.state_dict(), straight.state_dict())
 
 
-def test_what_an_attention_learned_survives_a_kill(tmp_path: Path) -> None:
-    straight, killed, resumed = (with_attention("learned") for _ in range(3))
-    run(straight, tmp_path / "straight", masked=True)
-    with pytest.raises(KeyError):
-        run(killed, tmp_path / "run", masked=True, breaks_at=8)
-    _, read = run(resumed, tmp_path / "run", masked=True)
-    assert read == list(range(6, 13))
-    learned = {name for name in straight.state_dict() if name.endswith("approximation.scale")}
-    assert len(learned) == 2
-    assert same(resumed.state_dict(), straight.state_dict())
+def test_an_attentions_parameters_are_among_the_weights() -> None:
+    names = with_attention("learned").state_dict()
+    assert sum(name.endswith("approximation.scale") for name in names) == 2
 
 
 def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path: Path) -> None:

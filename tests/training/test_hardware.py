@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.training.processes import exit_code, start
 from tests.training.test_fit import logged, same
 from tests.training.tiny import (
+    ADAMW,
     VOCABULARY,
     Batches,
     causal_batch,
@@ -27,9 +28,9 @@ from tests.training.tiny import (
 from value_aware_attention import flex
 from value_aware_attention.kernels import Elu, Polynomial
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_study.training import CausalTraining, InverseSquareRoot, fit
-from value_aware_study.training.flops import peak_flops, training_flops
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.fit import fit, peak_flops_of
+from value_aware_study.training.modules import CausalTraining, LanguageModeling, training_flops
+from value_aware_study.training.optimizers import InverseSquareRoot
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +102,7 @@ def one_layer() -> CausalTraining:
     # not the exponential kernel: Adam enlarges the rounding of its keys' bias, which is noise
     model = CausalLanguageModel(**size, kernel=Elu(), dropout=0.0)
     schedule = InverseSquareRoot(peak=1e-2, warmup_steps=5)
-    return CausalTraining(model, schedule=schedule, seed=3)
+    return CausalTraining(model, schedule=schedule, optimizer=ADAMW, seed=3)
 
 
 def compiled_run(folder: Path) -> None:
@@ -163,7 +164,7 @@ def test_flops_of_the_papers_model() -> None:
     """6 x (6 x 12 x 512^2 + 267,744 x 512) + 12 x 6 x 512 x 512 a token."""
     parameters = 6 * 12 * 512**2 + 267_744 * 512
     given = {"parameters": parameters, "layers": 6, "width": 512, "length": 512}
-    assert training_flops(1, **given) == 954_630_144
+    assert training_flops(**given) == 954_630_144
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_flops_of_the_papers_model() -> None:
     ],
 )
 def test_peaks_of_named_gpus(name: str, precision: str, expected: float | None) -> None:
-    assert peak_flops(name, precision) == expected
+    assert peak_flops_of(name, precision) == expected
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

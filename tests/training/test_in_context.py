@@ -14,12 +14,9 @@ from pipelines.app import composed
 from tests.test_apps import ROOT, run_app
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_study.data.in_context import AssociativeRecall, InContextBatches, InContextTask
-from value_aware_study.training import LinearWarmupDecay, Muon
-from value_aware_study.training.in_context import (
-    InContextTraining,
-    build_decoder,
-    sharpest_weights,
-)
+from value_aware_study.training.decoder import build_decoder, sharpest_weights
+from value_aware_study.training.modules import InContextTraining
+from value_aware_study.training.optimizers import LinearWarmupDecay, Muon
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -13,9 +13,9 @@ from tests.training.processes import exit_code, start
 from tests.training.test_fit import logged, same
 from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
 from value_aware_attention.kernels import Elu
-from value_aware_study.training import fit
-from value_aware_study.training.micro_batches import rows_of
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.data.batches import rows_of
+from value_aware_study.training.fit import fit
+from value_aware_study.training.modules import LanguageModeling
 
 STEPS = 6
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], list[float]]
@@ -98,26 +98,6 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accum
     assert same(first[0], second[0])
     assert first[1] == second[1]
     assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == []
-
-
-@pytest.mark.parametrize("breaks_at", [1, 4, 5])
-def test_a_killed_run_of_micro_batches_continues_bit_by_bit(tmp_path: Path, breaks_at: int) -> None:
-    def run(name: str, breaks_at: int | None = None) -> tuple[LanguageModeling, list[int]]:
-        module, batches = masked_module(), Batches(STEPS, masked=True, breaks_at=breaks_at)
-        settings = {"evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-        places = on_the_cpu(accumulate=2)
-        held_out = HeldOut(2, masked=True)
-        fit(module, batches, held_out, checkpoint_folder=tmp_path / name, **settings, **places)
-        return module, batches.read
-
-    straight, _ = run("straight")
-    with pytest.raises(KeyError):
-        run("killed", breaks_at)
-    resumed, read = run("killed")
-    first = breaks_at - breaks_at % 2
-    assert read == [step for step in range(first, STEPS) for _ in range(2)]
-    assert resumed.curve == straight.curve
-    assert same(resumed.state_dict(), straight.state_dict())
 
 
 def test_another_number_of_micro_batches_is_another_run(tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
 """Muon beside a transcription of its update, torch's own AdamW, and itself continued."""
 
 import copy
-from functools import partial
 from io import BytesIO
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
-from value_aware_study.training import Muon, fit
+from value_aware_study.training.optimizers import Muon
 
 
 def parameters() -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
@@ -89,33 +86,6 @@ def test_a_saved_and_loaded_optimizer_continues_bit_by_bit() -> None:
     take(range(4, 8), continued, *second)
     assert all(map(torch.equal, second, straight))
     assert not torch.equal(first[0], second[0])
-
-
-@pytest.mark.parametrize("build", [causal_module, masked_module])
-def test_a_training_that_was_killed_continues_bit_by_bit(build, tmp_path: Path) -> None:
-    masked = build is masked_module
-
-    def trained(folder: Path, breaks_at: int | None = None) -> list[Tensor]:
-        module = build()
-        module.make_optimizer = partial(Muon, lr=1.0)
-        fit(
-            module,
-            Batches(8, masked=masked, breaks_at=breaks_at),
-            Batches(2, masked=masked),
-            evaluate_every=4,
-            checkpoint_every=3,
-            checkpoint_folder=folder,
-            fingerprint="",
-            **on_the_cpu(),
-        )
-        return list(module.parameters())
-
-    straight = trained(tmp_path / "straight")
-    with pytest.raises(KeyError, match="killed"):
-        trained(tmp_path / "killed", breaks_at=6)
-    assert (tmp_path / "killed/last.ckpt").exists()
-    continued = trained(tmp_path / "killed")
-    assert all(map(torch.equal, continued, straight))
 
 
 def test_refuses_hidden_parameters_that_are_no_matrices() -> None:

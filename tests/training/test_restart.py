@@ -9,7 +9,7 @@ import torch
 from tests.training.processes import exit_code, start, train_app, write_tokens
 from tests.training.test_fit import run
 from tests.training.tiny import causal_module
-from value_aware_study.training.checkpoint_files import CheckpointFiles
+from value_aware_study.training.checkpoints import CheckpointFiles
 
 pytestmark = pytest.mark.slow
 

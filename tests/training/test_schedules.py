@@ -6,7 +6,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_linear_schedule_with_warmup
 
-from value_aware_study.training import InverseSquareRoot, LinearWarmupDecay
+from value_aware_study.training.optimizers import InverseSquareRoot, LinearWarmupDecay
 
 
 def rates(scheduler: LRScheduler, steps: int) -> list[float]:

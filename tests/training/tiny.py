@@ -1,12 +1,14 @@
 """Models and step-indexed batches small enough to train in a test."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor, nn
+from torch.optim import AdamW
 from torch.utils.data import Dataset
 
 from value_aware_attention.approximations import Approximation
@@ -14,15 +16,12 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models import CausalLanguageModel, build_roberta
-from value_aware_study.training import (
-    CausalTraining,
-    InverseSquareRoot,
-    LinearWarmupDecay,
-    MaskedTraining,
-)
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.training.modules import CausalTraining, LanguageModeling, MaskedTraining
+from value_aware_study.training.optimizers import BertAdam, InverseSquareRoot, LinearWarmupDecay
 
 VOCABULARY = 40
+ADAMW = partial(AdamW, lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, fused=True)
+BERT_ADAM = partial(BertAdam, lr=1.0, betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=5.0)
 CONF = Path(__file__).parents[2] / "conf"
 
 
@@ -91,7 +90,7 @@ def causal_module(
         dropout=dropout,
     )
     schedule = InverseSquareRoot(peak=peak, warmup_steps=5)
-    return CausalTraining(model, schedule=schedule, seed=seed)
+    return CausalTraining(model, schedule=schedule, optimizer=ADAMW, seed=seed)
 
 
 def masked_module(*, dropout: float = 0.1, length: int = 12) -> MaskedTraining:
@@ -107,7 +106,7 @@ def masked_module(*, dropout: float = 0.1, length: int = 12) -> MaskedTraining:
         dropout=dropout,
     )
     schedule = LinearWarmupDecay(peak=1e-2, warmup_proportion=0.1, steps=30)
-    return MaskedTraining(model, schedule=schedule, seed=3)
+    return MaskedTraining(model, schedule=schedule, optimizer=BERT_ADAM, seed=3)
 
 
 def module_for(masked: bool) -> LanguageModeling:

@@ -1,4 +1,4 @@
-"""Every method at every length: memory first, then times, with what was measured kept on disk."""
+"""The benchmark of every method at every length: memory first, then times, all kept on disk."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,20 +24,20 @@ from value_aware_study.benchmarking.process import (
     times,
 )
 
-__all__ = ["Plan", "measure"]
-
 Cell = dict[str, Any]
 SHARE_OF_MEMORY = 0.8
+"""Share of the free memory that a pass may be predicted to need."""
+
 MEMORY = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which passes at which lengths, and how long to go on.
+    """Says which passes run at which lengths, and for how long.
 
-    `seconds`: of timing for each pass, all lengths together, but six rounds at least. `slowest`:
-    what is expected to take more seconds than this, going by the length before, is left out, and
-    said to be.
+    Each pass is timed for `seconds`, all lengths together, and for six rounds at least. Passes
+    predicted (from the previous length) to exceed `slowest` seconds are skipped and recorded as
+    skipped.
     """
 
     lengths: Mapping[str, Sequence[int]]
@@ -55,18 +55,18 @@ class Plan:
             raise ValueError("no lengths given; at least one pass must have a length")
 
     def passes(self) -> dict[str, list[int]]:
-        """The lengths of every pass, short ones first."""
+        """Returns the lengths of every pass, shortest first."""
         return {name: sorted(set(lengths)) for name, lengths in self.lengths.items() if lengths}
 
     def shortest(self) -> int:
-        """What warms a process up."""
+        """Returns the length of the pass that warms a process up."""
         return min(min(lengths) for lengths in self.passes().values())
 
 
 def measure(
     subjects: Sequence[Subject], plan: Plan, setting: Setting, cache: RecordCache
 ) -> list[Cell]:
-    """One cell per pass, length and method: time and peak memory, or why there is none."""
+    """Measures a cell per pass, length and method: time and peak memory, or why it is skipped."""
     if not setting.device.startswith("cuda") and not RESET.exists():
         raise ValueError(f"peak memory is read from {RESET}: it needs Linux, or a CUDA device")
     check(subjects, plan.shortest(), setting)
@@ -82,7 +82,7 @@ def measure(
 
 
 def check(subjects: Sequence[Subject], length: int, setting: Setting) -> None:
-    """Runs every method once at the shortest length: what cannot run is said before any work."""
+    """Runs every method once at the shortest length, to refuse before any work what cannot run."""
     here = replace(setting, device="cpu", batch=1)
     for subject in subjects:
         try:
@@ -93,7 +93,7 @@ def check(subjects: Sequence[Subject], length: int, setting: Setting) -> None:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass of all methods at all its lengths."""
+    """Measures one pass of all methods at all its lengths."""
 
     name: str
     lengths: Sequence[int]
@@ -170,7 +170,7 @@ class _Pass:
     def _too_much(
         self, subject: Subject, before: int, length: int, found: Mapping[int, Cell]
     ) -> str | None:
-        """Why this length is not measured, going by the one before."""
+        """Says why a length is skipped, predicted from the length before; None = it is not."""
         last = found[before]
         if "left_out" in last:
             return last["left_out"]
@@ -186,7 +186,7 @@ class _Pass:
         return None
 
     def _growth(self, subject: Subject, shorter: int, length: int) -> float:
-        """How much more work than at a shorter length: as counted, else that of all pairs."""
+        """Predicts the growth of work from a shorter length: as counted, else quadratic."""
         counts = [subject.multiply_adds(n, self.setting) for n in (shorter, length)]
         ratio = length / shorter
         if counts[0] is None or counts[1] is None:
@@ -195,7 +195,7 @@ class _Pass:
 
 
 def available_mib(device: str) -> float:
-    """Memory that is free now."""
+    """Reads the free memory in MiB."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0] / 2**20
     lines = MEMORY.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What is timed: one pass of one method at one length, as a function without arguments."""
+"""The passes that are timed: functions of one method at one length, and the layer they run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from value_aware_attention.error import budget
+from value_aware_attention.approximations import Approximation
+from value_aware_attention.call import Call
+from value_aware_attention.error import Sizes, budget
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_study.benchmarking.layer import EncoderLayer, SelfAttention
-
-__all__ = ["PASSES", "Setting", "Subject", "Work", "prepare"]
 
 Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The layer and the machine, the same for every method."""
+    """Holds the sizes of the layer and the machine's settings, equal for all methods."""
 
     width: int
     heads: int
@@ -37,18 +37,18 @@ class Setting:
             raise ValueError(f"dtype is {self.dtype!r}; it must name a torch dtype, like float32")
 
     def random(self, *shape: int) -> Tensor:
-        """Standard Gaussian numbers from the seed, drawn on the CPU."""
+        """Draws standard Gaussian numbers from the seed, on the CPU."""
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randn(shape, generator=generator).to(self.device, getattr(torch, self.dtype))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One method with its settings.
+    """Describes one method with its arguments.
 
-    `build` makes its module; `by_length` gives arguments that depend on the length L: for (factor,
-    power, most), of which the last may be missing, factor * L ** power, rounded, `most` at most.
-    `mixes_hidden`: it maps hidden states and replaces the whole self-attention, projections too.
+    `build` makes its module. `by_length` gives arguments that depend on the length L: (factor,
+    power, most) stands for factor * L ** power, rounded, at most `most`, which may be missing.
+    With `mixes_hidden` it maps hidden states in place of self-attention and its projections.
     """
 
     name: str
@@ -58,20 +58,20 @@ class Subject:
     mixes_hidden: bool = False
 
     def arguments(self, length: int) -> dict[str, int]:
-        """The arguments that depend on the length."""
+        """Computes the arguments that depend on the length."""
         return {
             name: int(min([max(1, round(factor * length**power)), *most]))
             for name, (factor, power, *most) in self.by_length.items()
         }
 
     def module(self, length: int) -> nn.Module:
-        """The method for one length, with the same random weights every time."""
+        """Builds the method for one length, with the same random weights every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.build(**self.arguments(length))
 
     def multiply_adds(self, length: int, setting: Setting) -> float | None:
-        """Of all heads and queries; None for what counts none (see `error.budget`)."""
+        """Counts those of all heads and queries; None if the method does not (`error.budget`)."""
         method = self.module(length)
         if not hasattr(method, "multiply_adds"):
             return None
@@ -81,11 +81,11 @@ class Subject:
 
     @property
     def module_name(self) -> str:
-        """Where the code of the method is."""
+        """Names the module that defines the method."""
         return self._built().__module__
 
     def key(self) -> str:
-        """Everything that decides what is run, as text."""
+        """Writes everything that decides the measured code as text."""
         given = self.build.keywords if isinstance(self.build, partial) else {}
         named = f"{self.module_name}.{self._built().__qualname__}"
         parts = (self.name, named, sorted(given.items()), sorted(self.by_length.items()))
@@ -95,8 +95,62 @@ class Subject:
         return self.build.func if isinstance(self.build, partial) else self.build
 
 
+class EagerAttention(Approximation):
+    """Computes softmax(QK')V with all N x M weights held: the dense attention of the survey.
+
+    `Exact` computes the same with PyTorch's fused kernel, which never holds the weights.
+    """
+
+    kernels = (Exponential,)
+
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        return call.weights @ call.value
+
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return sizes.kept(sizes.keys) * sizes.one_key
+
+
+class SelfAttention(nn.Module):
+    """Computes multi-head self-attention with `method` in place of exact attention."""
+
+    def __init__(self, width: int, heads: int, method: nn.Module, kernel: Kernel) -> None:
+        super().__init__()
+        self.heads = heads
+        self.kernel = kernel
+        self.method = method
+        self.projections = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Float[Tensor, "batch N width"]) -> Float[Tensor, "batch N width"]:
+        parts = self.projections(x).chunk(3, dim=-1)
+        query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
+        mixed = self.method(query, key, value, kernel=self.kernel)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+
+class EncoderLayer(nn.Module):
+    """Computes x + mixer(norm(x)), then x + feed-forward(norm(x)), with GELU and no dropout.
+
+    `mixer` maps hidden states (batch, N, width) to the same shape: `SelfAttention`, or a mixing of
+    tokens without attention.
+    """
+
+    def __init__(self, width: int, feedforward: int, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.mixer_norm = nn.LayerNorm(width)
+        self.feedforward_norm = nn.LayerNorm(width)
+        self.feedforward = nn.Sequential(
+            nn.Linear(width, feedforward), nn.GELU(), nn.Linear(feedforward, width)
+        )
+
+    def forward(self, x: Float[Tensor, "batch N width"]) -> Float[Tensor, "batch N width"]:
+        x = x + self.mixer(self.mixer_norm(x))
+        return x + self.feedforward(self.feedforward_norm(x))
+
+
 def layer_of(subject: Subject, length: int, setting: Setting) -> EncoderLayer:
-    """The encoder layer around the method."""
+    """Builds the encoder layer around the method."""
     mixer = subject.module(length)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
@@ -107,14 +161,14 @@ def layer_of(subject: Subject, length: int, setting: Setting) -> EncoderLayer:
 
 
 def forward(subject: Subject, length: int, setting: Setting) -> Work:
-    """The layer's forward pass, nothing kept for a backward pass."""
+    """Prepares the layer's forward pass, which keeps nothing for a backward pass."""
     layer = layer_of(subject, length, setting).eval()
     x = setting.random(setting.batch, length, setting.width)
     return torch.inference_mode()(partial(layer, x))
 
 
 def forward_backward(subject: Subject, length: int, setting: Setting) -> Work:
-    """The layer's forward pass and the gradients of its input and its parameters."""
+    """Prepares the layer's forward pass and the gradients of its input and parameters."""
     layer = layer_of(subject, length, setting)
     x = setting.random(setting.batch, length, setting.width).requires_grad_()
 
@@ -127,7 +181,7 @@ def forward_backward(subject: Subject, length: int, setting: Setting) -> Work:
 
 
 def attention(subject: Subject, length: int, setting: Setting) -> Work:
-    """The forward pass of the method alone: given q, k and v, or the hidden states it mixes."""
+    """Prepares the forward pass of the method alone, on q, k and v or on hidden states."""
     method = subject.module(length).to(setting.device).eval()
     if subject.mixes_hidden:
         x = setting.random(setting.batch, length, setting.width)
@@ -145,7 +199,7 @@ PASSES: dict[str, Callable[[Subject, int, Setting], Work]] = {
 
 
 def prepare(name: str, subject: Subject, length: int, setting: Setting) -> Work:
-    """The work of a named pass, ended only when the device has finished."""
+    """Prepares a named pass; on a GPU it returns when the device has finished."""
     work = PASSES[name](subject, length, setting)
     if not setting.device.startswith("cuda"):
         return work

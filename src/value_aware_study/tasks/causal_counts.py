@@ -11,7 +11,7 @@ from value_aware_attention.measurement.cells import end_metric
 from value_aware_attention.measurement.record import Baseline
 from value_aware_attention.measurement.tasks import Task, UnitSums
 from value_aware_study.data.batches import CausalBatches
-from value_aware_study.data.token_arrays import read_tokens
+from value_aware_study.data.tokens import read_tokens
 from value_aware_study.tasks.kneser_ney import (
     TOKENS_AT_ONCE,
     Bigram,

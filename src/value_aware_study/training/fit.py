@@ -11,18 +11,16 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
+from tqdm import tqdm
 
 from value_aware_attention.flex import missing_compiler
-from value_aware_study.training.callbacks import ResumableCheckpoint, StepProgress
-from value_aware_study.training.checkpoint_files import CheckpointFiles
-from value_aware_study.training.flops import peak_flops as peak_flops_of
-from value_aware_study.training.micro_batches import MicroBatches, check_micro_batches
-from value_aware_study.training.module import LanguageModeling
-
-__all__ = ["fit"]
+from value_aware_study.data.batches import MicroBatches, check_micro_batches
+from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
+from value_aware_study.training.modules import LanguageModeling
 
 UNHELPFUL = (
     r".*does not have many workers.*",
@@ -30,10 +28,28 @@ UNHELPFUL = (
     r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
     r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
 )
-
-Save = Callable[[list[dict[str, float]]], None]
+"""Warnings that no user can act on."""
 
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
+"""Loggers whose notices are silenced."""
+
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989.4e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+}
+"""Peak bf16 and fp16 operations a second, by a part of torch's device name, longer names first.
+
+From NVIDIA's data sheets, without sparsity. Lightning has such a table too, but it counts sparsity
+for some GPUs and not for others, and does not find an H200 by the name torch gives.
+"""
+
+Save = Callable[[list[dict[str, float]]], None]
 
 
 def fit(
@@ -57,19 +73,23 @@ def fit(
     The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
     steps and for the last. The first process gives it to `save`, which writes the model, and
     removes the checkpoints after that, so that a finished training is never lost. `trainer` are
-    arguments of Lightning's Trainer, of which it calls `nodes` num_nodes and `accumulate`
-    accumulate_grad_batches. Every one of `devices` on each of the nodes takes its share of a
-    batch's rows, in `accumulate` micro-batches one after the other; the step is the same. `workers`
-    processes read batches ahead. `_prepare` says the rest.
+    arguments of Lightning's Trainer; its num_nodes and accumulate_grad_batches are `nodes` and
+    `accumulate`. Each of `devices` on every node takes its share of a batch's rows, in `accumulate`
+    micro-batches one after the other; the step is the same. `workers` processes read batches ahead.
+    `_prepare` describes the other options.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
-    with exit code 143. Raises ValueError for settings that leave nothing to do, a batch that does
-    not divide, what is not there, a folder in which another run is going, and an argument of the
-    Trainer that has ended the training before its last step.
+    with exit code 143. Raises ValueError for settings without a step, a batch that does not divide,
+    a missing device or compiler, a folder that another run holds, and an argument of the Trainer
+    that ended the training before its last step.
     """
     check_micro_batches(trainer["devices"] * trainer["nodes"], trainer["accumulate"])
     steps = len(train_batches)  # type: ignore[arg-type]
-    _check_steps(steps, evaluate_every, checkpoint_every)
+    if min(steps, evaluate_every, checkpoint_every) < 1:
+        raise ValueError(
+            f"steps {steps}, evaluate_every {evaluate_every} and checkpoint_every "
+            f"{checkpoint_every} must be at least 1"
+        )
     checkpoint = ResumableCheckpoint(
         CheckpointFiles(checkpoint_folder),
         fingerprint=f"{fingerprint}, {trainer['accumulate']} micro-batches",
@@ -125,7 +145,7 @@ def _prepare(
     checkpoint_activations: bool,
     peak_flops: float | None,
 ) -> None:
-    """Sets what changes the costs of a step and no number.
+    """Sets options that change the cost of a step and none of its numbers.
 
     `compile` compiles every layer with torch.compile, on first use: they share one short
     compilation, and no name of a weight changes. Each shape is compiled by itself, so that an
@@ -156,10 +176,8 @@ def _run(
     save: Save,
 ) -> None:
     """Trains from the newest checkpoint to the last step; saves, then removes the checkpoints."""
-    accumulate, on_gpu = (
-        trainer.accumulate_grad_batches,
-        trainer.strategy.root_device.type == "cuda",
-    )
+    accumulate = trainer.accumulate_grad_batches
+    on_gpu = trainer.strategy.root_device.type == "cuda"
     loader = partial(DataLoader, batch_size=None, num_workers=workers, pin_memory=on_gpu)
     micro_batches = MicroBatches(
         train_batches,
@@ -191,10 +209,51 @@ def _run(
 
 
 def _plugins(files: CheckpointFiles) -> list[Any]:
-    """Lightning on Slurm would requeue a job by itself and continue it from a file of its own,
-    whose step and settings nobody compares; here a started-again run finds its last checkpoint."""
+    """Builds Lightning's plugins: our checkpoint files, and on Slurm no requeueing.
+
+    Lightning would requeue a job by itself and continue it from a file of its own, whose step and
+    settings nobody compares; here a restarted run finds its last checkpoint.
+    """
     on_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     return [files, SLURMEnvironment(auto_requeue=False)] if on_slurm else [files]
+
+
+def peak_flops_of(device_name: str, precision: str) -> float | None:
+    """Looks up a named GPU's peak operations a second; None if unknown.
+
+    `precision` is Lightning's: known are those whose products are bf16 or fp16.
+    """
+    if not precision.startswith(("bf16", "16")):
+        return None
+    return next((peak for name, peak in PEAKS.items() if name in device_name), None)
+
+
+class StepProgress(Callback):
+    """Draws one progress bar over all steps of the run, with the latest loss and metric.
+
+    Lightning's bars count epochs, and lose the total when a run continues.
+    """
+
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
+        self.bar = tqdm(
+            total=trainer.max_steps,
+            initial=trainer.global_step,
+            desc="training",
+            unit="step",
+            mininterval=0.5,
+            disable=None if trainer.is_global_zero else True,  # None: drawn on a terminal alone
+        )
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *arguments: Any) -> None:
+        self.bar.set_postfix(module.latest, refresh=False)
+        self.bar.update(trainer.global_step - self.bar.n)
+
+    def on_train_end(self, trainer: Trainer, module: Any) -> None:
+        self.bar.close()
+
+    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:
+        if hasattr(self, "bar"):
+            self.bar.close()
 
 
 class _Items(Sampler[int]):
@@ -208,14 +267,6 @@ class _Items(Sampler[int]):
 
     def __len__(self) -> int:
         return self.stop
-
-
-def _check_steps(steps: int, evaluate_every: int, checkpoint_every: int) -> None:
-    if min(steps, evaluate_every, checkpoint_every) < 1:
-        raise ValueError(
-            f"steps {steps}, evaluate_every {evaluate_every} and checkpoint_every "
-            f"{checkpoint_every} must be at least 1"
-        )
 
 
 @contextmanager

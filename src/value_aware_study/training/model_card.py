@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
+from tabulate import tabulate
 
 from value_aware_study.markdown import escaped
-
-__all__ = ["model_card"]
 
 PACKAGE = "value-aware-attention"
 PAPER = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
@@ -101,7 +100,7 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
 
 
 def _loading(metrics: Mapping[str, Any], task: Task) -> str:
-    """Writes code that runs beside the model's folder."""
+    """Writes code that loads the model where its folder lies."""
     name = json.dumps(metrics["model"], ensure_ascii=False)
     if task is TASKS["error"] and "attention" in metrics["hyperparameters"]:
         return f"""from transformers import AutoTokenizer
@@ -127,9 +126,8 @@ def _hyperparameters(values: Mapping[str, Any]) -> str:
 def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     """Writes a Markdown table; columns that no row has are left out."""
     used = {key: label for key, label in columns.items() if any(key in row for row in rows)}
-    lines = [used.values(), ["---"] * len(used)]
-    lines += [[_number(row.get(key, "")) for key in used] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [[_number(row.get(key, "")) for key in used] for row in rows]
+    return tabulate(cells, list(used.values()), tablefmt="pipe", disable_numparse=True)
 
 
 def _number(value: Any) -> str:

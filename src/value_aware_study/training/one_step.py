@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from value_aware_study.training.micro_batches import Batch
-from value_aware_study.training.module import LanguageModeling
+from value_aware_study.data.batches import Batch
+from value_aware_study.training.modules import LanguageModeling
 
 __all__ = ["one_step"]
 

@@ -1,0 +1,145 @@
+"""Checkpoints from which a run that was killed at any moment continues bit by bit."""
+
+import logging
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins.io import CheckpointIO
+
+from value_aware_attention.files import held, new_file, remove_left_overs
+from value_aware_study.data.batches import MicroBatch
+
+LOG = logging.getLogger(__name__)
+
+
+class CheckpointFiles(CheckpointIO):
+    """Keeps last.ckpt and the one before it, previous.ckpt, in a folder of one run at a time.
+
+    Lightning's own files go through the machine's temporary folder, where a kill leaves them
+    behind, and are not flushed to the disk before they take the place of older ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last, self.previous = folder / "last.ckpt", folder / "previous.ckpt"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other runs out of the folder until the process ends, even by a kill.
+
+        Raises ValueError if another run holds the folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with held(self.folder, "a training run", "train in another folder"):
+            remove_left_overs(self.folder)
+            yield
+
+    def newest_first(self) -> list[tuple[Path, bool]]:
+        """Lists the checkpoints, newest first, and whether their bytes are as written."""
+        return [(path, _is_whole(path)) for path in (self.last, self.previous) if path.is_file()]
+
+    def remove(self) -> None:
+        for path in (self.last, self.previous):
+            path.unlink(missing_ok=True)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Writes so that one name is a whole checkpoint at every moment, also of a power cut."""
+        with new_file(self.last) as unfinished:
+            with unfinished.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.last.exists():
+                os.replace(self.last, self.previous)
+
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        return read_checkpoint(path, "cpu")
+
+    def remove_checkpoint(self, path: Any) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+class ResumableCheckpoint(Callback):
+    """Writes the whole training state every `every` steps, after the evaluation if one is due.
+
+    A run continues from its newest undamaged checkpoint. `fingerprint` is any text that identifies
+    its settings; checkpoints of others are ignored. The last step is written too, so that nothing
+    is trained again if writing the model fails.
+    Lightning's own callback saves before or after evaluations but not both, so that a run which is
+    continued would skip or repeat one. A run of one process that is asked to end (SIGTERM) saves
+    the step it is at; an evaluation due after it is not finished, and nothing is saved then.
+    """
+
+    def __init__(
+        self, files: CheckpointFiles, *, fingerprint: str, every: int, evaluate_every: int
+    ) -> None:
+        self.files, self.fingerprint = files, fingerprint
+        self.every, self.evaluate_every = every, evaluate_every
+
+    def newest(self) -> tuple[int, Path | None]:
+        """Finds the newest whole checkpoint this run can continue: steps taken, and file."""
+        for path, whole in self.files.newest_first():
+            if not whole:
+                LOG.warning("%s is damaged: the run continues from the one before it, if any", path)
+                continue
+            saved = read_checkpoint(path, "meta")
+            state = saved["callbacks"].get(self.state_key, {})
+            if state.get("fingerprint") == self.fingerprint:
+                return int(saved["global_step"]), path
+        return 0, None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint}
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, batch: MicroBatch, batch_idx: int
+    ) -> None:
+        last = batch.position + 1 == trainer.accumulate_grad_batches
+        if last and trainer.global_step % self.evaluate_every:
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, module: Any) -> None:
+        if trainer.state.fn == "fit":
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        ending = trainer.received_sigterm and trainer.world_size == 1
+        due = trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps
+        if due or ending:
+            trainer.save_checkpoint(self.files.last)
+
+
+def read_checkpoint(path: Path, device: str) -> dict[str, Any]:
+    """Reads tensors and plain values; ValueError for a pickle of more, of which nothing is run."""
+    try:
+        loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} is no checkpoint of this program: it holds more than weights, and was not "
+            f"read; remove it to start anew"
+        ) from None
+    return loaded
+
+
+def _is_whole(path: Path) -> bool:
+    # torch does not notice flipped bits; the checksums of the archive that it writes do
+    try:
+        with ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError):
+        return False

@@ -1,0 +1,386 @@
+"""Lightning modules of the three trainings: losses, metrics, logs, learning curves (appendix A)."""
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import LinearCrossEntropyOptions
+from torch.nn.functional import cross_entropy, linear_cross_entropy
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import LlamaForCausalLM, PreTrainedModel, RobertaForMaskedLM
+
+from value_aware_attention.measurement.masking import IGNORED
+from value_aware_attention.models import CausalLanguageModel
+from value_aware_study.data.batches import Batch, MicroBatch, row_count, rows_of
+from value_aware_study.data.in_context import InContextTask
+from value_aware_study.training.optimizers import Schedule
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+
+CHUNK = 2**21
+"""Logits that the causal loss computes at a time: 8 MB, which fit a processor's cache."""
+
+SHOWN = ("/loss", "/perplexity", "/error")
+"""Endings of the logged names that the progress bar shows."""
+
+
+class LanguageModeling(LightningModule):
+    """Trains a model: a subclass defines the loss and the metrics, `optimizer` takes the steps.
+
+    `optimizer` makes one of parameter groups, with lr = 1, which `schedule` multiplies: the 2-D
+    parameters of the layers (`hidden` true), other matrices, and vectors (`hidden` false).
+
+    Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
+    train/gradient_norm (before any clipping), train/tokens_per_second and, if the peak speed of the
+    device is known (`peak_flops`), train/model_flops_utilisation; at every evaluation
+    evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
+    value of each loss and metric. Step n draws its dropout from (seed, n, process, micro-batch)
+    alone, so that a run that was killed continues as if it had not been.
+
+    Each target of a step's batch weighs the same, however many processes and micro-batches share
+    the batch, and train/loss is the mean over all of them.
+    """
+
+    peak_flops: float | None = None
+    """Operations a second of one device at best."""
+
+    decays_vectors = True
+    """Whether weight decay shrinks biases and the weights of norms too."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, schedule: Schedule, optimizer: MakeOptimizer, seed: int
+    ) -> None:
+        super().__init__()
+        self.model, self.schedule, self.seed = model, schedule, seed
+        self.make_optimizer = optimizer
+        self.curve: list[dict[str, float]] = []
+        self.latest: dict[str, float] = {}
+        self._totals: dict[str, Tensor] = {}
+        self._pending: dict[str, Tensor | float] = {}
+        self._loss: Tensor | float = 0.0
+        self._restart_clock()
+
+    @abstractmethod
+    def loss(self, batch: Batch, targets: float | None = None) -> Tensor:
+        """Computes nats of the batch's targets divided by `targets`; None = their number."""
+
+    @staticmethod
+    @abstractmethod
+    def count_targets(batch: Batch) -> int:
+        """Counts the tokens to be predicted."""
+
+    @abstractmethod
+    def totals(self, batch: Batch) -> dict[str, Tensor]:
+        """Computes sums over the targets, to be added up over batches."""
+
+    @abstractmethod
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Computes the evaluation's loss and metric, from the sums over all its batches."""
+
+    @abstractmethod
+    def inputs(self, batch: Batch) -> Int[Tensor, "batch N"]:
+        """Returns the tokens that the model reads."""
+
+    @abstractmethod
+    def layers(self) -> list[nn.Module]:
+        """Returns the layers that the model repeats."""
+
+    @abstractmethod
+    def output_parameters(self) -> int:
+        """Counts the weights that the hidden state of a target is multiplied with."""
+
+    def tokens(self, batch: Batch) -> int:
+        """Counts the tokens that the model reads."""
+        return self.inputs(batch).numel()
+
+    def flops(self, batch: Batch, targets: float) -> float:
+        """Counts operations of a forward and backward pass that predicts `targets` tokens."""
+        layers, width = self.layers(), self.model.config.hidden_size
+        length = self.inputs(batch).shape[1]
+        weights = dense_parameters(layers)
+        body = training_flops(weights, layers=len(layers), width=width, length=length)
+        return self.tokens(batch) * body + 6.0 * targets * self.output_parameters()
+
+    def checkpoint_activations(self) -> None:
+        """Makes the backward pass recompute the layers' activations."""
+        # transformers 5.23 renamed it
+        newer = getattr(self.model, "activation_checkpointing_enable", None)
+        (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Groups parameters: hidden matrices, other matrices and vectors, without empty groups."""
+        hidden = [p for layer in self.layers() for p in layer.parameters() if p.ndim == 2]
+        known = set(map(id, hidden))
+        others = [p for p in self.parameters() if p.ndim > 1 and id(p) not in known]
+        vectors = [p for p in self.parameters() if p.ndim <= 1]
+        undecayed = {} if self.decays_vectors else {"weight_decay": 0.0}
+        groups: list[dict[str, Any]] = [
+            {"params": hidden, "hidden": True},
+            {"params": others, "hidden": False},
+            {"params": vectors, "hidden": False} | undecayed,
+        ]
+        return [group for group in groups if group["params"]]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameter_groups())
+        scheduler = LambdaLR(optimizer, self.schedule)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def on_before_batch_transfer(self, batch: Batch | MicroBatch, dataloader_idx: int) -> Any:
+        """Takes this process's share of the rows; `validation_step` does so too."""
+        if not isinstance(batch, MicroBatch):
+            return batch
+        return batch._replace(rows=self._share(batch.rows))
+
+    def on_train_start(self) -> None:
+        self._restart_clock()
+
+    def on_train_batch_start(self, batch: MicroBatch, batch_idx: int) -> None:
+        entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank, batch.position)
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
+
+    def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
+        accumulate = self.trainer.accumulate_grad_batches
+        passes = accumulate * self.trainer.world_size
+        # the trainer takes the mean over micro-batches and processes: this makes it that of targets
+        loss = self.loss(batch.rows, batch.targets / passes if passes > 1 else None)
+        if self._is_due(self.trainer.global_step + 1):
+            self._loss = (self._loss if batch.position else 0.0) + loss.detach() / accumulate
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self._is_due(self.trainer.global_step + 1):
+            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            self._pending["train/loss"] = self.trainer.strategy.reduce(self._loss)
+            self._pending["train/gradient_norm"] = get_total_norm(gradients)
+            self._pending["train/learning_rate"] = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
+        accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
+        self._tokens += self.tokens(batch.rows) * processes
+        self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
+        last = batch.position + 1 == accumulate
+        if not (last and self._is_due(self.trainer.global_step)):
+            return
+        values = {name: float(value) for name, value in self._pending.items()}
+        seconds = time.perf_counter() - self._since
+        values["train/tokens_per_second"] = self._tokens / seconds
+        if self.peak_flops:
+            values["train/model_flops_utilisation"] = self._flops / seconds / self.peak_flops
+        self._log_values(values)
+        self._restart_clock()
+
+    def on_validation_epoch_start(self) -> None:
+        self._totals = {}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        share = self._share(batch)
+        idle = row_count(share) == 0  # of the rows of the last batch there may be too few for all
+        for name, value in self.totals(rows_of(batch, slice(1)) if idle else share).items():
+            self._totals[name] = self._totals.get(name, 0) + value.double() * (not idle)
+
+    def on_validation_epoch_end(self) -> None:
+        sums = {
+            name: float(self.trainer.strategy.reduce(value, reduce_op="sum"))
+            for name, value in self._totals.items()
+        }
+        metrics = self.metrics(sums)
+        self.curve.append({"step": self.trainer.global_step, **metrics})
+        self._log_values({f"evaluation/{name}": value for name, value in metrics.items()})
+
+    def on_validation_end(self) -> None:
+        self._restart_clock()  # evaluation is no training time
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["curve"] = self.curve
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.curve = checkpoint["curve"]
+
+    def _restart_clock(self) -> None:
+        self._tokens, self._flops, self._since = 0, 0.0, time.perf_counter()
+
+    def _share(self, batch: Batch) -> Batch:
+        rank, processes = self.trainer.global_rank, self.trainer.world_size
+        return batch if processes == 1 else rows_of(batch, slice(rank, None, processes))
+
+    def _is_due(self, step: int) -> bool:
+        return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+
+    def _log_values(self, values: dict[str, float]) -> None:
+        """Logs values to every logger, at the number of steps taken."""
+        for logger in self.loggers:
+            logger.log_metrics(values, step=self.trainer.global_step)
+        shown = {name: value for name, value in values.items() if name.endswith(SHOWN)}
+        self.latest.update(shown)
+
+
+class CausalTraining(LanguageModeling):
+    """Trains on next-token prediction (A.2); a batch is (batch, length + 1) tokens.
+
+    The loss goes through the full vocabulary in chunks of tokens, so that the logits of a batch (of
+    70 GB at the paper's size) are never in memory at once.
+    """
+
+    model: CausalLanguageModel
+
+    def loss(self, batch: Int[Tensor, "batch N1"], targets: float | None = None) -> Tensor:
+        if targets is None:
+            return self._cross_entropy(batch, "mean")
+        return self._cross_entropy(batch, "sum") / targets
+
+    @staticmethod
+    def count_targets(batch: Int[Tensor, "batch N1"]) -> int:
+        return batch[:, 1:].numel()
+
+    def totals(self, batch: Int[Tensor, "batch N1"]) -> dict[str, Tensor]:
+        nats = self._cross_entropy(batch, "sum")
+        return {"nats": nats, "targets": nats.new_tensor(self.count_targets(batch))}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        loss = totals["nats"] / totals["targets"]
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+    def inputs(self, batch: Int[Tensor, "batch N1"]) -> Int[Tensor, "batch N"]:
+        return batch[:, :-1]
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.layers)
+
+    def output_parameters(self) -> int:
+        return self.model.embedding.weight.numel()
+
+    def _cross_entropy(self, batch: Int[Tensor, "batch N1"], reduction: str) -> Tensor:
+        weight = self.model.embedding.weight
+        # torch's own choice is 2 rows at the paper's vocabulary, and 20 times slower than 128
+        rows = max(128, CHUNK // len(weight))
+        return linear_cross_entropy(
+            self.model.hidden(self.inputs(batch)).flatten(0, 1),
+            weight,
+            batch[:, 1:].flatten(),
+            reduction=reduction,
+            options=LinearCrossEntropyOptions(batch_chunk_size=rows),
+        )
+
+
+class LabelledTraining(LanguageModeling):
+    """Trains on labelled positions: a batch has input_ids and labels, -100 = no target.
+
+    The output layer sees the positions with a target only: the loss is the same as on all of them,
+    and much cheaper.
+    """
+
+    model: RobertaForMaskedLM | LlamaForCausalLM
+
+    def loss(self, batch: dict[str, Tensor], targets: float | None = None) -> Tensor:
+        nats = cross_entropy(*self.predictions(batch), reduction="sum")
+        return nats / (self.count_targets(batch) if targets is None else targets)
+
+    def predictions(
+        self, batch: dict[str, Tensor]
+    ) -> tuple[Float[Tensor, "targets vocabulary"], Int[Tensor, " targets"]]:
+        """Computes the logits of the positions with a target, and returns their labels."""
+        labelled = batch["labels"] != IGNORED
+        hidden = self.model.base_model(batch["input_ids"], use_cache=False).last_hidden_state
+        return self.model.lm_head(hidden[labelled]), batch["labels"][labelled]
+
+    @staticmethod
+    def count_targets(batch: dict[str, Tensor]) -> int:
+        return int((batch["labels"] != IGNORED).sum())
+
+    def inputs(self, batch: dict[str, Tensor]) -> Int[Tensor, "batch N"]:
+        return batch["input_ids"]
+
+    def output_parameters(self) -> int:
+        return dense_parameters([self.model.lm_head])
+
+
+class MaskedTraining(LabelledTraining):
+    """Trains on masked-token prediction (A.1).
+
+    Biases and norms do not decay, as in BERT's code. The metric is the error of Table 1: percent of
+    masked tokens predicted wrongly.
+    """
+
+    model: RobertaForMaskedLM
+    decays_vectors = False
+
+    def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits, labels = self.predictions(batch)
+        return {
+            "nats": cross_entropy(logits, labels, reduction="sum"),
+            "wrong": (logits.argmax(-1) != labels).sum(),
+            "targets": labels.new_tensor(len(labels)),
+        }
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        return {
+            "loss": totals["nats"] / totals["targets"],
+            "error": 100.0 * totals["wrong"] / totals["targets"],
+        }
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.roberta.encoder.layer)
+
+
+class InContextTraining(LabelledTraining):
+    """Trains on every answer of a row of an in-context task.
+
+    Evaluations report the task's metrics, with its nats as the loss: they cover the answers after
+    the prefix only.
+    """
+
+    model: LlamaForCausalLM
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        *,
+        task: InContextTask,
+        schedule: Schedule,
+        optimizer: MakeOptimizer,
+        seed: int,
+    ) -> None:
+        super().__init__(model, schedule=schedule, optimizer=optimizer, seed=seed)
+        self.task = task
+
+    def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits = self.model(batch["input_ids"], use_cache=False).logits
+        sums = {name: rows.sum() for name, rows in self.task.metrics(logits, batch).items()}
+        return sums | {"rows": logits.new_tensor(len(logits))}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        means = {name: total / totals["rows"] for name, total in totals.items() if name != "rows"}
+        return {"loss": means.pop("nats")} | means
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.model.layers)
+
+
+def training_flops(parameters: int, *, layers: int, width: int, length: int) -> float:
+    """Computes operations a token, 6 N + 12 layers width length (Chowdhery et al. 2022, App. B).
+
+    They are those of both passes: a multiply-add is two operations and the backward pass twice the
+    forward one. N = `parameters` are the weights that every token is multiplied with; embeddings
+    are looked up. Attention is counted as exact and in full, also where a causal mask hides half of
+    it or an approximation leaves out more; recomputed activations are not counted.
+    """
+    return 6.0 * parameters + 12.0 * layers * width * length
+
+
+def dense_parameters(modules: Iterable[nn.Module]) -> int:
+    """Counts the weights of all linear layers, without biases."""
+    linear = (m for module in modules for m in module.modules() if isinstance(m, nn.Linear))
+    return sum(layer.weight.numel() for layer in linear)

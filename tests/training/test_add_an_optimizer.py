@@ -1,0 +1,59 @@
+"""docs/recipe.md adds an optimizer by one file: followed to the letter in a copy of the project."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/recipe.md").read_text(encoding="utf-8")
+TRAINING = ("-m", "pipelines.train_in_context", "scale=smoke", "logger=none", "task=copying",
+            "trainer.accelerator=cpu", "optimizer@task.optimizer=nadam")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("conf", "docs", "pipelines", "src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "params.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    ((name, text),) = re.findall(r"\(`([\w/.]+)`\):\n\n```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env={"PYTHONPATH": "src:."}, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_it_trains_and_its_record_and_card_have_its_arguments(project: Path) -> None:
+    done = run(project, *TRAINING, "task.optimizer.momentum_decay=0.01")
+    assert done.returncode == 0, done.stderr
+    (file,) = project.glob("outputs/metrics/in_context/*.json")
+    settings = json.loads(file.read_text())["hyperparameters"]
+    assert settings["optimizer"] == "NAdam" and settings["momentum_decay"] == 0.01
+    assert settings["beta_2"] == 0.98 and settings["momentum"] is None
+
+
+def test_a_value_that_is_no_number_is_refused_at_once(project: Path) -> None:
+    done = run(project, *TRAINING, "task.optimizer.momentum_decay=.inf")
+    assert done.returncode == 1
+    refusal = (
+        "task.optimizer.momentum_decay is inf; it must be a finite number, true, false, text or"
+    )
+    assert refusal in done.stderr
+
+
+def test_no_rule_is_missed(project: Path) -> None:
+    chosen = ("-k", "every_value_that_people_may_vary", "-p", "no:cacheprovider")
+    done = run(project, "-m", "pytest", "-q", *chosen, "tests/test_values.py")
+    assert done.returncode == 0, done.stdout
