@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 FOLDER = Path("results/benchmarks")
-PACKAGES = ("benchmarks", "pipelines", "value_aware_attention", "value_aware_study")
+PACKAGES = ("benchmarks", "checks", "pipelines", "value_aware_attention", "value_aware_study")
 PAIRED = (
     "Ratios are taken round by round: the median and, in brackets, its 99% interval (sign test; "
     "from 8 rounds on)."
@@ -42,15 +43,20 @@ HOW = (
 )
 
 
+def module_of(name: str) -> str:
+    """Returns the module that writes a record: a check, or else a benchmark."""
+    return f"{'checks' if find_spec(f'checks.{name}') else 'benchmarks'}.{name}"
+
+
 def source_of(name: str) -> str:
-    """Hash of a benchmark and of everything it measures."""
-    return source_hash(f"benchmarks.{name}", packages=PACKAGES)
+    """Hashes the code of a benchmark or check and of everything that it measures."""
+    return source_hash(module_of(name), packages=PACKAGES)
 
 
 def header(name: str) -> dict[str, Any]:
     """What every record begins with; `sys.argv` has the options that the command was given."""
     return {
-        "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
+        "command": " ".join([f"python -m {module_of(name)}", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "source": source_of(name),
         "run_on": asdict(run_on()),
@@ -109,7 +115,7 @@ def overview(folder: Path) -> str:
         record = json.loads(file.read_text())
         source = record.get("source")
         state = "current" if source == source_of(file.stem) else "of older code"
-        command = record.get("command", f"python -m benchmarks.{file.stem}")
+        command = record.get("command", f"python -m {module_of(file.stem)}")
         link = f"[{file.stem}]({file.stem}.md)"
         rows.append((link, state, record.get("date", ""), (source or "")[:12], f"`{command}`"))
     return (

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.values.cases import CALL, LATE, NEW, Case, cases
+from checks.values.cases import CALL, LATE, NEW, Case, cases
 from pipelines.app import app, check_all, composed
 from pipelines.fingerprints import fingerprint
 from pipelines.start import check_start, check_sweep, written_out

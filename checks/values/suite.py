@@ -14,9 +14,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import values
 from benchmarks.record import FOLDER, finish, header, markdown, setting
-from benchmarks.values.cases import CALL, NEW, Case, cases
+from checks import values
+from checks.values.cases import CALL, NEW, Case, cases
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 3.0
@@ -162,7 +162,7 @@ def page(record: Mapping[str, Any]) -> str:
     bad = [f"- `{c.name}`: {why}" for c in cases() if now and (why := known_wrong(c, now))]
     return (
         f"# Wrong values\n\n{setting(record)}\n\nA case is a command line or an edit of "
-        f"params.yaml, from [the table](../../benchmarks/values/cases.tsv). {said(record)}\n\n"
+        f"params.yaml, from [the table](../../checks/values/cases.tsv). {said(record)}\n\n"
         f"{markdown(['outcome', *columns], rows)}\n\n## Wrong, by what was found\n\n"
         f"{markdown(['found', 'cases', *sides], by_found(sides))}\n\n"
         "## Not as the table says, now\n\n" + ("\n".join(bad) if bad else "None.") + "\n"

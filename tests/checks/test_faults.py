@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import damage, suite
-from benchmarks.faults.apps import STAGES, Ended, Undisturbed, difference, tree, undisturbed
-from benchmarks.faults.case import DAMAGED, FOREIGN, FULL, KILLED, SKIPPED, Case, Trial
-from benchmarks.faults.concurrent_starts import two, wrong_ends
-from benchmarks.faults.foreign_files import foreign
-from benchmarks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
-from benchmarks.faults.kills import killed, torn
+from checks.faults import damage, suite
+from checks.faults.apps import STAGES, Ended, Undisturbed, difference, tree, undisturbed
+from checks.faults.case import DAMAGED, FOREIGN, FULL, KILLED, SKIPPED, Case, Trial
+from checks.faults.concurrent_starts import two, wrong_ends
+from checks.faults.foreign_files import foreign
+from checks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
+from checks.faults.kills import killed, torn
 from tests.benchmarking.test_tables import kept
 
 STAGE = "train_in_context"

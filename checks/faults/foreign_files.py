@@ -4,8 +4,8 @@ import random
 from collections.abc import Mapping
 from functools import partial
 
-from benchmarks.faults.apps import Undisturbed, difference, run, tree
-from benchmarks.faults.case import FOREIGN, Case, Trial
+from checks.faults.apps import Undisturbed, difference, run, tree
+from checks.faults.case import FOREIGN, Case, Trial
 
 FOLDERS: Mapping[str, str] = {
     "corpus": "outputs/corpus",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.faults.apps import (
+from checks.faults.apps import (
     CHECKPOINTS,
     STAGES,
     Ended,
@@ -18,7 +18,7 @@ from benchmarks.faults.apps import (
     run,
     tree,
 )
-from benchmarks.faults.case import KILLED, Case, Trial
+from checks.faults.case import KILLED, Case, Trial
 
 ASKED = 0.2
 """The share of SIGTERM among the signals; the others are SIGKILL"""

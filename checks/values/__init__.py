@@ -1,9 +1,9 @@
 """What comes of a wrong value: the table of cases (cases.tsv), each given to its app.
 
-    python -m benchmarks.values                      # all of it, with the code as it is
-    python -m benchmarks.values --before FOLDER      # the same cases in an older checkout
-    python -m benchmarks.values --every 20           # some of the cases; writes nothing
-    python -m benchmarks.values --having W&B         # the cases with this text; writes nothing
+    python -m checks.values                      # all of it, with the code as it is
+    python -m checks.values --before FOLDER      # the same cases in an older checkout
+    python -m checks.values --every 20           # some of the cases; writes nothing
+    python -m checks.values --having W&B         # the cases with this text; writes nothing
 
 Each case runs in a fork of one process that has imported every app, in a copy of a run at smoke
 scale, and counts as ended in one line that names what was given, in another line, in a traceback,
@@ -11,6 +11,6 @@ accepted, or without an end within a minute. Writes results/benchmarks/values.js
 what --before found stays with its commit; ends with 1 where a case of today's came out wrong.
 """
 
-from benchmarks.values.suite import main
+from checks.values.suite import main
 
 __all__ = ["main"]

@@ -4,8 +4,8 @@ import random
 import time
 from functools import partial
 
-from benchmarks.faults.apps import STAGES, Ended, Running, Undisturbed, difference, tree
-from benchmarks.faults.case import CONCURRENT, Case, Trial
+from checks.faults.apps import STAGES, Ended, Running, Undisturbed, difference, tree
+from checks.faults.case import CONCURRENT, Case, Trial
 
 
 def concurrent_starts(run_: Undisturbed, numbers: random.Random) -> list[Trial]:

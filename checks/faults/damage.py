@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from benchmarks.faults.apps import (
+from checks.faults.apps import (
     CELLS,
     CHECKPOINTS,
     Running,
@@ -15,8 +15,8 @@ from benchmarks.faults.apps import (
     run,
     tree,
 )
-from benchmarks.faults.case import DAMAGED, Case, Trial
-from benchmarks.faults.kills import stopped
+from checks.faults.case import DAMAGED, Case, Trial
+from checks.faults.kills import stopped
 
 READ: Mapping[str, tuple[str, str]] = {
     "corpus jsonl": ("tokens", "outputs/corpus/*/train.jsonl"),

@@ -1,6 +1,6 @@
 """The golden run: every stage at scale=smoke, and the numbers that it computed.
 
-    python -m benchmarks.golden FOLDER [BEFORE]
+    python -m checks.golden FOLDER [BEFORE]
 
 Writes the numbers of each file of the run into FOLDER, under the file's name: sha256 of weights and
 tokens, records and metrics without times, machine and hashes of code, tables of the page and of a

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.values import suite
-from benchmarks.values.cases import NEW, Case, cases
+from checks.values import suite
+from checks.values.cases import NEW, Case, cases
 
 CASE = Case(
     kind="type",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mutants, mutants_page
-from benchmarks.mutants import Mutant, sample
+from checks import mutants, mutants_page
+from checks.mutants import Mutant, sample
 
 SOURCE = '''"""Text of 1 module."""
 __all__ = ["f"]

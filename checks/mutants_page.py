@@ -1,4 +1,4 @@
-"""The record and the page of benchmarks/mutants.py, whose processes must not import the library."""
+"""The record and the page of checks/mutants.py, whose processes must not import the library."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from benchmarks.record import header, markdown, setting
 
 KEPT = ("file", "function", "line", "operator", "before", "after")
 HOW_READ = (
-    "Single changes of the library, drawn with a seed from all that `benchmarks/mutants.py` makes "
+    "Single changes of the library, drawn with a seed from all that `checks/mutants.py` makes "
     "(comparisons, signs, constants one up, swapped reductions and branches, lost masks, clamps, "
     "keywords and statements), each run against the tests of its file alone "
-    "(`benchmarks/mutants.yaml`). A survivor is a change that none of these tells from the code; "
+    "(`checks/mutants.yaml`). A survivor is a change that none of these tells from the code; "
     "why stands beside it."
 )
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.faults.apps import (
+from checks.faults.apps import (
     CACHE,
     CHECKPOINTS,
     STAGES,
@@ -20,8 +20,8 @@ from benchmarks.faults.apps import (
     run,
     tree,
 )
-from benchmarks.faults.case import FULL, SKIPPED, Case, Trial
-from benchmarks.faults.kills import stopped, wrong_after
+from checks.faults.case import FULL, SKIPPED, Case, Trial
+from checks.faults.kills import stopped, wrong_after
 
 ROOMY, PAGE = 1 << 30, 4096
 OVER, ANEW, BEGUN = "over earlier outputs", "anew", "a training that had begun"

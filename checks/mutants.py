@@ -1,12 +1,12 @@
 """Mutation testing: how many small faults, put into the library one at a time, its tests find.
 
-    python -m benchmarks.mutants            # an hour on two cores; takes up where it was stopped
-    python -m benchmarks.mutants --again    # the survivors only, once a test was added
-    python -m benchmarks.mutants --quick    # five of them; writes nothing
+    python -m checks.mutants            # an hour on two cores; takes up where it was stopped
+    python -m checks.mutants --again    # the survivors only, once a test was added
+    python -m checks.mutants --quick    # five of them; writes nothing
 
 A seeded sample of single changes (a comparison, a sign, a constant, a swapped branch, a lost mask)
 to kernels, approximations, caches, error and masking; each is run against the tests of its file
-alone (benchmarks/mutants.yaml) until one fails. Nothing on disk is changed: a forked process reads
+alone (checks/mutants.yaml) until one fails. Nothing on disk is changed: a forked process reads
 the changed source in place of the file. Outcomes are appended to --outcomes as they come. Writes
 results/benchmarks/mutants.json and .md.
 """
@@ -351,8 +351,8 @@ def outcome(name: str, killed_by: Sequence[str]) -> dict[str, Any]:
 
 def _write(found: list[dict[str, Any]], keep: bool) -> None:
     # These import the library, which the mutants' processes have to do first.
-    from benchmarks import mutants_page
     from benchmarks.record import finish
+    from checks import mutants_page
 
     record = mutants_page.record(SEED, found)
     finish("mutants", record, mutants_page.page(record), keep=keep)

@@ -12,15 +12,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import faults
-from benchmarks.faults.apps import Undisturbed, undisturbed
-from benchmarks.faults.case import CONCURRENT, DAMAGED, FOREIGN, FULL, KILLED, Case, Trial
-from benchmarks.faults.concurrent_starts import concurrent_starts
-from benchmarks.faults.damage import damages
-from benchmarks.faults.foreign_files import foreign_files
-from benchmarks.faults.full_disk import full_disks
-from benchmarks.faults.kills import kills
 from benchmarks.record import finish, header, markdown, options, setting
+from checks import faults
+from checks.faults.apps import Undisturbed, undisturbed
+from checks.faults.case import CONCURRENT, DAMAGED, FOREIGN, FULL, KILLED, Case, Trial
+from checks.faults.concurrent_starts import concurrent_starts
+from checks.faults.damage import damages
+from checks.faults.foreign_files import foreign_files
+from checks.faults.full_disk import full_disks
+from checks.faults.kills import kills
 
 KILLS = 30
 QUICK = 6
