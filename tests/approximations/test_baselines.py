@@ -221,18 +221,6 @@ def test_a_visible_key_without_weight_comes_before_hidden_keys() -> None:
     assert set(chosen.indices[0].tolist()) == {2, 3}
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=seeds, r=st.integers(1, 10), sharpness=st.floats(0.1, 6))
-def test_optimal_weights_never_lose_to_attentions_on_the_same_keys(
-    seed: int, r: int, sharpness: float
-) -> None:
-    query, key, value = draw(seed, 2, 30, 5)
-    inputs = (query * sharpness, key, value)
-    oblivious = OptimalValueOblivious(r).select(*inputs).error
-    weights = ObliviousKeysOptimalWeights(r).select(*inputs).error
-    assert (weights <= oblivious * (1 + 1e-9) + 1e-12).all()
-
-
 @pytest.mark.parametrize("r", [2, 4, 8])
 def test_each_half_of_the_gain_lies_between_oblivious_and_aware(r: int) -> None:
     inputs = draw(8, 4, 60, 16)
