@@ -59,7 +59,7 @@ CACHES: Caches = {
 
 
 @dataclass(frozen=True)
-class Case:
+class MethodCall:
     """A method, and the call that it is given."""
 
     method: Approximation
@@ -112,18 +112,18 @@ class Cell:
         return bool(self.refused or self.non_finite_rows) or (self.largest or 0.0) > most
 
 
-VARIANTS: dict[str, Case] = {
-    "exact, polynomial": Case(approximations.Exact(), kernels.Polynomial()),
-    "exact, elu": Case(approximations.Exact(), kernels.Elu()),
+VARIANTS: dict[str, MethodCall] = {
+    "exact, polynomial": MethodCall(approximations.Exact(), kernels.Polynomial()),
+    "exact, elu": MethodCall(approximations.Exact(), kernels.Elu()),
     **{
-        f"optimal-v-aware-{r}, {search}": Case(approximations.OptimalValueAware(r, search))
+        f"optimal-v-aware-{r}, {search}": MethodCall(approximations.OptimalValueAware(r, search))
         for r, search in ((16, "fast"), (16, "default"), (4, "best"), (HEAD_DIM + 1, "default"))
     },
-    "Nyström, 6 iterations": Case(approximations.Nystrom(LANDMARKS, iterations=6)),
-    "ORF as in A.1": Case(approximations.OrthogonalRandomFeatures(256, 0, scaling="paper")),
-    "ORF, causal": Case(approximations.OrthogonalRandomFeatures(256, 0), is_causal=True),
-    "RFF, causal": Case(approximations.RandomFourierFeatures(256, 0), is_causal=True),
-    "linear attention, causal": Case(approximations.LinearAttention(), kernels.Elu(), True),
+    "Nyström, 6 iterations": MethodCall(approximations.Nystrom(LANDMARKS, iterations=6)),
+    "ORF as in A.1": MethodCall(approximations.OrthogonalRandomFeatures(256, 0, scaling="paper")),
+    "ORF, causal": MethodCall(approximations.OrthogonalRandomFeatures(256, 0), is_causal=True),
+    "RFF, causal": MethodCall(approximations.RandomFourierFeatures(256, 0), is_causal=True),
+    "linear attention, causal": MethodCall(approximations.LinearAttention(), kernels.Elu(), True),
 }
 """What no card has, beside the cards."""
 
@@ -148,15 +148,15 @@ def measured(keys: int, many: int) -> Iterator[Cell]:
                 yield cell(method, case, name, inputs, dtype)
 
 
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, MethodCall]:
     """The methods by their names: the cards', `VARIANTS`, and the caches, which keep `KEPT`."""
     found = {}
     for card in cards().values():
         method = instantiate(card.build())
         kernel = kernels.Elu() if method.kernels == (kernels.Elu,) else Exponential()
-        found[card.label] = Case(method, kernel)
+        found[card.label] = MethodCall(method, kernel)
     after = partial(caches.AfterPrefix, prefix=None, observed="last", rows=QUERIES)
-    kept_by = {f"cache: {name}": Case(after(build(KEPT))) for name, build in CACHES.items()}
+    kept_by = {f"cache: {name}": MethodCall(after(build(KEPT))) for name, build in CACHES.items()}
     return found | VARIANTS | kept_by
 
 
@@ -182,7 +182,7 @@ def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
     }
 
 
-def cell(method: str, case: Case, name: str, drawn: Inputs, dtype: str) -> Cell:
+def cell(method: str, case: MethodCall, name: str, drawn: Inputs, dtype: str) -> Cell:
     """The errors of one method, input and dtype."""
     given = rounded(drawn, DTYPES[dtype])
     reference: Inputs = tuple(x.double() for x in given)  # type: ignore[assignment]
@@ -244,13 +244,13 @@ def errors(output: Tensor, reference: Tensor, others: Tensor) -> dict[str, Any]:
     }
 
 
-def other_keys(case: Case, given: Inputs, reference: Inputs) -> Tensor:
+def other_keys(case: MethodCall, given: Inputs, reference: Inputs) -> Tensor:
     """Which rows of the two calls see different keys; none, where a method chooses none."""
     mine, theirs = (chosen(case, inputs) for inputs in (given, reference))
     return ((mine - theirs).abs() > 0.5).any(dim=-1).expand(*given[0].shape[:2], QUERIES)
 
 
-def chosen(case: Case, inputs: Inputs) -> Tensor:
+def chosen(case: MethodCall, inputs: Inputs) -> Tensor:
     """Numbers that differ by more than 1/2 where two rows of a call chose different keys."""
     query, key, value = inputs
     last, method = query[..., -QUERIES:, :], case.method

@@ -11,13 +11,9 @@ multiply-adds no greedy search can do without, over the eager one's: r products 
 all values, and r insertions into an orthonormal frame.
 """
 
-import subprocess
-import sys
-from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,12 +22,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
+from benchmarks import optimal_value_aware  # by the name that other processes import it under
 from benchmarks.record import PAIRED, finish, header, markdown, options, setting
 from benchmarks.rounds import in_rounds, ratio, seconds
 from value_aware_attention.approximations import OptimalValueAware, closest_combination
 from value_aware_attention.approximations.closest_combination import Problem
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential
+from value_aware_study.benchmarking.process import in_fresh_process, resident_peak
 from value_aware_study.benchmarking.ratio import Ratio
 
 HEAD_DIM = 64
@@ -59,12 +57,7 @@ class Row:
 
 
 def main() -> None:
-    parser = options(__doc__, SECONDS)
-    parser.add_argument("--memory-of", help=SUPPRESS)
-    given = parser.parse_args()
-    if given.memory_of:
-        print(peak_memory(given.memory_of))
-        return
+    given = options(__doc__, SECONDS).parse_args()
     lengths, sizes = ({64: 2}, (8,)) if given.quick else (LENGTHS, SIZES)
     limit = 0.0 if given.quick else given.seconds
     rows = [
@@ -185,33 +178,21 @@ def by_clarabel(value: Tensor, output: Tensor) -> None:
 
 def memory() -> dict[str, float]:
     """Peak MiB above the inputs, each in a fresh process, L = 2048 with 4 heads."""
-    names = ("exact", *(f"{engine} {r}" for engine in ("compiled", "torch") for r in (16, 65)))
-    command = [sys.executable, "-m", "benchmarks.optimal_value_aware", "--memory-of"]
-    return {
-        name: float(subprocess.run([*command, name], capture_output=True, check=True).stdout)
-        for name in names
+    methods = {
+        f"{engine} {r}": OptimalValueAware(r, "fast", engine)
+        for engine in ("compiled", "torch")
+        for r in (16, 65)
     }
+    works = {"exact": optimal_value_aware.exact} | methods
+    fresh = partial(in_fresh_process, optimal_value_aware.peak_memory)
+    return {name: fresh(work) for name, work in works.items()}
 
 
-def peak_memory(name: str) -> float:
+def peak_memory(work: Callable[..., Tensor]) -> float:
+    """Peak MiB of one call, above what the process holds after a short one."""
     tensors = inputs(2048, 4)
-    small = [x[:, :64] for x in tensors]
-    if name == "exact":
-        work: Callable[..., Tensor] = exact
-    else:
-        engine, r = name.split()
-        work = OptimalValueAware(int(r), "fast", engine)
-    work(*small)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
-    before = resident("VmRSS")
-    work(*tensors)
-    return resident("VmHWM") - before
-
-
-def resident(name: str) -> float:
-    """A figure of this process's memory in MiB, as Linux reports it."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(x.split()[1] for x in status.splitlines() if x.startswith(name))) / 1024
+    work(*(x[:, :64] for x in tensors))
+    return resident_peak(partial(work, *tensors))
 
 
 def page(record: dict[str, Any]) -> str:

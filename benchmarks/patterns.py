@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from benchmarks.optimal_value_aware import exact, inputs
 from benchmarks.record import HOW, finish, header, markdown, options, setting
-from benchmarks.rounds import in_rounds, ratio, seconds, verdict
+from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention.approximations import (
     BigBird,
     DilatedWindow,
@@ -154,11 +154,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if row["flex"] is not None:
         flex = [f"{row['flex']:.0f}", f"{row['flex_first_call']:,.0f}"]
         flex += [f"{row['difference_from_flex']:.0e}"]
-    eager, fused = (Ratio(**row[name]) for name in DENSE)
     return [
         str(row["length"]), f"`{row['method']}`", f"{row['pairs_kept']:.2%}",
-        f"{row['milliseconds']:.1f}", str(eager), verdict(eager), str(fused), verdict(fused),
-        str(eager.rounds), f"{row['first_call']:.0f}", *flex,
+        f"{row['milliseconds']:.1f}", *cells(*(row[name] for name in DENSE)),
+        f"{row['first_call']:.0f}", *flex,
     ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from benchmarks import peers  # by the name that other processes import it under
 from benchmarks.record import HOW, finish, header, markdown, options, setting
-from benchmarks.rounds import in_rounds, ratio, seconds, verdict
+from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -40,7 +40,6 @@ from value_aware_attention.approximations import (
 from value_aware_attention.models.mixing import FourierMixing
 from value_aware_study.benchmarking import EagerAttention
 from value_aware_study.benchmarking.process import import_once, in_fresh_process, resident_peak
-from value_aware_study.benchmarking.ratio import Ratio
 
 LENGTH, HEADS, HEAD_DIM = 2048, 8, 64
 WIDTH = HEADS * HEAD_DIM
@@ -357,12 +356,11 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    peer, fused = (Ratio(**row["beside"][name]) for name in ("peer", DENSE))
     apart = row["largest_difference"]
     return [
         row["method"], row["peer"],
         *(f"{row['milliseconds'][side]:.1f}" for side in ("ours", "peer")),
-        str(peer), verdict(peer), str(fused), verdict(fused), str(peer.rounds),
+        *cells(row["beside"]["peer"], row["beside"][DENSE]),
         *(f"{mib:.1f}" for mib in row["peak_mib"]), "–" if apart is None else f"{apart:.1e}",
     ]  # fmt: skip
 

@@ -1,17 +1,18 @@
 """Paired rounds: everything that is compared is timed in turn, until the comparison is decided."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from time import perf_counter
+from typing import Any
 
 from value_aware_study.benchmarking.ratio import Ratio
-
-__all__ = ["EQUAL", "Seconds", "in_rounds", "ratio", "seconds", "verdict"]
 
 EQUAL = 1.05
 """Times whose ratio lies between 1 / EQUAL and EQUAL count as equal."""
 LEVEL = 0.99
-"""Of each of the five looks that can end the rounds, so that a verdict errs in 5% of all cases."""
+"""Of each interval at the five `LOOKS`, so that a verdict errs in 5% of all comparisons."""
 LOOKS = (8, 16, 32, 64, 128)
+"""Numbers of rounds after which the comparison may be decided and the rounds end."""
 Seconds = dict[str, list[float]]
 
 
@@ -21,11 +22,11 @@ def in_rounds(
     limit: float,
     least: int = 3,
 ) -> Seconds:
-    """What each work says it took, round by round, after one round that is not counted.
+    """Returns the seconds of each work, round by round, after one round that is not counted.
 
-    A round runs all in turn, every other one backwards. After 8, 16, 32, 64 or 128 rounds it is
-    enough if `verdict` decides all `pairs`; after `limit` seconds, or 128 rounds, it ends anyway,
-    but not before `least` rounds.
+    A round runs all works in turn, every second round in reverse. Rounds end after one of `LOOKS`
+    if `verdict` then decides all `pairs`, after `limit` seconds and at least `least` rounds, or
+    after the last of `LOOKS`.
     """
     for work in works.values():
         work()
@@ -52,6 +53,13 @@ def verdict(ratio: Ratio) -> str:
         return "faster" if ratio.side() == "below" else "slower"
     equal = ratio.side(1 / EQUAL) == "above" and ratio.side(EQUAL) == "below"
     return "equal" if equal else "undecided"
+
+
+def cells(*ratios: Mapping[str, Any]) -> list[str]:
+    """A table's cells for ratios of a record: each with its verdict, and how many rounds."""
+    found = [Ratio(**ratio) for ratio in ratios]
+    pairs = [(str(ratio), verdict(ratio)) for ratio in found]
+    return [*chain.from_iterable(pairs), str(found[0].rounds)]
 
 
 def seconds(work: Callable[[], object]) -> float:

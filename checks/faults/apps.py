@@ -1,20 +1,16 @@
 """The stages at smoke scale as processes that can be killed, and the files that they leave."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import import_module
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-import torch
+from checks.processes import SERVER, app_process
 
 STAGES = {
     "corpus": "corpus",
@@ -31,8 +27,6 @@ STAGES = {
     "publish": "publish",
 }
 """Stage -> its command, in an order in which each finds what it reads"""
-FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
-REPOSITORY = Path(__file__).parents[2]
 LOGS = "logs"
 """Not compared: Hydra writes times there"""
 CACHE = ".cache"
@@ -40,12 +34,6 @@ CHECKPOINTS, CELLS = f"{CACHE}/checkpoints", f"{CACHE}/cells"
 LIMIT = 200.0
 """Seconds after which a process counts as one that does not end"""
 Tree = Mapping[str, str]
-
-# Every process starts as a copy of one that has imported all apps.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([__name__])
-for _command in STAGES.values():
-    import_module(f"pipelines.{_command.split()[0]}")
 
 
 @dataclass(frozen=True)
@@ -77,9 +65,8 @@ class Running:
     def __init__(self, stage: str, root: Path) -> None:
         self.output = root.with_name(f"output_{time.monotonic_ns()}")
         self.began = time.perf_counter()
-        arguments = (STAGES[stage], root, self.output)
-        self.process: ForkServerProcess = SERVER.Process(target=_app, args=arguments)
-        self.process.start()
+        app, *given = STAGES[stage].split()
+        self.process = app_process(app, given, root, self.output)
 
     @property
     def seconds(self) -> float:
@@ -102,19 +89,6 @@ class Running:
         output = self.output.read_text(errors="replace") if self.output.exists() else ""
         self.output.unlink(missing_ok=True)
         return Ended(code, output, self.seconds)
-
-
-def _app(command: str, root: Path, output: Path) -> None:
-    """`python -m pipelines.<command>`, printing to a file."""
-    os.chdir(REPOSITORY)
-    multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
-    sys.stdout = sys.stderr = output.open("a", buffering=1)
-    for descriptor in (1, 2):
-        os.dup2(sys.stdout.fileno(), descriptor)
-    torch.set_num_threads(1)
-    name, *values = command.split()
-    sys.argv = [f"pipelines.{name}", *FIXED, f"paths.root={root}", *values]
-    import_module(f"pipelines.{name}").main()
 
 
 def run(stage: str, root: Path) -> Ended:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-__all__ = ["CONCURRENT", "DAMAGED", "FOREIGN", "FULL", "KILLED", "SKIPPED", "Case", "Trial"]
+__all__ = ["CONCURRENT", "DAMAGED", "FOREIGN", "FULL", "KILLED", "SKIPPED", "FaultCase", "Trial"]
 
 KILLED, FULL = "killed", "full disk"
 CONCURRENT, DAMAGED, FOREIGN = "two at once", "damaged file", "somebody's file"
@@ -11,7 +11,7 @@ SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class FaultCase:
     """`wrong` says what should not have come of it; empty where all is right."""
 
     kind: str
@@ -21,5 +21,5 @@ class Case:
     wrong: str = ""
 
 
-Trial = partial[Case]
+Trial = partial[FaultCase]
 """Does it to a folder of its own; what is random in it was drawn before."""

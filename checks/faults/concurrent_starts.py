@@ -5,7 +5,7 @@ import time
 from functools import partial
 
 from checks.faults.apps import STAGES, Ended, Running, Undisturbed, difference, tree
-from checks.faults.case import CONCURRENT, Case, Trial
+from checks.faults.case import CONCURRENT, FaultCase, Trial
 
 
 def concurrent_starts(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
@@ -13,7 +13,7 @@ def concurrent_starts(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
     return [partial(two, run_, stage, part) for stage in STAGES for part in (0.0, numbers.random())]
 
 
-def two(run_: Undisturbed, stage: str, part: float) -> Case:
+def two(run_: Undisturbed, stage: str, part: float) -> FaultCase:
     """Starts a stage, and again `part` of its undisturbed seconds later."""
     _, after = run_.trees(stage)
     run_.before(stage)
@@ -21,7 +21,7 @@ def two(run_: Undisturbed, stage: str, part: float) -> Case:
     time.sleep(part * run_.seconds[stage])
     second = Running(stage, run_.root)
     ends = [first.end(), second.end()]
-    return Case(
+    return FaultCase(
         kind=CONCURRENT,
         stage=stage,
         fault=f"the second at {part:.0%}",

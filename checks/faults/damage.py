@@ -15,7 +15,7 @@ from checks.faults.apps import (
     run,
     tree,
 )
-from checks.faults.case import DAMAGED, Case, Trial
+from checks.faults.case import DAMAGED, FaultCase, Trial
 from checks.faults.kills import stopped
 
 READ: Mapping[str, tuple[str, str]] = {
@@ -58,7 +58,7 @@ def damaged(
     kind: str,
     damage: Callable[[Path, random.Random], None],
     numbers: random.Random,
-) -> Case:
+) -> FaultCase:
     """Damages one file of a kind and runs the stage that reads it."""
     stage, pattern = READ[kind]
     before, after = run_.trees(stage)
@@ -80,7 +80,7 @@ def damaged(
         wrong = "" if named else ended.told
         wrong = wrong or difference(files(tree(run_.root)), files(found))
     fault = f"{kind}: {damage.__name__}"
-    return Case(kind=DAMAGED, stage=stage, fault=fault, outcome=outcome, wrong=wrong)
+    return FaultCase(kind=DAMAGED, stage=stage, fault=fault, outcome=outcome, wrong=wrong)
 
 
 def files(found: Mapping[str, str]) -> dict[str, str]:

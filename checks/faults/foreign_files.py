@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from checks.faults.apps import Undisturbed, difference, run, tree
-from checks.faults.case import FOREIGN, Case, Trial
+from checks.faults.case import FOREIGN, FaultCase, Trial
 
 FOLDERS: Mapping[str, str] = {
     "corpus": "outputs/corpus",
@@ -27,7 +27,7 @@ def foreign_files(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
     return [partial(foreign, run_, stage, place) for stage in FOLDERS for place in places]
 
 
-def foreign(run_: Undisturbed, stage: str, place: str) -> Case:
+def foreign(run_: Undisturbed, stage: str, place: str) -> FaultCase:
     """Puts a file into a stage's folder and runs the stage."""
     run_.after(stage) if place == "beside earlier outputs" else run_.before(stage)
     file = run_.root / FOLDERS[stage] / ("below" if place == "in a folder below" else "") / OWN
@@ -43,4 +43,6 @@ def foreign(run_: Undisturbed, stage: str, place: str) -> Case:
         named = ended.refusal is not None and any(name in ended.refusal for name in names)
         outcome, wrong = "refused by its name", difference(tree(run_.root), before)
         wrong = wrong or ("" if named else ended.told)
-    return Case(kind=FOREIGN, stage=stage, fault=f"a file {place}", outcome=outcome, wrong=wrong)
+    return FaultCase(
+        kind=FOREIGN, stage=stage, fault=f"a file {place}", outcome=outcome, wrong=wrong
+    )

@@ -20,7 +20,7 @@ from checks.faults.apps import (
     run,
     tree,
 )
-from checks.faults.case import FULL, SKIPPED, Case, Trial
+from checks.faults.case import FULL, SKIPPED, FaultCase, Trial
 from checks.faults.kills import stopped, wrong_after
 
 ROOMY, PAGE = 1 << 30, 4096
@@ -36,12 +36,14 @@ def full_disks(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
     return [partial(on_small_disk, run_, *case, numbers.random()) for case in cases]
 
 
-def on_small_disk(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
+def on_small_disk(run_: Undisturbed, stage: str, start: str, part: float) -> FaultCase:
     """`full`, or a case that says that no file system can be mounted."""
     with small_disk(run_.root) as mounted:
         if mounted:
             return full(run_, stage, start, part)
-    return Case(kind=FULL, stage=stage, fault=start, outcome=f"{SKIPPED}: no tmpfs may be mounted")
+    return FaultCase(
+        kind=FULL, stage=stage, fault=start, outcome=f"{SKIPPED}: no tmpfs may be mounted"
+    )
 
 
 def starts(stage: str) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ def starts(stage: str) -> tuple[str, ...]:
     return (OVER, ANEW) if stage.startswith(("evaluate", "survey")) else (OVER,)
 
 
-def full(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
+def full(run_: Undisturbed, stage: str, start: str, part: float) -> FaultCase:
     """Runs a stage with too little room, then with enough."""
     _, after = run_.trees(stage)
     found = prepared(run_, stage, start)
@@ -61,7 +63,7 @@ def full(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
     limit(run_.root, ROOMY)
     wrong = f"{wrong} ({ended.told})" if wrong else wrong_after(run_, stage, after)
     outcome = "refused in one line, then made whole"
-    return Case(kind=FULL, stage=stage, fault=start, outcome=outcome, wrong=wrong)
+    return FaultCase(kind=FULL, stage=stage, fault=start, outcome=outcome, wrong=wrong)
 
 
 def prepared(run_: Undisturbed, stage: str, start: str) -> Tree:

@@ -18,7 +18,7 @@ from checks.faults.apps import (
     run,
     tree,
 )
-from checks.faults.case import KILLED, Case, Trial
+from checks.faults.case import KILLED, FaultCase, Trial
 
 ASKED = 0.2
 """The share of SIGTERM among the signals; the others are SIGKILL"""
@@ -47,7 +47,7 @@ def kills(run_: Undisturbed, numbers: random.Random, count: int) -> list[Trial]:
 
 def killed(
     run_: Undisturbed, stage: str, number: signal.Signals, part: float, *, over: bool
-) -> Case:
+) -> FaultCase:
     """A stage killed once, `part` of its undisturbed seconds after its start."""
     before, after = run_.trees(stage)
     run_.after(stage) if over else run_.before(stage)
@@ -55,13 +55,13 @@ def killed(
     wrong = torn(tree(run_.root), before, after) or wrong_end(ended, number)
     outcome = "had finished" if ended.code == 0 else "made whole by the same command"
     fault = f"{number.name} at {part:.0%}" + (", over earlier outputs" if over else "")
-    return Case(
+    return FaultCase(
         kind=KILLED, stage=stage, fault=fault, outcome=outcome,
         wrong=wrong or wrong_after(run_, stage, after),
     )  # fmt: skip
 
 
-def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> Case:
+def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> FaultCase:
     """One training, killed while it writes a checkpoint, at random moments, and at its model."""
     before, after = run_.trees(TRAINING)
     run_.before(TRAINING)
@@ -75,7 +75,7 @@ def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> Case:
         count += ended.code != 0
         wrong = wrong or torn(tree(run_.root), before, after)
         wrong = wrong or wrong_end(ended, signal.SIGKILL)
-    return Case(
+    return FaultCase(
         kind=KILLED, stage=TRAINING, outcome="made whole by the same command",
         fault=f"SIGKILL {count} times, the first while a checkpoint was written",
         wrong=wrong or wrong_after(run_, TRAINING, after),

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from benchmarks.record import finish, header, markdown, options, setting
 from checks import faults
 from checks.faults.apps import Undisturbed, undisturbed
-from checks.faults.case import CONCURRENT, DAMAGED, FOREIGN, FULL, KILLED, Case, Trial
+from checks.faults.case import CONCURRENT, DAMAGED, FOREIGN, FULL, KILLED, FaultCase, Trial
 from checks.faults.concurrent_starts import concurrent_starts
 from checks.faults.damage import damages
 from checks.faults.foreign_files import foreign_files
@@ -77,7 +77,7 @@ def numbers(seed: int, kind: str) -> random.Random:
 
 def page(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    cases = [Case(**case) for case in record["cases"]]
+    cases = [FaultCase(**case) for case in record["cases"]]
     parts = [f"## {kind.capitalize()}\n\n{TRIED[kind]}\n\n{_table(cases, kind)}" for kind in KINDS]
     wrong = [
         f"- {case.kind}, {case.stage}, {case.fault}: {case.wrong}" for case in cases if case.wrong
@@ -92,7 +92,7 @@ def page(record: dict[str, Any]) -> str:
     )
 
 
-def _table(cases: Sequence[Case], kind: str) -> str:
+def _table(cases: Sequence[FaultCase], kind: str) -> str:
     """Counts by stage and outcome."""
     some = [case for case in cases if case.kind == kind]
     outcomes = list(dict.fromkeys(_outcome(case) for case in some))
@@ -105,5 +105,5 @@ def _table(cases: Sequence[Case], kind: str) -> str:
     return markdown(["stage", *outcomes], rows)
 
 
-def _outcome(case: Case) -> str:
+def _outcome(case: FaultCase) -> str:
     return "**wrong**" if case.wrong else case.outcome

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CALL", "LATE", "NEW", "PARAMS", "Case", "cases"]
+__all__ = ["CALL", "LATE", "NEW", "PARAMS", "ValueCase", "cases"]
 
 TABLE = Path(__file__).with_name("cases.tsv")
 PARAMS, LATE, CALL = "params.yaml", "while it runs", "call"
@@ -15,7 +15,7 @@ NEW = "new"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class ValueCase:
     """What is given to `python -m pipelines.`, the exit code, and (a part of) the one line.
 
     `given` may begin with variables of the environment, as in a shell; of a `call` it is Python,
@@ -49,8 +49,8 @@ class Case:
         return tuple(json.loads(text)) if text else None
 
 
-def cases() -> list[Case]:
+def cases() -> list[ValueCase]:
     """Every row of the table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
-        return [Case(**row | {"exit": int(row["exit"])}) for row in rows]
+        return [ValueCase(**row | {"exit": int(row["exit"])}) for row in rows]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from benchmarks.record import FOLDER, finish, header, markdown, setting
 from checks import values
-from checks.values.cases import CALL, NEW, Case, cases
+from checks.values.cases import CALL, NEW, ValueCase, cases
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 3.0
@@ -52,7 +52,7 @@ def main() -> None:
         sys.exit("error: not every case came out right")
 
 
-def sample(every: int) -> list[Case]:
+def sample(every: int) -> list[ValueCase]:
     """Every case that somebody found, and one of `every` of the others."""
     new = [case for case in cases() if case.found == NEW]
     return [case for case in cases() if case.found != NEW] + new[::every]
@@ -68,7 +68,7 @@ def commit_of(checkout: Path) -> str:
     return done.stdout.strip()
 
 
-def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
+def of_checkout(checkout: Path, some: Sequence[ValueCase]) -> dict[str, Any]:
     """Seconds of the imports, and the outcome of every case by what is given."""
     with tempfile.TemporaryDirectory() as folder:
         lines = tqdm(outcomes(checkout, some, Path(folder)), total=len(some) + 1, unit="case")
@@ -79,7 +79,7 @@ def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
     return {"imports": round(first["imports"], 2), "outcomes": by_name}
 
 
-def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
+def kept(case: ValueCase, outcome: Outcome) -> dict[str, Any]:
     """What the record keeps of an outcome: of what was printed the line for the user."""
     errors = errors_of(outcome)
     return {
@@ -91,7 +91,7 @@ def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def outcomes(checkout: Path, some: Sequence[Case], folder: Path) -> Iterator[str]:
+def outcomes(checkout: Path, some: Sequence[ValueCase], folder: Path) -> Iterator[str]:
     """The worker's lines."""
     asked = json.dumps(
         [{"given": case.command, "edit": case.edit, "setup": case.setup} for case in some]
@@ -106,7 +106,7 @@ def outcomes(checkout: Path, some: Sequence[Case], folder: Path) -> Iterator[str
         yield from worker.stdout
 
 
-def came_out(case: Case, outcome: Outcome) -> str:
+def came_out(case: ValueCase, outcome: Outcome) -> str:
     """Which of OUTCOMES it is; "names it" means the key that was given, or all that is expected."""
     if outcome["code"] is None:
         return NO_END
@@ -123,7 +123,7 @@ def errors_of(outcome: Outcome) -> list[str]:
     return [line for line in outcome["stderr"] if line.startswith("error: ")]
 
 
-def name_of(case: Case) -> str:
+def name_of(case: ValueCase) -> str:
     """The last part of the last key given; of an edit the file, which a line names too."""
     if case.edit:
         return "params.yaml" if not case.edit[1].strip() else key_of(case.edit[1])
@@ -135,7 +135,7 @@ def key_of(text: str) -> str:
     return last.partition(":")[0].rpartition(".")[2].strip().lower()
 
 
-def wrong(case: Case, found: Mapping[str, Any]) -> str:
+def wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
     """What is not as the table says; empty where all is."""
     outcome = found["outcomes"][case.name]
     if outcome["outcome"] != (LINE if case.exit else RIGHT):
@@ -185,7 +185,7 @@ def by_found(sides: Mapping[str, Any]) -> list[list[Any]]:
     ]
 
 
-def known_wrong(case: Case, found: Mapping[str, Any]) -> str:
+def known_wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
     return wrong(case, found) if case.name in found["outcomes"] else ""
 
 
