@@ -1,4 +1,4 @@
-"""What optimal-v-aware-r costs: time and memory as ratios to exact attention in the same run.
+"""Measures time and memory of optimal-v-aware-r as ratios to exact attention in the same run.
 
     python -m benchmarks.optimal_value_aware                # about ten minutes on two cores
     python -m benchmarks.optimal_value_aware --seconds 1    # of rounds for each row, but one round
@@ -35,15 +35,15 @@ from value_aware_study.benchmarking.ratio import Ratio
 HEAD_DIM = 64
 SIZES = (1, 2, 4, 8, 16, 32, 65)
 LENGTHS = {512: 4, 2048: 2}
-"""Length -> heads."""
+"""Length -> number of heads."""
 SLOWEST = {"torch": {"best": 2, "default": 16, "fast": 65}, "compiled": {"best": 16}}
-"""Largest r measured where more would take minutes."""
+"""Largest r that is measured, by engine and search; a larger one would take minutes."""
 SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting; times over exact attention's, eager where not said."""
+    """Holds one setting's times over those of exact attention: eager, or fused in `call_fused`."""
 
     length: int
     engine: str
@@ -90,7 +90,7 @@ def problem_of(query: Tensor, key: Tensor, value: Tensor) -> Problem:
 
 
 def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> Iterator[Row]:
-    """Every engine, search and size at one length."""
+    """Measures every engine, search and size at one length."""
     tensors = inputs(length, heads)
     problem, whole = problem_of(*tensors), exact(*tensors)
     settings = [
@@ -119,14 +119,14 @@ def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> It
 
 
 def floor(r: int, length: int) -> float:
-    """Multiply-adds of r scans and r insertions (2 size width + size^2 / 2), over exact's."""
+    """Counts multiply-adds of r scans and insertions (2 size width + size^2 / 2), over exact's."""
     width = HEAD_DIM + 1
     insertions = sum(2 * size * width + size**2 / 2 for size in range(1, r))
     return (r * length * HEAD_DIM + insertions) / (2 * length * HEAD_DIM)
 
 
 def solvers() -> dict[str, Any]:
-    """Microseconds a query at r = d + 1 of solvers that take one query at a time, and of ours."""
+    """Times solvers that take one query at a time, and ours: microseconds a query at r = d + 1."""
     problem = problem_of(*inputs(512, 4))
     total = problem.output[..., 0].numel()
     record: dict[str, float] = {
@@ -157,7 +157,7 @@ def by_nnls(value: Tensor, output: Tensor) -> None:
 
 
 def by_clarabel(value: Tensor, output: Tensor) -> None:
-    """min ||V'b - o||^2 over the simplex as min z'z, z = V'b - o."""
+    """Solves min ||V'b - o||^2 over the simplex as min z'z, z = V'b - o."""
     import clarabel
     import numpy as np
     from scipy import sparse
@@ -177,7 +177,7 @@ def by_clarabel(value: Tensor, output: Tensor) -> None:
 
 
 def memory() -> dict[str, float]:
-    """Peak MiB above the inputs, each in a fresh process, L = 2048 with 4 heads."""
+    """Measures peak MiB above the inputs, each in a fresh process, at L = 2048 with 4 heads."""
     methods = {
         f"{engine} {r}": OptimalValueAware(r, "fast", engine)
         for engine in ("compiled", "torch")
@@ -189,14 +189,14 @@ def memory() -> dict[str, float]:
 
 
 def peak_memory(work: Callable[..., Tensor]) -> float:
-    """Peak MiB of one call, above what the process holds after a short one."""
+    """Measures the peak MiB of one call, above those held after a short one."""
     tensors = inputs(2048, 4)
     work(*(x[:, :64] for x in tensors))
     return resident_peak(partial(work, *tensors))
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     headers = ["L", "engine", "search", "r", "solve / eager", "call / eager", "call / fused",
                "rounds", "floor", "relative output error"]  # fmt: skip
     parts = [

@@ -1,4 +1,4 @@
-"""How a result is kept: with its date, machine, and the hash of the code that was measured."""
+"""Keeps a result with its date, its machine, and the hash of the measured code."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def source_of(name: str) -> str:
 
 
 def header(name: str) -> dict[str, Any]:
-    """What every record begins with; `sys.argv` has the options that the command was given."""
+    """Returns the first keys of every record; `sys.argv` has the options of the command."""
     return {
         "command": " ".join([f"python -m {module_of(name)}", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
@@ -64,7 +64,7 @@ def header(name: str) -> dict[str, Any]:
 
 
 def setting(record: Mapping[str, Any]) -> str:
-    """When, on what, and by which code, in two sentences for the page."""
+    """Tells the date, machine and code of a record in two sentences for the page."""
     on = record["run_on"]
     versions = ", ".join(f"{name} {number}" for name, number in on["versions"].items())
     return (
@@ -75,26 +75,26 @@ def setting(record: Mapping[str, Any]) -> str:
 
 
 def options(text: str | None, limit: float | None = None) -> argparse.ArgumentParser:
-    """--quick, and --seconds where there are rounds to bound."""
+    """Returns a parser of --quick, and of --seconds where rounds have a `limit`."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="tiny, to try it; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try it; writes nothing")
     if limit is not None:
-        help_text = f"of rounds for each comparison, at most; {limit:g} without it"
+        help_text = f"limit of the rounds of each comparison; default {limit:g}"
         parser.add_argument("--seconds", type=float, default=limit, help=help_text)
     return parser
 
 
 def finish(name: str, record: Mapping[str, Any], page: str, *, keep: bool) -> None:
-    """Prints the page, and writes it and the record where they are to be kept."""
+    """Prints the page; with `keep`, writes it and the record."""
     print(page)
     if keep:
         write(name, record, page, FOLDER)
 
 
 def write(name: str, record: Mapping[str, Any], page: str, folder: Path) -> None:
-    """<folder>/<name>.json and .md, and the folder's overview."""
+    """Writes <folder>/<name>.json and .md, and the folder's overview."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(to_json(record, indent=1) + "\n")
     (folder / f"{name}.md").write_text(page)
@@ -102,14 +102,14 @@ def write(name: str, record: Mapping[str, Any], page: str, folder: Path) -> None
 
 
 def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], names: int = 1) -> str:
-    """A table whose first `names` columns are words and whose others are numbers."""
+    """Renders a table whose first `names` columns are words and whose others are numbers."""
     cells = [[str(cell) for cell in row] for row in rows]
     sides = ["left" if place < names else "right" for place in range(len(headers))]
     return tabulate(cells, headers, tablefmt="pipe", disable_numparse=True, colalign=sides)
 
 
 def overview(folder: Path) -> str:
-    """Every result, and whether the code that it measured is still the present one."""
+    """Lists every result, and whether its code is still the present one."""
     rows = []
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Paired rounds: everything that is compared is timed in turn, until the comparison is decided."""
+"""Times works in turn, in paired rounds, until their comparison is decided."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -8,7 +8,7 @@ from typing import Any
 from value_aware_study.benchmarking.ratio import Ratio
 
 EQUAL = 1.05
-"""Times whose ratio lies between 1 / EQUAL and EQUAL count as equal."""
+"""Largest ratio of two times that count as equal; the smallest is 1 / EQUAL."""
 LEVEL = 0.99
 """Of each interval at the five `LOOKS`, so that a verdict errs in 5% of all comparisons."""
 LOOKS = (8, 16, 32, 64, 128)
@@ -43,12 +43,12 @@ def in_rounds(
 
 
 def ratio(spent: Seconds, ours: str, theirs: str) -> Ratio:
-    """Time over time, paired by the rounds, with its 99% interval."""
+    """Returns the ratio of two times, paired by round, with its 99% interval."""
     return Ratio.of(spent[ours], spent[theirs], LEVEL)
 
 
 def verdict(ratio: Ratio) -> str:
-    """Whether the first is faster, slower or equal within 5%, or the rounds do not tell."""
+    """Returns "faster", "slower", "equal" (within 5%), or "undecided" by these rounds."""
     if ratio.side() != "undecided":
         return "faster" if ratio.side() == "below" else "slower"
     equal = ratio.side(1 / EQUAL) == "above" and ratio.side(EQUAL) == "below"
@@ -56,14 +56,14 @@ def verdict(ratio: Ratio) -> str:
 
 
 def cells(*ratios: Mapping[str, Any]) -> list[str]:
-    """A table's cells for ratios of a record: each with its verdict, and how many rounds."""
+    """Returns table cells of a record's ratios, each with its verdict, and the rounds."""
     found = [Ratio(**ratio) for ratio in ratios]
     pairs = [(str(ratio), verdict(ratio)) for ratio in found]
     return [*chain.from_iterable(pairs), str(found[0].rounds)]
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Seconds on the clock that a call takes, the release of its result included."""
+    """Times a call on the clock, the release of its result included."""
     began = perf_counter()
     work()
     return perf_counter() - began

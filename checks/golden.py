@@ -1,4 +1,4 @@
-"""The golden run: every stage at scale=smoke, and the numbers that it computed.
+"""Runs every stage at scale=smoke and compares the numbers with those of an earlier run.
 
     python -m checks.golden FOLDER [BEFORE]
 
@@ -85,7 +85,7 @@ def write_numbers(root: Path, folder: Path) -> None:
 
 
 def numbers(path: Path) -> str:
-    """A file's numbers as text; empty for a picture or a page."""
+    """Returns a file's numbers as text, empty for a picture or a page."""
     if path.suffix == ".json":
         content = lasting(json.loads(path.read_text()))
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
@@ -97,14 +97,14 @@ def numbers(path: Path) -> str:
 
 
 def lasting(content: Any) -> Any:
-    """JSON without what another hour or another version of the code changes."""
+    """Removes the `VOLATILE` keys from JSON."""
     if isinstance(content, dict):
         return {key: lasting(value) for key, value in content.items() if key not in VOLATILE}
     return [lasting(value) for value in content] if isinstance(content, list) else content
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    """Yields each file that is not the same, with the first lines that are not."""
+    """Yields each file that differs, with its first differing lines."""
     names = {path.relative_to(folder) for folder in (before, after) for path in folder.rglob("*")}
     for name in sorted(names):
         old, new = (

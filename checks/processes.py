@@ -1,4 +1,4 @@
-"""Apps as processes of their own, at smoke scale, forked from one that has imported all of them."""
+"""Starts apps at smoke scale in processes forked from one that has imported all of them."""
 
 import multiprocessing
 import os

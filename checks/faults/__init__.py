@@ -1,4 +1,4 @@
-"""Is every stage right whatever happens to it? Kills, full disks, damaged and strangers' files.
+"""Disturbs every stage: kills, full disks, concurrent starts, damaged files and files of others.
 
     make faults                          # all of it
     python -m checks.faults --quick  # every sixth of the cases; writes nothing

@@ -1,4 +1,4 @@
-"""One thing that was done to the pipeline, and what came of it."""
+"""Describes a fault that a stage met, and the outcome."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCase:
-    """`wrong` says what should not have come of it; empty where all is right."""
+    """Records the outcome of one fault; `wrong` names the mistake, empty where all is right."""
 
     kind: str
     stage: str
@@ -22,4 +22,4 @@ class FaultCase:
 
 
 Trial = partial[FaultCase]
-"""Does it to a folder of its own; what is random in it was drawn before."""
+"""Makes a case in a folder of its own; its random numbers were drawn before."""

@@ -1,4 +1,4 @@
-"""Files cut or with a changed bit: refused by name, or computed again with equal results."""
+"""Cuts files and changes bits: each must be refused by name, or computed again as it was."""
 
 import random
 import signal
@@ -41,11 +41,11 @@ READ: Mapping[str, tuple[str, str]] = {
     "training metrics": ("report", "outputs/metrics/train/*.json"),
     "record to publish": ("publish", "outputs/records/*.json"),
 }
-"""What is damaged -> the stage that reads it, and the files of the kind"""
+"""Kind of file -> the stage that reads it, and the pattern of its files"""
 
 
 def damages(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
-    """Every kind of file cut at a random byte, and with one random bit changed."""
+    """Cuts every kind of file at a random byte, and changes one random bit."""
     return [
         partial(damaged, run_, kind, damage, random.Random(numbers.random()))
         for kind in READ
@@ -88,7 +88,7 @@ def files(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def begin(run_: Undisturbed, stage: str, pattern: str) -> None:
-    """A training that was killed when it had a checkpoint."""
+    """Starts a training and kills it once it has a checkpoint."""
     run_.before(stage)
     running = Running(stage, run_.root)
     stopped(running, signal.SIGKILL, lambda _: any(run_.root.glob(pattern)))

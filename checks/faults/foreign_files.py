@@ -1,4 +1,4 @@
-"""A file of somebody else where a stage writes a folder: it stays, whatever the stage does."""
+"""Puts a file of somebody else where a stage writes a folder: it must stay."""
 
 import random
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ OWN = "thesis.docx"
 
 
 def foreign_files(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
-    """Every stage that replaces a folder, over a file alone and over one beside earlier outputs."""
+    """Runs stages that replace a folder over a foreign file, alone and beside earlier outputs."""
     places = ("alone", "in a folder below", "beside earlier outputs")
     return [partial(foreign, run_, stage, place) for stage in FOLDERS for place in places]
 

@@ -1,4 +1,4 @@
-"""The command: every kind of fault, and the page of what came of them."""
+"""Runs every kind of fault and writes the page of outcomes."""
 
 import random
 import sys
@@ -24,7 +24,7 @@ from checks.faults.kills import kills
 
 KILLS = 30
 QUICK = 6
-"""--quick tries one of so many cases"""
+"""--quick tries one of `QUICK` cases"""
 KINDS: dict[str, Callable[[Undisturbed, random.Random], list[Trial]]] = {
     KILLED: lambda run, numbers: kills(run, numbers, KILLS),
     FULL: full_disks,
@@ -51,8 +51,8 @@ RIGHT = (
 
 def main() -> None:
     parser = options(faults.__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of moments, places and bits; 0")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of moments, places and bits; default 0")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default: all")
     given = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -71,12 +71,12 @@ def main() -> None:
 
 
 def numbers(seed: int, kind: str) -> random.Random:
-    """Of one kind, so that it is tried alike alone and with others."""
+    """Returns the random numbers of one kind, equal whether it runs alone or with others."""
     return random.Random(f"{seed}, {kind}")
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     cases = [FaultCase(**case) for case in record["cases"]]
     parts = [f"## {kind.capitalize()}\n\n{TRIED[kind]}\n\n{_table(cases, kind)}" for kind in KINDS]
     wrong = [
@@ -93,7 +93,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _table(cases: Sequence[FaultCase], kind: str) -> str:
-    """Counts by stage and outcome."""
+    """Renders counts by stage and outcome."""
     some = [case for case in cases if case.kind == kind]
     outcomes = list(dict.fromkeys(_outcome(case) for case in some))
     rows = []

@@ -1,4 +1,4 @@
-"""What comes of a wrong value: the table of cases (cases.tsv), each given to its app.
+"""Gives wrong values to the apps: every case of the table cases.tsv.
 
     python -m checks.values                      # all of it, with the code as it is
     python -m checks.values --before FOLDER      # the same cases in an older checkout

@@ -1,4 +1,4 @@
-"""The table of values that people may get wrong, and of extremes that are right: cases.tsv."""
+"""Reads cases.tsv, the table of values that people may get wrong and of extremes that are right."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ NEW = "new"
 
 @dataclass(frozen=True, kw_only=True)
 class ValueCase:
-    """What is given to `python -m pipelines.`, the exit code, and (a part of) the one line.
+    """Holds arguments of `python -m pipelines.`, the exit code, and (a part of) the one line.
 
     `given` may begin with variables of the environment, as in a shell; of a `call` it is Python,
     over the names of `worker.NAMES`. `setup` is a shell command, run before it in the same folder.
@@ -34,23 +34,23 @@ class ValueCase:
 
     @property
     def name(self) -> str:
-        """What no other case has."""
+        """Identifies the case."""
         return f"{self.setup}; {self.given}" if self.setup else self.given
 
     @property
     def command(self) -> str:
-        """The command line, without an edit of params.yaml."""
+        """Returns the command line, without an edit of params.yaml."""
         return self.given.partition(f"; {PARAMS}: ")[0]
 
     @property
     def edit(self) -> tuple[str, str] | None:
-        """What is replaced in params.yaml, and by what."""
+        """Returns the text of params.yaml that is replaced, and its replacement."""
         text = self.given.partition(f"; {PARAMS}: ")[2]
         return tuple(json.loads(text)) if text else None
 
 
 def cases() -> list[ValueCase]:
-    """Every row of the table."""
+    """Reads every row of the table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
         return [ValueCase(**row | {"exit": int(row["exit"])}) for row in rows]

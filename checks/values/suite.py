@@ -1,4 +1,4 @@
-"""The command: every case of the table in a checkout, and the page of what came of them."""
+"""Runs every case of the table in a checkout and writes the page of outcomes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from checks.values.cases import CALL, NEW, ValueCase, cases
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 3.0
-"""From the start of a process, its imports included, in which a wrong value is to be refused"""
+"""CPU seconds, imports included, in which a process must refuse a wrong value"""
 LINE, OTHER_LINE = "one line that names it", "one line that does not"
 MORE, ACCEPTED, NO_END = "a traceback, or more lines", "accepted", "no end in a minute"
 RIGHT = "accepted, as it should be"
@@ -31,9 +31,9 @@ Outcome = Mapping[str, Any]
 
 def main() -> None:
     parser = ArgumentParser(description=values.__doc__, formatter_class=RawTextHelpFormatter)
-    parser.add_argument("--before", type=Path, help="an older checkout; of its cases --every new")
-    parser.add_argument("--every", type=int, default=1, help="one of so many of the new cases; 1")
-    parser.add_argument("--having", default="", help="the cases with this text; writes nothing")
+    parser.add_argument("--before", type=Path, help="an older checkout to run the cases in")
+    parser.add_argument("--every", type=int, default=1, help="one new case in EVERY; default 1")
+    parser.add_argument("--having", default="", help="only cases with this text; writes nothing")
     given = parser.parse_args()
     some = [case for case in sample(given.every) if given.having in f"{case.name} {case.line}"]
     file = FOLDER / "values.json"
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def sample(every: int) -> list[ValueCase]:
-    """Every case that somebody found, and one of `every` of the others."""
+    """Returns every case that somebody found, and one of `every` of the others."""
     new = [case for case in cases() if case.found == NEW]
     return [case for case in cases() if case.found != NEW] + new[::every]
 
@@ -69,7 +69,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def of_checkout(checkout: Path, some: Sequence[ValueCase]) -> dict[str, Any]:
-    """Seconds of the imports, and the outcome of every case by what is given."""
+    """Returns the seconds of the imports, and the outcome of every case by name."""
     with tempfile.TemporaryDirectory() as folder:
         lines = tqdm(outcomes(checkout, some, Path(folder)), total=len(some) + 1, unit="case")
         first, *found = [json.loads(line) for line in lines]
@@ -80,7 +80,7 @@ def of_checkout(checkout: Path, some: Sequence[ValueCase]) -> dict[str, Any]:
 
 
 def kept(case: ValueCase, outcome: Outcome) -> dict[str, Any]:
-    """What the record keeps of an outcome: of what was printed the line for the user."""
+    """Returns the kept part of an outcome; of its output the line for the user."""
     errors = errors_of(outcome)
     return {
         "outcome": came_out(case, outcome),
@@ -92,7 +92,7 @@ def kept(case: ValueCase, outcome: Outcome) -> dict[str, Any]:
 
 
 def outcomes(checkout: Path, some: Sequence[ValueCase], folder: Path) -> Iterator[str]:
-    """The worker's lines."""
+    """Yields the worker's lines."""
     asked = json.dumps(
         [{"given": case.command, "edit": case.edit, "setup": case.setup} for case in some]
     )
@@ -107,7 +107,7 @@ def outcomes(checkout: Path, some: Sequence[ValueCase], folder: Path) -> Iterato
 
 
 def came_out(case: ValueCase, outcome: Outcome) -> str:
-    """Which of OUTCOMES it is; "names it" means the key that was given, or all that is expected."""
+    """Returns one of OUTCOMES; a line "names it" by the given key or all of the expected line."""
     if outcome["code"] is None:
         return NO_END
     if outcome["code"] == 0:
@@ -124,7 +124,7 @@ def errors_of(outcome: Outcome) -> list[str]:
 
 
 def name_of(case: ValueCase) -> str:
-    """The last part of the last key given; of an edit the file, which a line names too."""
+    """Returns the last part of the last given key, or the file of an edit without a key."""
     if case.edit:
         return "params.yaml" if not case.edit[1].strip() else key_of(case.edit[1])
     return key_of(shlex.split(case.command)[-1].replace("=", ":").lstrip("+~").partition("@")[0])
@@ -136,7 +136,7 @@ def key_of(text: str) -> str:
 
 
 def wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
-    """What is not as the table says; empty where all is."""
+    """Describes the difference from the table; empty where there is none."""
     outcome = found["outcomes"][case.name]
     if outcome["outcome"] != (LINE if case.exit else RIGHT):
         return str(outcome["outcome"])
@@ -146,7 +146,7 @@ def wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     columns = {
         f"{name}, {group}": counts(record[name], is_new=group == NEW)
         for name in ("before", "now")
@@ -170,7 +170,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def by_found(sides: Mapping[str, Any]) -> list[list[Any]]:
-    """How many cases of each kind of finding there are, and how many of them are wrong."""
+    """Counts cases and wrong outcomes by finding."""
     kinds = Counter(case.found for case in cases())
     return [
         [
@@ -190,7 +190,7 @@ def known_wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
 
 
 def said(record: Mapping[str, Any]) -> str:
-    """What the columns are of."""
+    """Explains the columns."""
     text = "Seconds are those of a processor from the start of a process, imports included."
     if before := record.get("before"):
         some = f", one of {before['every']} of the new cases" if before["every"] > 1 else ""
@@ -199,7 +199,7 @@ def said(record: Mapping[str, Any]) -> str:
 
 
 def counts(found: Mapping[str, Any], *, is_new: bool) -> Counter[str]:
-    """How often there was each outcome among the cases that somebody found, or the others."""
+    """Counts the outcomes of the new cases, or of those that somebody found."""
     known = [case for case in cases() if case.name in found["outcomes"]]
     some = [case for case in known if (case.found == NEW) is is_new]
     of = {case.name: found["outcomes"][case.name] for case in some}
