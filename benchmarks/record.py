@@ -79,9 +79,9 @@ def options(text: str | None, limit: float | None = None) -> argparse.ArgumentPa
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to try it; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; writes nothing")
     if limit is not None:
-        help_text = f"limit of the rounds of each comparison; default {limit:g}"
+        help_text = f"limit of a comparison's rounds; default {limit:g}"
         parser.add_argument("--seconds", type=float, default=limit, help=help_text)
     return parser
 

@@ -51,8 +51,8 @@ RIGHT = (
 
 def main() -> None:
     parser = options(faults.__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="seed of moments, places and bits; default 0")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default: all")
+    parser.add_argument("--seed", type=int, default=0, help="of moments, places and bits")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     given = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from pipelines.methods import method_class
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
@@ -17,6 +20,12 @@ KERNELS = {
     "polynomial": kernels.Polynomial(),
     "elu": kernels.Elu(),
 }
+
+
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Draws queries, keys and values of one shape."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(3)]
 
 
 class Method(NamedTuple):

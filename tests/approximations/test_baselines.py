@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from methods import KERNELS
+from methods import KERNELS, draw
 from torch import Tensor
 
 from pipelines.methods import method_class
@@ -49,11 +49,6 @@ OURS = {name: BUILD[name] for name in list(BUILD)[:5]} | {
     "optimal_value_oblivious": OptimalValueOblivious,
 }
 """Without what is added by a card alone: a method of one's own may depend on the scale."""
-
-
-def draw(seed: int, *shape: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(3)]
 
 
 def slow(name: str, alpha: Tensor, value: Tensor, visible: Tensor, r: int, row: int) -> Tensor:
