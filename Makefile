@@ -43,7 +43,7 @@ test-slow: setup-dev  ## the slow tests: killed and distributed runs, clusters, 
 	@$(RUN) $(PYTEST) -m slow
 
 faults: setup  ## kills, full disks, two at once, damaged and strangers' files: is every stage right all the same
-	@$(RUN) python -m benchmarks.faults
+	@$(RUN) python -m checks.faults
 
 lint: setup-dev  ## style, formatting, types, and requirements that fit together
 	@$(RUN) ruff check .

@@ -1,4 +1,4 @@
-"""Which results are of the present code: python -m benchmarks."""
+"""Lists the results and whether each is of the present code: python -m benchmarks."""
 
 from benchmarks.record import FOLDER, overview
 

@@ -1,7 +1,7 @@
-"""What the adapter costs: a forward pass with `Exact` through it, beside the model's own attention.
+"""Times a forward pass with `Exact` through the adapter, beside the model's own attention.
 
     python -m benchmarks.adapter                # at most six minutes
-    python -m benchmarks.adapter --seconds 5    # at most so many for each row, but three rounds
+    python -m benchmarks.adapter --seconds 5    # at most 5 seconds a row, but three rounds
     python -m benchmarks.adapter --quick        # 16 tokens; writes nothing
 
 Writes results/benchmarks/adapter.json and .md. Models have the shapes of roberta-base and of a
@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from benchmarks.record import HOW, finish, header, markdown, options, setting
-from benchmarks.rounds import in_rounds, ratio, seconds, verdict
+from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention.approximations import Exact
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_study.benchmarking.ratio import Ratio
@@ -39,13 +39,13 @@ from value_aware_study.benchmarking.ratio import Ratio
 TOKENS, LAYERS, VOCABULARY = 512, 2, 1000
 SECONDS = 60.0
 OWN = {"eager": "eager", "fused": "sdpa"}
-"""What the model's own attention is called here, and in transformers."""
+"""Names of the model's own attention, here and in transformers."""
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model and input: median milliseconds, and the adapter's time over the model's own."""
+    """Holds median milliseconds of one model and input, and ratios to the model's own attention."""
 
     model: str
     input: str
@@ -71,14 +71,14 @@ def main() -> None:
 
 
 def roberta() -> PreTrainedModel:
-    """roberta-base with few layers."""
+    """Builds a roberta-base with few layers."""
     config = RobertaConfig(vocab_size=VOCABULARY, num_hidden_layers=LAYERS)
     config.max_position_embeddings = TOKENS + 2
     return RobertaModel(config, add_pooling_layer=False).eval()
 
 
 def llama() -> PreTrainedModel:
-    """A llama of width 1024 with 16 heads of 64, whose 4 key heads serve 4 queries each."""
+    """Builds a llama of width 1024 with 16 heads of 64, whose 4 key heads serve 4 queries each."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=1024,
@@ -91,7 +91,7 @@ def llama() -> PreTrainedModel:
 
 
 def calls(model: PreTrainedModel, length: int = TOKENS) -> dict[str, Call]:
-    """What is timed: forward passes that return the last hidden states of visible tokens."""
+    """Returns forward passes to time, which give the last hidden states of visible tokens."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, VOCABULARY, (2, length), generator=generator)
     mask = (torch.arange(length) < torch.tensor([[length], [3 * length // 4]])).long()
@@ -121,7 +121,7 @@ def _next_token(model: PreTrainedModel, tokens: Tensor) -> Call:
 
 
 def measure(name: str, what: str, model: PreTrainedModel, call: Call, limit: float) -> Row:
-    """Through the adapter and with the model's own attention, in paired rounds."""
+    """Times a call through the adapter and with the model's own attention, in paired rounds."""
     model.set_attn_implementation(OWN["eager"])
     contexts = {"adapter": partial(replace_attention, model, Exact())}
     contexts |= {own: partial(with_own, model, called) for own, called in OWN.items()}
@@ -143,20 +143,20 @@ def measure(name: str, what: str, model: PreTrainedModel, call: Call, limit: flo
 
 @contextmanager
 def with_own(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """One of transformers' attention functions; eager again on exit."""
+    """Switches the model to one of transformers' attention functions, and back to eager on exit."""
     model.set_attn_implementation(implementation)
     yield
     model.set_attn_implementation(OWN["eager"])
 
 
 def within(context: Callable[[], AbstractContextManager[Any]], call: Call) -> float:
-    """Seconds of one call, without what entering the context takes."""
+    """Returns the seconds of one call, without those of entering the context."""
     with context():
         return seconds(call)
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     headers = ["model", "input", "adapter ms", "eager ms", "fused ms", "adapter / eager",
                "verdict", "adapter / fused", "verdict", "rounds", "largest difference"]  # fmt: skip
     table = markdown(headers, [_cells(row) for row in record["rows"]], names=2)
@@ -170,13 +170,9 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    eager, fused = (Ratio(**row[name]) for name in OWN)
-    return [
-        row["model"], row["input"],
-        *(f"{row['milliseconds'][key]:.1f}" for key in ("adapter", *OWN)),
-        str(eager), verdict(eager), str(fused), verdict(fused), str(eager.rounds),
-        f"{row['largest_difference']:.0e}",
-    ]  # fmt: skip
+    times = [f"{row['milliseconds'][key]:.1f}" for key in ("adapter", *OWN)]
+    difference = f"{row['largest_difference']:.0e}"
+    return [row["model"], row["input"], *times, *cells(*(row[own] for own in OWN)), difference]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What cheaper choices of a cache's keys lose, and where its observed queries are best turned.
+"""Measures the loss of cheaper choices of a cache's keys, and of other turns of observed queries.
 
     make caches && python -m benchmarks.cache_choices            # about ten minutes on one core
     python -m benchmarks.cache_choices --quick                   # two texts; writes nothing
@@ -40,12 +40,12 @@ METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
     "DropKV": caches.LeaveOneOut,
 }
 TURNS = {"not at all": 0.0, "half the prefix": 0.5, "1.5 prefixes": 1.5, "2 prefixes": 2.0}
-"""How far non-causal queries are turned, in lengths of the prefix"""
+"""Rotation of non-causal queries, in lengths of the prefix"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting on one model's texts."""
+    """Holds the errors of one setting on one model's texts."""
 
     texts: str
     r: int
@@ -53,7 +53,7 @@ class Row:
     error: float
     kl: float
     seconds: float
-    """Of one choice for a key-value head"""
+    """Seconds of one choice for a key-value head"""
     ratio: float | None
     low: float | None
     high: float | None
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def measured(name: str, units: int, seeds: list[int]) -> Iterator[Row]:
-    """Every setting on one model's texts, the usual one first."""
+    """Measures every setting on one model's texts, the usual one first."""
     cfg = composed("caches", [f"texts={name}"]).caches
     task: Task = instantiate(cfg.load, seeds=seeds, units=units)
     record = one(task, name, METHODS, ROWS)
@@ -95,7 +95,7 @@ def measured(name: str, units: int, seeds: list[int]) -> Iterator[Row]:
 
 
 def one(task: Task, name: str, methods: Any, rows: int, observed: str = "noncausal") -> CacheRecord:
-    """Some methods with so many observed queries."""
+    """Measures methods with `rows` observed queries."""
     settings = cache_settings(
         methods, sizes=[task.first_row // part for part in PARTS], observed=[observed],
         prefix=task.first_row, rows=rows,
@@ -104,7 +104,7 @@ def one(task: Task, name: str, methods: Any, rows: int, observed: str = "noncaus
 
 
 def turned_by(task: Task, name: str, methods: Any, of: float) -> CacheRecord:
-    """The same where non-causal queries are turned by this part of the prefix."""
+    """Measures methods whose non-causal queries are turned by a part `of` the prefix."""
 
     def noncausal(choice: Choice) -> dict[str, Any]:
         return turned(choice, round(of * choice.start))
@@ -114,7 +114,7 @@ def turned_by(task: Task, name: str, methods: Any, of: float) -> CacheRecord:
 
 
 def page(record: dict) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     rows = [
         (
             row["texts"],

@@ -1,4 +1,4 @@
-"""What choosing the keys of a cache costs: seconds a key-value head, beside exact prefill.
+"""Times the choice of a cache's keys: seconds a key-value head, beside exact prefill.
 
     python -m benchmarks.caches            # some minutes on one core
     python -m benchmarks.caches --quick    # 64 keys; writes nothing
@@ -27,7 +27,7 @@ HEAD_DIM, ROWS, PART = 64, 128, 8
 KEYS = (512, 1024, 2048, 4096, 8192)
 FEWER_ROWS = 32
 ONCE = 2.0
-"""A call that takes longer than so many seconds is timed once, others three times."""
+"""Seconds above which a call is timed once; shorter calls are timed three times."""
 METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
     "ObservedAttention": caches.ObservedAttention,
     "LeaveOneOut": caches.LeaveOneOut,
@@ -41,7 +41,7 @@ FEWER = f"ValueAware, {FEWER_ROWS} rows"
 
 @dataclass(frozen=True)
 class Row:
-    """One number of keys: seconds, and errors on the observed queries over the joint search's."""
+    """Holds seconds at one number of keys, and errors over those of the joint search."""
 
     keys: int
     r: int
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measured(keys: int) -> Row:
-    """Every method on the same head."""
+    """Measures every method on the same head."""
     generator = torch.Generator().manual_seed(keys)
     query, key, value = (torch.randn(1, keys, HEAD_DIM, generator=generator) for _ in range(3))
     r = keys // PART
@@ -85,7 +85,7 @@ def measured(keys: int) -> Row:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """The median of three calls; of a slow one the only."""
+    """Returns the median seconds of three calls, or those of one slow call."""
     first = seconds(call)
     return first if first > ONCE else median([first, seconds(call), seconds(call)])
 
@@ -96,7 +96,7 @@ def error(seen: caches.Observed, kept: caches.KeptKeys) -> float:
 
 
 def page(record: dict) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     names = list(record["rows"][0]["seconds"])
     times = [
         [row["keys"], row["r"], f"{1e3 * row['prefill']:.1f}"]

@@ -1,4 +1,4 @@
-"""What an evaluation at 4096 tokens and 12 heads of 64 holds in memory, at two memory_gib.
+"""Measures the memory of an evaluation at 4096 tokens and 12 heads of 64, at two memory_gib.
 
     python -m benchmarks.evaluation_memory                      # most of an hour on two cores
     python -m benchmarks.evaluation_memory --kinds method cell  # these rows anew, the others kept
@@ -58,11 +58,11 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 MEMORY = (1.0, 0.25)
 MALLOC = "MALLOC_MMAP_THRESHOLD_"
-"""With it glibc gives every large block back; without it small ones stay with the process."""
+"""Variable that lets glibc return every large block; without it the process keeps them."""
 
 
 def main() -> None:
-    """Measures and writes the table row by row; or one row, in the process of its own."""
+    """Measures and writes the table row by row, or measures the one row of --row."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--row", nargs=3, metavar=("KIND", "METHOD", "GIB"), help="internal")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def written() -> list[dict[str, Any]]:
-    """The rows of the last run, with the threads and the code that they had."""
+    """Reads the rows of the last run, with their threads and code."""
     path = FOLDER / "evaluation_memory.json"
     if not path.exists():
         return []
@@ -89,7 +89,7 @@ def written() -> list[dict[str, Any]]:
 
 
 def recorded(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What has been measured so far; of older code as long as one row of it is."""
+    """Builds the record; its source is that of the first row of older code, if there is one."""
     sizes = {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM}
     now = header("evaluation_memory")
     rows = [{"source": now["source"]} | row for row in rows]
@@ -98,7 +98,7 @@ def recorded(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def fresh(kind: str, name: str, gib: float) -> dict[str, Any]:
-    """A row, measured in a process of its own; blocks below the default with MALLOC set."""
+    """Measures a row in a process of its own; MALLOC is set for blocks below the default."""
     environment = os.environ | ({MALLOC: str(2**20)} if gib < 1 else {})
     command = [sys.executable, "-m", "benchmarks.evaluation_memory", "--row", kind, name, str(gib)]
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -106,7 +106,7 @@ def fresh(kind: str, name: str, gib: float) -> dict[str, Any]:
 
 
 def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
-    """MiB above what the process held before, MiB of the whole process, and seconds."""
+    """Measures a row: MiB above those held before, MiB of the whole process, and seconds."""
     torch.manual_seed(0)
     work = cell_evaluation(name, **MODELS[kind]) if kind in MODELS else method_call(name)
     began = time.perf_counter()
@@ -134,7 +134,7 @@ def method_call(name: str) -> Any:
 
 
 def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: int) -> Any:
-    """The grid of one cell on a RoBERTa, and everything that is measured of its layers."""
+    """Returns the work of one cell on a RoBERTa: its grid, and all measures of its layers."""
     model = build_roberta(
         vocabulary_size=vocabulary_size, layers=layers, width=HEADS * HEAD_DIM, heads=HEADS,
         feedforward=4 * HEADS * HEAD_DIM, length=LENGTH, block=512, dropout=0.0,
@@ -156,7 +156,7 @@ def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: 
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Renders the record as a table."""
     cell, base = record["models"].values()
     headers = ["", "method", "evaluation.memory_gib", "MiB above what was held before",
                "MiB of the process", "seconds", "threads", "code"]  # fmt: skip

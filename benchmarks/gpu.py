@@ -1,4 +1,4 @@
-"""Everything that wants a GPU, measured in one script on one machine.
+"""Measures everything that needs a GPU, on one machine.
 
     python -m benchmarks.gpu                       # four parts of at most 8 minutes each
     python -m benchmarks.gpu --parts training      # one of layer, patterns, training, solver
@@ -68,11 +68,11 @@ PATTERNS: Mapping[str, Callable[..., nn.Module]] = {
 }
 RUN_TIME = 1.0
 ADAMW = partial(AdamW, lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, fused=True)
-"""Seconds for which a call is repeated, at least."""
+"""Least seconds for which a call is repeated."""
 
 
 class Eager(nn.Module):
-    """Attention with any kernel that holds all N x M weights; `options` are `attention`'s."""
+    """Computes attention with all N x M weights in memory; takes the options of `attention`."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         weights = attention_weights(query, key, **options)
@@ -80,7 +80,7 @@ class Eager(nn.Module):
 
 
 def layer(device: str, quick: bool) -> Rows:
-    """The cells of the survey's benchmark, one row each."""
+    """Measures the cells of the survey's benchmark, one row each."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "layer.json"
         command = [sys.executable, "-m", "pipelines.benchmark", f"benchmark.layer.device={device}"]
@@ -99,7 +99,7 @@ def layer(device: str, quick: bool) -> Rows:
 
 
 def patterns(device: str, quick: bool) -> Rows:
-    """Time and memory of each pattern and of dense attention, forward and with gradients."""
+    """Measures each pattern and dense attention, forward and with gradients."""
     for length in (256,) if quick else (4096, 8192, 16384, 32768):
         inputs = gaussian((3, 1, HEADS, length, HEAD_DIM), device, torch.bfloat16)
         works: dict[str, Callable[..., Tensor]] = {
@@ -129,7 +129,7 @@ def with_gradients(work: Callable[..., Tensor], inputs: Tensor) -> None:
 
 
 def training(device: str, quick: bool) -> Rows:
-    """A whole optimizer step of the causal LM: bf16 mixed precision, AdamW, dropout 0.1."""
+    """Times a whole optimizer step of the causal LM: bf16 mixed precision, AdamW, dropout 0.1."""
     size = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "feedforward": FEEDFORWARD}
     length, batch, vocabulary = LENGTH, BATCH, VOCABULARY
     if quick:
@@ -153,7 +153,7 @@ def training(device: str, quick: bool) -> Rows:
 
 
 def optimizer_step(module: CausalTraining, variant: str, tokens: Tensor) -> Callable[[], None]:
-    """The step that is timed."""
+    """Returns the timed step."""
     model = module.model
     optimizer = module.make_optimizer(module.parameter_groups())
     for group in optimizer.param_groups:
@@ -176,7 +176,7 @@ def optimizer_step(module: CausalTraining, variant: str, tokens: Tensor) -> Call
 def speed(
     milliseconds: float | None, tokens: int, operations: float, peak: float | None, best: float
 ) -> Row:
-    """Tokens and operations a second, against the device's peak and its best matrix product."""
+    """Computes tokens and operations a second, and shares of the device's peak and best product."""
     if milliseconds is None:
         return dict.fromkeys(("tokens/s", "TFLOP/s", "MFU", "of a matrix product"))
     reached = 1000 * operations / milliseconds
@@ -189,20 +189,20 @@ def speed(
 
 
 def peak_operations(device: str) -> float | None:
-    """The bf16 peak that the maker states: $PEAK_FLOPS, or that of a GPU known by its name."""
+    """Returns the maker's bf16 peak: $PEAK_FLOPS, or that of a GPU known by its name."""
     if given := os.environ.get("PEAK_FLOPS"):
         return float(given)
     return peak_flops_of(torch.cuda.get_device_name(), "bf16") if device == "cuda" else None
 
 
 def matrix_product(device: str, side: int) -> float:
-    """Operations a second of a square bf16 matrix product: what can be reached here."""
+    """Measures the reachable operations a second: those of a square bf16 matrix product."""
     a, b = gaussian((2, side, side), device, torch.bfloat16)
     return 2 * side**3 / seconds(partial(torch.mm, a, b))[0]
 
 
 def solver(device: str, quick: bool) -> Rows:
-    """One call of optimal-v-aware-r with its exact attention, fp32, and what it leaves."""
+    """Times a call of optimal-v-aware-r in fp32, exact attention included; measures its error."""
     length, heads = (64, 2) if quick else (4096, HEADS)
     inputs = gaussian((3, 1, heads, length, HEAD_DIM), "cpu", torch.float32)
     for r in (4, 65):
@@ -217,9 +217,9 @@ def solver(device: str, quick: bool) -> Rows:
 
 
 def measured(work: Callable[[], object], device: str) -> Row:
-    """Median milliseconds, and on CUDA the peak MiB above what is held before; None: out of memory.
+    """Measures median milliseconds, and on CUDA the peak MiB above those held before.
 
-    The first call, which compiles, is not counted.
+    The first call, which compiles, is not counted. Out of memory, all values are None.
     """
     try:
         work()
@@ -236,7 +236,7 @@ def measured(work: Callable[[], object], device: str) -> Row:
 
 
 def seconds(work: Callable[[], object]) -> tuple[float, int]:
-    """Of one call, the median of how many rounds; torch's timer waits for the device."""
+    """Returns median seconds and rounds of a call; torch's timer waits for the device."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
     found = timer.blocked_autorange(min_run_time=RUN_TIME)
     return found.median, len(found.times)
@@ -273,7 +273,7 @@ def main() -> None:
 
 
 def run_part(name: str, arguments: argparse.Namespace) -> Row:
-    """Its rows, and why it ended early if it did."""
+    """Runs a part; returns its rows, and the reason if it ended early."""
     print(f"{name}: at most {arguments.minutes:g} minutes", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
@@ -292,14 +292,14 @@ def run_part(name: str, arguments: argparse.Namespace) -> Row:
 
 
 def write_rows(arguments: argparse.Namespace) -> None:
-    """The child's side: every row is on the disk as soon as it is measured."""
+    """Runs a part in its process and writes every row to disk as soon as it is measured."""
     with Path(arguments.rows).open("a") as file:
         for row in PARTS[arguments.parts[0]](arguments.device, arguments.quick):
             print(json.dumps(row), file=file, flush=True)
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     lines = ["# On a GPU", ""]
     if record["quick"]:
         lines += ["Tiny sizes, to try the script: no number means anything.", ""]

@@ -1,4 +1,4 @@
-"""How far low precision moves every method: its output against its own in fp64.
+"""Measures how far low precision moves the output of every method from its output in fp64.
 
     python -m benchmarks.numerics            # some minutes on one core
     python -m benchmarks.numerics --quick    # 64 keys; writes nothing
@@ -33,7 +33,7 @@ from value_aware_study.cards import cards
 HEADS, HEAD_DIM, QUERIES, KEYS, MANY_KEYS = 4, 64, 32, 512, 8192
 LANDMARKS, KEPT = 64, 16
 FAR = 10.0
-"""Times the error of exact attention on the same inputs: what lies above is named on the page."""
+"""Factor over the error of exact attention on the same inputs, above which a cell is bold."""
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -59,15 +59,15 @@ CACHES: Caches = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """A method, and the call that it is given."""
+class MethodCall:
+    """Holds a method and the options of its call."""
 
     method: Approximation
     kernel: Kernel = Exponential()
     is_causal: bool = False
 
     def output(self, inputs: Inputs) -> Tensor:
-        """The rows of the last queries; earlier ones are computed where a method needs them."""
+        """Computes the rows of the last queries, and earlier rows where a method needs them."""
         query, key, value = inputs
         if not (self.is_causal or isinstance(self.method, LSH)):
             query = query[..., -QUERIES:, :]
@@ -75,7 +75,7 @@ class Case:
         return output[..., -QUERIES:, :]
 
     def exact(self, inputs: Inputs) -> Tensor:
-        """Exact attention of the same rows."""
+        """Computes exact attention of these rows."""
         query, key, value = inputs
         rows, keys = QUERIES, key.shape[-2]
         past = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
@@ -85,21 +85,21 @@ class Case:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method, input and dtype; errors are ||o - o~|| / ||o|| of a row, o its output in fp64."""
+    """Holds a method's errors ||o - o~|| / ||o|| a row, for one input and dtype; o is in fp64."""
 
     method: str
     input: str
     dtype: str
     rows: int
     other_rows: int = 0
-    """Rows that chose other keys than in fp64."""
+    """Number of rows that chose other keys than in fp64."""
     largest: float | None = None
-    """Over the rows that chose the same keys; None: there are none."""
+    """Largest error of the rows that chose the same keys; None: no row did."""
     mean: float | None = None
     largest_of_others: float | None = None
     non_finite_rows: int = 0
     distance: float = 0.0
-    """To exact attention in fp64, the root of the pooled relative output error of all rows."""
+    """Distance to exact attention in fp64: root of the pooled relative output error of all rows."""
     distance_in_fp64: float = 0.0
     refused: str = ""
     exact: float = field(default=0.0)
@@ -112,20 +112,20 @@ class Cell:
         return bool(self.refused or self.non_finite_rows) or (self.largest or 0.0) > most
 
 
-VARIANTS: dict[str, Case] = {
-    "exact, polynomial": Case(approximations.Exact(), kernels.Polynomial()),
-    "exact, elu": Case(approximations.Exact(), kernels.Elu()),
+VARIANTS: dict[str, MethodCall] = {
+    "exact, polynomial": MethodCall(approximations.Exact(), kernels.Polynomial()),
+    "exact, elu": MethodCall(approximations.Exact(), kernels.Elu()),
     **{
-        f"optimal-v-aware-{r}, {search}": Case(approximations.OptimalValueAware(r, search))
+        f"optimal-v-aware-{r}, {search}": MethodCall(approximations.OptimalValueAware(r, search))
         for r, search in ((16, "fast"), (16, "default"), (4, "best"), (HEAD_DIM + 1, "default"))
     },
-    "Nyström, 6 iterations": Case(approximations.Nystrom(LANDMARKS, iterations=6)),
-    "ORF as in A.1": Case(approximations.OrthogonalRandomFeatures(256, 0, scaling="paper")),
-    "ORF, causal": Case(approximations.OrthogonalRandomFeatures(256, 0), is_causal=True),
-    "RFF, causal": Case(approximations.RandomFourierFeatures(256, 0), is_causal=True),
-    "linear attention, causal": Case(approximations.LinearAttention(), kernels.Elu(), True),
+    "Nyström, 6 iterations": MethodCall(approximations.Nystrom(LANDMARKS, iterations=6)),
+    "ORF as in A.1": MethodCall(approximations.OrthogonalRandomFeatures(256, 0, scaling="paper")),
+    "ORF, causal": MethodCall(approximations.OrthogonalRandomFeatures(256, 0), is_causal=True),
+    "RFF, causal": MethodCall(approximations.RandomFourierFeatures(256, 0), is_causal=True),
+    "linear attention, causal": MethodCall(approximations.LinearAttention(), kernels.Elu(), True),
 }
-"""What no card has, beside the cards."""
+"""Settings that no card has."""
 
 
 def main() -> None:
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def measured(keys: int, many: int) -> Iterator[Cell]:
-    """Every method on every input in every dtype."""
+    """Measures every method on every input in every dtype."""
     every = cases()
     for name, inputs in inputs_of_every_kind(keys, many).items():
         for method, case in tqdm(every.items(), desc=name):
@@ -148,20 +148,20 @@ def measured(keys: int, many: int) -> Iterator[Cell]:
                 yield cell(method, case, name, inputs, dtype)
 
 
-def cases() -> dict[str, Case]:
-    """The methods by their names: the cards', `VARIANTS`, and the caches, which keep `KEPT`."""
+def cases() -> dict[str, MethodCall]:
+    """Returns all methods by name: those of the cards, `VARIANTS`, and caches of `KEPT` keys."""
     found = {}
     for card in cards().values():
         method = instantiate(card.build())
         kernel = kernels.Elu() if method.kernels == (kernels.Elu,) else Exponential()
-        found[card.label] = Case(method, kernel)
+        found[card.label] = MethodCall(method, kernel)
     after = partial(caches.AfterPrefix, prefix=None, observed="last", rows=QUERIES)
-    kept_by = {f"cache: {name}": Case(after(build(KEPT))) for name, build in CACHES.items()}
+    kept_by = {f"cache: {name}": MethodCall(after(build(KEPT))) for name, build in CACHES.items()}
     return found | VARIANTS | kept_by
 
 
 def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
-    """Random queries, keys and values in fp64; in `outliers` one key and another value are far."""
+    """Draws queries, keys and values in fp64; in `outliers` one key and another value are far."""
 
     def drawn(length: int, sharpness: float = 1.0, heads: int = HEADS) -> Inputs:
         generator = torch.Generator().manual_seed(length)
@@ -182,8 +182,8 @@ def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
     }
 
 
-def cell(method: str, case: Case, name: str, drawn: Inputs, dtype: str) -> Cell:
-    """The errors of one method, input and dtype."""
+def cell(method: str, case: MethodCall, name: str, drawn: Inputs, dtype: str) -> Cell:
+    """Measures one method on one input in one dtype."""
     given = rounded(drawn, DTYPES[dtype])
     reference: Inputs = tuple(x.double() for x in given)  # type: ignore[assignment]
     if dtype == "fp64":
@@ -209,7 +209,7 @@ def rounded(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def moved(inputs: Inputs) -> Inputs:
-    """The inputs with every number one bit up or down."""
+    """Moves every number of the inputs one bit up or down."""
     generator = torch.Generator().manual_seed(0)
 
     def one(x: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def moved(inputs: Inputs) -> Inputs:
 
 
 def relative(approximate: Tensor, exact: Tensor) -> Tensor:
-    """||o - o~|| / ||o||, which compares with a dtype's rounding as its square would not."""
+    """Computes ||o - o~|| / ||o||, which compares with rounding as its square would not."""
     return relative_output_error(approximate.double(), exact).sqrt()
 
 
@@ -231,7 +231,7 @@ def distance(approximate: Tensor, exact: Tensor) -> float:
 
 
 def errors(output: Tensor, reference: Tensor, others: Tensor) -> dict[str, Any]:
-    """Statistics over the rows with the same keys, and the largest error of the others."""
+    """Summarises the rows with the same keys, and the largest error of the others."""
     finite = output.isfinite().all(dim=-1)
     row = relative(output, reference)
     same, other = row[finite & ~others], row[finite & others]
@@ -244,14 +244,14 @@ def errors(output: Tensor, reference: Tensor, others: Tensor) -> dict[str, Any]:
     }
 
 
-def other_keys(case: Case, given: Inputs, reference: Inputs) -> Tensor:
-    """Which rows of the two calls see different keys; none, where a method chooses none."""
+def other_keys(case: MethodCall, given: Inputs, reference: Inputs) -> Tensor:
+    """Tells which rows of two calls see different keys; none where a method chooses no keys."""
     mine, theirs = (chosen(case, inputs) for inputs in (given, reference))
     return ((mine - theirs).abs() > 0.5).any(dim=-1).expand(*given[0].shape[:2], QUERIES)
 
 
-def chosen(case: Case, inputs: Inputs) -> Tensor:
-    """Numbers that differ by more than 1/2 where two rows of a call chose different keys."""
+def chosen(case: MethodCall, inputs: Inputs) -> Tensor:
+    """Returns numbers that differ by more than 1/2 where two calls chose different keys."""
     query, key, value = inputs
     last, method = query[..., -QUERIES:, :], case.method
     if isinstance(method, caches.AfterPrefix):
@@ -270,7 +270,7 @@ def chosen(case: Case, inputs: Inputs) -> Tensor:
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     cells = [Cell(**cell) for cell in record["cells"]]
     parts = []
     for name in dict.fromkeys(cell.input for cell in cells):

@@ -1,4 +1,4 @@
-"""What optimal-v-aware-r costs: time and memory as ratios to exact attention in the same run.
+"""Measures time and memory of optimal-v-aware-r as ratios to exact attention in the same run.
 
     python -m benchmarks.optimal_value_aware                # about ten minutes on two cores
     python -m benchmarks.optimal_value_aware --seconds 1    # of rounds for each row, but one round
@@ -11,13 +11,9 @@ multiply-adds no greedy search can do without, over the eager one's: r products 
 all values, and r insertions into an orthonormal frame.
 """
 
-import subprocess
-import sys
-from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,26 +22,28 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
+from benchmarks import optimal_value_aware  # by the name that other processes import it under
 from benchmarks.record import PAIRED, finish, header, markdown, options, setting
 from benchmarks.rounds import in_rounds, ratio, seconds
 from value_aware_attention.approximations import OptimalValueAware, closest_combination
 from value_aware_attention.approximations.closest_combination import Problem
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential
+from value_aware_study.benchmarking.process import in_fresh_process, resident_peak
 from value_aware_study.benchmarking.ratio import Ratio
 
 HEAD_DIM = 64
 SIZES = (1, 2, 4, 8, 16, 32, 65)
 LENGTHS = {512: 4, 2048: 2}
-"""Length -> heads."""
+"""Length -> number of heads."""
 SLOWEST = {"torch": {"best": 2, "default": 16, "fast": 65}, "compiled": {"best": 16}}
-"""Largest r measured where more would take minutes."""
+"""Largest r that is measured, by engine and search; a larger one would take minutes."""
 SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting; times over exact attention's, eager where not said."""
+    """Holds one setting's times over those of exact attention: eager, or fused in `call_fused`."""
 
     length: int
     engine: str
@@ -59,12 +57,7 @@ class Row:
 
 
 def main() -> None:
-    parser = options(__doc__, SECONDS)
-    parser.add_argument("--memory-of", help=SUPPRESS)
-    given = parser.parse_args()
-    if given.memory_of:
-        print(peak_memory(given.memory_of))
-        return
+    given = options(__doc__, SECONDS).parse_args()
     lengths, sizes = ({64: 2}, (8,)) if given.quick else (LENGTHS, SIZES)
     limit = 0.0 if given.quick else given.seconds
     rows = [
@@ -97,7 +90,7 @@ def problem_of(query: Tensor, key: Tensor, value: Tensor) -> Problem:
 
 
 def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> Iterator[Row]:
-    """Every engine, search and size at one length."""
+    """Measures every engine, search and size at one length."""
     tensors = inputs(length, heads)
     problem, whole = problem_of(*tensors), exact(*tensors)
     settings = [
@@ -126,14 +119,14 @@ def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> It
 
 
 def floor(r: int, length: int) -> float:
-    """Multiply-adds of r scans and r insertions (2 size width + size^2 / 2), over exact's."""
+    """Counts multiply-adds of r scans and insertions (2 size width + size^2 / 2), over exact's."""
     width = HEAD_DIM + 1
     insertions = sum(2 * size * width + size**2 / 2 for size in range(1, r))
     return (r * length * HEAD_DIM + insertions) / (2 * length * HEAD_DIM)
 
 
 def solvers() -> dict[str, Any]:
-    """Microseconds a query at r = d + 1 of solvers that take one query at a time, and of ours."""
+    """Times solvers that take one query at a time, and ours: microseconds a query at r = d + 1."""
     problem = problem_of(*inputs(512, 4))
     total = problem.output[..., 0].numel()
     record: dict[str, float] = {
@@ -164,7 +157,7 @@ def by_nnls(value: Tensor, output: Tensor) -> None:
 
 
 def by_clarabel(value: Tensor, output: Tensor) -> None:
-    """min ||V'b - o||^2 over the simplex as min z'z, z = V'b - o."""
+    """Solves min ||V'b - o||^2 over the simplex as min z'z, z = V'b - o."""
     import clarabel
     import numpy as np
     from scipy import sparse
@@ -184,38 +177,26 @@ def by_clarabel(value: Tensor, output: Tensor) -> None:
 
 
 def memory() -> dict[str, float]:
-    """Peak MiB above the inputs, each in a fresh process, L = 2048 with 4 heads."""
-    names = ("exact", *(f"{engine} {r}" for engine in ("compiled", "torch") for r in (16, 65)))
-    command = [sys.executable, "-m", "benchmarks.optimal_value_aware", "--memory-of"]
-    return {
-        name: float(subprocess.run([*command, name], capture_output=True, check=True).stdout)
-        for name in names
+    """Measures peak MiB above the inputs, each in a fresh process, at L = 2048 with 4 heads."""
+    methods = {
+        f"{engine} {r}": OptimalValueAware(r, "fast", engine)
+        for engine in ("compiled", "torch")
+        for r in (16, 65)
     }
+    works = {"exact": optimal_value_aware.exact} | methods
+    fresh = partial(in_fresh_process, optimal_value_aware.peak_memory)
+    return {name: fresh(work) for name, work in works.items()}
 
 
-def peak_memory(name: str) -> float:
+def peak_memory(work: Callable[..., Tensor]) -> float:
+    """Measures the peak MiB of one call, above those held after a short one."""
     tensors = inputs(2048, 4)
-    small = [x[:, :64] for x in tensors]
-    if name == "exact":
-        work: Callable[..., Tensor] = exact
-    else:
-        engine, r = name.split()
-        work = OptimalValueAware(int(r), "fast", engine)
-    work(*small)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
-    before = resident("VmRSS")
-    work(*tensors)
-    return resident("VmHWM") - before
-
-
-def resident(name: str) -> float:
-    """A figure of this process's memory in MiB, as Linux reports it."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(x.split()[1] for x in status.splitlines() if x.startswith(name))) / 1024
+    work(*(x[:, :64] for x in tensors))
+    return resident_peak(partial(work, *tensors))
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     headers = ["L", "engine", "search", "r", "solve / eager", "call / eager", "call / fused",
                "rounds", "floor", "relative output error"]  # fmt: skip
     parts = [

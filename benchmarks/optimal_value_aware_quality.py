@@ -1,4 +1,4 @@
-"""How close each search comes to the optimum, on a pretrained encoder's real attention.
+"""Measures how close each search comes to the optimum, on the attention of a pretrained encoder.
 
     python -m benchmarks.optimal_value_aware_quality            # some minutes on two cores
     python -m benchmarks.optimal_value_aware_quality --quick    # one kernel; writes nothing
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def encoder(cfg: DictConfig) -> Task:
-    """The pretrained encoder on windows of its texts."""
+    """Loads the pretrained encoder, on windows of its texts."""
     folder = str(weights_folder(**{key: cfg[key] for key in ("requirement", "package", "folder")}))
     tokenizer = load_tokenizer(folder)
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
@@ -69,7 +69,7 @@ def encoder(cfg: DictConfig) -> Task:
 
 
 def described(cfg: DictConfig, task: Task, calls: list[Call]) -> dict[str, Any]:
-    """Which model, on which text."""
+    """Describes the model and its text."""
     batch, heads, keys, head_dim = calls[0].key.shape
     return {
         "model": cfg.model,
@@ -83,7 +83,7 @@ def described(cfg: DictConfig, task: Task, calls: list[Call]) -> dict[str, Any]:
 
 
 def all_keys(calls: list[Call]) -> Inputs:
-    """One query of every layer and head, with all keys of its window: (72, 1, D), (72, M, D)."""
+    """Takes a query of every layer and head with all keys of its window: (72, 1, D), (72, M, D)."""
     generator = torch.Generator().manual_seed(0)
     parts = []
     for call in calls:
@@ -96,7 +96,7 @@ def all_keys(calls: list[Call]) -> Inputs:
 
 
 def few_keys(calls: list[Call]) -> Inputs:
-    """Runs of 18 tokens from random layers, windows and heads, one query each."""
+    """Takes runs of 18 tokens from random layers, windows and heads, one query each."""
     generator = torch.Generator().manual_seed(1)
     parts = []
     for _ in range(FEW_QUERIES):
@@ -128,7 +128,7 @@ def outputs(inputs: Inputs, kernel: Kernel) -> Tensor:
 
 
 def against_brute_force(inputs: Inputs, kernel: Kernel) -> dict[str, dict[str, float]]:
-    """Geometric mean of the error over the optimum, per size and search."""
+    """Computes the geometric mean of error / optimum for each size and search."""
     record = {}
     exact = outputs(inputs, kernel)
     for r in (2, 3, 4, 5):
@@ -150,7 +150,7 @@ def _squared(value: Tensor, output: Tensor, weights: Tensor) -> Tensor:
 
 
 def against_best_known(inputs: Inputs, kernel: Kernel) -> dict[str, dict[str, float]]:
-    """Mean error over the mean of the best known, per size and search; relative errors too."""
+    """Computes mean error over that of the best known, and relative errors, by size and search."""
     record = {}
     exact = outputs(inputs, kernel)
     for r in (2, 4, 8, 16):
@@ -170,7 +170,7 @@ def against_best_known(inputs: Inputs, kernel: Kernel) -> dict[str, dict[str, fl
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     return (
         "# optimal-v-aware-r: error over the optimum\n\n"
         f"{record['model']}, heads of {record['head_dim']} numbers, {record['text']}, fp64; "

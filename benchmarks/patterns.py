@@ -1,7 +1,7 @@
-"""Fixed patterns beside dense attention: time in one run, as r halves, with FlexAttention too.
+"""Times fixed patterns beside dense attention, as r halves, and by FlexAttention.
 
     python -m benchmarks.patterns                # at most a quarter of an hour
-    python -m benchmarks.patterns --seconds 5    # at most so many for each method, but three rounds
+    python -m benchmarks.patterns --seconds 5    # at most 5 seconds a method, but three rounds
     python -m benchmarks.patterns --quick        # L = 256 without FlexAttention; writes nothing
 
 Writes results/benchmarks/patterns.json and .md. One batch of 8 heads of 64 numbers, fp32, forward
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from benchmarks.optimal_value_aware import exact, inputs
 from benchmarks.record import HOW, finish, header, markdown, options, setting
-from benchmarks.rounds import in_rounds, ratio, seconds, verdict
+from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention.approximations import (
     BigBird,
     DilatedWindow,
@@ -50,17 +50,17 @@ METHODS: dict[str, tuple[Callable[..., FixedPattern], Callable[..., FixedPattern
     "random keys": (partial(RandomKeys, 32, 0), partial(RandomKeys, 16, 0)),
     "big bird": (partial(BigBird, 128, 16, (0,), 0), partial(BigBird, 64, 8, (0,), 0)),
 }
-"""Name -> the method, and the same with half as many keys (or half the stride, or summary)."""
+"""Name -> a method, and its like with half the keys (or half the stride, or summary)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one length; milliseconds, and its time over dense attention's."""
+    """Holds one method's milliseconds at one length, and its time over that of dense attention."""
 
     length: int
     method: str
     pairs_kept: float
-    """Share of all pairs of a query and a key."""
+    """Share of kept pairs in all pairs of a query and a key."""
     milliseconds: float
     first_call: float
     eager: Ratio
@@ -85,7 +85,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(length: int, with_flex: bool, limit: float) -> Iterator[Row]:
-    """Every method, whole and halved, at one length."""
+    """Measures every method, whole and halved, at one length."""
     tensors = inputs(length, HEADS)
     for name, (whole, half) in tqdm(METHODS.items(), desc=f"L = {length}"):
         flexible = with_flex and name not in ("random keys", "big bird")
@@ -100,7 +100,7 @@ def compare(
     flex: FixedPattern | None,
     limit: float,
 ) -> Iterator[Row]:
-    """A method and its half, called in turn with dense attention and with the whole by flex."""
+    """Times a method and its half in turn with dense attention and FlexAttention."""
     batch = tuple(x[None] for x in tensors)
     works: dict[str, Callable[[], Any]] = {
         str(method): partial(method, *batch) for method in methods
@@ -132,12 +132,12 @@ def compare(
 
 
 def share(method: FixedPattern, length: int) -> float:
-    """Of all pairs of a query and a key, those that a pattern keeps."""
+    """Computes the share of pairs of a query and a key that a pattern keeps."""
     return budget(method, queries=length, keys=length, head_dim=1, value_dim=1) / 2 / length
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     headers = ["L", "method", "pairs kept", "ms", "/ eager", "verdict", "/ fused", "verdict"]
     headers += ["rounds", "first call ms", "flex ms", "flex first call ms", "max difference"]
     table = markdown(headers, [_cells(row) for row in record["rows"]], names=2)
@@ -154,11 +154,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if row["flex"] is not None:
         flex = [f"{row['flex']:.0f}", f"{row['flex_first_call']:,.0f}"]
         flex += [f"{row['difference_from_flex']:.0e}"]
-    eager, fused = (Ratio(**row[name]) for name in DENSE)
     return [
         str(row["length"]), f"`{row['method']}`", f"{row['pairs_kept']:.2%}",
-        f"{row['milliseconds']:.1f}", str(eager), verdict(eager), str(fused), verdict(fused),
-        str(eager.rounds), f"{row['first_call']:.0f}", *flex,
+        f"{row['milliseconds']:.1f}", *cells(*(row[name] for name in DENSE)),
+        f"{row['first_call']:.0f}", *flex,
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Ours beside the public implementation of each method: time, memory, and how far apart they are.
+"""Compares ours with the public implementation of each method: time, memory, and outputs.
 
     python -m benchmarks.peers                # at most ten minutes
-    python -m benchmarks.peers --seconds 5    # at most so many for each method, but three rounds
+    python -m benchmarks.peers --seconds 5    # at most 5 seconds a method, but three rounds
 
 The attention core alone, forward, on the same Gaussian q, k and v (8 heads of 64, L = 2048, fp32);
 where a peer has projections of its own, they are put out of action, and random matrices are ours.
@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from benchmarks import peers  # by the name that other processes import it under
 from benchmarks.record import HOW, finish, header, markdown, options, setting
-from benchmarks.rounds import in_rounds, ratio, seconds, verdict
+from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -40,7 +40,6 @@ from value_aware_attention.approximations import (
 from value_aware_attention.models.mixing import FourierMixing
 from value_aware_study.benchmarking.passes import EagerAttention
 from value_aware_study.benchmarking.process import import_once, in_fresh_process, resident_peak
-from value_aware_study.benchmarking.ratio import Ratio
 
 LENGTH, HEADS, HEAD_DIM = 2048, 8, 64
 WIDTH = HEADS * HEAD_DIM
@@ -51,24 +50,24 @@ Work = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Pair:
-    """One comparison; both return (1, heads, L, head_dim), or both (1, L, width)."""
+    """Holds two sides that both return (1, heads, L, head_dim), or both (1, L, width)."""
 
     ours: Work
     peer: Work
     settings: tuple[str, str]
-    """Ours and the peer's, with every argument that matters."""
+    """Calls of ours and of the peer, with every argument that matters."""
     compared: str
-    """On what the largest difference is taken, or why they do not compute the same."""
+    """Outputs whose difference is taken, or the reason why the two compute different things."""
     same: bool = True
     margin: int = 0
-    """Queries left out of it at either end."""
+    """Number of queries at either end that the difference leaves out."""
 
 
 class Given(nn.Module):
-    """Stands in for a projection: returns what it was given, for nothing.
+    """Replaces a projection: returns a given output at no cost.
 
-    For a peer with a length of its own in front, its first rows. `copied` where a peer writes into
-    what it gets; the other side then copies as much.
+    A peer of shorter inputs gets the first rows. `copied` is for a peer that writes into its
+    input; the other side then copies as much.
     """
 
     def __init__(self, output: Tensor, *, copied: bool = False) -> None:
@@ -81,26 +80,26 @@ class Given(nn.Module):
 
 
 def inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
-    """(1, heads, L, head_dim): PyTorch's fused CPU kernel takes no fewer dimensions."""
+    """Draws (1, heads, L, head_dim): PyTorch's fused CPU kernel takes no fewer dimensions."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 1, HEADS, length, HEAD_DIM, generator=generator).unbind()
     return query, key, value
 
 
 def merged(x: Tensor) -> Tensor:
-    """(1, heads, L, head_dim) -> (1, L, width)."""
+    """Merges heads: (1, heads, L, head_dim) -> (1, L, width)."""
     return x.transpose(1, 2).flatten(-2)
 
 
 def split(x: Tensor) -> Tensor:
-    """(1, L, width) -> (1, heads, L, head_dim)."""
+    """Splits heads: (1, L, width) -> (1, heads, L, head_dim)."""
     return x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
 
 
 def from_hidden(
     method: Callable[..., Tensor], *hidden: Tensor, query_copied: bool = False
 ) -> Tensor:
-    """`method` with its heads split and merged, from and to (1, L, width)."""
+    """Calls a method from and to (1, L, width), with heads split and merged."""
     query, *rest = hidden
     heads = [split(x) for x in (query.clone() if query_copied else query, *rest)]
     return merged(method(*heads))
@@ -304,7 +303,7 @@ def built(method: str, length: int = LENGTH) -> Pair:
 
 @torch.inference_mode()
 def compare(method: str, limit: float, length: int = LENGTH) -> dict[str, Any]:
-    """Times in paired rounds with fused dense attention; memory of each in a fresh process."""
+    """Times both sides in rounds with fused dense attention; measures memory in fresh processes."""
     pair = built(method, length)
     fused = partial(scaled_dot_product_attention, *inputs(length))
     works = {"ours": pair.ours, "peer": pair.peer, DENSE: fused}
@@ -325,7 +324,7 @@ def compare(method: str, limit: float, length: int = LENGTH) -> dict[str, Any]:
 
 
 def difference(pair: Pair, ours: Tensor, peer: Tensor) -> float:
-    """max |ours - peer| over the largest |peer|."""
+    """Computes max |ours - peer| over the largest |peer|."""
     rows = slice(pair.margin, ours.shape[-2] - pair.margin)
     ours, peer = ours[..., rows, :], peer[..., rows, :]
     return float((ours - peer).abs().max() / peer.abs().max())
@@ -333,13 +332,13 @@ def difference(pair: Pair, ours: Tensor, peer: Tensor) -> float:
 
 @torch.inference_mode()
 def memory_of(method: str, side: str, length: int = LENGTH) -> float:
-    """Peak MiB of one call, above what the process held after a short one."""
+    """Measures the peak MiB of one call, above those held after a short one."""
     getattr(built(method, 256), side)()
     return resident_peak(getattr(built(method, length), side))
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     headers = ["method", "peer", "ours, ms", "peer, ms", "ours / peer", "verdict"]
     headers += ["ours / fused dense", "verdict", "rounds", "ours, MiB", "peer, MiB", "difference"]
     table = markdown(headers, [_cells(row) for row in record["rows"]], names=2)
@@ -357,12 +356,11 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    peer, fused = (Ratio(**row["beside"][name]) for name in ("peer", DENSE))
     apart = row["largest_difference"]
     return [
         row["method"], row["peer"],
         *(f"{row['milliseconds'][side]:.1f}" for side in ("ours", "peer")),
-        str(peer), verdict(peer), str(fused), verdict(fused), str(peer.rounds),
+        *cells(row["beside"]["peer"], row["beside"][DENSE]),
         *(f"{mib:.1f}" for mib in row["peak_mib"]), "–" if apart is None else f"{apart:.1e}",
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""How a result is kept: with its date, machine, and the hash of the code that was measured."""
+"""Keeps a result with its date, its machine, and the hash of the measured code."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 FOLDER = Path("results/benchmarks")
-PACKAGES = ("benchmarks", "pipelines", "value_aware_attention", "value_aware_study")
+PACKAGES = ("benchmarks", "checks", "pipelines", "value_aware_attention", "value_aware_study")
 PAIRED = (
     "Ratios are taken round by round: the median and, in brackets, its 99% interval (sign test; "
     "from 8 rounds on)."
@@ -42,15 +43,20 @@ HOW = (
 )
 
 
+def module_of(name: str) -> str:
+    """Returns the module that writes a record: a check, or else a benchmark."""
+    return f"{'checks' if find_spec(f'checks.{name}') else 'benchmarks'}.{name}"
+
+
 def source_of(name: str) -> str:
-    """Hash of a benchmark and of everything it measures."""
-    return source_hash(f"benchmarks.{name}", packages=PACKAGES)
+    """Hashes the code of a benchmark or check and of everything that it measures."""
+    return source_hash(module_of(name), packages=PACKAGES)
 
 
 def header(name: str) -> dict[str, Any]:
-    """What every record begins with; `sys.argv` has the options that the command was given."""
+    """Returns the first keys of every record; `sys.argv` has the options of the command."""
     return {
-        "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
+        "command": " ".join([f"python -m {module_of(name)}", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "source": source_of(name),
         "run_on": asdict(run_on()),
@@ -58,7 +64,7 @@ def header(name: str) -> dict[str, Any]:
 
 
 def setting(record: Mapping[str, Any]) -> str:
-    """When, on what, and by which code, in two sentences for the page."""
+    """Tells the date, machine and code of a record in two sentences for the page."""
     on = record["run_on"]
     versions = ", ".join(f"{name} {number}" for name, number in on["versions"].items())
     return (
@@ -69,26 +75,26 @@ def setting(record: Mapping[str, Any]) -> str:
 
 
 def options(text: str | None, limit: float | None = None) -> argparse.ArgumentParser:
-    """--quick, and --seconds where there are rounds to bound."""
+    """Returns a parser of --quick, and of --seconds where rounds have a `limit`."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="tiny, to try it; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; writes nothing")
     if limit is not None:
-        help_text = f"of rounds for each comparison, at most; {limit:g} without it"
+        help_text = f"limit of a comparison's rounds; default {limit:g}"
         parser.add_argument("--seconds", type=float, default=limit, help=help_text)
     return parser
 
 
 def finish(name: str, record: Mapping[str, Any], page: str, *, keep: bool) -> None:
-    """Prints the page, and writes it and the record where they are to be kept."""
+    """Prints the page; with `keep`, writes it and the record."""
     print(page)
     if keep:
         write(name, record, page, FOLDER)
 
 
 def write(name: str, record: Mapping[str, Any], page: str, folder: Path) -> None:
-    """<folder>/<name>.json and .md, and the folder's overview."""
+    """Writes <folder>/<name>.json and .md, and the folder's overview."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(to_json(record, indent=1) + "\n")
     (folder / f"{name}.md").write_text(page)
@@ -96,20 +102,20 @@ def write(name: str, record: Mapping[str, Any], page: str, folder: Path) -> None
 
 
 def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], names: int = 1) -> str:
-    """A table whose first `names` columns are words and whose others are numbers."""
+    """Renders a table whose first `names` columns are words and whose others are numbers."""
     cells = [[str(cell) for cell in row] for row in rows]
     sides = ["left" if place < names else "right" for place in range(len(headers))]
     return tabulate(cells, headers, tablefmt="pipe", disable_numparse=True, colalign=sides)
 
 
 def overview(folder: Path) -> str:
-    """Every result, and whether the code that it measured is still the present one."""
+    """Lists every result, and whether its code is still the present one."""
     rows = []
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())
         source = record.get("source")
         state = "current" if source == source_of(file.stem) else "of older code"
-        command = record.get("command", f"python -m benchmarks.{file.stem}")
+        command = record.get("command", f"python -m {module_of(file.stem)}")
         link = f"[{file.stem}]({file.stem}.md)"
         rows.append((link, state, record.get("date", ""), (source or "")[:12], f"`{command}`"))
     return (

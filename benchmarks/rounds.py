@@ -1,17 +1,18 @@
-"""Paired rounds: everything that is compared is timed in turn, until the comparison is decided."""
+"""Times works in turn, in paired rounds, until their comparison is decided."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from time import perf_counter
+from typing import Any
 
 from value_aware_study.benchmarking.ratio import Ratio
 
-__all__ = ["EQUAL", "Seconds", "in_rounds", "ratio", "seconds", "verdict"]
-
 EQUAL = 1.05
-"""Times whose ratio lies between 1 / EQUAL and EQUAL count as equal."""
+"""Largest ratio of two times that count as equal; the smallest is 1 / EQUAL."""
 LEVEL = 0.99
-"""Of each of the five looks that can end the rounds, so that a verdict errs in 5% of all cases."""
+"""Of each interval at the five `LOOKS`, so that a verdict errs in 5% of all comparisons."""
 LOOKS = (8, 16, 32, 64, 128)
+"""Numbers of rounds after which the comparison may be decided and the rounds end."""
 Seconds = dict[str, list[float]]
 
 
@@ -21,11 +22,11 @@ def in_rounds(
     limit: float,
     least: int = 3,
 ) -> Seconds:
-    """What each work says it took, round by round, after one round that is not counted.
+    """Returns the seconds of each work, round by round, after one round that is not counted.
 
-    A round runs all in turn, every other one backwards. After 8, 16, 32, 64 or 128 rounds it is
-    enough if `verdict` decides all `pairs`; after `limit` seconds, or 128 rounds, it ends anyway,
-    but not before `least` rounds.
+    A round runs all works in turn, every second round in reverse. Rounds end after one of `LOOKS`
+    if `verdict` then decides all `pairs`, after `limit` seconds and at least `least` rounds, or
+    after the last of `LOOKS`.
     """
     for work in works.values():
         work()
@@ -42,20 +43,27 @@ def in_rounds(
 
 
 def ratio(spent: Seconds, ours: str, theirs: str) -> Ratio:
-    """Time over time, paired by the rounds, with its 99% interval."""
+    """Returns the ratio of two times, paired by round, with its 99% interval."""
     return Ratio.of(spent[ours], spent[theirs], LEVEL)
 
 
 def verdict(ratio: Ratio) -> str:
-    """Whether the first is faster, slower or equal within 5%, or the rounds do not tell."""
+    """Returns "faster", "slower", "equal" (within 5%), or "undecided" by these rounds."""
     if ratio.side() != "undecided":
         return "faster" if ratio.side() == "below" else "slower"
     equal = ratio.side(1 / EQUAL) == "above" and ratio.side(EQUAL) == "below"
     return "equal" if equal else "undecided"
 
 
+def cells(*ratios: Mapping[str, Any]) -> list[str]:
+    """Returns table cells of a record's ratios, each with its verdict, and the rounds."""
+    found = [Ratio(**ratio) for ratio in ratios]
+    pairs = [(str(ratio), verdict(ratio)) for ratio in found]
+    return [*chain.from_iterable(pairs), str(found[0].rounds)]
+
+
 def seconds(work: Callable[[], object]) -> float:
-    """Seconds on the clock that a call takes, the release of its result included."""
+    """Times a call on the clock, the release of its result included."""
     began = perf_counter()
     work()
     return perf_counter() - began

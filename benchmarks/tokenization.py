@@ -1,4 +1,4 @@
-"""Tokenizing as the stage `tokens` does it, beside `tokenizers.encode_batch_fast`; and its memory.
+"""Times tokenizing by the stage `tokens` beside `tokenizers.encode_batch_fast`; measures memory.
 
     python -m benchmarks.tokenization                   # about six minutes on two cores
     python -m benchmarks.tokenization --seconds 30      # of rounds at most, but three rounds
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def documents(path: Path | None) -> Iterator[Document]:
-    """The text to measure on: a user's, or what every installation has."""
+    """Reads the measured text: a user's, or docstrings of installed packages."""
     if path:
         yield from TextFiles(path)
     else:
@@ -99,7 +99,7 @@ def documents(path: Path | None) -> Iterator[Document]:
 
 
 def up_to(texts: Iterable[str], size: int) -> Iterator[str]:
-    """The first texts that hold `size` bytes of UTF-8 together, or a little more."""
+    """Yields the first texts that together hold at least `size` bytes of UTF-8."""
     for text in texts:
         yield text
         size -= len(text.encode())
@@ -108,7 +108,7 @@ def up_to(texts: Iterable[str], size: int) -> Iterator[str]:
 
 
 def varied(texts: list[str]) -> Iterator[str]:
-    """The texts once, and then again and again, lines in another order and numbered."""
+    """Yields the texts, then forever again with lines shuffled and numbered."""
     rng = random.Random(0)
     yield from texts
     for number in count(1):
@@ -119,7 +119,7 @@ def varied(texts: list[str]) -> Iterator[str]:
 
 
 def speed(texts: list[str], limit: float) -> dict[str, Any]:
-    """Seconds on the clock and of the CPU, by what was run, in paired rounds."""
+    """Measures seconds on the clock and of the CPU of every way, in paired rounds."""
     tokenizer = ByteLevelBPE(
         vocabulary_size=VOCABULARY, training_characters=TRAINING_CHARACTERS
     ).build(texts)
@@ -141,7 +141,7 @@ def speed(texts: list[str], limit: float) -> dict[str, Any]:
 def ways_to_tokenize(
     texts: list[str], tokenizer: PreTrainedTokenizerFast, corpus: Path
 ) -> dict[str, Callable[[Path], object]]:
-    """What is compared; each starts from a tokenizer with an empty cache of words."""
+    """Returns the compared ways; each starts from a tokenizer with an empty cache of words."""
     text = tokenizer.backend_tokenizer.to_str()
 
     def fresh() -> Tokenizer:
@@ -175,7 +175,7 @@ def ways_to_tokenize(
 
 
 class _Built:
-    """A tokenizer that is there already: its training is no part of the time."""
+    """Returns a tokenizer that is trained already, so that training is no part of the time."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -185,7 +185,7 @@ class _Built:
 
 
 def in_copy(run: Callable[[Path], object], cpu: list[float]) -> float:
-    """Seconds on the clock in a copy of this process, the result's release in; adds the CPU's."""
+    """Times a run in a copy of this process, release of its result included; appends CPU time."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     with TemporaryDirectory() as scratch:
@@ -204,9 +204,9 @@ def in_copy(run: Callable[[Path], object], cpu: list[float]) -> float:
 
 
 def write_texts(texts: Iterable[str], folder: Path) -> int:
-    """A corpus whose training text is `texts`, and a page of them its evaluation text; its bytes.
+    """Writes a corpus of training `texts`, a page of them for evaluation; returns its bytes.
 
-    Not with `write_corpus`, which shows a bar.
+    `write_corpus` would show a bar.
     """
     source = folder / "text"
     source.mkdir(parents=True)
@@ -220,7 +220,7 @@ def write_texts(texts: Iterable[str], folder: Path) -> int:
 
 
 def write_all(corpus: Path, tokenizer: Any, scratch: Path) -> dict[str, Any]:
-    """The stage `tokens` for both tasks at once, as the default scale runs it."""
+    """Runs the stage `tokens` for both tasks at once, as the default scale does."""
     return write_tokens(
         corpus=corpus,
         sources={"text": SourceQuota()},
@@ -234,7 +234,7 @@ def write_all(corpus: Path, tokenizer: Any, scratch: Path) -> dict[str, Any]:
 
 
 def memory(texts: Iterator[str], size: int) -> dict[str, Any]:
-    """What a fresh process says after tokenizing `size` bytes of text."""
+    """Measures memory in a fresh process that tokenizes `size` bytes of text."""
     with TemporaryDirectory() as temporary:
         written = write_texts(up_to(texts, size), Path(temporary, "corpus"))
         command = [sys.executable, "-m", "benchmarks.tokenization", "--corpus", temporary]
@@ -243,7 +243,7 @@ def memory(texts: Iterator[str], size: int) -> dict[str, Any]:
 
 
 def resident(folder: Path) -> dict[str, Any]:
-    """Tokenizes <folder>/corpus; this process' largest resident size, before and in all."""
+    """Tokenizes <folder>/corpus; returns the largest resident size before and in all."""
     before = largest_resident()
     tokenizer = ByteLevelBPE(vocabulary_size=VOCABULARY, training_characters=TRAINING_CHARACTERS)
     began = time.perf_counter()
@@ -257,12 +257,12 @@ def resident(folder: Path) -> dict[str, Any]:
 
 
 def largest_resident() -> int:
-    """Bytes; Linux counts ru_maxrss in units of 1024."""
+    """Returns bytes; Linux counts ru_maxrss in units of 1024."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def page(record: dict[str, Any]) -> str:
-    """The table of times and the sentence about memory."""
+    """Renders the table of times and the sentence about memory."""
     speeds, used = record["speed"], record["memory"]
     rows = [_cells(name, speeds) for name in speeds["clock_seconds"]]
     headers = ["", "MB/s", f"time / {PEER}", "verdict", "the same in CPU time", "verdict", "rounds"]

@@ -1,4 +1,4 @@
-"""A whole training step of the causal LM with each kernel, beside transformers' GPT-2.
+"""Times a whole training step of the causal LM with each kernel, beside transformers' GPT-2.
 
     python -m benchmarks.training_step                # about six minutes on two cores
     python -m benchmarks.training_step --seconds 60   # of rounds at most, but three rounds
@@ -54,7 +54,7 @@ Step = Callable[[Any], object]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the models and their batches."""
+    """Holds the sizes of the models and their batches."""
 
     layers: int = 6
     width: int = 512
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def measure(shape: Shape, limit: float) -> dict[str, Any]:
-    """Seconds of every step, round by round, and what loading takes of them."""
+    """Measures the seconds of every step, round by round, and the share of loading."""
     generator = torch.Generator().manual_seed(0)
     size = (shape.batch, shape.length + 1)
     rows = torch.randint(shape.vocabulary, size, generator=generator)
@@ -94,7 +94,7 @@ def measure(shape: Shape, limit: float) -> dict[str, Any]:
 
 
 def all_steps(shape: Shape) -> dict[str, Step]:
-    """The steps that are compared, by their names."""
+    """Returns the compared steps by name."""
     steps = {name: ours(shape, kernel) for name, kernel in KERNELS.items()}
     relu = gpt2(shape, activation_function="relu")
     steps[PEER], steps[WITH_RELU] = own_step(gpt2(shape)), own_step(relu)
@@ -102,7 +102,7 @@ def all_steps(shape: Shape) -> dict[str, Step]:
 
 
 def ours(shape: Shape, kernel: Kernel) -> Step:
-    """The step that the pipeline takes, without Lightning around it."""
+    """Returns the pipeline's step, without Lightning around it."""
     torch.manual_seed(0)
     size = {"layers": shape.layers, "width": shape.width, "heads": shape.heads}
     size |= {"feedforward": 4 * shape.width, "vocabulary_size": shape.vocabulary}
@@ -115,7 +115,7 @@ def _training(model: nn.Module) -> CausalTraining:
 
 
 def gpt2(shape: Shape, **changed: Any) -> GPT2LMHeadModel:
-    """transformers' model, with its default (fused) attention and no cache."""
+    """Builds transformers' model, with its default (fused) attention and no cache."""
     torch.manual_seed(0)
     size = {"n_layer": shape.layers, "n_embd": shape.width, "n_head": shape.heads}
     size |= {"n_positions": shape.length, "vocab_size": shape.vocabulary}
@@ -125,7 +125,7 @@ def gpt2(shape: Shape, **changed: Any) -> GPT2LMHeadModel:
 
 
 class AsOurs(nn.Module):
-    """GPT-2 as `CausalTraining` takes a model: hidden states and the embeddings to score them."""
+    """Presents GPT-2 as `CausalTraining` takes a model: hidden states and embeddings."""
 
     def __init__(self, model: GPT2LMHeadModel) -> None:
         super().__init__()
@@ -145,13 +145,13 @@ class AsOurs(nn.Module):
 
 
 def own_step(model: GPT2LMHeadModel) -> Step:
-    """A step with transformers' loss and the same optimizer."""
+    """Returns a step with transformers' loss and AdamW."""
     optimizer = AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     return partial(step, optimizer, partial(own_loss, model))
 
 
 def own_loss(model: GPT2LMHeadModel, rows: Tensor) -> Tensor:
-    """Of every next token: with `labels` transformers would leave out the last one."""
+    """Computes the loss of every next token; given `labels`, transformers leaves out the last."""
     logits, targets = model(input_ids=rows[:, :-1]).logits, rows[:, 1:].contiguous()
     vocabulary = model.config.vocab_size
     loss: Tensor = model.loss_function(logits, None, vocabulary, shift_labels=targets)
@@ -159,14 +159,14 @@ def own_loss(model: GPT2LMHeadModel, rows: Tensor) -> Tensor:
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Callable[[Any], Tensor], rows: Any) -> None:
-    """One optimizer step on `rows`."""
+    """Takes one optimizer step on `rows`."""
     optimizer.zero_grad()
     loss(rows).backward()
     optimizer.step()
 
 
 def loaded(shape: Shape, causal_steps: list[float], count: int) -> list[dict[str, Any]]:
-    """Milliseconds that a batch takes to load and a step on it takes, by kind of model."""
+    """Measures milliseconds to load a batch and to step on it, by kind of model."""
     length = shape.length
     with TemporaryDirectory() as folder:
         stream, instances = Path(folder) / "stream.npy", Path(folder) / "instances.npy"
@@ -195,7 +195,7 @@ def _share(shape: str, batches: Any, steps: list[float]) -> dict[str, Any]:
 
 
 def roberta(shape: Shape) -> Step:
-    """The pipeline's step of a RoBERTa of the same shape."""
+    """Returns the pipeline's step of a RoBERTa of this shape."""
     torch.manual_seed(0)
     size = {"layers": shape.layers, "width": shape.width, "heads": shape.heads}
     size |= {"feedforward": 4 * shape.width, "vocabulary_size": shape.vocabulary}
@@ -212,7 +212,7 @@ def _step_of(module: LanguageModeling) -> Step:
 
 
 def page(record: dict[str, Any]) -> str:
-    """The tables, and what the step's lead over GPT-2 is made of."""
+    """Renders the tables, and the factors of the step's lead over GPT-2."""
     spent = record["seconds"]
     headers = ["step of", "ms", *(f"/ {peer}" for peer in PEERS), "/ exponential", "rounds"]
     rows = [
@@ -235,7 +235,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def cause(spent: Seconds) -> str:
-    """The ratio to GPT-2 as a product: the activation's, the loss's, and what is left."""
+    """Explains the ratio to GPT-2 as a product of three: activation, loss, and model."""
     whole, rest = (ratio(spent, "exponential", peer) for peer in (PEER, ALIKE))
     activation, loss = ratio(spent, WITH_RELU, PEER), ratio(spent, ALIKE, WITH_RELU)
     return (

@@ -1,13 +1,14 @@
 """Every option of every config group builds what it names."""
 
 import re
+from functools import cache
 from inspect import signature
 from pathlib import Path
 
 import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from pipelines.app import composed, plain
@@ -39,6 +40,12 @@ def options(group: str) -> list[str]:
     store = ConfigStore.instance()
     stored = store.list(group) if group in store.repo else []
     return sorted({path.stem for path in [*(CONF / group).glob("*.yaml"), *map(Path, stored)]})
+
+
+@cache
+def shipped(app: str) -> DictConfig:
+    """An app's config as it is shipped, for several tests to read."""
+    return composed(app, [])
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +103,7 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
     cfg = composed("evaluate", given)
     method = setting(name, plain(cfg.approximation)).build(0)
     assert isinstance(method, Approximation) and isinstance(method, nn.Module)
-    evaluated, surveyed = cfg.evaluate, composed("survey", []).survey
+    evaluated, surveyed = cfg.evaluate, shipped("survey").survey
     assert (name in evaluated.methods) is (name in evaluated.axes) is bool(card.axes)
     assert (name in surveyed.methods) is (name in surveyed.vary) is (card.survey is not None)
     if card.axes:
@@ -105,7 +112,7 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
         changed = {key: value for key, value in card.survey.items() if key != "vary"}
         assert plain(surveyed.methods[name]) == card.build(**changed)
     for entry, settings in card.benchmark.items():
-        timed = composed("benchmark", []).benchmark.methods[entry]
+        timed = shipped("benchmark").benchmark.methods[entry]
         assert plain(timed.build) == card.build(**settings.get("build", {}))
         assert timed.label == settings.get("label", card.label)
 

@@ -15,8 +15,10 @@ from value_aware_attention import approximations
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 PROSE = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "Makefile", "mkdocs.yml"))]
-MODULE = re.compile(r"\b(?:value_aware_attention|value_aware_study|pipelines|benchmarks)(?:\.\w+)+")
-FILE = re.compile(r"`((?:conf|docs|src|pipelines|tests|benchmarks|notebooks|\.github)/[\w./-]+)`")
+PACKAGES = "value_aware_attention|value_aware_study|pipelines|benchmarks|checks"
+MODULE = re.compile(rf"\b(?:{PACKAGES})(?:\.\w+)+")
+FOLDERS = r"conf|docs|src|pipelines|tests|benchmarks|checks|notebooks|\.github"
+FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 EXAMPLE = re.compile("largest_values|LargestValues")  # of docs/add-a-method.md, which is run
 FETCHED = re.compile(r"""<(?:script|img|iframe)[^>]*src=["']?https?:|<link[^>]*href=["']?https?:""")
 

@@ -50,16 +50,15 @@ APPS = (
 )
 
 
-@pytest.mark.parametrize("name", ["../../x", "..", "/tmp/x"])
 @pytest.mark.parametrize("command", APPS)
-def test_an_app_writes_nothing_elsewhere(root: Path, command: str, name: str) -> None:
+def test_an_app_writes_nothing_elsewhere(root: Path, command: str) -> None:
     text = root.parent / "text.txt"
     text.write_text("w1 w2 w3")
     before = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
     with pytest.raises(
         SystemExit, match=r"^error: [^\n]*(cannot name a file in|must be a name of) [^\n]*$"
     ):
-        run_app(command.format(text=text) + name, root)
+        run_app(command.format(text=text) + "../../x", root)
     after = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
     assert [path for path in after if ".cache" not in path.parts] == before
 

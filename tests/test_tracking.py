@@ -5,7 +5,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,10 +93,17 @@ def test_a_cell_of_a_sweep_is_a_run_of_its_own(runs: list[Run], tmp_path: Path) 
     assert run.summary["value"] == run.summary["OVA_4"] and "relative_output_error" in run.summary
 
 
-def test_every_combination_of_the_sweep_is_a_cell() -> None:
+def test_every_value_of_the_sweep_is_a_cell() -> None:
+    """With the first values of the other axes: composing every combination takes half a minute."""
     sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
     axes = {name: axis["values"] for name, axis in sweep["parameters"].items()}
-    for values in product(*axes.values()):
+    first = [values[0] for values in axes.values()]
+    cells = {
+        (*first[:place], value, *first[place + 1 :])
+        for place, values in enumerate(axes.values())
+        for value in values
+    }
+    for values in cells:
         given = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
         section = composed("evaluate", ["model=causal", *given, "scale=smoke"]).evaluate
         method = setting(values[1], plain(section.approximation)).build(0)

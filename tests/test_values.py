@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.values.cases import CALL, LATE, NEW, Case, cases
+from checks.values.cases import CALL, LATE, NEW, ValueCase, cases
 from pipelines.app import app, check_all, composed
 from pipelines.fingerprints import fingerprint
 from pipelines.start import check_start, check_sweep, written_out
@@ -45,7 +45,7 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", EARLY, ids=lambda case: case.given)
 def test_what_is_given_ends_as_the_table_says(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: ValueCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.edit:
         text = (ROOT / PARAMS_FILE).read_text()

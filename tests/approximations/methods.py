@@ -4,10 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from pipelines.methods import method_class
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
-from value_aware_attention.approximations.support import support
+from value_aware_attention.approximations.support import Support, support
 from value_aware_study.cards import Card, cards
 
 HEAD_DIM = 8
@@ -19,18 +22,39 @@ KERNELS = {
 }
 
 
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Draws queries, keys and values of one shape."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(3)]
+
+
 class Method(NamedTuple):
-    """How to build a method and what it supports."""
+    """How to build a method, and what its class supports."""
 
     build: Callable[[], Approximation]
     exact_when_full: Callable[[], Approximation] | None = None
-    kernel: str | None = None  # the only one it approximates; None = all of them
-    causal: bool = True
-    any_mask: bool = True
     looks_back_when_causal: bool = False
     """is_causal chooses other keys than a triangular mask leaves."""
     keys_counted: float | None = None
     """Its budget for 4096 queries and keys of 64 numbers, in keys of exact attention."""
+
+    @property
+    def supported(self) -> Support:
+        return support(type(self.build()))
+
+    @property
+    def kernel(self) -> str | None:
+        """The only kernel that it approximates; None: all of them."""
+        names = [kernel.__name__.lower() for kernel in self.supported.kernels]
+        return names[0] if len(names) == 1 else None
+
+    @property
+    def causal(self) -> bool:
+        return self.supported.causal
+
+    @property
+    def any_mask(self) -> bool:
+        return self.supported.any_mask
 
 
 SETTINGS = {
@@ -121,80 +145,56 @@ SETTINGS = {
     "linear_attention": Method(
         approximations.LinearAttention,
         approximations.LinearAttention,
-        kernel="elu",
         keys_counted=2 * 64 / 2,
     ),
-    "linformer": Method(
-        lambda: approximations.Linformer(6, 0), causal=False, any_mask=False, keys_counted=2 * 6
-    ),
+    "linformer": Method(lambda: approximations.Linformer(6, 0), keys_counted=2 * 6),
     "linformer_learned": Method(
         lambda: approximations.Linformer(6, 0, length=40),
-        causal=False,
-        any_mask=False,
         keys_counted=2 * 6,
     ),
     "lsh": Method(
         lambda: approximations.LSH(8, 2, 0),
         lambda: approximations.LSH(KEYS, 3, 0),
-        causal=False,
-        any_mask=False,
         keys_counted=2 * (8 + 2 * 4096 / 8),
     ),
     "lsh_share_query_key": Method(
         lambda: approximations.LSH(8, 2, 0, share_query_key=True),
-        causal=False,
-        any_mask=False,
         keys_counted=2 * (8 + 4096 / 8),
     ),
     "nystrom": Method(
         lambda: approximations.Nystrom(5),
         lambda: approximations.Nystrom(KEYS),
-        causal=False,
-        any_mask=False,
         keys_counted=2 * 5,
     ),
     "nystrom_6_iterations": Method(
         lambda: approximations.Nystrom(5, iterations=6),
-        causal=False,
-        any_mask=False,
         keys_counted=2 * 5,
     ),
     "orf_performer": Method(
         lambda: approximations.OrthogonalRandomFeatures(16, 0),
-        kernel="exponential",
         keys_counted=2 * 16,
     ),
     "orf_paper": Method(
         lambda: approximations.OrthogonalRandomFeatures(16, 0, scaling="paper"),
-        kernel="exponential",
         keys_counted=2 * 16,
     ),
     "random_fourier_features": Method(
         lambda: approximations.RandomFourierFeatures(16, 0),
-        kernel="exponential",
         keys_counted=2 * 16 * 3 / 2,
     ),
 }
 
 
 def by_card(card: Card) -> Method:
-    """A method without a setting above, as its card has it and its class supports it.
+    """A method without a setting above, as its card has it.
 
-    What keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
+    A method that keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
     """
     made, given = method_class(card), dict(card.arguments)
-    row = support(made)
-    names = [kernel.__name__.lower() for kernel in row.kernels]
-    method = Method(
-        partial(made, **given),
-        kernel=names[0] if len(names) == 1 else None,
-        causal=row.causal,
-        any_mask=row.any_mask,
-    )
     if not issubclass(made, SparseApproximation):
-        return method
+        return Method(partial(made, **given))
     build, full = (partial(made, **given | {"r": r}) for r in (4, KEYS))
-    return method._replace(build=build, exact_when_full=full, keys_counted=4)
+    return Method(build, exact_when_full=full, keys_counted=4)
 
 
 LISTED = {type(method.build()) for method in SETTINGS.values()}

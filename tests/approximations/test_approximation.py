@@ -39,22 +39,6 @@ def draw(seed: int = 0) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize(
-    "method", [OptimalValueOblivious(4), *(OptimalValueAware(r) for r in (1, 4, 9))], ids=str
-)
-def test_a_number_that_is_none_is_refused_by_name(
-    method: SparseApproximation, bad: float, place: int
-) -> None:
-    tensors = draw()
-    tensors[place][0, 1, 7, 3] = bad
-    for call in (method, method.select, getattr(method, "path", method)):
-        name = ("query", "key", "value")[place]
-        with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
-            call(*tensors)
-
-
-@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
 def test_a_number_that_is_none_is_refused_where_a_single_pair_shows_it(place: int) -> None:
     """The last key, which the last query alone sees; that query, which sees no other key."""
     tensors, name = draw(), ("query", "key", "value")[place]
@@ -139,6 +123,48 @@ def test_counts_may_be_numpys_and_show_as_pythons() -> None:
 def test_what_is_no_integer_is_no_count(given: object) -> None:
     with pytest.raises(ValueError, match=r"^r is .*; it must be an integer >= 1$"):
         OptimalValueOblivious(given)  # type: ignore[arg-type]
+
+
+COUNT = "it must be an integer >= 1"
+REFUSED: dict[Callable[[], object], str] = {
+    lambda: SlidingWindow(0): rf"r is 0; {COUNT}",
+    lambda: approximations.DilatedWindow(3, 0): r"dilation is 0",
+    lambda: approximations.RandomKeys(2, -1): r"seed is -1",
+    lambda: approximations.Strided(0): r"stride is 0",
+    lambda: approximations.Fixed(0, 1): r"stride is 0",
+    lambda: approximations.Fixed(4, 0): r"summary is 0",
+    lambda: approximations.Fixed(4, 5): r"summary is 5; it must be at most the stride, 4",
+    lambda: approximations.Longformer(0): r"window is 0",
+    lambda: approximations.Longformer(3, 0): r"dilation is 0",
+    lambda: approximations.Longformer(3, 1, (0, -1)): r"global position is -1; it must be an integ",
+    lambda: approximations.BigBird(0, 1, (), 0): r"window is 0",
+    lambda: approximations.BigBird(1, 0, (), 0): r"random is 0",
+    lambda: approximations.BigBird(1, 1, (1.5,), 0): r"global position is 1\.5",
+    lambda: approximations.BigBird(1, 1, (), -1): r"seed is -1",
+    lambda: approximations.Strided(2, engine="fast"): r"engine is 'fast'; .* one of flex, torch",
+    lambda: SlidingWindow(2, engine="fast"): r"engine is 'fast'",
+    lambda: LSH(5, 1, 0): r"must be even",
+    lambda: Linformer(0, 0): COUNT,
+    lambda: Linformer(2, -1): r"seed is -1",
+    lambda: Linformer(8, 0, length=7): r"it must be an integer >= 8",
+    lambda: approximations.Nystrom(0): COUNT,
+    lambda: approximations.Nystrom(2, iterations=0): COUNT,
+    lambda: approximations.Nystrom(True): COUNT,
+    lambda: approximations.RandomFourierFeatures(0, 0): COUNT,
+    lambda: approximations.RandomFourierFeatures(4, -1): r"seed is -1",
+    lambda: approximations.OrthogonalRandomFeatures(4, 0, scaling="none"): r"performer, paper",
+    **{lambda r=r: OptimalValueAware(r): rf"r is .*{COUNT}" for r in (0, -1, 1.5, True, "3", None)},
+    lambda: OptimalValueAware(1, search="slow"): r"search is 'slow'.*fast, default, best",
+    lambda: OptimalValueAware(1, engine="fortran"): r"engine is 'fortran'.*compiled.*torch",
+}
+
+
+@pytest.mark.parametrize(("build", "message"), REFUSED.items())
+def test_bad_arguments_are_named_with_what_is_allowed(
+    build: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What every approximation promises: masks, causality, dtypes, empty rows, gradients, errors."""
 
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -44,6 +45,12 @@ def kernel(request: pytest.FixtureRequest, method: Method) -> Kernel:
             method.build()(*(torch.ones(1, 4, HEAD_DIM),) * 3, kernel=KERNELS[request.param])
         pytest.skip("the method refuses this kernel, as just shown")
     return KERNELS[request.param]
+
+
+def entries(method: Method) -> list[Callable[..., object]]:
+    """The ways to call a method: the module itself, and where it has them `select` and `path`."""
+    made = method.build()
+    return [made, *(getattr(made, name) for name in ("select", "path") if hasattr(made, name))]
 
 
 def padding(hidden: int) -> Tensor:
@@ -273,8 +280,10 @@ def test_what_is_no_number_is_refused_by_name(
         pytest.skip("exact attention gives NaN: tests/test_attention.py")
     inputs[("query", "key", "value").index(name)][0, 1, 7, 3] = bad
     for options in ({}, {"attn_mask": padding(6)}):
-        with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
-            method.build()(*inputs, kernel=KERNELS[method.kernel or "elu"], **options)
+        for call in entries(method):
+            message = f"^{name} holds NaN or infinity; it must be finite$"
+            with pytest.raises(ValueError, match=message):
+                call(*inputs, kernel=KERNELS[method.kernel or "elu"], **options)
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
@@ -372,12 +381,14 @@ def test_the_budget_counts_the_keys_that_a_query_attends_to(method: Method) -> N
 
 def test_shapes_that_do_not_fit_are_refused_by_name(method: Method) -> None:
     x = torch.ones(1, 4, HEAD_DIM)
-    approximation = method.build()
-    with pytest.raises(ValueError, match="head_dim"):
-        approximation(x, x[..., :3], x)
-    with pytest.raises(ValueError, match="same number of keys"):
-        approximation(x, x[:, :2], x)
-    with pytest.raises(ValueError, match="broadcast"):
-        approximation(x, x, x, attn_mask=torch.ones(7, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"torch\.bool"):
-        approximation(x, x, x, attn_mask=torch.ones(4, 4))
+    for call in entries(method):
+        with pytest.raises(ValueError, match="head_dim"):
+            call(x, x[..., :3], x)
+        with pytest.raises(ValueError, match="same number of keys"):
+            call(x, x[:, :2], x)
+        with pytest.raises(ValueError, match="broadcast"):
+            call(x, x, x, attn_mask=torch.ones(7, 4, dtype=torch.bool))
+        with pytest.raises(ValueError, match=r"torch\.bool"):
+            call(x, x, x, attn_mask=torch.ones(4, 4))
+        with pytest.raises(ValueError, match="is_causal"):
+            call(x[:, :3], x, x, is_causal=True)

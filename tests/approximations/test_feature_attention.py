@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from methods import draw
 from torch import Tensor
 
 from tests.reference import approximations as reference
@@ -30,11 +31,6 @@ METHODS: dict[str, tuple[FeatureAttention, Kernel]] = {
     "orf_paper": (OrthogonalRandomFeatures(20, 3, "paper"), kernels.Exponential()),
     "fourier": (RandomFourierFeatures(200, 3), kernels.Exponential()),
 }
-
-
-def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(3)]
 
 
 @pytest.fixture(params=METHODS)
@@ -306,11 +302,3 @@ def test_orf_equals_performer_pytorch_with_its_projection() -> None:
     torch.testing.assert_close(
         method(query, key, value), peer(query, key, value), atol=1e-4, rtol=0
     )
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: RandomFourierFeatures(0, 0), lambda: RandomFourierFeatures(4, -1)]
-)
-def test_bad_sizes_are_refused(build: object) -> None:
-    with pytest.raises(ValueError, match="it must be an integer >="):
-        build()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import ENGINES, SEARCHES, VALUES, spread
-from methods import KERNELS
+from methods import KERNELS, draw
 
 from tests.reference import approximations as reference
 from tests.reference import solver as reference_solver
@@ -16,7 +16,6 @@ from value_aware_attention.approximations import (
     ObliviousKeysOptimalWeights,
     OptimalValueAware,
     OptimalValueOblivious,
-    SlidingWindow,
     SparseWeights,
     ValueAwareKeysAttentionWeights,
 )
@@ -30,11 +29,6 @@ every_search = pytest.mark.parametrize("search", SEARCHES)
 every_solver = pytest.mark.parametrize(
     ("search", "engine"), list(itertools.product(SEARCHES, ENGINES))
 )
-
-
-def draw(seed: int, keys: int, width: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(keys, width, generator=generator, dtype=torch.float64) for _ in range(3)]
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -78,24 +72,6 @@ def test_few_keys_against_brute_force(name: str, search: str) -> None:
                 assert chosen.error[row].item() == pytest.approx(optimum, abs=1e-12)
             else:
                 assert r > 1 and len(shown) > r
-
-
-@settings(max_examples=8, deadline=None)
-@given(seed=seeds, keys=st.integers(1, 40), width=st.integers(1, 9), sharpness=st.floats(0, 6))
-def test_more_keys_than_the_width_give_the_exact_output(
-    seed: int, keys: int, width: int, sharpness: float
-) -> None:
-    query, key, value = draw(seed, keys, width)
-    method = OptimalValueAware(width + 1)
-    chosen = method.select(query * sharpness, key, value)
-    assert (chosen.indices >= 0).all() and (chosen.indices < keys).all()
-    assert (chosen.weights >= 0).all() and chosen.support().max() <= width + 1
-    torch.testing.assert_close(chosen.weights.sum(-1), torch.ones(keys, dtype=torch.float64))
-    assert chosen.error.sqrt().max() <= 1e-9 * value.norm(dim=-1).max()
-    assert chosen.optimal is not None and chosen.optimal.all()
-    torch.testing.assert_close(
-        method(query * sharpness, key, value), attention(query * sharpness, key, value)
-    )
 
 
 @every_solver
@@ -148,21 +124,23 @@ def exactly(
     return left.norm(dim=-1), distance, output.norm(dim=-1)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@every_solver
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("where", [0, 20])
 def test_a_value_far_away_takes_no_digits_from_the_others(
-    engine: str, causal: bool, where: int
+    search: str, engine: str, causal: bool, where: int
 ) -> None:
     inputs = outlier(where, 1e6, attended=False)
     mask = torch.ones(64, 64, dtype=torch.bool).tril() if causal else None
     for r in (1, 4, 9):
-        chosen = OptimalValueAware(r, engine=engine).select(*inputs, attn_mask=mask)
+        chosen = OptimalValueAware(r, search, engine).select(*inputs, attn_mask=mask)
         left, distance, norm = exactly(chosen, inputs, mask)
         if r == 1:
             assert (left <= distance.amin(-1) * (1 + 1e-5) + 1e-6 * norm).all()
         if r == 9:
             assert (left <= 5e-6 * norm).all()
+            path = OptimalValueAware(9, search, engine).path(*inputs, attn_mask=mask)
+            assert (path.diff(dim=-1) <= 0).all() and (path[:, 8].sqrt() <= 5e-6 * norm).all()
         assert chosen.optimal is not None and (r == 4 or bool(chosen.optimal.all()))
         torch.testing.assert_close(
             chosen.error.double().sqrt(), left, rtol=1e-4, atol=float(1e-6 * norm.median())
@@ -331,27 +309,7 @@ INPUTS = {
 
 
 @every_solver
-@pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_never_worse_than_the_keys_with_the_largest_weights(
-    search: str, engine: str, inputs: str, dtype: torch.dtype
-) -> None:
-    given = [x.to(dtype) for x in INPUTS[inputs](*draw(10, 40, 8))]
-    # errors this small count as none
-    slack = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype] * spread(given[2])
-    for r, causal in itertools.product((1, 3, 8), (False, True)):
-        aware = OptimalValueAware(r, search, engine).select(*given, is_causal=causal)
-        for other in (OptimalValueOblivious, ObliviousKeysOptimalWeights, SlidingWindow):
-            if causal and other is SlidingWindow:
-                continue
-            error = other(r).select(*given, is_causal=causal).error
-            assert (aware.error.sqrt() <= error.sqrt() + slack).all(), other
-            if r > 1 and not causal and inputs != "peaked":
-                assert aware.error.mean() < 0.8 * error.mean()
-
-
-@every_solver
-@pytest.mark.parametrize("values", ["gauss", "heavy tails", "rank 2", "duplicates"])
+@pytest.mark.parametrize("values", ["heavy tails", "duplicates"])
 def test_a_causal_row_is_the_call_on_its_prefix(search: str, engine: str, values: str) -> None:
     query, key, value = draw(12, 16, 6)
     value = VALUES[values](value)
@@ -482,47 +440,6 @@ def test_keys_orthogonal_to_the_query_have_no_weight() -> None:
 
 
 # Bad input
-
-
-def test_bad_arguments_are_refused() -> None:
-    for bad in (0, -1, 1.5, True, "3", None):
-        with pytest.raises(ValueError, match="integer >= 1"):
-            OptimalValueAware(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"search is 'slow'.*fast, default, best"):
-        OptimalValueAware(1, search="slow")
-    with pytest.raises(ValueError, match=r"engine is 'fortran'.*compiled.*torch"):
-        OptimalValueAware(1, engine="fortran")
-
-
-def calls(method: OptimalValueAware, *inputs: torch.Tensor, **options: object) -> list[object]:
-    """The three ways to call a method, not yet called."""
-    return [lambda f=f: f(*inputs, **options) for f in (method, method.select, method.path)]
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    query, key, value = draw(24, 10, 8)
-    method = OptimalValueAware(3)
-    for inputs, options, message in (
-        ((query[:, :5], key, value), {}, "head_dim"),
-        ((query, key[:7], value), {}, "number of keys"),
-        ((query[:4], key, value), {"is_causal": True}, "is_causal"),
-        ((query, key, value), {"attn_mask": torch.ones(3, 10, dtype=torch.bool)}, "broadcast"),
-        ((query, key, value), {"attn_mask": torch.ones(10, 10)}, "torch.bool"),
-    ):
-        for call in calls(method, *inputs, **options):
-            with pytest.raises(ValueError, match=message):
-                call()
-
-
-def test_masked_keys_are_never_kept() -> None:
-    query, key, value = draw(5, 30, 4)
-    mask = torch.rand(30, 30, generator=torch.Generator().manual_seed(0)) > 0.6
-    mask[3] = False
-    for method in (OptimalValueOblivious(6), OptimalValueAware(1), OptimalValueAware(5)):
-        chosen: SparseWeights = method.select(query, key, value, attn_mask=mask)
-        assert (chosen.dense(30)[~mask] == 0).all()
-        torch.testing.assert_close(chosen.weights.sum(-1), mask.any(-1).double())
-        assert chosen.error[3] == 0
 
 
 def test_nothing_random_is_left() -> None:

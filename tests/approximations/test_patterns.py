@@ -415,32 +415,6 @@ def test_transformers_longformer_is_a_window_and_a_global_position() -> None:
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: SlidingWindow(0), r"r is 0; it must be an integer >= 1"),
-        (lambda: DilatedWindow(3, 0), r"dilation is 0"),
-        (lambda: RandomKeys(2, -1), r"seed is -1"),
-        (lambda: Strided(0), r"stride is 0"),
-        (lambda: Fixed(0, 1), r"stride is 0"),
-        (lambda: Fixed(4, 0), r"summary is 0"),
-        (lambda: Fixed(4, 5), r"summary is 5; it must be at most the stride, 4"),
-        (lambda: Longformer(0), r"window is 0"),
-        (lambda: Longformer(3, 0), r"dilation is 0"),
-        (lambda: Longformer(3, 1, (0, -1)), r"global position is -1; it must be an integer >= 0"),
-        (lambda: BigBird(0, 1, (), 0), r"window is 0"),
-        (lambda: BigBird(1, 0, (), 0), r"random is 0"),
-        (lambda: BigBird(1, 1, (1.5,), 0), r"global position is 1\.5"),
-        (lambda: BigBird(1, 1, (), -1), r"seed is -1"),
-        (lambda: Strided(2, engine="fast"), r"engine is 'fast'; .* one of flex, torch"),
-        (lambda: SlidingWindow(2, engine="fast"), r"engine is 'fast'"),
-    ],
-)
-def test_bad_arguments_are_named(build: Callable[[], FixedPattern], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
 @pytest.mark.parametrize("build", [lambda p: Longformer(3, 1, p), lambda p: BigBird(3, 1, p, 0)])
 def test_global_positions_must_exist(build: Callable[[tuple[int, ...]], FixedPattern]) -> None:
     x = torch.ones(8, 4)

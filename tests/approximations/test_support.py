@@ -12,19 +12,11 @@ from pipelines.method_tables import TABLE, renewed
 from pipelines.methods import method_class
 from value_aware_attention import approximations
 from value_aware_attention.approximations.support import KERNELS as ALL_KERNELS
-from value_aware_attention.approximations.support import Support, methods, support
+from value_aware_attention.approximations.support import methods, support
 from value_aware_study.cards import cards
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / METHOD_DOCS).read_text()
-MASKS = {
-    "padding": torch.arange(KEYS)[None] < KEYS - 4,
-    "any_mask": torch.rand(KEYS, KEYS, generator=torch.Generator().manual_seed(0)) < 0.7,
-}
-
-
-def supported(method: Method) -> Support:
-    return support(type(method.build()))
 
 
 def inputs() -> list[torch.Tensor]:
@@ -55,45 +47,11 @@ def test_a_card_says_what_its_class_does() -> None:
         assert set(card.kernels) == (names if row.kernels != ALL_KERNELS else set()), card.path
 
 
-def test_the_list_and_the_table_agree(method: Method) -> None:
-    row = supported(method)
-    assert (row.causal, row.any_mask) == (method.causal, method.any_mask)
-    names = {kernel.__name__.lower() for kernel in row.kernels}
-    assert names == ({method.kernel} if method.kernel else set(KERNELS))
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels(method: Method, name: str) -> None:
-    """Both ways: what the table has works, what it has not is refused."""
-    works(method, isinstance(KERNELS[name], supported(method).kernels), kernel=KERNELS[name])
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks(method: Method, mask: str) -> None:
-    works(method, getattr(supported(method), mask), attn_mask=MASKS[mask])
-
-
-def test_causal_masks(method: Method) -> None:
-    works(method, supported(method).causal, is_causal=True)
-
-
-def works(method: Method, expected: bool, **options: object) -> None:
-    kernel = KERNELS[method.kernel or "exponential"]
-    options = {"kernel": kernel} | options
-    if expected:
-        output = method.build()(*inputs(), **options)
-        assert output.shape == (2, KEYS, HEAD_DIM) and output.isfinite().all()
-        return
-    with pytest.raises(ValueError, match=type(method.build()).__name__) as refused:
-        method.build()(*inputs(), **options)
-    assert "\n" not in str(refused.value)
-
-
 def test_gradients(method: Method) -> None:
     leaves = [x.requires_grad_() for x in inputs()]
     approximation = method.build()
     approximation(*leaves, kernel=KERNELS[method.kernel or "exponential"]).sin().sum().backward()
-    expected = [supported(method).gradients] * 2 + [True]
+    expected = [method.supported.gradients] * 2 + [True]
     if getattr(approximation, "share_query_key", False):
         expected[1] = False  # its keys are its queries
     assert [x.grad is not None and bool((x.grad != 0).any()) for x in leaves] == expected

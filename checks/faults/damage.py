@@ -1,4 +1,4 @@
-"""Files cut or with a changed bit: refused by name, or computed again with equal results."""
+"""Cuts files and changes bits: each must be refused by name, or computed again as it was."""
 
 import random
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from benchmarks.faults.apps import (
+from checks.faults.apps import (
     CELLS,
     CHECKPOINTS,
     Running,
@@ -15,8 +15,8 @@ from benchmarks.faults.apps import (
     run,
     tree,
 )
-from benchmarks.faults.case import DAMAGED, Case, Trial
-from benchmarks.faults.kills import stopped
+from checks.faults.case import DAMAGED, FaultCase, Trial
+from checks.faults.kills import stopped
 
 READ: Mapping[str, tuple[str, str]] = {
     "corpus jsonl": ("tokens", "outputs/corpus/*/train.jsonl"),
@@ -41,11 +41,11 @@ READ: Mapping[str, tuple[str, str]] = {
     "training metrics": ("report", "outputs/metrics/train/*.json"),
     "record to publish": ("publish", "outputs/records/*.json"),
 }
-"""What is damaged -> the stage that reads it, and the files of the kind"""
+"""Kind of file -> the stage that reads it, and the pattern of its files"""
 
 
 def damages(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
-    """Every kind of file cut at a random byte, and with one random bit changed."""
+    """Cuts every kind of file at a random byte, and changes one random bit."""
     return [
         partial(damaged, run_, kind, damage, random.Random(numbers.random()))
         for kind in READ
@@ -58,7 +58,7 @@ def damaged(
     kind: str,
     damage: Callable[[Path, random.Random], None],
     numbers: random.Random,
-) -> Case:
+) -> FaultCase:
     """Damages one file of a kind and runs the stage that reads it."""
     stage, pattern = READ[kind]
     before, after = run_.trees(stage)
@@ -80,7 +80,7 @@ def damaged(
         wrong = "" if named else ended.told
         wrong = wrong or difference(files(tree(run_.root)), files(found))
     fault = f"{kind}: {damage.__name__}"
-    return Case(kind=DAMAGED, stage=stage, fault=fault, outcome=outcome, wrong=wrong)
+    return FaultCase(kind=DAMAGED, stage=stage, fault=fault, outcome=outcome, wrong=wrong)
 
 
 def files(found: Mapping[str, str]) -> dict[str, str]:
@@ -88,7 +88,7 @@ def files(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def begin(run_: Undisturbed, stage: str, pattern: str) -> None:
-    """A training that was killed when it had a checkpoint."""
+    """Starts a training and kills it once it has a checkpoint."""
     run_.before(stage)
     running = Running(stage, run_.root)
     stopped(running, signal.SIGKILL, lambda _: any(run_.root.glob(pattern)))

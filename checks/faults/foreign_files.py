@@ -1,11 +1,11 @@
-"""A file of somebody else where a stage writes a folder: it stays, whatever the stage does."""
+"""Puts a file of somebody else where a stage writes a folder: it must stay."""
 
 import random
 from collections.abc import Mapping
 from functools import partial
 
-from benchmarks.faults.apps import Undisturbed, difference, run, tree
-from benchmarks.faults.case import FOREIGN, Case, Trial
+from checks.faults.apps import Undisturbed, difference, run, tree
+from checks.faults.case import FOREIGN, FaultCase, Trial
 
 FOLDERS: Mapping[str, str] = {
     "corpus": "outputs/corpus",
@@ -22,12 +22,12 @@ OWN = "thesis.docx"
 
 
 def foreign_files(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
-    """Every stage that replaces a folder, over a file alone and over one beside earlier outputs."""
+    """Runs stages that replace a folder over a foreign file, alone and beside earlier outputs."""
     places = ("alone", "in a folder below", "beside earlier outputs")
     return [partial(foreign, run_, stage, place) for stage in FOLDERS for place in places]
 
 
-def foreign(run_: Undisturbed, stage: str, place: str) -> Case:
+def foreign(run_: Undisturbed, stage: str, place: str) -> FaultCase:
     """Puts a file into a stage's folder and runs the stage."""
     run_.after(stage) if place == "beside earlier outputs" else run_.before(stage)
     file = run_.root / FOLDERS[stage] / ("below" if place == "in a folder below" else "") / OWN
@@ -43,4 +43,6 @@ def foreign(run_: Undisturbed, stage: str, place: str) -> Case:
         named = ended.refusal is not None and any(name in ended.refusal for name in names)
         outcome, wrong = "refused by its name", difference(tree(run_.root), before)
         wrong = wrong or ("" if named else ended.told)
-    return Case(kind=FOREIGN, stage=stage, fault=f"a file {place}", outcome=outcome, wrong=wrong)
+    return FaultCase(
+        kind=FOREIGN, stage=stage, fault=f"a file {place}", outcome=outcome, wrong=wrong
+    )

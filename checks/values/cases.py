@@ -1,11 +1,11 @@
-"""The table of values that people may get wrong, and of extremes that are right: cases.tsv."""
+"""Reads cases.tsv, the table of values that people may get wrong and of extremes that are right."""
 
 import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CALL", "LATE", "NEW", "PARAMS", "Case", "cases"]
+__all__ = ["CALL", "LATE", "NEW", "PARAMS", "ValueCase", "cases"]
 
 TABLE = Path(__file__).with_name("cases.tsv")
 PARAMS, LATE, CALL = "params.yaml", "while it runs", "call"
@@ -15,8 +15,8 @@ NEW = "new"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is given to `python -m pipelines.`, the exit code, and (a part of) the one line.
+class ValueCase:
+    """Holds arguments of `python -m pipelines.`, the exit code, and (a part of) the one line.
 
     `given` may begin with variables of the environment, as in a shell; of a `call` it is Python,
     over the names of `worker.NAMES`. `setup` is a shell command, run before it in the same folder.
@@ -34,23 +34,23 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What no other case has."""
+        """Identifies the case."""
         return f"{self.setup}; {self.given}" if self.setup else self.given
 
     @property
     def command(self) -> str:
-        """The command line, without an edit of params.yaml."""
+        """Returns the command line, without an edit of params.yaml."""
         return self.given.partition(f"; {PARAMS}: ")[0]
 
     @property
     def edit(self) -> tuple[str, str] | None:
-        """What is replaced in params.yaml, and by what."""
+        """Returns the text of params.yaml that is replaced, and its replacement."""
         text = self.given.partition(f"; {PARAMS}: ")[2]
         return tuple(json.loads(text)) if text else None
 
 
-def cases() -> list[Case]:
-    """Every row of the table."""
+def cases() -> list[ValueCase]:
+    """Reads every row of the table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
-        return [Case(**row | {"exit": int(row["exit"])}) for row in rows]
+        return [ValueCase(**row | {"exit": int(row["exit"])}) for row in rows]

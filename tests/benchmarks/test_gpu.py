@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,22 +48,9 @@ def test_training_steps_have_a_speed_and_change_the_model(monkeypatch: pytest.Mo
 
 
 def test_out_of_memory_leaves_a_row_without_numbers() -> None:
-    def work() -> None:
-        raise torch.OutOfMemoryError
-
+    work = Mock(side_effect=torch.OutOfMemoryError)
     assert gpu.measured(work, "cpu") == {"ms": None, "rounds": None, "peak MiB": None}
     assert set(gpu.speed(None, 1, 1.0, None, 1.0).values()) == {None}
-
-
-def test_patterns_are_timed_beside_dense_attention() -> None:
-    rows = list(gpu.patterns("cpu", True))
-    assert len(rows) == 2 + len(gpu.PATTERNS)
-    assert all(row["ms"] > 0 and row["rounds"] > 0 for row in rows)
-
-
-def test_the_solver_leaves_nothing_with_head_size_and_one_keys() -> None:
-    errors = {row["r"]: row["relative output error"] for row in gpu.solver("cpu", True)}
-    assert errors[4] > 0.1 > 1e-6 > errors[65]
 
 
 def test_a_part_is_a_process_and_the_file_keeps_the_others(
@@ -74,7 +62,8 @@ def test_a_part_is_a_process_and_the_file_keeps_the_others(
     with pytest.raises(SystemExit, match=r"^error: incomplete: patterns;"):
         call(monkeypatch, "--parts", "patterns", "--minutes", 0, *common)
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
-    assert [row["r"] for row in parts["solver"]["rows"]] == [4, 65]
+    errors = {row["r"]: row["relative output error"] for row in parts["solver"]["rows"]}
+    assert errors[4] > 0.1 > 1e-6 > errors[65]
     assert parts["solver"]["stopped"] is None
     assert parts["patterns"] == {"rows": [], "stopped": "stopped after 0 minutes"}
     text = (tmp_path / "gpu.md").read_text()

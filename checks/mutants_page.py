@@ -1,4 +1,4 @@
-"""The record and the page of benchmarks/mutants.py, whose processes must not import the library."""
+"""Writes the record and page of checks/mutants.py, whose processes must not import the library."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from benchmarks.record import header, markdown, setting
 
 KEPT = ("file", "function", "line", "operator", "before", "after")
 HOW_READ = (
-    "Single changes of the library, drawn with a seed from all that `benchmarks/mutants.py` makes "
+    "Single changes of the library, drawn with a seed from all that `checks/mutants.py` makes "
     "(comparisons, signs, constants one up, swapped reductions and branches, lost masks, clamps, "
     "keywords and statements), each run against the tests of its file alone "
-    "(`benchmarks/mutants.yaml`). A survivor is a change that none of these tells from the code; "
+    "(`checks/mutants.yaml`). A survivor is a change that none of these tells from the code; "
     "why stands beside it."
 )
 
 
 def record(seed: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is kept of every mutant."""
+    """Builds the record of all mutants."""
     fields = (*KEPT, "killed_by", "survived_at_first", "why")
     return header("mutants") | {
         "seed": seed,
@@ -32,7 +32,7 @@ def record(seed: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown: the score, every survivor, and the files."""
+    """Renders the record as Markdown: score, survivors, and files."""
     found = record["mutants"]
     survivors = [one for one in found if not one["killed_by"]]
     written_for = [one for one in found if one["killed_by"] and one["survived_at_first"]]
@@ -58,5 +58,5 @@ def _change(one: dict[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-    """Code in a cell of a table, where a bare | would end it."""
+    """Quotes code for a cell of a table, which a bare | would end."""
     return "`" + text.replace("|", "\\|") + "`"

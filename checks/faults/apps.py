@@ -1,20 +1,16 @@
-"""The stages at smoke scale as processes that can be killed, and the files that they leave."""
+"""Runs stages at smoke scale in processes that can be killed, and lists their files."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import import_module
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-import torch
+from checks.processes import SERVER, app_process
 
 STAGES = {
     "corpus": "corpus",
@@ -31,26 +27,18 @@ STAGES = {
     "publish": "publish",
 }
 """Stage -> its command, in an order in which each finds what it reads"""
-FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
-REPOSITORY = Path(__file__).parents[2]
 LOGS = "logs"
-"""Not compared: Hydra writes times there"""
+"""Folder that is not compared: Hydra writes times there"""
 CACHE = ".cache"
 CHECKPOINTS, CELLS = f"{CACHE}/checkpoints", f"{CACHE}/cells"
 LIMIT = 200.0
 """Seconds after which a process counts as one that does not end"""
 Tree = Mapping[str, str]
 
-# Every process starts as a copy of one that has imported all apps.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([__name__])
-for _command in STAGES.values():
-    import_module(f"pipelines.{_command.split()[0]}")
-
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code (below 0: a signal's), what it printed, its seconds."""
+    """Describes how a process ended: its exit code (below 0: a signal's), output and seconds."""
 
     code: int | None
     output: str
@@ -58,28 +46,27 @@ class Ended:
 
     @property
     def refusal(self) -> str | None:
-        """The one line of a process that refused; None of any other end."""
+        """Returns the one line of a process that refused; None for any other end."""
         lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
         clean = "Traceback" not in self.output and "Logging error" not in self.output
         return lines[0] if self.code == 1 and len(lines) == 1 and clean else None
 
     @property
     def told(self) -> str:
-        """The end in some words, for the list of what went wrong."""
+        """Describes the end in a few words, for the list of failures."""
         last = self.output.strip().splitlines()[-1:] or [""]
         traceback = ", a traceback" if "Traceback" in self.output else ""
         return f"exit code {self.code}{traceback}: {last[0][:200]}"
 
 
 class Running:
-    """A stage's app in a process of its own, at the repository's root, on one thread."""
+    """Runs a stage's app in a process of its own, at the repository's root, on one thread."""
 
     def __init__(self, stage: str, root: Path) -> None:
         self.output = root.with_name(f"output_{time.monotonic_ns()}")
         self.began = time.perf_counter()
-        arguments = (STAGES[stage], root, self.output)
-        self.process: ForkServerProcess = SERVER.Process(target=_app, args=arguments)
-        self.process.start()
+        app, *given = STAGES[stage].split()
+        self.process = app_process(app, given, root, self.output)
 
     @property
     def seconds(self) -> float:
@@ -89,7 +76,7 @@ class Running:
         return self.process.is_alive()
 
     def send(self, number: signal.Signals) -> None:
-        """The signal, unless the process has ended."""
+        """Sends a signal, unless the process has ended."""
         if self.process.is_alive() and self.process.pid:
             os.kill(self.process.pid, number)
 
@@ -104,26 +91,13 @@ class Running:
         return Ended(code, output, self.seconds)
 
 
-def _app(command: str, root: Path, output: Path) -> None:
-    """`python -m pipelines.<command>`, printing to a file."""
-    os.chdir(REPOSITORY)
-    multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
-    sys.stdout = sys.stderr = output.open("a", buffering=1)
-    for descriptor in (1, 2):
-        os.dup2(sys.stdout.fileno(), descriptor)
-    torch.set_num_threads(1)
-    name, *values = command.split()
-    sys.argv = [f"pipelines.{name}", *FIXED, f"paths.root={root}", *values]
-    import_module(f"pipelines.{name}").main()
-
-
 def run(stage: str, root: Path) -> Ended:
-    """A stage's app, from its start to its end."""
+    """Runs a stage's app from its start to its end."""
     return Running(stage, root).end()
 
 
 def tree(root: Path) -> dict[str, str]:
-    """Every file below a folder with its sha256, hidden ones too, and every folder."""
+    """Returns every file below a folder with its sha256, hidden files and folders included."""
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -133,7 +107,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def _lasting(path: Path) -> bytes:
-    """A file's bytes; of a whole record of caches all but the seconds that its choices took."""
+    """Returns a file's bytes; a whole record of caches comes without the seconds of its choices."""
     content = path.read_bytes()
     if path.parent.name != "caches" or path.suffix != ".json":
         return content
@@ -147,7 +121,7 @@ def _lasting(path: Path) -> bytes:
 
 
 def difference(found: Tree, wanted: Tree) -> str:
-    """What a tree has too much, too little or with other bytes; empty where it is as wanted."""
+    """Describes files too many, missing or with other bytes; empty where the tree is as wanted."""
     both = sorted(set(found) & set(wanted))
     kinds = {
         "left behind": sorted(set(found) - set(wanted)),
@@ -159,9 +133,9 @@ def difference(found: Tree, wanted: Tree) -> str:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run of stages that nothing happened to: the folder before and after each, its seconds.
+    """Holds an undisturbed run of stages: the folder before and after each stage, and its seconds.
 
-    All that is tried runs in `root`, where this run was too: some hashes have paths in them.
+    Every trial runs in `root`, as this run did, because some hashes contain paths.
     """
 
     root: Path
@@ -177,12 +151,12 @@ class Undisturbed:
         return self._make(self._number(stage) + 1)
 
     def trees(self, stage: str) -> tuple[Tree, Tree]:
-        """What lay there before and after a stage; the folder stays as it is."""
+        """Returns the trees before and after a stage; the folder stays as it is."""
         number = self._number(stage)
         return tree(self.kept / str(number)), tree(self.kept / str(number + 1))
 
     def written(self, stage: str) -> dict[str, int]:
-        """Name -> bytes of every file that a stage makes or changes."""
+        """Returns the size in bytes, by name, of every file that a stage makes or changes."""
         before, after = self.trees(stage)
         folder = self.kept / str(self._number(stage) + 1)
         return {

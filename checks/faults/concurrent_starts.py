@@ -1,19 +1,19 @@
-"""Two of one app at one folder: the second refuses in one line, or both end right."""
+"""Starts an app twice at one folder: the second refuses in one line, or both end right."""
 
 import random
 import time
 from functools import partial
 
-from benchmarks.faults.apps import STAGES, Ended, Running, Undisturbed, difference, tree
-from benchmarks.faults.case import CONCURRENT, Case, Trial
+from checks.faults.apps import STAGES, Ended, Running, Undisturbed, difference, tree
+from checks.faults.case import CONCURRENT, FaultCase, Trial
 
 
 def concurrent_starts(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
-    """Every stage twice at once, and a second one at a random moment of the first."""
+    """Starts every stage twice at once, and a second time at a random moment of the first."""
     return [partial(two, run_, stage, part) for stage in STAGES for part in (0.0, numbers.random())]
 
 
-def two(run_: Undisturbed, stage: str, part: float) -> Case:
+def two(run_: Undisturbed, stage: str, part: float) -> FaultCase:
     """Starts a stage, and again `part` of its undisturbed seconds later."""
     _, after = run_.trees(stage)
     run_.before(stage)
@@ -21,7 +21,7 @@ def two(run_: Undisturbed, stage: str, part: float) -> Case:
     time.sleep(part * run_.seconds[stage])
     second = Running(stage, run_.root)
     ends = [first.end(), second.end()]
-    return Case(
+    return FaultCase(
         kind=CONCURRENT,
         stage=stage,
         fault=f"the second at {part:.0%}",
@@ -31,7 +31,7 @@ def two(run_: Undisturbed, stage: str, part: float) -> Case:
 
 
 def wrong_ends(ends: list[Ended]) -> str:
-    """Says what is wrong with two ends, of which one at least is to be a success."""
+    """Describes a mistake in two ends, at least one of which must be a success."""
     if all(end.code for end in ends):
         return f"both failed: {ends[0].told}; {ends[1].told}"
     failed = [end for end in ends if end.code]

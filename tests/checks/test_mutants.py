@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mutants, mutants_page
-from benchmarks.mutants import Mutant, sample
+from checks import mutants
+from checks.mutants import sample
 
 SOURCE = '''"""Text of 1 module."""
 __all__ = ["f"]
@@ -81,21 +81,11 @@ def test_every_file_has_tests_that_exist_and_every_explained_mutant_is_one() -> 
     assert set(mutants.TABLE["explained"]) <= {one.name for one in every}
 
 
-def test_the_page_names_survivors_with_their_reasons_and_who_killed_the_others(
-    tmp_path: Path,
-) -> None:
+def test_the_last_outcome_counts_and_the_first_is_remembered(tmp_path: Path) -> None:
     outcomes = tmp_path / "outcomes.jsonl"
-    runs = [("a", ""), ("b", "tests/t.py::first"), ("c", ""), ("c", "tests/t.py::later")]
+    runs = [("a", ""), ("b", "first"), ("c", ""), ("c", "later")]
     lines = (json.dumps({"name": name, "killed_by": killer}) for name, killer in runs)
     outcomes.write_text("\n".join(lines))
-    found = [
-        vars(Mutant("f.py", name, "comparison", 3, f"{name} | 1", "0", 0, 1, 0))
-        | mutants.outcome(name, killers)
-        | ({"why": "a tie"} if name == "a" else {})
-        for name, killers in mutants.known(outcomes).items()
-    ]
-    text = mutants_page.page(mutants_page.record(0, found))
-    assert "2 of 3 are killed" in text and "at first killed 1" in text
-    survivors, since = text.split("## Survivors")[1].split("## Killed since")
-    assert "`a \\| 1` → `0`" in survivors and "a tie" in survivors and "later" not in survivors
-    assert "tests/t.py::later" in since and "first`" not in since
+    found = [mutants.outcome(name, some) for name, some in mutants.known(outcomes).items()]
+    assert [one["killed_by"] for one in found] == ["", "first", "later"]
+    assert [one["survived_at_first"] for one in found] == [True, False, True]

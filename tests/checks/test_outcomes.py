@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.values import suite
-from benchmarks.values.cases import NEW, Case, cases
+from checks.values import suite
+from checks.values.cases import NEW, ValueCase, cases
 
-CASE = Case(
+CASE = ValueCase(
     kind="type",
     found=NEW,
     given="train_causal causal.steps=abc",

@@ -1,4 +1,4 @@
-"""Stages on a disk with too little room: one line, old outputs whole, and on once there is room."""
+"""Runs stages on a full disk: one line, old outputs whole, and success once there is room."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.faults.apps import (
+from checks.faults.apps import (
     CACHE,
     CHECKPOINTS,
     STAGES,
@@ -20,38 +20,40 @@ from benchmarks.faults.apps import (
     run,
     tree,
 )
-from benchmarks.faults.case import FULL, SKIPPED, Case, Trial
-from benchmarks.faults.kills import stopped, wrong_after
+from checks.faults.case import FULL, SKIPPED, FaultCase, Trial
+from checks.faults.kills import stopped, wrong_after
 
 ROOMY, PAGE = 1 << 30, 4096
 OVER, ANEW, BEGUN = "over earlier outputs", "anew", "a training that had begun"
 
 
 def full_disks(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
-    """Each stage over the outputs of an earlier run, where the largest of them has no room.
+    """Runs each stage over the outputs of an earlier run, with no room for the largest.
 
-    Those that keep cells, with none kept, too; and trainings that go on from a checkpoint.
+    Stages that keep cells run without kept cells too, and trainings go on from a checkpoint.
     """
     cases = [(stage, start) for stage in STAGES for start in starts(stage)]
     return [partial(on_small_disk, run_, *case, numbers.random()) for case in cases]
 
 
-def on_small_disk(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
-    """`full`, or a case that says that no file system can be mounted."""
+def on_small_disk(run_: Undisturbed, stage: str, start: str, part: float) -> FaultCase:
+    """Runs `full`, or returns a case that says that no file system can be mounted."""
     with small_disk(run_.root) as mounted:
         if mounted:
             return full(run_, stage, start, part)
-    return Case(kind=FULL, stage=stage, fault=start, outcome=f"{SKIPPED}: no tmpfs may be mounted")
+    return FaultCase(
+        kind=FULL, stage=stage, fault=start, outcome=f"{SKIPPED}: no tmpfs may be mounted"
+    )
 
 
 def starts(stage: str) -> tuple[str, ...]:
-    """What lies there when the disk is full."""
+    """Returns the states of the folder in which the disk is full."""
     if stage.startswith("train"):
         return (OVER, BEGUN)
     return (OVER, ANEW) if stage.startswith(("evaluate", "survey")) else (OVER,)
 
 
-def full(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
+def full(run_: Undisturbed, stage: str, start: str, part: float) -> FaultCase:
     """Runs a stage with too little room, then with enough."""
     _, after = run_.trees(stage)
     found = prepared(run_, stage, start)
@@ -61,7 +63,7 @@ def full(run_: Undisturbed, stage: str, start: str, part: float) -> Case:
     limit(run_.root, ROOMY)
     wrong = f"{wrong} ({ended.told})" if wrong else wrong_after(run_, stage, after)
     outcome = "refused in one line, then made whole"
-    return Case(kind=FULL, stage=stage, fault=start, outcome=outcome, wrong=wrong)
+    return FaultCase(kind=FULL, stage=stage, fault=start, outcome=outcome, wrong=wrong)
 
 
 def prepared(run_: Undisturbed, stage: str, start: str) -> Tree:
@@ -80,7 +82,7 @@ def prepared(run_: Undisturbed, stage: str, start: str) -> Tree:
 
 
 def room(run_: Undisturbed, stage: str, part: float) -> int:
-    """Whole pages, fewer than the largest file takes that the stage writes, cells left out."""
+    """Returns room in whole pages, less than the stage's largest file takes, cells left out."""
     written = run_.written(stage).items()
     largest = max(size for name, size in written if not name.startswith(CACHE))
     return int(part * largest) // PAGE * PAGE
@@ -93,9 +95,9 @@ def wrong_refusal(line: str | None, root: Path) -> str:
 
 
 def changed(found: Tree, earlier: Tree) -> str:
-    """What a refused run changed; whole cells, checkpoints and bare folders may have come.
+    """Describes changes by a refused run; it may add whole cells, checkpoints and empty folders.
 
-    What a killed run had left may have gone.
+    It may remove files that a killed run had left.
     """
     allowed = {
         name
@@ -131,12 +133,12 @@ def mount(*arguments: str) -> bool:
 
 
 def limit(root: Path, size: int) -> None:
-    """How much the small disk takes in all."""
+    """Sets the size of the small disk in bytes."""
     if not mount("-o", f"remount,size={size}", str(root)):
         raise OSError(f"{root} cannot be given the size {size}")
 
 
 def used(root: Path) -> int:
-    """Bytes that lie on the small disk, in whole pages."""
+    """Returns the used bytes of the small disk, in whole pages."""
     state = os.statvfs(root)
     return (state.f_blocks - state.f_bfree) * state.f_frsize

@@ -1,4 +1,4 @@
-"""The command: every case of the table in a checkout, and the page of what came of them."""
+"""Runs every case of the table in a checkout and writes the page of outcomes."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import values
 from benchmarks.record import FOLDER, finish, header, markdown, setting
-from benchmarks.values.cases import CALL, NEW, Case, cases
+from checks import values
+from checks.values.cases import CALL, NEW, ValueCase, cases
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 3.0
-"""From the start of a process, its imports included, in which a wrong value is to be refused"""
+"""CPU seconds, imports included, in which a process must refuse a wrong value"""
 LINE, OTHER_LINE = "one line that names it", "one line that does not"
 MORE, ACCEPTED, NO_END = "a traceback, or more lines", "accepted", "no end in a minute"
 RIGHT = "accepted, as it should be"
@@ -31,9 +31,9 @@ Outcome = Mapping[str, Any]
 
 def main() -> None:
     parser = ArgumentParser(description=values.__doc__, formatter_class=RawTextHelpFormatter)
-    parser.add_argument("--before", type=Path, help="an older checkout; of its cases --every new")
-    parser.add_argument("--every", type=int, default=1, help="one of so many of the new cases; 1")
-    parser.add_argument("--having", default="", help="the cases with this text; writes nothing")
+    parser.add_argument("--before", type=Path, help="an older checkout to run the cases in")
+    parser.add_argument("--every", type=int, default=1, help="one new case in EVERY; default 1")
+    parser.add_argument("--having", default="", help="only cases with this text; writes nothing")
     given = parser.parse_args()
     some = [case for case in sample(given.every) if given.having in f"{case.name} {case.line}"]
     file = FOLDER / "values.json"
@@ -52,8 +52,8 @@ def main() -> None:
         sys.exit("error: not every case came out right")
 
 
-def sample(every: int) -> list[Case]:
-    """Every case that somebody found, and one of `every` of the others."""
+def sample(every: int) -> list[ValueCase]:
+    """Returns every case that somebody found, and one of `every` of the others."""
     new = [case for case in cases() if case.found == NEW]
     return [case for case in cases() if case.found != NEW] + new[::every]
 
@@ -68,8 +68,8 @@ def commit_of(checkout: Path) -> str:
     return done.stdout.strip()
 
 
-def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
-    """Seconds of the imports, and the outcome of every case by what is given."""
+def of_checkout(checkout: Path, some: Sequence[ValueCase]) -> dict[str, Any]:
+    """Returns the seconds of the imports, and the outcome of every case by name."""
     with tempfile.TemporaryDirectory() as folder:
         lines = tqdm(outcomes(checkout, some, Path(folder)), total=len(some) + 1, unit="case")
         first, *found = [json.loads(line) for line in lines]
@@ -79,8 +79,8 @@ def of_checkout(checkout: Path, some: Sequence[Case]) -> dict[str, Any]:
     return {"imports": round(first["imports"], 2), "outcomes": by_name}
 
 
-def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
-    """What the record keeps of an outcome: of what was printed the line for the user."""
+def kept(case: ValueCase, outcome: Outcome) -> dict[str, Any]:
+    """Returns the kept part of an outcome; of its output the line for the user."""
     errors = errors_of(outcome)
     return {
         "outcome": came_out(case, outcome),
@@ -91,8 +91,8 @@ def kept(case: Case, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def outcomes(checkout: Path, some: Sequence[Case], folder: Path) -> Iterator[str]:
-    """The worker's lines."""
+def outcomes(checkout: Path, some: Sequence[ValueCase], folder: Path) -> Iterator[str]:
+    """Yields the worker's lines."""
     asked = json.dumps(
         [{"given": case.command, "edit": case.edit, "setup": case.setup} for case in some]
     )
@@ -106,8 +106,8 @@ def outcomes(checkout: Path, some: Sequence[Case], folder: Path) -> Iterator[str
         yield from worker.stdout
 
 
-def came_out(case: Case, outcome: Outcome) -> str:
-    """Which of OUTCOMES it is; "names it" means the key that was given, or all that is expected."""
+def came_out(case: ValueCase, outcome: Outcome) -> str:
+    """Returns one of OUTCOMES; a line "names it" by the given key or all of the expected line."""
     if outcome["code"] is None:
         return NO_END
     if outcome["code"] == 0:
@@ -123,8 +123,8 @@ def errors_of(outcome: Outcome) -> list[str]:
     return [line for line in outcome["stderr"] if line.startswith("error: ")]
 
 
-def name_of(case: Case) -> str:
-    """The last part of the last key given; of an edit the file, which a line names too."""
+def name_of(case: ValueCase) -> str:
+    """Returns the last part of the last given key, or the file of an edit without a key."""
     if case.edit:
         return "params.yaml" if not case.edit[1].strip() else key_of(case.edit[1])
     return key_of(shlex.split(case.command)[-1].replace("=", ":").lstrip("+~").partition("@")[0])
@@ -135,8 +135,8 @@ def key_of(text: str) -> str:
     return last.partition(":")[0].rpartition(".")[2].strip().lower()
 
 
-def wrong(case: Case, found: Mapping[str, Any]) -> str:
-    """What is not as the table says; empty where all is."""
+def wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
+    """Describes the difference from the table; empty where there is none."""
     outcome = found["outcomes"][case.name]
     if outcome["outcome"] != (LINE if case.exit else RIGHT):
         return str(outcome["outcome"])
@@ -146,7 +146,7 @@ def wrong(case: Case, found: Mapping[str, Any]) -> str:
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The record as Markdown."""
+    """Renders the record as Markdown."""
     columns = {
         f"{name}, {group}": counts(record[name], is_new=group == NEW)
         for name in ("before", "now")
@@ -162,7 +162,7 @@ def page(record: Mapping[str, Any]) -> str:
     bad = [f"- `{c.name}`: {why}" for c in cases() if now and (why := known_wrong(c, now))]
     return (
         f"# Wrong values\n\n{setting(record)}\n\nA case is a command line or an edit of "
-        f"params.yaml, from [the table](../../benchmarks/values/cases.tsv). {said(record)}\n\n"
+        f"params.yaml, from [the table](../../checks/values/cases.tsv). {said(record)}\n\n"
         f"{markdown(['outcome', *columns], rows)}\n\n## Wrong, by what was found\n\n"
         f"{markdown(['found', 'cases', *sides], by_found(sides))}\n\n"
         "## Not as the table says, now\n\n" + ("\n".join(bad) if bad else "None.") + "\n"
@@ -170,7 +170,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def by_found(sides: Mapping[str, Any]) -> list[list[Any]]:
-    """How many cases of each kind of finding there are, and how many of them are wrong."""
+    """Counts cases and wrong outcomes by finding."""
     kinds = Counter(case.found for case in cases())
     return [
         [
@@ -185,12 +185,12 @@ def by_found(sides: Mapping[str, Any]) -> list[list[Any]]:
     ]
 
 
-def known_wrong(case: Case, found: Mapping[str, Any]) -> str:
+def known_wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
     return wrong(case, found) if case.name in found["outcomes"] else ""
 
 
 def said(record: Mapping[str, Any]) -> str:
-    """What the columns are of."""
+    """Explains the columns."""
     text = "Seconds are those of a processor from the start of a process, imports included."
     if before := record.get("before"):
         some = f", one of {before['every']} of the new cases" if before["every"] > 1 else ""
@@ -199,7 +199,7 @@ def said(record: Mapping[str, Any]) -> str:
 
 
 def counts(found: Mapping[str, Any], *, is_new: bool) -> Counter[str]:
-    """How often there was each outcome among the cases that somebody found, or the others."""
+    """Counts the outcomes of the new cases, or of those that somebody found."""
     known = [case for case in cases() if case.name in found["outcomes"]]
     some = [case for case in known if (case.found == NEW) is is_new]
     of = {case.name: found["outcomes"][case.name] for case in some}

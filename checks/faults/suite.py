@@ -1,4 +1,4 @@
-"""The command: every kind of fault, and the page of what came of them."""
+"""Runs every kind of fault and writes the page of outcomes."""
 
 import random
 import sys
@@ -12,19 +12,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import faults
-from benchmarks.faults.apps import Undisturbed, undisturbed
-from benchmarks.faults.case import CONCURRENT, DAMAGED, FOREIGN, FULL, KILLED, Case, Trial
-from benchmarks.faults.concurrent_starts import concurrent_starts
-from benchmarks.faults.damage import damages
-from benchmarks.faults.foreign_files import foreign_files
-from benchmarks.faults.full_disk import full_disks
-from benchmarks.faults.kills import kills
 from benchmarks.record import finish, header, markdown, options, setting
+from checks import faults
+from checks.faults.apps import Undisturbed, undisturbed
+from checks.faults.case import CONCURRENT, DAMAGED, FOREIGN, FULL, KILLED, FaultCase, Trial
+from checks.faults.concurrent_starts import concurrent_starts
+from checks.faults.damage import damages
+from checks.faults.foreign_files import foreign_files
+from checks.faults.full_disk import full_disks
+from checks.faults.kills import kills
 
 KILLS = 30
 QUICK = 6
-"""--quick tries one of so many cases"""
+"""--quick tries one of `QUICK` cases"""
 KINDS: dict[str, Callable[[Undisturbed, random.Random], list[Trial]]] = {
     KILLED: lambda run, numbers: kills(run, numbers, KILLS),
     FULL: full_disks,
@@ -51,8 +51,8 @@ RIGHT = (
 
 def main() -> None:
     parser = options(faults.__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of moments, places and bits; 0")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="all")
+    parser.add_argument("--seed", type=int, default=0, help="of moments, places and bits")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     given = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -71,13 +71,13 @@ def main() -> None:
 
 
 def numbers(seed: int, kind: str) -> random.Random:
-    """Of one kind, so that it is tried alike alone and with others."""
+    """Returns the random numbers of one kind, equal whether it runs alone or with others."""
     return random.Random(f"{seed}, {kind}")
 
 
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
-    cases = [Case(**case) for case in record["cases"]]
+    """Renders the record as Markdown."""
+    cases = [FaultCase(**case) for case in record["cases"]]
     parts = [f"## {kind.capitalize()}\n\n{TRIED[kind]}\n\n{_table(cases, kind)}" for kind in KINDS]
     wrong = [
         f"- {case.kind}, {case.stage}, {case.fault}: {case.wrong}" for case in cases if case.wrong
@@ -92,8 +92,8 @@ def page(record: dict[str, Any]) -> str:
     )
 
 
-def _table(cases: Sequence[Case], kind: str) -> str:
-    """Counts by stage and outcome."""
+def _table(cases: Sequence[FaultCase], kind: str) -> str:
+    """Renders counts by stage and outcome."""
     some = [case for case in cases if case.kind == kind]
     outcomes = list(dict.fromkeys(_outcome(case) for case in some))
     rows = []
@@ -105,5 +105,5 @@ def _table(cases: Sequence[Case], kind: str) -> str:
     return markdown(["stage", *outcomes], rows)
 
 
-def _outcome(case: Case) -> str:
+def _outcome(case: FaultCase) -> str:
     return "**wrong**" if case.wrong else case.outcome

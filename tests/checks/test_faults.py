@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import damage, suite
-from benchmarks.faults.apps import STAGES, Ended, Undisturbed, difference, tree, undisturbed
-from benchmarks.faults.case import DAMAGED, FOREIGN, FULL, KILLED, SKIPPED, Case, Trial
-from benchmarks.faults.concurrent_starts import two, wrong_ends
-from benchmarks.faults.foreign_files import foreign
-from benchmarks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
-from benchmarks.faults.kills import killed, torn
-from tests.benchmarking.test_tables import kept
+from checks.faults import damage, suite
+from checks.faults.apps import STAGES, Ended, Undisturbed, difference, tree, undisturbed
+from checks.faults.case import DAMAGED, FOREIGN, KILLED, SKIPPED, FaultCase, Trial
+from checks.faults.concurrent_starts import two, wrong_ends
+from checks.faults.foreign_files import foreign
+from checks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
+from checks.faults.kills import killed, torn
 
 STAGE = "train_in_context"
 
@@ -25,19 +24,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return undisturbed(tmp_path_factory.mktemp("run"), [STAGE])
 
 
-TRIALS: dict[str, Callable[[Undisturbed], Case]] = {
+TRIALS: dict[str, Callable[[Undisturbed], FaultCase]] = {
     "killed": lambda run: killed(run, STAGE, signal.SIGKILL, 0.7, over=True),
-    "asked to end": lambda run: killed(run, STAGE, signal.SIGTERM, 0.5, over=False),
     "two at once": lambda run: two(run, STAGE, 0.0),
-    "full disk": lambda run: on_small_disk(run, STAGE, OVER, 0.5),
     "somebody's file": lambda run: foreign(run, STAGE, "beside earlier outputs"),
     "full disk behind a checkpoint": lambda run: on_small_disk(run, STAGE, BEGUN, 0.5),
 }
+SLOW: dict[str, Callable[[Undisturbed], FaultCase]] = {
+    "asked to end": lambda run: killed(run, STAGE, signal.SIGTERM, 0.5, over=False),
+    "full disk": lambda run: on_small_disk(run, STAGE, OVER, 0.5),
+}
 
 
-@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
+@pytest.mark.parametrize(
+    "trial",
+    [
+        *(pytest.param(trial, id=name) for name, trial in TRIALS.items()),
+        *(pytest.param(trial, id=name, marks=pytest.mark.slow) for name, trial in SLOW.items()),
+    ],
+)
 def test_a_stage_is_right_whatever_happens_to_it(
-    run: Undisturbed, trial: Callable[[Undisturbed], Case]
+    run: Undisturbed, trial: Callable[[Undisturbed], FaultCase]
 ) -> None:
     case = trial(run)
     if case.outcome.startswith(SKIPPED):
@@ -112,17 +119,3 @@ def test_a_bit_and_a_cut_change_a_file(tmp_path: Path) -> None:
     assert sum(byte.bit_count() for byte in file.read_bytes()) == 1
     damage.cut(file, random.Random(0))
     assert len(file.read_bytes()) < 100
-
-
-def test_the_page_counts_the_cases_and_names_the_wrong_ones() -> None:
-    cases = [
-        Case(kind=KILLED, stage="tokens", fault="SIGKILL at 50%", outcome="made whole"),
-        Case(kind=KILLED, stage="tokens", fault="SIGTERM at 10%", outcome="made whole"),
-        Case(kind=FULL, stage="report", fault="anew", outcome="refused", wrong="left behind: x"),
-    ]
-    record = kept({"seed": 0, "seconds": 1, "cases": [vars(case) for case in cases]})
-    text = suite.page(record)
-    assert text.startswith("# Faults: 2 of 3 cases right") and "full disk, report, anew" in text
-    (row,) = (line for line in text.splitlines() if line.startswith("| tokens"))
-    assert row.split("|")[2].strip() == "2"
-    assert suite.page(record | {"cases": []}).endswith("None.\n")

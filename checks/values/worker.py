@@ -25,7 +25,7 @@ from typing import Any
 LIMIT = 60.0
 """Seconds after which a case counts as one that does not end"""
 MEMORY = 8 * 2**30
-"""Bytes that a case may ask for"""
+"""Most bytes that a case may allocate"""
 FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
 ASKED = {
     "probe": (
@@ -33,7 +33,7 @@ ASKED = {
         "probe.text=outputs/corpus/networkx/train.jsonl",
     )
 }
-"""What an app does not start without"""
+"""Required arguments, by app"""
 MADE = (
     "corpus",
     "tokens",
@@ -43,7 +43,7 @@ MADE = (
     "train_in_context",
     "evaluate",
 )
-"""What there is before a case"""
+"""Stages that run before all cases"""
 TOGETHER = ("run", "fingerprints", "verdict")
 """Commands that are no apps of Hydra"""
 NAMES = """
@@ -61,13 +61,13 @@ model = LlamaForCausalLM(LlamaConfig(
     num_attention_heads=2, max_position_embeddings=64,
 )).eval()
 """
-"""What a call of the library finds"""
+"""Code that runs before a call of the library"""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 
 
 def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The seconds that the imports took, then an outcome for every case."""
+    """Yields the seconds of the imports, then an outcome for every case."""
     checkout = Path.cwd()
     sys.path[:0] = [str(checkout / "src"), str(checkout)]
     imports = import_apps(sorted(path.stem for path in (checkout / "conf").glob("*.yaml")))
@@ -85,7 +85,7 @@ def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
 
 
 def import_apps(names: Sequence[str]) -> float:
-    """Imports every app; the seconds of a processor that it took."""
+    """Imports every app; returns the CPU seconds."""
     before = time.process_time()
     for name in (*names, *TOGETHER):
         try:
@@ -97,7 +97,7 @@ def import_apps(names: Sequence[str]) -> float:
 
 
 def outcome(folder: Path, case: Mapping[str, Any], imports: float) -> dict[str, Any]:
-    """What came of a case, the seconds from its start, and the files that it changed."""
+    """Runs a case; returns its end, its CPU seconds, and the files that it changed."""
     root = folder / "case"
     if not root.exists():
         shutil.copytree(folder / "whole", root)
@@ -121,7 +121,7 @@ def outcome(folder: Path, case: Mapping[str, Any], imports: float) -> dict[str, 
 
 
 def files(root: Path) -> dict[str, tuple[int, int]]:
-    """Every file with its size and time; of logs, caches and DVC none."""
+    """Returns every file with its size and time, without those of logs, caches and DVC."""
     found = (path for path in root.rglob("*") if path.is_file())
     named = {path.relative_to(root).as_posix(): path.stat() for path in found}
     return {
@@ -132,7 +132,7 @@ def files(root: Path) -> dict[str, tuple[int, int]]:
 
 
 def run(root: Path, command: str) -> dict[str, Any]:
-    """`python -m pipelines.<command>` with `root` as current folder."""
+    """Runs `python -m pipelines.<command>` in `root`."""
     before = used()
     marker, errors = root.parent / "imported", root.parent / "stderr"
     marker.unlink(missing_ok=True)
@@ -155,13 +155,13 @@ def run(root: Path, command: str) -> dict[str, Any]:
 
 
 def used() -> float:
-    """Seconds of a processor that all ended processes took."""
+    """Returns the CPU seconds of all ended processes."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return children.ru_utime + children.ru_stime
 
 
 def start(root: Path, command: str, marker: Path, errors: Path) -> None:
-    """The process of a case: what is checked before the imports, then the app."""
+    """Runs a case in its process: the checks before the imports, then the app."""
     os.setsid()
     os.chdir(root)
     multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
@@ -187,7 +187,7 @@ def start(root: Path, command: str, marker: Path, errors: Path) -> None:
 
 
 def call(code: str) -> None:
-    """A call of the library, which refuses with a ValueError or an OSError."""
+    """Runs a call of the library; a ValueError or an OSError ends in one line."""
     names: dict[str, Any] = {}
     exec(NAMES, names)  # of the checkout that is looked at
     try:
@@ -197,7 +197,7 @@ def call(code: str) -> None:
 
 
 def early(app: str) -> Callable[[str, Sequence[str]], None] | None:
-    """What the package checks before an app's imports; None of a checkout without it."""
+    """Returns the check before an app's imports; None for a checkout without one."""
     try:
         found: Callable[[str, Sequence[str]], None] = import_module("pipelines.start").check_start
     except ModuleNotFoundError:

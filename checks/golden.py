@@ -1,6 +1,6 @@
-"""The golden run: every stage at scale=smoke, and the numbers that it computed.
+"""Runs every stage at scale=smoke and compares the numbers with those of an earlier run.
 
-    python -m benchmarks.golden FOLDER [BEFORE]
+    python -m checks.golden FOLDER [BEFORE]
 
 Writes the numbers of each file of the run into FOLDER, under the file's name: sha256 of weights and
 tokens, records and metrics without times, machine and hashes of code, tables of the page and of a
@@ -10,24 +10,19 @@ equal. Equal runs need one machine: another processor rounds differently.
 """
 
 import json
-import multiprocessing
-import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from difflib import unified_diff
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
+from checks.processes import REPOSITORY, app_process
 from pipelines.fingerprints import stages
 
-FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
 TIMED = {"fingerprints", "benchmark"}
 """Apps whose outputs hold no number that a second run finds again"""
 LAST = "report"
@@ -35,11 +30,7 @@ LAST = "report"
 VOLATILE = {"run_on", "seconds", "content_sha256", "code", "version", "sha256", "tokens_per_second"}
 """Keys of records whose values another hour or another version of the code changes"""
 COMPUTED = ("outputs", "report")
-QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 SCALE = "smoke"
-REPOSITORY = Path(__file__).parents[1]
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([__name__])
 
 
 def main() -> None:
@@ -73,22 +64,13 @@ def commands(root: Path) -> list[tuple[str, list[str]]]:
 
 def run(app: str, overrides: list[str], root: Path) -> None:
     """Runs an app in a process of its own, on one thread. Ends the program where it fails."""
-    process = SERVER.Process(target=start, args=(app, overrides, root))
-    process.start()
+    output = root.with_name("output")
+    output.unlink(missing_ok=True)
+    process = app_process(app, overrides, root, output)
     process.join()
     if process.exitcode:
+        print(output.read_text(errors="replace"))
         sys.exit(f"error: {app} {' '.join(overrides)} ended with exit code {process.exitcode}")
-
-
-def start(app: str, overrides: list[str], root: Path) -> None:
-    """`python -m pipelines.<app>` without its output."""
-    os.chdir(REPOSITORY)
-    os.environ.update(QUIET)
-    multiprocessing.set_start_method("fork", force=True)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    torch.set_num_threads(1)
-    sys.argv = [f"pipelines.{app}", *FIXED, f"paths.root={root}", *overrides]
-    import_module(f"pipelines.{app}").main()
 
 
 def write_numbers(root: Path, folder: Path) -> None:
@@ -103,7 +85,7 @@ def write_numbers(root: Path, folder: Path) -> None:
 
 
 def numbers(path: Path) -> str:
-    """A file's numbers as text; empty for a picture or a page."""
+    """Returns a file's numbers as text, empty for a picture or a page."""
     if path.suffix == ".json":
         content = lasting(json.loads(path.read_text()))
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
@@ -115,14 +97,14 @@ def numbers(path: Path) -> str:
 
 
 def lasting(content: Any) -> Any:
-    """JSON without what another hour or another version of the code changes."""
+    """Removes the `VOLATILE` keys from JSON."""
     if isinstance(content, dict):
         return {key: lasting(value) for key, value in content.items() if key not in VOLATILE}
     return [lasting(value) for value in content] if isinstance(content, list) else content
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:
-    """Yields each file that is not the same, with the first lines that are not."""
+    """Yields each file that differs, with its first differing lines."""
     names = {path.relative_to(folder) for folder in (before, after) for path in folder.rglob("*")}
     for name in sorted(names):
         old, new = (

@@ -1,8 +1,8 @@
-"""Is every stage right whatever happens to it? Kills, full disks, damaged and strangers' files.
+"""Disturbs every stage: kills, full disks, concurrent starts, damaged files and files of others.
 
     make faults                          # all of it
-    python -m benchmarks.faults --quick  # every sixth of the cases; writes nothing
-    python -m benchmarks.faults --seed 1 --kinds "full disk"
+    python -m checks.faults --quick  # every sixth of the cases; writes nothing
+    python -m checks.faults --seed 1 --kinds "full disk"
 
 Runs the stages of the pipeline once at smoke scale in a temporary folder, each in a process of its
 own, and then each again, from a seed: killed at random moments, on a disk without room, two at
@@ -11,6 +11,6 @@ with the undisturbed run, byte by byte, hidden files too. Writes results/benchma
 .md; ends with 1 where one case came out wrong.
 """
 
-from benchmarks.faults.suite import main
+from checks.faults.suite import main
 
 __all__ = ["main"]

@@ -1,12 +1,12 @@
-"""Mutation testing: how many small faults, put into the library one at a time, its tests find.
+"""Counts how many small mistakes, put into the library one at a time, its tests find.
 
-    python -m benchmarks.mutants            # an hour on two cores; takes up where it was stopped
-    python -m benchmarks.mutants --again    # the survivors only, once a test was added
-    python -m benchmarks.mutants --quick    # five of them; writes nothing
+    python -m checks.mutants            # an hour on two cores; takes up where it was stopped
+    python -m checks.mutants --again    # the survivors only, once a test was added
+    python -m checks.mutants --quick    # five of them; writes nothing
 
 A seeded sample of single changes (a comparison, a sign, a constant, a swapped branch, a lost mask)
 to kernels, approximations, caches, error and masking; each is run against the tests of its file
-alone (benchmarks/mutants.yaml) until one fails. Nothing on disk is changed: a forked process reads
+alone (checks/mutants.yaml) until one fails. Nothing on disk is changed: a forked process reads
 the changed source in place of the file. Outcomes are appended to --outcomes as they come. Writes
 results/benchmarks/mutants.json and .md.
 """
@@ -35,14 +35,14 @@ import yaml
 
 SAMPLE, SEED = 200, 0
 SECONDS, MEMORY = 300, 12 * 2**30
-"""Of CPU, and bytes: what takes more, a loop without an end for one, counts as killed."""
+"""Limits of CPU seconds and bytes; a mutant that exceeds one, as in an endless loop, is killed."""
 SOURCES = Path("src/value_aware_attention")
 PRELOADED = (
     *("numpy", "scipy.optimize", "torch", "torch.nn.attention.flex_attention", "beartype"),
     *("transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"),
     *("hypothesis.strategies", "jaxtyping", "hydra.utils"),
 )
-"""What the tests import from others, once for all forks."""
+"""Modules of other packages that the tests import, once for all forks."""
 OPERATORS: dict[type, tuple[type, ...]] = {
     **{ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt)},
     **{ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt)},
@@ -62,16 +62,16 @@ REMOVED = {
     *("clamp", "clamp_min", "clamp_max", "masked_fill", "where", "nan_to_num", "abs", "square"),
     *("sqrt", "rsqrt", "exp", "log", "double", "float", "detach", "cumsum", "flip", "roll"),
 }
-"""Calls that are dropped; of `torch.where` the branches are swapped instead."""
+"""Calls that a mutant drops; `torch.where` has its branches swapped instead."""
 LEFT_OUT = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
 NO_CODE = ("annotation", "returns", "decorator_list")
 Change = tuple[str, Any, str]
-"""Operator, the node that is changed, its new text."""
+"""Operator, the changed node, its new text."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a file."""
+    """Describes one change of a file."""
 
     file: str
     function: str
@@ -81,25 +81,25 @@ class Mutant:
     after: str
     start: int
     end: int
-    """Where `before` stands, in bytes."""
+    """First byte of `before` and the byte after its last."""
     number: int
-    """Of the same change in the same function, from 0."""
+    """Index among equal changes of one function."""
 
     @property
     def name(self) -> str:
-        """What it is known by, though lines move."""
+        """Identifies the mutant, also after lines have moved."""
         again = f" ({self.number + 1})" if self.number else ""
         return f"{self.file} {self.function}: {self.before} -> {self.after}{again}"
 
     def source(self) -> bytes:
-        """The text of its file with the change in it."""
+        """Returns the text of its file with the change in it."""
         text = (SOURCES / self.file).read_bytes()
         after = self.after if self.operator == "statement" else f"({self.after})"
         return text[: self.start] + after.encode() + text[self.end :]
 
 
 def mutants(file: str) -> Iterator[Mutant]:
-    """Every change of a file that its tests should see.
+    """Yields every change of a file that its tests should see.
 
     Left out are docstrings, annotations, decorators, imports, and `raise` with its text.
     """
@@ -117,7 +117,7 @@ def mutants(file: str) -> Iterator[Mutant]:
 
 
 def _code(node: ast.AST, function: str) -> Iterator[tuple[str, Any]]:
-    """Function and node, of everything that is run, parents first."""
+    """Yields function and node of all code that runs, parents first."""
     if isinstance(node, LEFT_OUT):
         return
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -136,7 +136,7 @@ def _with(node: Any, operator: str, **fields: Any) -> Change:
 
 
 def changes(node: Any) -> Iterator[Change]:
-    """The changes of one node, or of what it tests."""
+    """Yields the changes of one node, or of its condition."""
     yield from _operators(node)
     yield from _values(node)
     match node:
@@ -178,7 +178,7 @@ def _values(node: Any) -> Iterator[Change]:
 
 
 def _calls(node: ast.Call) -> Iterator[Change]:
-    """A call without one of its keywords, or dropped, or with its branches swapped."""
+    """Yields a call without one of its keywords, without itself, or with its branches swapped."""
     for keyword in node.keywords:
         if keyword.arg not in (None, "device"):  # a device is held by tests on another one
             rest = [other for other in node.keywords if other is not keyword]
@@ -193,13 +193,13 @@ def _calls(node: ast.Call) -> Iterator[Change]:
 
 
 def tests_of(file: str) -> tuple[str, ...]:
-    """The tests that are to hold a file; () for a file that is not mutated."""
+    """Returns the tests that are to hold a file; () for a file that is not mutated."""
     found = (tests for pattern, tests in TABLE["tests"].items() if fnmatch(file, pattern))
     return tuple(next(found, ()))
 
 
 def sample(count: int) -> list[Mutant]:
-    """The mutants whose names hash lowest, so that a change of one file leaves the others drawn."""
+    """Draws the mutants whose names hash lowest: a change of one file leaves other draws alone."""
     files = (str(file.relative_to(SOURCES)) for file in SOURCES.rglob("*.py"))
     every = (mutant for file in files if tests_of(file) for mutant in mutants(file))
     return sorted(every, key=lambda x: sha256(f"{SEED} {x.name}".encode()).digest())[:count]
@@ -220,18 +220,18 @@ class _FirstFailure:
         settings.load_profile("mutants")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Takes what a test's setup, call or end says."""
+        """Remembers the first test that failed in setup, call or end."""
         if report.failed:
             self.name = self.name or report.nodeid
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Takes what the import of a file of tests says."""
+        """Remembers a file of tests whose import failed."""
         if report.failed:
             self.name = self.name or "import"
 
 
 def _read_as(mutant: Mutant) -> None:
-    """From now on a mutant's file is imported with its change in it."""
+    """Lets later imports read a mutant's file with its change in it."""
     path, text = str((SOURCES / mutant.file).resolve()), mutant.source()
     read, stats = SourceFileLoader.get_data, SourceFileLoader.path_stats
 
@@ -248,7 +248,7 @@ def _read_as(mutant: Mutant) -> None:
 
 
 def fork(tests: Iterable[str], mutant: Mutant | None = None) -> tuple[int, int]:
-    """Runs tests in a process of their own, until one fails; its number, and where it answers."""
+    """Runs tests in a fork until one fails; returns its number and the pipe of its answer."""
     answer, end = os.pipe()
     if child := os.fork():
         os.close(end)
@@ -270,7 +270,7 @@ def fork(tests: Iterable[str], mutant: Mutant | None = None) -> tuple[int, int]:
 
 
 def killer(answer: int) -> str:
-    """The test that failed, "" where none did, "died" for a process that did not get to its end."""
+    """Returns the test that failed, "" where none did, "died" for a process without an answer."""
     with os.fdopen(answer) as end:
         code, name = json.loads(end.read() or '[-1, "died"]')
     if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -309,7 +309,7 @@ def check(killers: Iterable[str]) -> None:
 
 
 def known(outcomes: Path) -> dict[str, list[str]]:
-    """Name -> what killed a mutant, each time that it was run."""
+    """Reads the killers of every mutant by name, one for each of its runs."""
     found: dict[str, list[str]] = {}
     for line in outcomes.read_text().splitlines() if outcomes.exists() else ():
         one = json.loads(line)
@@ -344,15 +344,15 @@ def _given() -> Namespace:
 
 
 def outcome(name: str, killed_by: Sequence[str]) -> dict[str, Any]:
-    """What a record says of a mutant beside its place."""
+    """Returns a record's outcome of a mutant."""
     why = TABLE["explained"].get(name, "")
     return {"killed_by": killed_by[-1], "survived_at_first": not killed_by[0], "why": why}
 
 
 def _write(found: list[dict[str, Any]], keep: bool) -> None:
     # These import the library, which the mutants' processes have to do first.
-    from benchmarks import mutants_page
     from benchmarks.record import finish
+    from checks import mutants_page
 
     record = mutants_page.record(SEED, found)
     finish("mutants", record, mutants_page.page(record), keep=keep)

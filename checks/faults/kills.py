@@ -1,4 +1,4 @@
-"""Stages killed at random moments and started again: the outputs of a run that nobody killed."""
+"""Kills stages at random moments and starts them again: outputs must be as undisturbed."""
 
 import random
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.faults.apps import (
+from checks.faults.apps import (
     CHECKPOINTS,
     STAGES,
     Ended,
@@ -18,17 +18,17 @@ from benchmarks.faults.apps import (
     run,
     tree,
 )
-from benchmarks.faults.case import KILLED, Case, Trial
+from checks.faults.case import KILLED, FaultCase, Trial
 
 ASKED = 0.2
 """The share of SIGTERM among the signals; the others are SIGKILL"""
 MOMENTS = 5
-"""At which one run of a training is killed, the first while it writes a checkpoint"""
+"""Number of moments at which one training is killed, the first while it writes a checkpoint"""
 TRAINING = "train_causal"
 
 
 def kills(run_: Undisturbed, numbers: random.Random, count: int) -> list[Trial]:
-    """`count` signals at moments drawn uniformly from stages' undisturbed seconds.
+    """Draws `count` signals at moments uniform over stages' undisturbed seconds.
 
     Every stage gets its share, every other round over the outputs of an earlier run. After a signal
     what has its own name must be whole; after the same command again all must be as undisturbed.
@@ -47,22 +47,22 @@ def kills(run_: Undisturbed, numbers: random.Random, count: int) -> list[Trial]:
 
 def killed(
     run_: Undisturbed, stage: str, number: signal.Signals, part: float, *, over: bool
-) -> Case:
-    """A stage killed once, `part` of its undisturbed seconds after its start."""
+) -> FaultCase:
+    """Kills a stage once, `part` of its undisturbed seconds after its start."""
     before, after = run_.trees(stage)
     run_.after(stage) if over else run_.before(stage)
     ended = stopped(Running(stage, run_.root), number, after_seconds(part * run_.seconds[stage]))
     wrong = torn(tree(run_.root), before, after) or wrong_end(ended, number)
     outcome = "had finished" if ended.code == 0 else "made whole by the same command"
     fault = f"{number.name} at {part:.0%}" + (", over earlier outputs" if over else "")
-    return Case(
+    return FaultCase(
         kind=KILLED, stage=stage, fault=fault, outcome=outcome,
         wrong=wrong or wrong_after(run_, stage, after),
     )  # fmt: skip
 
 
-def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> Case:
-    """One training, killed while it writes a checkpoint, at random moments, and at its model."""
+def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> FaultCase:
+    """Kills one training while it writes a checkpoint, at random moments, and at its model."""
     before, after = run_.trees(TRAINING)
     run_.before(TRAINING)
     longest = run_.seconds[TRAINING]
@@ -75,7 +75,7 @@ def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> Case:
         count += ended.code != 0
         wrong = wrong or torn(tree(run_.root), before, after)
         wrong = wrong or wrong_end(ended, signal.SIGKILL)
-    return Case(
+    return FaultCase(
         kind=KILLED, stage=TRAINING, outcome="made whole by the same command",
         fault=f"SIGKILL {count} times, the first while a checkpoint was written",
         wrong=wrong or wrong_after(run_, TRAINING, after),
@@ -83,7 +83,7 @@ def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> Case:
 
 
 def stopped(running: Running, number: signal.Signals, moment: Callable[[Running], bool]) -> Ended:
-    """Sends the signal at a moment, or none where the process ends before it."""
+    """Sends a signal at a moment, or none where the process ends earlier."""
     while running.is_alive() and not moment(running):
         time.sleep(0.0005)
     running.send(number)
@@ -103,7 +103,7 @@ def is_saving(root: Path) -> bool:
 
 
 def torn(found: Tree, *whole: Tree) -> str:
-    """Names a file that has its own name and is of no whole state; empty where there is none."""
+    """Names a file under its final name that is not whole; empty where there is none."""
     for name, digest in found.items():
         hidden = any(part.startswith(".") for part in name.split("/"))
         if digest != "folder" and not hidden and digest not in {one.get(name) for one in whole}:
@@ -112,7 +112,7 @@ def torn(found: Tree, *whole: Tree) -> str:
 
 
 def wrong_end(ended: Ended, number: signal.Signals) -> str:
-    """Says how a process ended that should have by the signal, or well."""
+    """Describes an end that is neither by the signal nor a success."""
     right = (0, -number, 128 + number)  # a training that was asked to end saves its step first
     return "" if ended.code in right else ended.told
 

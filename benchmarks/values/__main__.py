@@ -1,6 +1,0 @@
-"""python -m benchmarks.values"""
-
-from benchmarks.values import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,77 @@
+"""Benchmarks from their measurements to their tables, at tiny sizes; no time is asserted."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import record, tokenization, training_step
+from benchmarks.training_step import TINY, AsOurs
+from value_aware_study.data.tokenization import ByteLevelBPE
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+QUICK = {
+    "adapter": "largest difference",
+    "caches": "## Error on the observed queries",
+    "optimal_value_aware": "call / fused",
+    "patterns": "flex first call ms",
+    "peers --only FNet": "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
+    "training_step": "With both GPT-2 does the same work",
+}
+"""Benchmark, with its options -> a part of what it prints last"""
+PAGES = {"faults": "checks.faults.suite", "mutants": "checks.mutants_page"}
+"""Check -> the module of its page; a benchmark's is its own"""
+RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem != "values"]
+
+
+@pytest.mark.parametrize(("command", "shown"), QUICK.items(), ids=QUICK)
+def test_a_quick_run_prints_its_tables_and_writes_nothing(
+    command: str,
+    shown: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, *options = command.split()
+    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, "--quick", *options])
+    import_module(f"benchmarks.{name}").main()
+    printed = capsys.readouterr().out
+    assert shown in printed and "|:--" in printed and "nan" not in printed
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
+def test_a_published_page_has_the_tables_of_its_record(file: Path) -> None:
+    module = import_module(PAGES.get(file.stem, record.module_of(file.stem)))
+    page = module.page(json.loads(file.read_text()))
+    shown, published = (
+        [line for line in text.splitlines() if line.startswith("|")]
+        for text in (page, file.with_suffix(".md").read_text())
+    )
+    assert shown == published
+
+
+def test_gpt2_with_our_loss_has_gpt2s_loss_of_every_target() -> None:
+    model = training_step.gpt2(TINY, activation_function="relu")
+    rows = torch.randint(TINY.vocabulary, (2, TINY.length + 1))
+    ours = training_step._training(AsOurs(model))
+    assert ours.count_targets(rows) == 2 * TINY.length
+    torch.testing.assert_close(ours.loss(rows), training_step.own_loss(model, rows))
+    assert {id(p) for p in ours.parameters()} == {id(p) for p in model.parameters()}
+
+
+def test_tokenization_is_compared_with_the_call_that_it_makes(tmp_path: Path) -> None:
+    texts = [f"words and numbers {number}, </s> and more" for number in range(70)]
+    tokenizer = ByteLevelBPE(vocabulary_size=300, training_characters=1000).build(texts)
+    tokenization.write_texts(texts, tmp_path)
+    ways = tokenization.ways_to_tokenize(texts, tokenizer, tmp_path)
+    assert next(iter(ways)) == tokenization.PEER == "encode_batch_fast"
+    stream: Any = ways["token_stream"](tmp_path / "scratch")
+    encoded: Any = ways["encode_batch"](tmp_path)
+    assert sorted(row.as_py()[:-1] for row in stream["input_ids"]) == sorted(x.ids for x in encoded)
+    assert ways[tokenization.PEER](tmp_path) is None
