@@ -1,27 +1,30 @@
-"""What every app shares: composition, one-line errors, files that are never half-written."""
+"""Makes a function a Hydra app: composed and checked config, errors of one line, JSON outputs."""
 
 import json
 import os
 import re
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines.methods import check_added_arguments, check_methods, register_methods
+from pipelines.methods import check_added_arguments, register_methods
 from pipelines.together import check_added, check_given, check_together
 from pipelines.values import (
     PARAMS_FILE,
@@ -39,41 +42,30 @@ CONFIG = str(Path(__file__).parents[1] / "conf")
 TRACEBACKS = "HYDRA_FULL_ERROR"
 FULL_ERROR = os.environ.get(TRACEBACKS) == "1"
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError, KeyboardInterrupt)
+SECONDS_TO_SPEAK = 60.0
+"""Longest wait of a process that torchrun started for the first one to name an error"""
 
 
-def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]]:
+def app(
+    name: str, *, short: Collection[str] = ()
+) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]]:
     """A Hydra app over conf/<name>.yaml whose function gets the section <name> of the config.
 
-    Errors that the user can act on end the program with one line and exit code 1. With
-    HYDRA_FULL_ERROR=1 the full traceback is shown.
+    Values are checked as soon as they are composed: the function imports what takes long, so that
+    a wrong one is refused before that. Errors that the user can act on end the program with one
+    line and exit code 1. With HYDRA_FULL_ERROR=1 the full traceback is shown. An argument of
+    `short` stands for <name>.<argument>: Hydra would take some for config groups.
     """
 
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
-        def task(cfg: DictConfig) -> Any:
-            # what the function starts, such as the other processes of ddp, gets the user's choice
-            def checked(section: DictConfig) -> Any:
-                overrides = HydraConfig.get().overrides.task
-                check_all(cfg, name, overrides)
-                check_added_arguments(cfg, overrides)
-                return function(section)
-
-            with tracebacks(FULL_ERROR):
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
-                    return result_or_failure(checked, cfg[name])
-                with ending_with_one_line():  # ended here, before Hydra adds lines of its own
-                    return checked(cfg[name])
-
         def main() -> None:
             with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
-                given = sys.argv[1:]
-                ours = [f"hydra.job.name={name}", *scale_of_params(given), *edits_of_params()]
-                overrides = get_args_parser().parse_intermixed_args(given).overrides
-                check_given(overrides)
-                # argparse takes overrides from one place alone
-                options = [one for one in given if one not in overrides]
-                sys.argv[1:] = [*options, *ours, *overrides]
-                register_methods()
-                check_methods()
+                with first_speaks():
+                    overrides = read_arguments(name, short)
+
+                def task(cfg: DictConfig) -> Any:
+                    return run_job(function, name, cfg, overrides)
+
                 hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
 
         return main
@@ -81,8 +73,81 @@ def app(name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]
     return decorate
 
 
+def read_arguments(name: str, short: Collection[str]) -> list[str]:
+    """Completes sys.argv with the scale and the edited values of params.yaml for Hydra.
+
+    Returns the overrides that were given, with the scale. Raises ValueError for what Hydra would
+    not refuse by its name, and for a sweep without a job that is right.
+    """
+    given = [f"{name}.{one}" if one.partition("=")[0] in short else one for one in sys.argv[1:]]
+    parsed = get_args_parser().parse_intermixed_args(given)
+    overrides = [*scale_of_params(given), *parsed.overrides]
+    check_given(overrides)
+    # argparse takes overrides from one place alone
+    options = [one for one in given if one not in parsed.overrides]
+    sys.argv[1:] = [*options, f"hydra.job.name={name}", *edits_of_params(), *overrides]
+    register_methods()
+    if parsed.multirun:
+        check_sweep(name, overrides)
+    return overrides
+
+
+def run_job(
+    function: Callable[[DictConfig], Any], name: str, cfg: DictConfig, given: Sequence[str]
+) -> Any:
+    """Checks a composed config, then runs an app's function on its section."""
+    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+
+    def checked(section: DictConfig) -> Any:
+        overrides = HydraConfig.get().overrides.task
+        with first_speaks():
+            check_all(cfg, name, overrides)
+        if not is_sweep:
+            say_edits(cfg.scale, given)
+        check_added_arguments(cfg, overrides)
+        return function(section)
+
+    # what the function starts, such as the other processes of ddp, gets the user's choice
+    with tracebacks(FULL_ERROR):
+        if is_sweep:
+            return result_or_failure(checked, cfg[name])
+        with ending_with_one_line():  # ended here, before Hydra adds lines of its own
+            return checked(cfg[name])
+
+
+def check_sweep(name: str, overrides: Sequence[str]) -> None:
+    """Raises the error of a sweep's first job where every job has one.
+
+    One good job is enough: the others are refused when their turn comes. Raises ValueError where
+    torchrun started the sweep several times.
+    """
+    if (together := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ValueError(
+            f"each of the {together} processes would run the whole sweep: start -m without "
+            f"torchrun, or torchrun without -m"
+        )
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    first: Exception | None = None
+    for job in BasicSweeper.split_arguments(parsed, None)[0]:
+        try:
+            check_job(name, job)
+        except Exception as error:
+            first = first or error
+        else:
+            return
+    if first:
+        raise first
+
+
+def check_job(name: str, overrides: Sequence[str]) -> None:
+    """Raises ValueError for a config that cannot be; says which edited values stand in it."""
+    cfg = composed(name, overrides)
+    check_all(cfg, name, overrides)
+    say_edits(cfg.scale, overrides)
+
+
 def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
-    """The config of an app as its command line would make it of `overrides`; in an app or not."""
+    """Composes the config of an app as its command line would, within a running app or outside."""
     register_methods()
     inside = GlobalHydra.instance().is_initialized()
     with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
@@ -101,7 +166,7 @@ def check_all(cfg: DictConfig, app: str, overrides: Sequence[str]) -> None:
 
 @contextmanager
 def tracebacks(shown: bool) -> Iterator[None]:
-    """Sets Hydra's variable for the time of the block."""
+    """Sets Hydra's variable for full tracebacks within the block."""
     before = os.environ.get(TRACEBACKS)
     os.environ[TRACEBACKS] = "1" if shown else "0"
     try:
@@ -115,7 +180,7 @@ def tracebacks(shown: bool) -> Iterator[None]:
 
 @contextmanager
 def ending_with_one_line() -> Iterator[None]:
-    """Errors of the user's end the program with one line, unless tracebacks were asked for."""
+    """Ends the program with one line at an error of the user, unless tracebacks were asked for."""
     try:
         yield
     except USER_ERRORS as error:
@@ -124,12 +189,26 @@ def ending_with_one_line() -> Iterator[None]:
         sys.exit(f"error: {one_line(error)}")
 
 
+@contextmanager
+def first_speaks() -> Iterator[None]:
+    """Lets the first of the processes that torchrun started name what is wrong.
+
+    It ends the others as soon as one of them ends, so that these must not end before.
+    """
+    try:
+        yield
+    except USER_ERRORS:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(SECONDS_TO_SPEAK)
+        raise
+
+
 class Failure(str):
-    """What a job of a sweep returns in place of its result: one line that says why."""
+    """A line that a failed job of a sweep returns in place of its result."""
 
 
 def result_or_failure(function: Callable[[DictConfig], Any], cfg: DictConfig) -> Any:
-    """What the function returns, or a Failure, also printed, so that a sweep's other jobs run.
+    """Returns the function's result or, after printing it, a Failure: other jobs must still run.
 
     An error that the user cannot act on is printed with its traceback. Only Ctrl-C ends the sweep.
     """
@@ -148,7 +227,7 @@ def result_or_failure(function: Callable[[DictConfig], Any], cfg: DictConfig) ->
 
 
 def scale_of_params(arguments: Sequence[str]) -> list[str]:
-    """The override that makes the `scale` of params.yaml the group choice, unless one is given.
+    """Returns the override that chooses the `scale` of params.yaml, unless one is given.
 
     DVC reads the value and Hydra needs a choice; this keeps it written once.
     """
@@ -157,7 +236,7 @@ def scale_of_params(arguments: Sequence[str]) -> list[str]:
 
 
 def edits_of_params() -> list[str]:
-    """The overrides that make an edited value of params.yaml win over the scale's.
+    """Returns the overrides that make edited values of params.yaml win over the scale's.
 
     They come before those of the command line, which win over both.
     """
@@ -165,7 +244,7 @@ def edits_of_params() -> list[str]:
 
 
 def say_edits(scale: str, overrides: Sequence[str]) -> None:
-    """Says on stderr which edited values of params.yaml stand where the scale has others."""
+    """Prints the edited values of params.yaml that win over the scale's, one a line, on stderr."""
     given = [one.partition("=")[0].lstrip("+") for one in overrides]
     of_scale = values_of_scale(scale) if scale != "laptop" else {}
     for key, value in edited_params().items():
@@ -178,7 +257,7 @@ def say_edits(scale: str, overrides: Sequence[str]) -> None:
 
 
 def typed(value: Any) -> str:
-    """A value as Hydra reads it on a command line."""
+    """Writes a value as Hydra reads it on a command line."""
     if isinstance(value, list):
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, str):
@@ -187,7 +266,7 @@ def typed(value: Any) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's message on one line; of one that Hydra wraps, what the library said."""
+    """Returns an error's message on one line: the library's own where Hydra wraps it."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     cause = error.__cause__ if isinstance(error, HydraException) else None
@@ -214,7 +293,7 @@ def one_line(error: BaseException) -> str:
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """A config as dictionaries and lists, interpolations resolved."""
+    """Returns a config as dictionaries and lists, with its interpolations resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
 
 

@@ -19,7 +19,14 @@ from dvc.scm import NoSCMError, SCMError
 from omegaconf import OmegaConf
 from pygit2 import GitError
 
-from pipelines.app import composed, ending_with_one_line, one_line, scale_of_params, write_json
+from pipelines.app import (
+    check_job,
+    composed,
+    ending_with_one_line,
+    one_line,
+    scale_of_params,
+    write_json,
+)
 from value_aware_attention.measurement.source import code_hashes, defining_module
 from value_aware_attention.storage import read_json
 
@@ -33,6 +40,7 @@ WITHOUT = {"pipelines.tracking", "pipelines.values", "pipelines.together"}
 
 def main() -> None:
     with ending_with_one_line():
+        check_job("plan", scale_of_params([]))
         write(FOLDER)
 
 

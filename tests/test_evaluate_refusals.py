@@ -292,7 +292,9 @@ def test_a_record_is_replaced_after_what_belongs_to_it(
     def fails(*arguments: object) -> str:
         raise ValueError("no text to explore")
 
-    monkeypatch.setattr(import_module("pipelines.evaluate"), "exploration", fails)
+    monkeypatch.setattr(
+        import_module("value_aware_study.evaluation.token_explorer"), "exploration", fails
+    )
     assert "no text to explore" in refusal(" ".join(["evaluate", "kernel=elu", *GRID]), root)
 
 

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 
 from pipelines import tracking
 from pipelines.app import composed, plain
-from pipelines.evaluate import setting
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
+from value_aware_study.evaluation.grid import setting
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")

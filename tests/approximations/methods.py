@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from pipelines.methods import method_class
+from hydra.utils import get_class
+
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
 from value_aware_attention.approximations.support import support
@@ -182,7 +183,7 @@ def by_card(card: Card) -> Method:
 
     What keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
     """
-    made, given = method_class(card), dict(card.arguments)
+    made, given = get_class(card.target), dict(card.arguments)
     row = support(made)
     names = [kernel.__name__.lower() for kernel in row.kernels]
     method = Method(
@@ -199,5 +200,5 @@ def by_card(card: Card) -> Method:
 
 LISTED = {type(method.build()) for method in SETTINGS.values()}
 METHODS = SETTINGS | {
-    name: by_card(card) for name, card in cards().items() if method_class(card) not in LISTED
+    name: by_card(card) for name, card in cards().items() if get_class(card.target) not in LISTED
 }

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.evaluate import expand_axes
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
@@ -40,6 +39,7 @@ from value_aware_attention.measurement.skewness import skewness, skewness_of
 from value_aware_attention.measurement.tasks import LayerCall, evenly_spaced
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.evaluation.grid import expand_axes
 from value_aware_study.tasks.causal import CausalTask, context_windows
 from value_aware_study.tasks.masked import MaskedTask
 
