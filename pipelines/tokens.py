@@ -3,6 +3,7 @@
 python -m pipelines.tokens [tokens.vocabulary_size=4096] [tokens.rearrange=false]
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,13 @@ def main(cfg: DictConfig) -> None:
     causal = (cfg.causal_tokenizer, list(cfg.causal_sources or cfg.sources))
     masked = (cfg.masked_tokenizer, list(cfg.masked_sources or cfg.sources))
     with new_folder(cfg.folder) as folder:
-        stream: dict[str, Any] = {
-            "stream_folder": folder / "causal",
-            "score_first": cfg.score_first,
-        }
-        instances: dict[str, Any] = {
-            "instance_folder": folder / "masked",
-            "instance_lengths": lengths,
-        }
+        options: dict[str, Any] = {"instance_folder": folder / "masked"}
+        options |= {"instance_lengths": lengths, "scratch": folder}
+        stream = partial(write, stream_folder=folder / "causal", score_first=cfg.score_first)
         if causal == masked:  # the same text and tokenizer serve both: tokenize once
-            made = [write(cfg, *causal, scratch=folder, **stream, **instances)]
+            made = [stream(cfg, *causal, **options)]
         else:
-            made = [
-                write(cfg, *causal, scratch=folder, **stream),
-                write(cfg, *masked, scratch=folder, **instances),
-            ]
+            made = [stream(cfg, *causal, scratch=folder), write(cfg, *masked, **options)]
         for part in ("causal", "masked"):
             write_checksums(folder / part)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
