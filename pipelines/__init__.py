@@ -1,4 +1,4 @@
-"""One thin Hydra app per stage of dvc.yaml."""
+"""Stages of dvc.yaml and commands, one a module; `pipelines.app` has what they share."""
 
 import os
 import sys

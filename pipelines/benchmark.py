@@ -14,7 +14,7 @@ from pipelines.app import app, plain, write_json
 @app("benchmark")
 def main(cfg: DictConfig) -> None:
     """Writes the record, and one metric a method."""
-    from pipelines.tracking import tracked
+    from pipelines.app.tracking import tracked
     from value_aware_attention.measurement.record_cache import RecordCache
     from value_aware_attention.measurement.run_on import run_on
     from value_aware_study.benchmarking import Plan, measure

@@ -16,8 +16,8 @@ from pipelines.app import app
 @app("caches")
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>.json: every method, with r keys of all there are to choose from."""
-    from pipelines.checkpoint import check_model
-    from pipelines.tracking import log_curves, tracked
+    from pipelines.app.checkpoint import check_model
+    from pipelines.app.tracking import log_curves, tracked
     from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
     from value_aware_attention.storage import with_checksum, write_text
     from value_aware_study.paths import inside

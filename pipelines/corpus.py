@@ -19,8 +19,8 @@ PATHS = ("path", "evaluation_path")
 @app("corpus")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/<source>/<split>.jsonl and the counts of documents and copied words."""
-    from pipelines.provenance import file_hash
-    from pipelines.tracking import record_made
+    from pipelines.app.provenance import file_hash
+    from pipelines.app.tracking import record_made
     from value_aware_study.data.corpora import write_corpus
     from value_aware_study.paths import check_apart
 

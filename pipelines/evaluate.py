@@ -20,7 +20,7 @@ from pipelines.app import app, plain
 @app("evaluate")
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Writes <records>/<model>.json, or returns the row of the one cell asked for."""
-    from pipelines.evaluating import evaluating
+    from pipelines.app.evaluating import evaluating
 
     with evaluating(cfg) as device:
         return evaluate(cfg, device)
@@ -28,9 +28,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     """Measures the model's grid, one cell of it, or the attention that it was trained with."""
-    from pipelines.evaluating import hashes_of, tracked_by_first, write_record
+    from pipelines.app.evaluating import hashes_of, tracked_by_first, write_record
+    from pipelines.app.tracking import log_record
     from pipelines.summary import row
-    from pipelines.tracking import log_record
     from value_aware_attention.measurement import measure
     from value_aware_attention.models.trained_attention import TrainedAttention
     from value_aware_study.evaluation.grid import setting
@@ -60,8 +60,8 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
 
 def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: str) -> Any:
     """Writes the record of the whole grid, after the summary and the explorer's share of it."""
-    from pipelines.evaluating import write_record, write_summary
-    from pipelines.provenance import file_hash
+    from pipelines.app.evaluating import write_record, write_summary
+    from pipelines.app.provenance import file_hash
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement import measure
     from value_aware_attention.storage import with_checksum, write_text

@@ -34,7 +34,7 @@ FOLDER = Path("outputs/fingerprints")
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "trainer", "choice"}
 """Of a stage's section: what changes no result, and what only a running app knows."""
-WITHOUT = {"pipelines.tracking", "pipelines.values", "pipelines.together"}
+WITHOUT = {"pipelines.app.tracking", "pipelines.app.values", "pipelines.app.cross_checks"}
 """Modules that change no result: what W&B is told, and which values are refused."""
 
 

@@ -15,7 +15,7 @@ from pipelines.app import app
 @app("pretrained")
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<model>/: record.json, tables, figures and a page."""
-    from pipelines.probing import probed
+    from pipelines.app.probing import probed
     from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
     from value_aware_study.data.packaged_weights import weights_folder
     from value_aware_study.paths import inside

@@ -24,7 +24,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from pipelines.probing import probed
+    from pipelines.app.probing import probed
     from value_aware_attention.hugging_face.checkpoints import load_model, load_tokenizer
     from value_aware_study.data.text_files import TextFiles
     from value_aware_study.paths import inside

@@ -30,8 +30,8 @@ from pipelines.app import (
     scale_of_params,
     write_json,
 )
+from pipelines.app.training import check_gpu
 from pipelines.fingerprints import fingerprint
-from pipelines.training import check_gpu
 from value_aware_attention.storage import read_json
 from value_aware_study.paths import inside
 

@@ -15,8 +15,8 @@ from pipelines.app import app, plain
 @app("survey")
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<model>.json: the cells with their budgets, and the picture's weights."""
-    from pipelines.evaluating import evaluating, hashes_of, tracked_by_first, write_record
-    from pipelines.tracking import log_record
+    from pipelines.app.evaluating import evaluating, hashes_of, tracked_by_first, write_record
+    from pipelines.app.tracking import log_record
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement import measure
     from value_aware_study.evaluation.equal_budgets import Contender, planned_cells, with_costs

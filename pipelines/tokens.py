@@ -16,8 +16,8 @@ from pipelines.app import app, write_json
 @app("tokens")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
-    from pipelines.provenance import file_hash
-    from pipelines.tracking import record_made
+    from pipelines.app.provenance import file_hash
+    from pipelines.app.tracking import record_made
     from value_aware_attention.storage import new_folder, read_json, write_checksums
     from value_aware_study.data.token_counts import merged_counts
     from value_aware_study.paths import check_apart

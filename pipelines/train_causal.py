@@ -18,7 +18,7 @@ def main(cfg: DictConfig) -> None:
 
     AutoModelForCausalLM (after `import value_aware_attention.models`) and AutoTokenizer read it.
     """
-    from pipelines.training import train, trained_attention
+    from pipelines.app.training import train, trained_attention
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.models import CausalLanguageModel
     from value_aware_study.data.batches import CausalBatches

@@ -16,7 +16,7 @@ def main(cfg: DictConfig) -> None:
     """Writes <models>/in_context_<task>/, which AutoModelForCausalLM reads, and its metrics."""
     from transformers import LlamaForCausalLM
 
-    from pipelines.training import train
+    from pipelines.app.training import train
     from value_aware_study.data.in_context import InContextBatches
     from value_aware_study.training.in_context import sharpest_weights
 

@@ -15,7 +15,7 @@ from pipelines.app import app
 @app("train_masked")
 def main(cfg: DictConfig) -> None:
     """Writes <models>/masked_<length>/, which AutoModelForMaskedLM reads, and its metrics."""
-    from pipelines.training import train, trained_attention
+    from pipelines.app.training import train, trained_attention
     from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
     from value_aware_study.data.batches import FrozenMaskedBatches, MaskedBatches
     from value_aware_study.data.tokens import held_out_split, masked_sequences

@@ -10,9 +10,8 @@ import pytest
 from hydra.errors import HydraException
 from hydra.utils import get_class
 
-from pipelines import app
-from pipelines.app import one_line
-from pipelines.methods import register_methods
+from pipelines.app import hydra_app, one_line
+from pipelines.app.method_cards import register_methods
 from tests.test_apps import run_app
 from value_aware_study.cards import CARDS, Card, cards
 from value_aware_study.evaluation.grid import setting
@@ -46,7 +45,7 @@ def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
     file = folder / f"{card}.yaml"
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after, 1))
-    monkeypatch.setattr(app, "register_methods", partial(register_methods, folder))
+    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder))
     with pytest.raises(SystemExit) as stop:
         run_app("plan", folder.parent)
     message = str(stop.value)

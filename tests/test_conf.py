@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from pipelines.app import composed, plain
-from pipelines.methods import register_methods
-from pipelines.together import TRAINER
-from pipelines.training import trained_attention
-from pipelines.values import check, leaves, read_params, values_of_scale
+from pipelines.app.cross_checks import TRAINER
+from pipelines.app.method_cards import register_methods
+from pipelines.app.training import trained_attention
+from pipelines.app.values import check, leaves, read_params, values_of_scale
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting

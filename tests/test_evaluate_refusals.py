@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from pipelines.provenance import file_hash
+from pipelines.app.provenance import file_hash
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import GRID, write_masked

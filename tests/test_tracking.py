@@ -14,8 +14,7 @@ import pytest
 import wandb
 from omegaconf import OmegaConf
 
-from pipelines import tracking
-from pipelines.app import composed, plain
+from pipelines.app import composed, plain, tracking
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
@@ -160,7 +159,7 @@ def test_wandb_writes_below_the_logs_alone(unset: pytest.MonkeyPatch, tmp_path: 
         unset.delenv(name, raising=False)
     code = f"""
 import wandb
-from pipelines.tracking import wandb_run
+from pipelines.app.tracking import wandb_run
 run = wandb_run(project="p", group="g", mode="offline", dir={str(tmp_path / "logs")!r})
 run.summary.update({{"grid": wandb.Table(columns=["r"], data=[[1]])}})
 run.finish()

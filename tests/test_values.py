@@ -25,9 +25,9 @@ from pipelines.app import (
     ending_with_one_line,
     scale_of_params,
 )
+from pipelines.app.values import CONF, OF_CONF, PARAMS, PARAMS_FILE, PATTERNS, leaves, rule_of
 from pipelines.fingerprints import fingerprint
 from pipelines.probe import SHORT
-from pipelines.values import CONF, OF_CONF, PARAMS, PARAMS_FILE, PATTERNS, leaves, rule_of
 from tests.test_conf import APPS, ASKED
 from value_aware_study.cards import cards
 

@@ -12,7 +12,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipelines.app import Failure, write_json
+from pipelines.app.errors import Failure
+from pipelines.app.hydra_app import write_json
 
 
 class SweepTable(Callback):

@@ -9,11 +9,11 @@ import torch
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app import write_json
-from pipelines.checkpoint import check_checkpoint
-from pipelines.provenance import file_hash
+from pipelines.app.checkpoint import check_checkpoint
+from pipelines.app.hydra_app import write_json
+from pipelines.app.provenance import file_hash
+from pipelines.app.tracking import tracked
 from pipelines.summary import SHORT, summary
-from pipelines.tracking import tracked
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import is_first, own_device, started_processes
 from value_aware_attention.hugging_face.saved import saved_tokenizer

@@ -19,9 +19,9 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import plain, write_json
-from pipelines.provenance import file_hash
-from pipelines.tracking import link, tracked
+from pipelines.app.hydra_app import plain, write_json
+from pipelines.app.provenance import file_hash
+from pipelines.app.tracking import link, tracked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.storage import CARD, check_replaceable, new_folder
 from value_aware_study.paths import check_apart, inside

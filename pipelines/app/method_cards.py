@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
-from pipelines.together import is_added_value, is_code
+from pipelines.app.cross_checks import is_added_value, is_code
 from value_aware_study.cards import CARDS, Card, cards
 
 VAR_KEYWORD = Parameter.VAR_KEYWORD

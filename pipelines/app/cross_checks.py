@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from pipelines.values import (
+from pipelines.app.values import (
     CONF,
     POSITIVE,
     SWITCH,

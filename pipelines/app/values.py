@@ -26,7 +26,7 @@ from value_aware_study.cards import cards
 from value_aware_study.paths import inside
 
 AMBIGUOUS = re.compile(r"[-+]?(0\d+|0[xob]\w+|\d+(_\d+)+|\d+(:\d+)+)|yes|no|on|off", re.IGNORECASE)
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 PARAMS_FILE = "params.yaml"
 
 

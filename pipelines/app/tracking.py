@@ -9,7 +9,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import plain
+from pipelines.app.hydra_app import plain
 from pipelines.summary import row, summary
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.record import Cell

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipelines.app import plain
-from pipelines.provenance import file_hash
-from pipelines.tracking import log_record, tracked
+from pipelines.app.hydra_app import plain
+from pipelines.app.provenance import file_hash
+from pipelines.app.tracking import log_record, tracked
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.checkpoints import checkpoint_files
 from value_aware_attention.kernels import Kernel
