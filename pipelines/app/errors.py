@@ -56,7 +56,7 @@ def first_speaks() -> Iterator[None]:
     try:
         yield
     except USER_ERRORS:
-        if os.environ.get("RANK", "0") != "0":
+        if os.environ.get("RANK", "0") != "0" and not FULL_ERROR:
             time.sleep(SECONDS_TO_SPEAK)
         raise
 

@@ -53,9 +53,9 @@ def app(
 
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
         def main() -> None:
-            with tracebacks(True), ending_with_one_line():  # Hydra raises instead of exiting
-                with first_speaks():
-                    overrides = read_arguments(name, short)
+            # with tracebacks Hydra raises instead of exiting
+            with tracebacks(True), ending_with_one_line(), first_speaks():
+                overrides = read_arguments(name, short)
 
                 def task(cfg: DictConfig) -> Any:
                     return run_job(function, name, cfg, overrides)
@@ -71,7 +71,7 @@ def read_arguments(name: str, short: Collection[str]) -> list[str]:
     """Completes sys.argv with the scale and the edited values of params.yaml for Hydra.
 
     Returns the overrides that were given, with the scale. Raises ValueError for what Hydra would
-    not refuse by its name, and for a sweep without a job that is right.
+    not refuse by its name, and for a sweep of which every job is wrong.
     """
     given = [f"{name}.{one}" if one.partition("=")[0] in short else one for one in sys.argv[1:]]
     parsed = get_args_parser().parse_intermixed_args(given)
@@ -81,7 +81,7 @@ def read_arguments(name: str, short: Collection[str]) -> list[str]:
     options = [one for one in given if one not in parsed.overrides]
     sys.argv[1:] = [*options, f"hydra.job.name={name}", *edits_of_params(), *overrides]
     register_methods()
-    if parsed.multirun:
+    if options in (["-m"], ["--multirun"]):  # other options are Hydra's to read
         check_sweep(name, overrides)
     return overrides
 
@@ -96,7 +96,7 @@ def run_job(
         overrides = HydraConfig.get().overrides.task
         with first_speaks():
             check_all(cfg, name, overrides)
-        if not is_sweep:
+        if not is_sweep and os.environ.get("RANK", "0") == "0":
             say_edits(cfg.scale, given)
         check_added_arguments(cfg, overrides)
         return function(section)
@@ -134,7 +134,7 @@ def check_sweep(name: str, overrides: Sequence[str]) -> None:
 
 
 def check_job(name: str, overrides: Sequence[str]) -> None:
-    """Raises ValueError for a config that cannot be; says which edited values stand in it."""
+    """Raises ValueError for a config that is not allowed, else prints its edited values."""
     cfg = composed(name, overrides)
     check_all(cfg, name, overrides)
     say_edits(cfg.scale, overrides)
