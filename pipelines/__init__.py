@@ -1,4 +1,4 @@
-"""One thin Hydra app per stage of dvc.yaml."""
+"""Stages of dvc.yaml and commands, one a module; `pipelines.app` has what they share."""
 
 import os
 import sys
@@ -14,8 +14,3 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 # step alone on two cores took 1.7 times as long. Here tenths of a millisecond: 1.04 and 2.8 times.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "6000")
-
-if sys.argv[0] == "-m":  # Python is about to import the module that -m names
-    from pipelines.start import check_start, of_command
-
-    check_start(of_command(), sys.argv[1:])

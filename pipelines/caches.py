@@ -1,6 +1,6 @@
 """Stage caches: what every cache method costs a model on queries that it has not observed.
 
-python -m pipelines.caches texts=recall|markov|copying|docstrings|minilm ['caches.sizes=[16]']
+python -m pipelines.caches texts=recall|markov|copying|docstrings|minilm ['caches.parts=[8]']
 """
 
 from functools import partial
@@ -11,18 +11,17 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import app
-from pipelines.checkpoint import check_model
-from pipelines.tracking import tracked
-from value_aware_attention.caches import CacheMethod
-from value_aware_attention.files import save_json
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
-from value_aware_study.paths import inside
 
 
 @app("caches")
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>.json: every method, with r keys of all there are to choose from."""
+    from pipelines.app.checkpoint import check_model
+    from pipelines.app.tracking import log_curves, tracked
+    from value_aware_attention.files import save_json
+    from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+    from value_aware_study.paths import inside
+
     file = inside(cfg.records, cfg.name, ".json")
     if "checkpoint" in cfg.load:
         check_model(Path(cfg.load.checkpoint))
@@ -31,36 +30,28 @@ def main(cfg: DictConfig) -> None:
     settings = cache_settings(
         {name: partial(build, cfg, name) for name in cfg.methods},
         sizes=[max(1, keys // part) for part in cfg.parts],
-        observed=cfg.observed,
-        gaps_of=cfg.gaps_of,
-        only=cfg.only,
         prefix=task.first_row or None,
-        rows=cfg.rows,
+        **{key: cfg[key] for key in ("observed", "gaps_of", "only", "rows")},
     )
     with tracked(cfg, "caches", cfg.name) as run:
         record = measure_caches(
             task, settings, model_name=cfg.name, task_name=cfg.name, description=cfg.description,
         )  # fmt: skip
-        log_errors(run, record)
+        log_curves(run, ((cell.r, *curve_point(cell)) for cell in record.cells))
     save_json(file, record.to_json())
 
 
-def build(cfg: DictConfig, name: str, r: int) -> CacheMethod:
-    """A configured method; wherever its config says caches.r it keeps r keys."""
+def build(cfg: DictConfig, name: str, r: int) -> Any:
+    """Builds a configured method; wherever its config says caches.r it keeps r keys."""
     whole = OmegaConf.merge(cfg._get_root(), {"caches": {"r": r}})
-    found: CacheMethod = instantiate(whole.caches.methods[name])
-    return found
+    return instantiate(whole.caches.methods[name])
 
 
-def log_errors(run: Any, record: CacheRecord) -> None:
-    """Every method's output error and end metrics against r, which is the step."""
-    for r in sorted({cell.r for cell in record.cells}) if run else ():
-        found: dict[str, float | None] = {}
-        for cell in (cell for cell in record.cells if cell.r == r):
-            numbers = {"relative output error": cell.error, **cell.ends}
-            label = f"{cell.method} ({cell.observed})"
-            found |= {f"{name}/{label}": one.value for name, one in numbers.items()}
-        run.log(found, step=r)
+def curve_point(cell: Any) -> tuple[str, dict[str, float | None]]:
+    """Names a cell's curves: its method with the queries it saw, and its errors by their names."""
+    numbers = {"relative output error": cell.error, **cell.ends}
+    values = {name: estimate.value for name, estimate in numbers.items()}
+    return f"{cell.method} ({cell.observed})", values
 
 
 if __name__ == "__main__":

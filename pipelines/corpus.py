@@ -11,18 +11,19 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
-from pipelines.provenance import file_hash
-from pipelines.tracking import record_made
-from value_aware_study.data.corpora import write_corpus
-from value_aware_study.paths import check_apart
 
 PATHS = ("path", "evaluation_path")
-"""Arguments of sources that name files here, or data sets on the hub"""
+"""Arguments of sources that name local files, or data sets on the hub."""
 
 
 @app("corpus")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/<source>/<split>.jsonl and the counts of documents and copied words."""
+    from pipelines.app.provenance import file_hash
+    from pipelines.app.tracking import record_made
+    from value_aware_study.data.corpora import write_corpus
+    from value_aware_study.paths import check_apart
+
     folder = Path(cfg.folder)
     for text in texts_of(cfg):
         check_apart(folder, text)

@@ -19,7 +19,14 @@ from dvc.scm import NoSCMError, SCMError
 from omegaconf import OmegaConf
 from pygit2 import GitError
 
-from pipelines.app import composed, ending_with_one_line, one_line, scale_of_params, write_json
+from pipelines.app import (
+    check_job,
+    composed,
+    ending_with_one_line,
+    one_line,
+    scale_of_params,
+    write_json,
+)
 from value_aware_attention.files import load_json
 from value_aware_attention.measurement.source import code_hashes, defining_module
 
@@ -27,12 +34,13 @@ FOLDER = Path("outputs/fingerprints")
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "trainer", "choice"}
 """Of a stage's section: what changes no result, and what only a running app knows."""
-WITHOUT = {"pipelines.tracking", "pipelines.values", "pipelines.together"}
+WITHOUT = {"pipelines.app.tracking", "pipelines.app.values", "pipelines.app.cross_checks"}
 """Modules that change no result: what W&B is told, and which values are refused."""
 
 
 def main() -> None:
     with ending_with_one_line():
+        check_job("plan", scale_of_params([]))
         write(FOLDER)
 
 

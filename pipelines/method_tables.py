@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hydra.utils import get_class
+
 from pipelines.app import ending_with_one_line
-from pipelines.methods import method_class
 from value_aware_attention.approximations.support import KERNELS, Support, support
 from value_aware_study.cards import Card, cards
 
@@ -32,7 +33,7 @@ def method_rows() -> Iterator[tuple[str, ...]]:
     flags = ("causal", "padding", "any mask", "gradients to query and key")
     yield "method", "what it keeps", "option", "in figures", "kernels", *flags
     for card in cards().values():
-        row = support(method_class(card))
+        row = support(get_class(card.target))
         supported = map(yes, (row.causal, row.padding, row.any_mask, row.gradients))
         label = card.label.replace("|", "\\|")
         yield call(card), card.keeps, f"`{card.name}`", label, kernels(row), *supported
@@ -40,7 +41,7 @@ def method_rows() -> Iterator[tuple[str, ...]]:
 
 def call(card: Card) -> str:
     """How the card's class is called, by the names of its arguments."""
-    return f"`{method_class(card).__name__}({', '.join(card.arguments)})`"
+    return f"`{get_class(card.target).__name__}({', '.join(card.arguments)})`"
 
 
 def kernels(row: Support) -> str:

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from torch import nn
 
 from pipelines.app import app, composed
-from pipelines.train import class_name
+from pipelines.app.training import class_name
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import build_roberta
 from value_aware_study.training.modules import LanguageModeling

@@ -10,15 +10,16 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
-from pipelines.probe import probed
-from value_aware_attention.models.checkpoints import load_model, load_tokenizer
-from value_aware_study.data.packaged_weights import weights_folder
-from value_aware_study.paths import inside
 
 
 @app("pretrained")
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<model>/: record.json, tables, figures and a page."""
+    from pipelines.app.probing import probed
+    from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+    from value_aware_study.data.packaged_weights import weights_folder
+    from value_aware_study.paths import inside
+
     results = inside(cfg.results, cfg.model)
     package = {key: cfg[key] for key in ("requirement", "package", "folder")}
     folder = str(weights_folder(**package))

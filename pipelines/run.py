@@ -22,9 +22,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines import plan
-from pipelines.app import USER_ERRORS, composed, one_line, scale_of_params, write_json
+from pipelines.app import (
+    USER_ERRORS,
+    composed,
+    one_line,
+    say_edits,
+    scale_of_params,
+    write_json,
+)
+from pipelines.app.training import check_gpu
 from pipelines.fingerprints import fingerprint
-from pipelines.train import check_gpu
 from value_aware_attention.files import load_json
 from value_aware_study.paths import inside
 
@@ -61,6 +68,7 @@ def run(given: list[str]) -> None:
     """Every stage that is not done."""
     overrides = [*scale_of_params(given), *given]
     cfg = composed("plan", overrides)
+    say_edits(cfg.scale, overrides)
     check_places(cfg)
     check_gpu(cfg, f"scale={cfg.scale}", lambda: plan.operations(plan.rows(cfg.plan, overrides)))
     outputs = f"{cfg.paths.root}/outputs/{cfg.scale}"

@@ -10,11 +10,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
-from pipelines.train import train, trained_attention
-from value_aware_attention.hugging_face.saved import saved_tokenizer
-from value_aware_attention.models import CausalLanguageModel
-from value_aware_study.data.batches import CausalBatches
-from value_aware_study.data.tokens import AGAIN, check_vocabulary, held_out_split
 
 
 @app("train_causal")
@@ -23,28 +18,27 @@ def main(cfg: DictConfig) -> None:
 
     AutoModelForCausalLM (after `import value_aware_attention.models`) and AutoTokenizer read it.
     """
+    from pipelines.app.training import train, trained_attention
+    from value_aware_attention.hugging_face.saved import saved_tokenizer
+    from value_aware_attention.models import CausalLanguageModel
+    from value_aware_study.data.batches import CausalBatches
+    from value_aware_study.data.tokens import AGAIN, check_vocabulary, held_out_split
+
     attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
+    length, step = cfg.batches.length, cfg.batches.batch_size * cfg.batches.length
     if attention:
-        attention.check_trainable(
-            kernel=instantiate(cfg.model.kernel),
-            length=cfg.batches.length,
-            head_dim=head_dim,
-            is_causal=True,
-        )
+        kernel = instantiate(cfg.model.kernel)
+        attention.check_trainable(kernel=kernel, length=length, head_dim=head_dim, is_causal=True)
     folder = Path(cfg.tokens)
     batches = CausalBatches(folder / "train.npy", steps=cfg.fit.steps, **cfg.batches)
-    held_out = CausalBatches(
-        folder / f"{held_out_split(folder, cfg.batches.batch_size * cfg.batches.length)}.npy",
-        steps=cfg.training.evaluation_batches,
-        **cfg.batches,
-    )
+    held_out_file = folder / f"{held_out_split(folder, step)}.npy"
+    held_out = CausalBatches(held_out_file, steps=cfg.training.evaluation_batches, **cfg.batches)
     tokenizer = saved_tokenizer(folder / "tokenizer", AGAIN)
     check_vocabulary(folder / "train.npy", batches.tokens, len(tokenizer))
-    read = cfg.fit.steps * cfg.batches.batch_size * cfg.batches.length
     facts = {
         "vocabulary_size": len(tokenizer),
         "head_dim": head_dim,
-        "epochs": round(read / len(batches.tokens), 2),
+        "epochs": round(cfg.fit.steps * step / len(batches.tokens), 2),
         "data": cfg.data,
         "context": cfg.context,
         **({"attention": str(attention)} if attention else {}),

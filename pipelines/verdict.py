@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.app import ending_with_one_line
-from pipelines.values import read_params
+from pipelines.app.values import read_params
 from value_aware_attention.files import load_json, reading
 
 REPORT, PUBLISHED, METRICS = Path("report"), Path("results"), Path("outputs/summary")

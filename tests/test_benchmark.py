@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pipelines.app import composed, plain
-from pipelines.benchmark import build_setting, build_subject
 from tests.test_apps import run_app
 from value_aware_study.benchmarking.measurement import check
+from value_aware_study.benchmarking.subjects import build_setting, build_subject
 
 ROOT = Path(__file__).parents[1]
 KEPT = {"eager", "sliding_window", "reformer"}
@@ -32,7 +32,7 @@ def test_every_configured_method_runs(length: int, monkeypatch: pytest.MonkeyPat
     cfg = composed("benchmark", ["scale=smoke"]).benchmark
     subjects = [build_subject(name, plain(method)) for name, method in cfg.methods.items()]
     assert len(subjects) == len({subject.key() for subject in subjects}) >= 20
-    check(subjects, length, build_setting(cfg.layer))
+    check(subjects, length, build_setting(plain(cfg.layer)))
 
 
 def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:

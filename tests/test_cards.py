@@ -2,14 +2,19 @@
 
 import shutil
 from functools import partial
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.errors import HydraException
+from hydra.utils import get_class
 
-from pipelines import app
-from pipelines.methods import check_methods, register_methods
+from pipelines.app import hydra_app, one_line
+from pipelines.app.method_cards import register_methods
 from tests.test_apps import run_app
-from value_aware_study.cards import CARDS, cards
+from value_aware_study.cards import CARDS, Card, cards
+from value_aware_study.evaluation.grid import setting
 
 
 @pytest.fixture
@@ -21,19 +26,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("card", "before", "after", "said"),
     [
-        (
-            "lsh",
-            "rounds: 4",
-            "round: 4",
-            "lsh.yaml: round: LSH takes no 'round'; it takes r, ",
-        ),
-        ("lsh", "vary: r", "vary: keys", "lsh.yaml: card.survey.vary: LSH takes no 'keys'"),
-        ("orf", "{features: model", "{feature: model", "orf.yaml: card.axes.feature: Orthogonal"),
-        ("nystrom", "by_length: {landmarks", "by_length: {marks", "nystrom.by_length.marks: Nyst"),
         ("nystrom", "  label: Nyström\n", "", "nystrom.yaml: card.label is missing"),
         ("nystrom", "card:", "cart:", "nystrom.yaml: card.label is missing"),
         ("nystrom", "_target_: value", "target: value", "nystrom.yaml: _target_ is missing"),
-        ("nystrom", ".Nystrom", ".Nyström", "nystrom.yaml: _target_ is value_aware_attention.app"),
         (
             "nystrom",
             "label: Nyström",
@@ -50,13 +45,39 @@ def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
     file = folder / f"{card}.yaml"
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after, 1))
-    monkeypatch.setattr(app, "register_methods", partial(register_methods, folder))
-    monkeypatch.setattr(app, "check_methods", partial(check_methods, folder))
+    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder))
     with pytest.raises(SystemExit) as stop:
         run_app("plan", folder.parent)
     message = str(stop.value)
     assert message.startswith("error: conf/approximation/") and said in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("card", cards().values(), ids=lambda card: card.name)
+def test_every_argument_that_a_card_names_is_one_of_its_class(card: Card) -> None:
+    survey = dict(card.survey or {})
+    vary = survey.pop("vary", None)
+    named = [card.arguments, card.axes, card.curves, survey, card.train or {}]
+    for entry in card.benchmark.values():
+        named += [entry.get(part, {}) for part in ("build", "by_length")]
+    known = set(signature(get_class(card.target)).parameters)
+    assert {vary} - {None} <= known and set().union(*named) <= known
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"round": 4}, "unexpected keyword argument 'round'"),
+        ({"_target_": "value_aware_attention.approximations.Nowhere"}, "Nowhere"),
+    ],
+)
+def test_a_card_that_names_something_else_ends_in_one_line_when_its_method_is_built(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(HydraException) as stop:
+        setting("lsh", cards()["lsh"].build(**changes)).build(0)
+    line = one_line(stop.value)
+    assert said in line and "\n" not in line
 
 
 def test_no_cards_are_said_to_be_missing(tmp_path: Path) -> None:

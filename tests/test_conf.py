@@ -12,18 +12,19 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from pipelines.app import composed, plain
-from pipelines.evaluate import grid, setting
-from pipelines.methods import register_methods
-from pipelines.together import TRAINER
-from pipelines.train import trained_attention
-from pipelines.values import check, leaves, read_params, values_of_scale
+from pipelines.app.cross_checks import TRAINER
+from pipelines.app.method_cards import register_methods
+from pipelines.app.training import trained_attention
+from pipelines.app.values import check, leaves, read_params, values_of_scale
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.measurement import Setting
 from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
 from value_aware_study.cards import cards
 from value_aware_study.data.in_context import InContextTask
+from value_aware_study.evaluation.grid import grid, setting
 from value_aware_study.report.published import TABLE_1
 
 ROOT = Path(__file__).parents[1]
@@ -117,14 +118,19 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
         assert timed.label == settings.get("label", card.label)
 
 
+def shipped_grid(length: int, *given: str) -> list[Setting]:
+    section = plain(composed("evaluate", given).evaluate)
+    return grid(section["methods"], section["axes"], length)
+
+
 def test_the_grid_has_the_methods_of_the_papers_figure_first() -> None:
-    cells = grid(composed("evaluate", ["model=masked"]).evaluate, 512)
+    cells = shipped_grid(512, "model=masked")
     assert list(dict.fromkeys(cell.approximation for cell in cells)) == [
         *("optimal_v_oblivious", "sliding_window", "optimal_v_aware"),
         *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
         *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys", "lsh", "orf"),
     ]
-    causal = {cell.approximation for cell in grid(composed("evaluate", []).evaluate, 256)}
+    causal = {cell.approximation for cell in shipped_grid(256)}
     assert len(causal) == 8 and not causal & {"lsh", "orf"}
 
 

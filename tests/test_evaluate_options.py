@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from pipelines import evaluate
+from pipelines import summary
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import write_masked
@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     """The cells that evaluations return."""
     found: list[Cell] = []
-    monkeypatch.setattr(evaluate, "row", lambda record, cell: found.append(cell))
+    monkeypatch.setattr(summary, "row", lambda record, cell: found.append(cell))
     return found
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from pipelines.provenance import file_hash
+from pipelines.app.provenance import file_hash
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import GRID, write_masked
@@ -131,11 +131,6 @@ def test_another_error_of_torch_is_no_lack_of_memory(
         run_app("evaluate kernel=elu", root)
 
 
-def test_no_memory_is_refused(root: Path) -> None:
-    message = refusal("evaluate kernel=elu evaluation.memory_gib=0", root)
-    assert "memory_gib is 0; it must be above 0" in message
-
-
 def test_less_memory_finds_the_same_cells_again(root: Path) -> None:
     """Blocks of another size change numbers by rounding alone, so they do not ask for new ones."""
     cell = "evaluate kernel=elu approximation=optimal_v_aware approximation.r=4"
@@ -157,31 +152,6 @@ def numbers(record: object) -> list[float]:
     return (
         [] if isinstance(parts, (str, type(None))) else [n for part in parts for n in numbers(part)]
     )
-
-
-@pytest.mark.parametrize("app", ["evaluate", "survey"])
-@pytest.mark.parametrize(
-    "value",
-    [
-        "evaluation.recorded_units=0",
-        "evaluation.causal_units=-1",
-        "evaluation.causal_units=1.5",
-        "evaluation.batch_size=0",
-        "evaluation.batch_size=abc",
-    ],
-)
-def test_amounts_that_are_no_count_are_refused_by_their_key(
-    root: Path, app: str, value: str
-) -> None:
-    key, _, given = value.partition("=")
-    message = refusal(f"{app} kernel=elu {value}", root)
-    assert f"{key} is {given}; it must be a whole number of at least 1" in message
-
-
-def test_units_of_a_masked_model_are_named_by_its_length(tmp_path: Path) -> None:
-    write_masked(tmp_path)
-    asked = "evaluate model=masked length=short evaluation.masked_units.short=0"
-    assert "evaluation.masked_units.short is 0; it must be" in refusal(asked, tmp_path)
 
 
 def test_windows_of_which_none_is_full_are_refused(root: Path) -> None:
@@ -292,7 +262,9 @@ def test_a_record_is_replaced_after_what_belongs_to_it(
     def fails(*arguments: object) -> str:
         raise ValueError("no text to explore")
 
-    monkeypatch.setattr(import_module("pipelines.evaluate"), "exploration", fails)
+    monkeypatch.setattr(
+        import_module("value_aware_study.evaluation.token_explorer"), "exploration", fails
+    )
     assert "no text to explore" in refusal(" ".join(["evaluate", "kernel=elu", *GRID]), root)
 
 

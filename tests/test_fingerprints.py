@@ -119,7 +119,8 @@ def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(compu
     found = json.loads(text)
     assert found["values"]["fit"]["steps"] > 0 and "run" not in found["values"]
     code = set(found["code"])
-    assert {"pipelines.train_causal", "value_aware_study.training.optimizers"} <= code
+    in_main = {"pipelines.app.training", "value_aware_study.training.fit"}
+    assert {"pipelines.train_causal", "value_aware_study.training.optimizers", *in_main} <= code
     assert {"value_aware_attention.flex", "value_aware_study.training.fit"} <= code
     assert not {name for name in code if ".evaluation." in name or ".report." in name}
 

@@ -13,12 +13,11 @@ import pytest
 import wandb
 from omegaconf import OmegaConf
 
-from pipelines import tracking
-from pipelines.app import composed, plain
-from pipelines.evaluate import setting
+from pipelines.app import composed, plain, tracking
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
+from value_aware_study.evaluation.grid import setting
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -166,7 +165,7 @@ def test_wandb_writes_below_the_logs_alone(unset: pytest.MonkeyPatch, tmp_path: 
         unset.delenv(name, raising=False)
     code = f"""
 import wandb
-from pipelines.tracking import wandb_run
+from pipelines.app.tracking import wandb_run
 run = wandb_run(project="p", group="g", mode="offline", dir={str(tmp_path / "logs")!r})
 run.summary.update({{"grid": wandb.Table(columns=["r"], data=[[1]])}})
 run.finish()

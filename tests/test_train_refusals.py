@@ -31,28 +31,6 @@ def refusal(command: str, root: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize(
-    ("app", "value"),
-    [
-        ("train_causal", "training.evaluation_batches=0"),
-        ("train_causal", "training.log_every=0"),
-        ("train_causal", "causal.batch_size=0"),
-        ("train_causal", "causal.layers=-1"),
-        ("train_causal", "causal.heads=0"),
-        ("train_causal", "causal.steps=1.5"),
-        ("train_causal", "causal.length=abc"),
-        ("train_masked length=short", "training.evaluation_batches=0"),
-        ("train_masked length=short", "masked.block=0"),
-        ("train_masked length=short", "masked.short.batch_size=0"),
-        ("train_masked length=long", "masked.long.steps=0"),
-    ],
-)
-def test_sizes_that_are_no_count_are_named(root: Path, app: str, value: str) -> None:
-    key, _, given = value.partition("=")
-    message = refusal(f"{app} {value}", root)
-    assert f"{key} is {given}; it must be a whole number of at least " in message
-
-
 def test_another_block_than_the_tokens_were_made_with_is_refused(root: Path) -> None:
     message = refusal("train_masked length=short masked.block=7", root)
     assert "masked.block is 7; " in message and f"was made with {LENGTH}" in message

@@ -3,8 +3,9 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,18 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from checks.values.cases import CALL, LATE, NEW, ValueCase, cases
-from pipelines.app import app, check_all, composed
+from pipelines.app import (
+    app,
+    check_all,
+    check_job,
+    check_sweep,
+    composed,
+    ending_with_one_line,
+    scale_of_params,
+)
+from pipelines.app.values import CONF, OF_CONF, PARAMS, PARAMS_FILE, PATTERNS, leaves, rule_of
 from pipelines.fingerprints import fingerprint
-from pipelines.start import check_start, check_sweep, written_out
-from pipelines.values import CONF, OF_CONF, PARAMS, PARAMS_FILE, PATTERNS, leaves, rule_of
+from pipelines.probe import SHORT
 from tests.test_conf import APPS, ASKED
 from value_aware_study.cards import cards
 
@@ -31,11 +40,18 @@ GIVEN = {"probe": ("model=x", "text=requirements.txt")}
 
 
 def refusal(app: str, *given: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        check_start(app, [*given])
+    with pytest.raises(SystemExit) as stop, ending_with_one_line():
+        check_start(app, given)
     message = str(stop.value.code)
     assert message.startswith("error: ") and "\n" not in message and "+" not in message
     return message
+
+
+def check_start(app: str, given: Sequence[str]) -> None:
+    """Checks values as the start of an app does, or of a command that starts apps."""
+    overrides = [*scale_of_params(given), *(one for one in given if one != "-m")]
+    name = app if app in APPS else "plan"
+    check_sweep(name, overrides) if "-m" in given else check_job(name, overrides)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +88,8 @@ def name_of(values: list[str]) -> str:
 
 def refused(app: str, *values: str) -> str | None:
     """The one line with which the start of an app ends; None where the app goes on."""
-    given = written_out(app, values)
+    short = SHORT if app == "probe" else ()
+    given = [f"{app}.{one}" if one.partition("=")[0] in short else one for one in values]
     if app in APPS and (found := set_in_composed(app, given)) is not None:
         cfg, undo = found
         try:
@@ -83,7 +100,8 @@ def refused(app: str, *values: str) -> str | None:
             undo()
         return None
     try:
-        check_start(app, given)
+        with ending_with_one_line():
+            check_start(app, given)
     except SystemExit as stop:
         assert str(stop.code).startswith("error: ")
         return str(stop.code).removeprefix("error: ")
@@ -141,7 +159,9 @@ def test_what_starts_other_apps_refuses_too(
     params = (ROOT / PARAMS_FILE).read_text()
     (tmp_path / PARAMS_FILE).write_text(params.replace("  steps: 500", "  steps: lots", 1))
     monkeypatch.chdir(tmp_path)
-    assert "causal.steps is lots; " + COUNT in refusal(app)
+    monkeypatch.setattr("sys.argv", [app])
+    with pytest.raises(SystemExit, match=f"^error: causal.steps is lots; {COUNT}"):
+        import_module(f"pipelines.{app}").main()
 
 
 @pytest.mark.parametrize(
@@ -324,8 +344,15 @@ def test_a_process_ends_with_the_line(command: str, said: str) -> None:
     assert not done.stdout
 
 
-def test_what_refuses_imports_nothing_that_takes_long() -> None:
-    code = "import sys, pipelines.start; print([m for m in sys.modules if m in {'torch', 'numpy'}])"
+HEAVY = ("torch", "transformers", "pytorch_lightning", "datasets", "pandas", "wandb", "dvc")
+LATER = ("plan", "publish", "workspace")
+"""Apps that still import what takes long at once."""
+
+
+def test_no_app_imports_what_takes_long_before_its_values_are_checked() -> None:
+    names = [name for name in APPS if name not in LATER]
+    imports = f"import sys, {', '.join(f'pipelines.{name}' for name in names)}"
+    code = f"{imports}; print([one for one in sys.modules if one in {HEAVY}])"
     assert run_code(code) == "[]\n"
 
 

@@ -1,4 +1,4 @@
-"""Runs command lines in a checkout, each in a fork of one process that has imported every app.
+"""Runs command lines in a checkout, each in a fork of one process that has imported it all.
 
     python worker.py FOLDER < cases.json > outcomes.jsonl
 
@@ -6,6 +6,7 @@ Started with a checkout as current folder, of today or of before: it imports tha
 and nothing else of ours. Makes a run at smoke scale in FOLDER first; every case finds a copy of it.
 """
 
+import builtins
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ model = LlamaForCausalLM(LlamaConfig(
 )).eval()
 """
 """Code that runs before a call of the library"""
+HEAVY = ("torch", "transformers", "pytorch_lightning", "value_aware_attention")
+"""Packages that take long to import: an app does after its values were checked"""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 
@@ -85,8 +88,11 @@ def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
 
 
 def import_apps(names: Sequence[str]) -> float:
-    """Imports every app; returns the CPU seconds."""
+    """Imports every app and the library; returns the CPU seconds."""
     before = time.process_time()
+    exec(NAMES, {})
+    for name in HEAVY:
+        import_module(name)
     for name in (*names, *TOGETHER):
         try:
             import_module(f"pipelines.{name}")
@@ -161,7 +167,7 @@ def used() -> float:
 
 
 def start(root: Path, command: str, marker: Path, errors: Path) -> None:
-    """Runs a case in its process: the checks before the imports, then the app."""
+    """Runs a case in its process; makes `marker` as soon as the app imports a heavy package."""
     os.setsid()
     os.chdir(root)
     multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
@@ -180,9 +186,14 @@ def start(root: Path, command: str, marker: Path, errors: Path) -> None:
     # what is given comes last: of two values of a key Hydra takes the later one, of options none
     asked = [one for one in asked if f"{one.partition('=')[0]}=" not in f" {' '.join(given)}"]
     sys.argv = [f"pipelines.{app}", *asked, *given]
-    if (check := early(app)) is not None:
-        check(app, sys.argv[1:])
-    marker.touch()
+    imported = builtins.__import__
+
+    def marked(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] in HEAVY:
+            marker.touch()
+        return imported(name, *arguments, **options)
+
+    builtins.__import__ = marked
     import_module(f"pipelines.{app}").main()
 
 
@@ -194,15 +205,6 @@ def call(code: str) -> None:
         exec(code, names)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-
-
-def early(app: str) -> Callable[[str, Sequence[str]], None] | None:
-    """Returns the check before an app's imports; None for a checkout without one."""
-    try:
-        found: Callable[[str, Sequence[str]], None] = import_module("pipelines.start").check_start
-    except ModuleNotFoundError:
-        return None
-    return found
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from hydra.utils import get_class
 from torch import Tensor
 
-from pipelines.methods import method_class
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
 from value_aware_attention.approximations.support import Support, support
@@ -190,7 +190,7 @@ def by_card(card: Card) -> Method:
 
     A method that keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
     """
-    made, given = method_class(card), dict(card.arguments)
+    made, given = get_class(card.target), dict(card.arguments)
     if not issubclass(made, SparseApproximation):
         return Method(partial(made, **given))
     build, full = (partial(made, **given | {"r": r}) for r in (4, KEYS))
@@ -199,5 +199,5 @@ def by_card(card: Card) -> Method:
 
 LISTED = {type(method.build()) for method in SETTINGS.values()}
 METHODS = SETTINGS | {
-    name: by_card(card) for name, card in cards().items() if method_class(card) not in LISTED
+    name: by_card(card) for name, card in cards().items() if get_class(card.target) not in LISTED
 }

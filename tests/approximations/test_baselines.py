@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hydra.utils import get_class
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import KERNELS, draw
 from torch import Tensor
 
-from pipelines.methods import method_class
 from tests.reference import approximations as reference
 from value_aware_attention.approximations import (
     LeaveOneOutKeys,
@@ -38,9 +38,9 @@ BUILD: dict[str, Callable[[int], SparseApproximation]] = {
     "sampled_keys": lambda r: SampledKeys(r, seed=5),
     # and whatever ranks keys, against the reference that has its option's name
     **{
-        name: method_class(card)
+        name: get_class(card.target)
         for name, card in cards().items()
-        if issubclass(method_class(card), RankedKeys) and "norm" not in card.arguments
+        if issubclass(get_class(card.target), RankedKeys) and "norm" not in card.arguments
     },
 }
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import get_class
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
 
 from pipelines.method_tables import METHODS as METHOD_DOCS
 from pipelines.method_tables import TABLE, renewed
-from pipelines.methods import method_class
 from value_aware_attention import approximations
 from value_aware_attention.approximations.support import KERNELS as ALL_KERNELS
 from value_aware_attention.approximations.support import methods, support
@@ -35,13 +35,13 @@ def test_every_public_method_is_in_the_list_that_drives_the_tests() -> None:
 
 
 def test_every_public_method_has_a_card() -> None:
-    assert {method_class(card) for card in cards().values()} == set(methods().values())
+    assert {get_class(card.target) for card in cards().values()} == set(methods().values())
 
 
 def test_a_card_says_what_its_class_does() -> None:
     """The apps refuse by the card what does not go together, before they import the class."""
     for card in cards().values():
-        row = support(method_class(card))
+        row = support(get_class(card.target))
         assert card.causal is row.causal, card.path
         names = {kernel.__name__.lower() for kernel in row.kernels}
         assert set(card.kernels) == (names if row.kernels != ALL_KERNELS else set()), card.path

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.benchmark import source_of
 from value_aware_attention.approximations import LSH, Exact, OptimalValueAware
 from value_aware_attention.measurement.source import import_closure, source_hash
 from value_aware_study.benchmarking.passes import Subject
+from value_aware_study.benchmarking.subjects import source_of
 
 
 def closure_of(method: type) -> set[str]:

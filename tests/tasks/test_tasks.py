@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.evaluate import expand_axes
 from tests.recorded import recorded
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
@@ -40,6 +39,7 @@ from value_aware_attention.measurement.skewness import skewness, skewness_of
 from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.evaluation.grid import expand_axes
 from value_aware_study.tasks.causal import causal_task, context_windows
 from value_aware_study.tasks.masked import masked_task
 

@@ -1,6 +1,6 @@
-"""What is allowed one by one and not together, and keys that are added with `+`.
+"""Checks between config values, and of keys added with `+`.
 
-As `pipelines.values` it is asked as soon as a config is composed, before an app's imports.
+They run as soon as a config is composed, before an app imports what takes long.
 """
 
 import re
@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from pipelines.values import (
+from pipelines.app.values import (
     CONF,
     POSITIVE,
     SWITCH,
@@ -35,12 +35,12 @@ from value_aware_study.cards import Card, cards
 from value_aware_study.data.text import text_paths
 
 LARGEST = 10**12
-"""Weights of a model: four terabytes"""
+"""Largest number of weights of a model, which take four terabytes."""
 ADDED = (
     *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*"),
     *("evaluate.axes.*", "survey.vary.*", "caches.only.*"),
 )
-"""Sections of names that users add to"""
+"""Patterns of the keys that users may add, by names of their own."""
 TRAINER = {
     "gradient_clip_val": null_or(POSITIVE),
     "gradient_clip_algorithm": null_or(word("norm", "value")),
@@ -52,14 +52,15 @@ TRAINER = {
     "profiler": null_or(word("simple", "advanced", "pytorch", "xla")),
     "enable_progress_bar": SWITCH,
 }
-"""Arguments of Lightning's Trainer that may be added: costs, numerics, and what is shown of them.
-All others say for how long, on which batches and with which files to train, which `fit` does."""
+"""Rules of the Trainer's arguments that may be added: costs, numerics, and their display.
+
+All others say for how long, on which batches and with which files to train, which `fit` decides."""
 OWN_NAMES = ("causal_", "masked_", "in_context_")
-"""How names of models begin that are made of kernel, length, task and attention"""
+"""Prefixes of the model names that are made of kernel, length, task and attention."""
 SHOWN = {"evaluate": "evaluate.explored.tokens", "survey": "survey.picture.tokens"}
-"""App -> key of how many first tokens of a text it shows"""
+"""App -> key of the number of a text's first tokens that it shows."""
 NAMED = (*SHOWN, "train_causal", "train_masked", "train_in_context")
-"""Apps that write a model or a record by its name"""
+"""Apps that write a model or a record by its name."""
 OF_HYDRA = {
     "hydra.job.chdir": Rule(allowed="false: paths are read from here", holds=lambda v: not v),
     "hydra.mode": Rule(allowed="left out: -m starts a sweep", holds=lambda v: False),
@@ -68,21 +69,20 @@ OF_HYDRA = {
         holds=lambda v: isinstance(v, list) and "file://." in v,
     ),
 }
-"""Options of Hydra that an app cannot run with"""
+"""Rules of Hydra's options that would break an app."""
 GROUPS = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
 KERNELS, MIXING = "value_aware_attention.kernels.", "value_aware_attention.models.mixing."
 READ = {"corpus": ("corpus.path", "corpus.evaluation_path"), "probe": ("probe.text",)}
-"""App -> keys of files that the user gives it"""
+"""App -> keys of the files that the user gives it."""
 
 
 def check_together(cfg: DictConfig, app: str = "") -> None:
     """Raises ValueError for values of a config that do not go together.
 
-    With an app also for what only that app reads: files, and its batches on the devices given.
+    With an app it also checks what only that app reads: files, and its batches on the devices.
     """
     check_sizes(cfg)
     check_corpus(cfg)
-    check_in_context(cfg)
     check_attention(cfg, app)
     check_trainer(cfg)
     if (CONF / f"{app}.yaml").exists():
@@ -101,7 +101,7 @@ def check_together(cfg: DictConfig, app: str = "") -> None:
 
 
 def check_trainer(cfg: DictConfig) -> None:
-    """What was added to the arguments of Lightning's Trainer, on a command line or in a file."""
+    """Checks arguments that were added to Lightning's Trainer, on a command line or in a file."""
     for name, value in cfg.trainer.items():
         if name in TRAINER:
             TRAINER[name].check(f"trainer.{name}", value)
@@ -114,9 +114,9 @@ def check_trainer(cfg: DictConfig) -> None:
 
 
 def check_shared(cfg: DictConfig, app: str) -> None:
-    """That what conf/<app>.yaml shows of another key is what is there.
+    """Checks that keys which conf/<app>.yaml reads from other keys still equal them.
 
-    Paths and amounts of its own may vary.
+    An app's own paths and amounts may vary.
     """
     given = dict(leaves(OmegaConf.to_container(cfg[app])))
     shipped: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{app}.yaml"))
@@ -130,7 +130,7 @@ def check_shared(cfg: DictConfig, app: str) -> None:
 
 
 def check_names(cfg: DictConfig, app: str) -> None:
-    """That no model and no record takes the place of another's."""
+    """Checks that no model and no record takes the place of another's."""
     check_option_names(cfg)
     name, method = cfg[app].name, cfg.attention.name if cfg.attention.method else "exact"
     if method != "exact" and not cfg.attention.suffix:
@@ -153,7 +153,7 @@ def check_names(cfg: DictConfig, app: str) -> None:
 
 
 def check_option_names(cfg: DictConfig) -> None:
-    """That a kernel and a length have no name of another one, of which those of models are made."""
+    """Checks that a kernel and a length, which name models, do not bear another's name."""
     file, built = CONF / f"kernel/{cfg.kernel.name}.yaml", cfg.kernel.function._target_
     if file.exists() and OmegaConf.load(file).function._target_ != built:
         raise ValueError(
@@ -170,7 +170,7 @@ def check_option_names(cfg: DictConfig) -> None:
 
 
 def check_evaluated(cfg: DictConfig, app: str) -> None:
-    """The model that is evaluated: its kernel, and windows of which some tokens are shown."""
+    """Checks the kernel of the evaluated model, and that its windows hold the tokens shown."""
     causal, task = is_causal(cfg), cfg.model.task
     kernel = cfg.kernel.name if causal else "exponential"
     if cfg.model.kernel != kernel:
@@ -187,7 +187,7 @@ def is_causal(cfg: DictConfig) -> bool:
 
 
 def check_attention(cfg: DictConfig, app: str) -> None:
-    """The method that a model is trained with, or that approximates its attention."""
+    """Checks the method that a model is trained with, or that approximates its attention."""
     if app == "train_causal":
         check_method(cfg, "attention.method", cfg.kernel.function._target_, is_causal=True)
     elif app == "train_masked":  # it takes the kernel of the method
@@ -199,7 +199,7 @@ def check_attention(cfg: DictConfig, app: str) -> None:
 
 
 def check_files(cfg: DictConfig, keys: Sequence[str]) -> None:
-    """That there is text where the user says."""
+    """Checks that there is text at the paths that the user gave."""
     for key in keys:
         if (path := OmegaConf.select(cfg, key)) is not None:
             try:
@@ -209,7 +209,7 @@ def check_files(cfg: DictConfig, keys: Sequence[str]) -> None:
 
 
 def check_sizes(cfg: DictConfig) -> None:
-    """Sizes of models, and of their windows and sequences."""
+    """Checks the sizes of models, and of their windows and sequences."""
     for model in ("causal", "masked", "in_context", "benchmark.layer"):
         size = OmegaConf.select(cfg, model)
         if size.width % size.heads:
@@ -238,7 +238,7 @@ def check_sizes(cfg: DictConfig) -> None:
 
 
 def check_corpus(cfg: DictConfig) -> None:
-    """Shares and sources of the text."""
+    """Checks the shares and the sources of the text."""
     held_out, validated = cfg.corpus.evaluation_fraction, cfg.corpus.validation_fraction
     if held_out + validated >= 1:
         raise ValueError(
@@ -250,39 +250,8 @@ def check_corpus(cfg: DictConfig) -> None:
             word(*cfg.corpus.sources).check(f"tokens.{key}", name)
 
 
-def check_in_context(cfg: DictConfig) -> None:
-    """Heads of the small decoders, and the rows that they are trained on."""
-    size = cfg.in_context
-    if size.heads % size.key_value_heads:
-        raise ValueError(
-            f"in_context.key_value_heads is {size.key_value_heads}; it must divide "
-            f"in_context.heads, which is {size.heads}"
-        )
-    if size.width // size.heads % 2:
-        raise ValueError(
-            f"in_context.width is {size.width}; rotary positions need an even share of it for each "
-            f"of in_context.heads, which is {size.heads}"
-        )
-    for task in ("recall", "markov"):
-        prefix, length = size[task].prefix, size[task].length
-        if prefix >= length:
-            raise ValueError(
-                f"in_context.{task}.prefix is {prefix}; it must be below "
-                f"in_context.{task}.length, which is {length}"
-            )
-    recall = size.recall
-    for key in ("prefix", "length"):
-        if recall[key] % 2:
-            raise ValueError(f"in_context.recall.{key} is {recall[key]}; it must be even")
-    if 2 * recall.pairs > recall.prefix:
-        raise ValueError(
-            f"in_context.recall.pairs is {recall.pairs}; in_context.recall.prefix, which is "
-            f"{recall.prefix}, must hold two tokens of each"
-        )
-
-
 def check_shares(cfg: DictConfig, app: str) -> None:
-    """Every device takes its share of a batch, in micro-batches."""
+    """Checks that a batch divides into the devices' micro-batches."""
     trainer, batch = cfg.trainer, cfg[app].batches.batch_size
     shares = trainer.devices * trainer.nodes * trainer.accumulate
     if batch % shares:
@@ -293,7 +262,7 @@ def check_shares(cfg: DictConfig, app: str) -> None:
 
 
 def check_method(cfg: DictConfig, key: str, kernel: str, *, is_causal: bool) -> None:
-    """A method against what its card says, and arguments that do not go together."""
+    """Checks a method against its card, and its arguments against each other."""
     method, option = OmegaConf.select(cfg, key), key.partition(".")[0]
     target = method.get("_target_", "") if method else ""
     if is_causal and target.startswith(MIXING):
@@ -308,7 +277,7 @@ def check_method(cfg: DictConfig, key: str, kernel: str, *, is_causal: bool) -> 
 
 
 def check_arguments(card: Card, method: DictConfig, key: str) -> None:
-    """Arguments of a method that do not go together."""
+    """Raises ValueError for arguments of a method that do not go together."""
     if card.name == "lsh" and method.r % 2:
         raise ValueError(f"{key}.r is {method.r}; it must be even: LSH looks at halves of it")
     if card.name == "fixed" and method.summary > method.stride:
@@ -319,7 +288,7 @@ def check_arguments(card: Card, method: DictConfig, key: str) -> None:
 
 
 def check_use(card: Card, option: str, kernel: str, *, is_causal: bool) -> None:
-    """What a method is for, as its card says."""
+    """Raises ValueError where a card says that its method does not fit the model."""
     method = card.target.rpartition(".")[2]
     if is_causal and not card.causal:
         raise ValueError(
@@ -335,7 +304,7 @@ def check_use(card: Card, option: str, kernel: str, *, is_causal: bool) -> None:
 
 
 def check_given(overrides: Sequence[str]) -> None:
-    """Raises ValueError for what Hydra would refuse, or fail at, without naming what was given."""
+    """Raises ValueError for overrides that Hydra would refuse without naming them, or fail at."""
     for given in OverridesParser.create().parse_overrides(list(overrides)):
         key = given.key_or_group
         if given.is_delete() or given.is_sweep_override():
@@ -373,9 +342,9 @@ def is_added_value(given: Override) -> bool:
 
 
 def check_added_group(given: Override) -> None:
-    """Raises ValueError for an option that goes where nothing is read.
+    """Raises ValueError for an option that is added where nothing reads it.
 
-    One goes where there are names of the user's, or all over, as its first line says.
+    An option may go where users add names, or, if its first line says so, into the whole config.
     """
     group, place = given.key_or_group, given.package
     text = CONF / group / f"{given.value()}.yaml"
@@ -389,7 +358,7 @@ def check_key_of_hydra(key: str) -> None:
     section: Any = OmegaConf.to_container(OmegaConf.structured(HydraConf))
     for name in key.split(".")[1:]:
         if not isinstance(section, dict) or not section:
-            return  # names of the user's, or arguments of a plugin
+            return  # users choose these names, or a plugin its arguments
         if name not in section:
             raise ValueError(unknown(key))
         section = section[name]
@@ -414,11 +383,11 @@ def is_key_of(cfg: Any, key: str) -> bool:
 
 
 def parents_of(cfg: DictConfig, key: str) -> list[Any]:
-    """The sections that a key lies in, the root apart."""
+    """Lists the sections that a key lies in, without the root."""
     names = key.split(".")
     return [OmegaConf.select(cfg, ".".join(names[:end])) for end in range(1, len(names))]
 
 
 def is_code(section: Any) -> bool:
-    """Whether a section is arguments of code."""
+    """Tells whether a section holds the arguments of a `_target_`."""
     return isinstance(section, (DictConfig, ListConfig, dict)) and "_target_" in section

@@ -1,4 +1,4 @@
-"""A multirun ends with a table of what its jobs returned, and a line for every job that failed."""
+"""Ends a multirun with a table of its jobs' results, and a line for every job that failed."""
 
 import json
 import shutil
@@ -12,7 +12,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipelines.app import Failure, write_json
+from pipelines.app.errors import Failure
+from pipelines.app.hydra_app import write_json
 
 
 class SweepTable(Callback):
@@ -30,7 +31,7 @@ class SweepTable(Callback):
             wait_for_every_job(self.lost)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Leaves what is true of a job that does not end."""
+        """Leaves the outcome of a job that dies, until its end replaces it."""
         if config.hydra.mode == RunMode.MULTIRUN:
             log = f"{config.hydra.sweep.dir}/.submitit"
             leave(config, {"failure": f"its process died; its log is in {log}"})
@@ -68,7 +69,7 @@ def leave(config: DictConfig, outcome: dict[str, Any]) -> None:
 
 
 def own(job: dict[str, Any], config: DictConfig) -> list[str]:
-    """The overrides of a job that others of its sweep do not have; all, where it is alone."""
+    """Returns the overrides that a job does not share with its sweep; all of a single job."""
     shared = set(config.hydra.overrides.task)
     return [text for text in job["overrides"] if text not in shared] or job["overrides"]
 

@@ -1,4 +1,4 @@
-"""The trained model that an app reads: is it there, whole, and of the scale that was asked for?"""
+"""Checks of the trained model that an app reads: present, whole, and of the scale asked for."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from value_aware_attention.hugging_face.saved import check_files
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 AGAIN = "train the model again"
 NEW_SIZES = ("masked_fraction",)
-"""Entries of `sizes` that checkpoints of before do not have"""
+"""Entries of `sizes` that older checkpoints lack."""
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
     """Refuses, before any work, a model that is missing, damaged or not of the values in `cfg`.
 
-    These are its sizes, and the tokens, which its own tokenizer must have made. Raises
+    These values are its sizes, and the tokens, which its own tokenizer must have made. Raises
     FileNotFoundError or ValueError.
     """
     folder = Path(cfg.checkpoint)

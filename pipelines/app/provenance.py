@@ -1,4 +1,4 @@
-"""What a number was made from."""
+"""Hashes of the files that a number was computed from."""
 
 from collections.abc import Iterable
 from hashlib import sha256

@@ -1,7 +1,7 @@
-"""Weights & Biases, offline by default. Curves and browsing live there; results never do."""
+"""Tracks runs in Weights & Biases, offline by default: curves to browse, never results."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,13 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import plain
+from pipelines.app.hydra_app import plain
 from pipelines.summary import row, summary
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.record import Cell
 
 OF_HOME = {"WANDB_DATA_DIR": "wandb_data", "WANDB_CACHE_DIR": "wandb_cache"}
-"""Folders that W&B else makes in the user's home, and their names below logs"""
+"""Variables that name W&B's folders, else in the user's home, and their names below logs."""
 
 
 @contextmanager
@@ -58,30 +59,48 @@ def link(run: Any, how: str, kind: str, sha256: str) -> None:
 
 
 def log_record(run: Any, record: Record) -> None:
-    """Logs the curves of every method against the number of keys, the grid, and the summary.
+    """Logs the curves of every method against its number of keys, the grid, and the summary.
 
-    The step of a row is its r, which every reader of W&B draws by.
+    That number is the cell's budget, where it has one, or its r, where it has no other argument.
     """
     if run is None:
         return
     import pandas as pd
     import wandb
 
-    rows = pd.DataFrame([row(record, cell) for cell in record.cells])
-    by_keys: dict[int, dict[str, float]] = {}
-    for cell in record.cells:
-        if set(cell.parameters) == {"r"}:
-            found = by_keys.setdefault(cell.parameters["r"], {})
-            found[f"{record.metric}/{cell.approximation}"] = cell.value
-            if cell.error and cell.error.relative is not None:
-                found[f"relative output error/{cell.approximation}"] = cell.error.relative
     for prefix in (record.metric, "relative output error"):
         run.define_metric(f"{prefix}/*", summary="none")  # the last r is not the finding
-    for r in sorted(by_keys):
-        run.log(by_keys[r], step=r)
+    log_curves(
+        run,
+        (
+            (cell.budget or cell.parameters["r"], cell.approximation, numbers_of(record, cell))
+            for cell in record.cells
+            if cell.budget or set(cell.parameters) == {"r"}
+        ),
+    )
+    rows = pd.DataFrame([row(record, cell) for cell in record.cells])
     if len(record.cells) == 2:  # one cell of a sweep, and exact attention
         run.summary.update({key: rows[key].iloc[1] for key in ("value", "relative_output_error")})
     run.summary.update(summary(record) | {"grid": wandb.Table(dataframe=rows.astype(object))})
+
+
+def numbers_of(record: Record, cell: Cell) -> dict[str, float | None]:
+    """Returns a cell's end metric and output error by their names."""
+    error = cell.error.relative if cell.error else None
+    return {record.metric: cell.value, "relative output error": error}
+
+
+def log_curves(run: Any, points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:
+    """Logs (number of keys, method, its numbers by name) as a curve a number and method.
+
+    The step of a row is the number of keys, by which every reader of W&B draws.
+    """
+    by_keys: dict[int, dict[str, float]] = {}
+    for keys, method, numbers in points:
+        found = by_keys.setdefault(int(keys), {})
+        found |= {f"{name}/{method}": one for name, one in numbers.items() if one is not None}
+    for keys in sorted(by_keys) if run else ():
+        run.log(by_keys[keys], step=keys)
 
 
 def record_made(
@@ -128,4 +147,4 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
 
 
 def no_run(**settings: Any) -> None:
-    """Nothing is logged."""
+    """Starts no run: the logger `none`."""

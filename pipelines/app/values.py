@@ -1,7 +1,7 @@
-"""What every value of params.yaml and conf/ may be: one table, checked as soon as it is composed.
+"""The schema of params.yaml and conf/: one rule a value, checked as soon as a config is composed.
 
-Signatures are the schema of code (method cards, `_target_`); this is that of the values people
-type. It imports nothing that takes long, so that a wrong value is refused at once.
+Arguments of a `_target_` are checked by its signature instead. This module imports nothing that
+takes long, so that a wrong value is refused at once.
 """
 
 import json
@@ -26,15 +26,15 @@ from value_aware_study.cards import cards
 from value_aware_study.paths import inside
 
 AMBIGUOUS = re.compile(r"[-+]?(0\d+|0[xob]\w+|\d+(_\d+)+|\d+(:\d+)+)|yes|no|on|off", re.IGNORECASE)
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 PARAMS_FILE = "params.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a value may be: in words, as a test, and the words among which a misspelt one is.
+    """The values that a key may have, in words and as a test.
 
-    In a list that must be of different values none comes twice.
+    `words` are suggested for misspelt ones. With `different`, no value of a list comes twice.
     """
 
     allowed: str
@@ -75,7 +75,7 @@ def word(*words: str) -> Rule:
 
 
 def option(*groups: str) -> Rule:
-    """An option of a config group, or of one of several; one that a user adds is one too."""
+    """Allows the options of config groups, those that a user added included."""
     return word(*sorted({file.stem for group in groups for file in (CONF / group).glob("*.yaml")}))
 
 
@@ -85,13 +85,13 @@ def null_or(rule: Rule) -> Rule:
 
 
 def is_free(path: str) -> bool:
-    """Whether something may be written at or below a path: no file stands in the way."""
+    """Tells whether a folder may be made at a path: no file stands in the way."""
     above = (Path(path), *Path(path).parents)
     return all(one.is_dir() or not one.exists() for one in above)
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value can name a file or folder."""
+    """Tells whether a value can name a file or folder."""
     try:
         inside("", value)
     except ValueError:
@@ -116,7 +116,7 @@ COUNT, COUNT_OR_ZERO = whole(1), whole(0)
 LAYERS, BATCH, WIDTH = whole(1, 1000), whole(1, 2**16), whole(1, 2**20)
 VOCABULARY = whole(261, 2**24)  # the 256 bytes and 5 tokens with a meaning
 LENGTH, STEPS, WORKERS = whole(1, 2**24), whole(1, 10**9), whole(0, 1024)
-"""At most: more than any machine takes, so that a slip of the keyboard is no day of work"""
+"""Limits above what any machine takes, so that a slip of the keyboard costs no day of work."""
 SEED = whole(0, 2**32 - 1)  # what numpy takes
 POSITIVE = number("above 0 and at most 1e+15", lambda v: 0 < v <= 1e15)
 RATE = number("above 0 and at most 1000", lambda v: 0 < v <= 1000)  # of learning
@@ -178,7 +178,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def table(rules: dict[str, Rule]) -> dict[str, Rule]:
-    """The rules by their keys: "{a,b}.{c,d}" stands for four of them."""
+    """Expands the keys of rules: "{a,b}.{c,d}" stands for four of them."""
     found: dict[str, Rule] = {}
     for pattern, rule in rules.items():
         parts = re.split(r"[{}]", pattern)  # every second one is a choice
@@ -250,7 +250,7 @@ PARAMS = table(
         "benchmark.layer.dtype": word(*DTYPES, "float64"),
     }
 )
-"""Every key of params.yaml."""
+"""The rules of params.yaml, one for every key."""
 
 OF_CONF = table(
     {
@@ -358,19 +358,19 @@ OF_CONF = table(
         "workspace.project": TEXT,
     }
 )
-"""The keys of conf/ that people may vary; `*` stands for a name, such as a source's."""
+"""The rules of conf/, for the keys that people may vary; `*` stands for any name."""
 
 RULES = PARAMS | OF_CONF
 SECTIONS = {key.rpartition(".")[0] for key in PARAMS} - {""}
-"""In which nothing but values stands: what has no rule there is read by nobody."""
+"""Sections that hold nothing but values: a key without a rule there is read by nobody."""
 PATTERNS = [key for key in RULES if "*" in key]
 
 
 def check(cfg: DictConfig, app: str = "") -> None:
     """Raises ValueError for the first value of a composed config that is not allowed.
 
-    Arguments of code are checked by its signature. `app` is the section in which nothing may be
-    missing. What is allowed one by one and not together is `pipelines.together`'s.
+    Arguments of a `_target_` are checked by its signature, values against each other by
+    `check_together`. `app` is the section in which nothing may be missing.
     """
     found = dict(leaves(OmegaConf.to_container(cfg)))
     for key, value in found.items():
@@ -391,7 +391,7 @@ def is_interpolation(value: Any) -> bool:
 
 
 def check_interpolation(cfg: DictConfig, key: str, text: Any) -> None:
-    """Raises ValueError for a value that is read from elsewhere, where there is none that fits."""
+    """Raises ValueError for an interpolation that resolves to no allowed value."""
     rule = rule_of(key)
     if rule is None or not is_interpolation(text):
         return
@@ -406,7 +406,7 @@ def check_interpolation(cfg: DictConfig, key: str, text: Any) -> None:
 
 
 def check_value(key: str, value: Any) -> None:
-    """Raises ValueError for a value against its rule, or a key of which nothing is known."""
+    """Raises ValueError for a value that its rule does not allow, or a key that nobody reads."""
     if rule := rule_of(key):
         rule.check(key, value)
     elif below := rules_below(key, PARAMS if value is None else RULES):  # null is no option taken
@@ -420,7 +420,7 @@ def rules_below(key: str, rules: Iterable[str]) -> list[str]:
 
 
 def leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key that has a rule or no keys below it, with its value."""
+    """Yields every key that has a rule, or no keys below it, with its value."""
     if isinstance(content, dict) and content and not (key and rule_of(key)):
         for name, value in content.items():
             yield from leaves(value, f"{key}.{name}" if key else str(name))
@@ -429,14 +429,14 @@ def leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rule_of(key: str) -> Rule | None:
-    """The rule of a key."""
+    """Returns the rule of a key; None where it has none."""
     if key in RULES:
         return RULES[key]
     return next((RULES[pattern] for pattern in PATTERNS if fnmatchcase(key, pattern)), None)
 
 
 def read_params() -> dict[str, Any]:
-    """params.yaml; ValueError where it is missing, no YAML, or has other keys than it should."""
+    """Reads params.yaml; ValueError where it is missing, no YAML, or has other keys than PARAMS."""
     try:
         return params_of(Path(PARAMS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -448,7 +448,7 @@ def read_params() -> dict[str, Any]:
 
 
 def edited_params() -> dict[str, Any]:
-    """The values of params.yaml that a scale replaces and that are not as shipped.
+    """Returns the edited values of params.yaml, among those that a scale replaces.
 
     conf/scale/laptop.yaml has the shipped ones. Raises ValueError for one that is not allowed.
     """
@@ -460,7 +460,7 @@ def edited_params() -> dict[str, Any]:
 
 @cache
 def values_of_scale(scale: str) -> dict[str, Any]:
-    """What a scale sets, by its keys; nothing of a scale that is not in conf/."""
+    """Returns the values that a scale sets by their keys; none for a scale that is not in conf/."""
     file = CONF / "scale" / f"{scale}.yaml"
     content: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
     return {key: value for key, value in leaves(content) if key not in ("defaults", "scale")}
@@ -468,7 +468,7 @@ def values_of_scale(scale: str) -> dict[str, Any]:
 
 @cache
 def params_of(text: str) -> dict[str, Any]:
-    """The values of a text of params.yaml, which every composition asks for."""
+    """Parses and checks the text of params.yaml, which every composition asks for."""
     check_plain(text)
     content: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
     if not content or not isinstance(content, dict):
@@ -479,7 +479,7 @@ def params_of(text: str) -> dict[str, Any]:
 
 
 def check_params(content: dict[str, Any]) -> None:
-    """Raises ValueError where the keys are not those of PARAMS, or a value is no plain one."""
+    """Raises ValueError where the keys are not those of PARAMS, or a value is interpolated."""
     found = dict(leaves(content))
     for key, value in found.items():
         if below := rules_below(key, PARAMS):
@@ -513,7 +513,7 @@ def check_plain(text: str) -> None:
 
 
 def unknown(key: str, known: Iterable[str] | None = None) -> str:
-    """Says that nothing reads a key, and which it may have meant."""
+    """Words the refusal of a key that nothing reads, with the keys that may have been meant."""
     known = [*(known or known_keys())]
     near = get_close_matches(key, known, n=1, cutoff=0.8)
     if not near:  # the right name in the wrong place, or without one
@@ -527,7 +527,7 @@ def unknown(key: str, known: Iterable[str] | None = None) -> str:
 
 
 def known_keys() -> list[str]:
-    """What can be given on a command line: keys, groups, and the arguments of every method."""
+    """Lists what a command line may give: keys, groups, and the arguments of every method."""
     arguments = {name for card in cards().values() for name in card.arguments}
     methods = [
         f"{where}.{name}" for where in ("approximation", "attention.method") for name in arguments
@@ -536,7 +536,7 @@ def known_keys() -> list[str]:
 
 
 def near_words(given: Any, words: Iterable[str]) -> list[str]:
-    """The one of the words that a misspelt one may have meant."""
+    """Returns the word that a misspelt one may have meant, or none."""
     misspelt = isinstance(given, str) and given not in words
     return get_close_matches(given, words, n=1) if misspelt else []
 
@@ -546,7 +546,7 @@ def asked(near: list[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is typed; a text that is easily taken for something else in quotes."""
+    """Writes a value as it is typed, in quotes where it could be taken for another type."""
     if isinstance(value, str) and (not value[:1].isalpha() or value in ("true", "false", "null")):
         return repr(value)
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""What both training stages do once they have a module and batches: fit, save, record."""
+"""Trains a model from its module and batches: checks, fit, the saved folder and its metrics."""
 
 import math
 import os
@@ -19,9 +19,9 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app import plain, write_json
-from pipelines.provenance import file_hash
-from pipelines.tracking import link, tracked
+from pipelines.app.hydra_app import plain, write_json
+from pipelines.app.provenance import file_hash
+from pipelines.app.tracking import link, tracked
 from value_aware_attention.files import CARD, check_replaceable, new_folder
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.paths import check_apart, inside
@@ -30,11 +30,11 @@ from value_aware_study.training.model_card import model_card
 from value_aware_study.training.modules import LanguageModeling
 
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
-"""Of a training's config: a killed run may continue with other values."""
+"""Sections of a training's config that a killed run may continue with other values of."""
 
 COSTS = ("accelerator", "devices", "nodes", "strategy", "accumulate", "workers", "compile",
          "checkpoint_activations", "peak_flops")  # fmt: skip
-"""Arguments of the trainer that change the cost of a step and not its result"""
+"""Arguments of the trainer that change the cost of a step and not its result."""
 
 OPTIMIZER_SETTINGS = ("weight_decay", "adamw_rate", "momentum", "max_grad_norm")
 """Arguments of optimizers that every record has; null where the optimizer has none."""
@@ -43,11 +43,11 @@ NO_SETTINGS = ("_target_", "_partial_", "lr", "eps", "fused", "betas")
 """Keys of an optimizer's card that a record leaves out or has under other names."""
 
 CPU_SPEED = 1e11
-"""fp32 operations a second, of a processor with a few cores: an order of magnitude."""
+"""Assumed fp32 operations a second of a processor with a few cores, for an estimate of hours."""
 
 
 def trained_attention(cfg: DictConfig) -> TrainedAttention | None:
-    """What the option `attention` names; None = exact attention."""
+    """Returns the attention that the option `attention` names; None = exact attention."""
     method = plain(cfg.attention)["method"]
     return TrainedAttention(method.pop("_target_"), method) if method else None
 
@@ -60,15 +60,17 @@ def train(
     *,
     save: Callable[[Any, Path], None],
     facts: Mapping[str, Any],
+    measured: Callable[[Any], Mapping[str, Any]] = lambda model: {},
 ) -> None:
-    """Trains what `build` makes, writes the model's folder, tokenizer included, and its metrics.
+    """Trains what `build` makes, writes the model's folder and its metrics.
 
-    A killed run continues where it was, if nothing that determines it has changed. Of several
-    processes the first one writes.
+    `facts` belong to the hyper-parameters; `measured` adds numbers of the trained model to its
+    metrics. A killed run continues where it was, if nothing that determines it has changed. Of
+    several processes the first one writes.
     """
     check_trainer(cfg)
     first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-    data = file_hash([cfg.tokens])
+    data = file_hash([cfg.tokens]) if "tokens" in cfg else ""
     seed_everything(cfg.seed, verbose=False)
     module = build()
     first_batch = batches[0]
@@ -77,9 +79,11 @@ def train(
 
     def write(curve: list[dict[str, float]]) -> None:
         check_finite(cfg.name, module.model, curve)
-        write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
+        record = metrics(cfg, module.model, curve, facts) | dict(measured(module.model))
+        write_model(cfg, module.model, save, record)
 
-    with tracked(cfg, "train", cfg.name, data=data) if first else nullcontext() as run:
+    read = {"data": data} if data else {}
+    with tracked(cfg, "train", cfg.name, **read) if first else nullcontext() as run:
         with memory_shortage_named(cfg):
             fit(
                 module,
@@ -128,17 +132,21 @@ def check_finite(name: str, model: nn.Module, curve: Sequence[Mapping[str, float
 def write_model(
     cfg: DictConfig, model: nn.Module, save: Callable[..., None], record: dict[str, Any]
 ) -> None:
-    """The model's folder, whole or not at all, and its metrics."""
+    """Writes the model's folder, whole or not at all, and its metrics.
+
+    A model that reads tokens has their tokenizer and its card beside it, so that the folder alone
+    says how to read text into it, and what it is.
+    """
     with new_folder(inside(cfg.models, cfg.name)) as folder:
         save(model, folder)
-        # Beside the model, so that the folder alone says how to read text into it, and what it is.
-        copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
-        (folder / CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
+        if "tokens" in cfg:
+            copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
+            (folder / CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
     write_json(inside(cfg.metrics, cfg.name, ".json"), record, checksum=True)
 
 
 def check_trainer(cfg: DictConfig) -> None:
-    """Refuses what cannot be trained together, before any work."""
+    """Raises ValueError for places and devices that a training cannot have, before any work."""
     for name in (cfg.name, cfg.get("attention", cfg).name):  # the attention's is in paths too
         inside(cfg.models, name)
     model = inside(cfg.models, cfg.name)
@@ -155,9 +163,9 @@ def check_trainer(cfg: DictConfig) -> None:
 
 
 def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None:
-    """Refuses what is meant for GPUs where there is none, and says what it would take.
+    """Raises ValueError for a training meant for GPUs where there is none, with its hours on a CPU.
 
-    `training` counts the operations of it all.
+    `training` counts the operations of the whole training.
     """
     if cfg.trainer.accelerator != "gpu" or torch.accelerator.is_available():
         return
@@ -173,7 +181,7 @@ def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None
 
 @contextmanager
 def memory_shortage_named(cfg: DictConfig) -> Iterator[None]:
-    """Of a GPU that is too small, what to change is said instead of what was allocated."""
+    """Raises ValueError that names the values to change where a GPU's memory runs out."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -186,14 +194,14 @@ def memory_shortage_named(cfg: DictConfig) -> Iterator[None]:
 
 
 def class_name(component: Mapping[str, Any]) -> str:
-    """Of what a config instantiates."""
+    """Returns the name of the class that a config instantiates."""
     return str(component["_target_"].rpartition(".")[2])
 
 
 def metrics(
     cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The learning curve, its last point, and the hyper-parameters of Table 4."""
+    """Collects the learning curve, its last point, and the hyper-parameters of Table 4."""
     module = plain(cfg.module)
     schedule, optimizer = module.pop("schedule"), module.pop("optimizer")
     given = {**cfg.get("model", {}), **cfg.get("layers", {}), **cfg.get("positions", {})}

@@ -1,0 +1,90 @@
+"""Runs an evaluation of a trained model: processes, memory, and the files that it leaves."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from transformers.utils.logging import disable_progress_bar
+
+from pipelines.app.checkpoint import check_checkpoint
+from pipelines.app.hydra_app import write_json
+from pipelines.app.provenance import file_hash
+from pipelines.app.tracking import tracked
+from pipelines.summary import SHORT, summary
+from value_aware_attention.call import chunked, max_elements_within
+from value_aware_attention.distributed import is_first, own_device, started_processes
+from value_aware_attention.files import save_json, write_text
+from value_aware_attention.hugging_face.saved import saved_tokenizer
+from value_aware_attention.measurement import Record
+from value_aware_study.data.tokens import AGAIN
+from value_aware_study.paths import inside
+
+
+@contextmanager
+def evaluating(cfg: DictConfig) -> Iterator[str]:
+    """Joins all processes and keeps blocks within cfg.memory_gib; yields this process's device.
+
+    Refuses a checkpoint that cannot be evaluated. Where memory runs out all the same, a ValueError
+    names the values to lower.
+    """
+    with started_processes(), chunked(max_elements_within(cfg.memory_gib)):
+        inside(cfg.records, cfg.name)
+        check_checkpoint(cfg)
+        if cfg.get("approximation") is None:  # a grid needs it at its end
+            saved_tokenizer(cfg.tokenizer, AGAIN)
+        if not (is_first() and sys.stderr.isatty()):
+            disable_progress_bar()
+        try:
+            yield own_device()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ValueError(
+                f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
+                f"evaluation.batch_size (it is {cfg.task.batch_size})"
+            ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether a GPU or this machine ran out of memory; torch has no class for the latter."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "DefaultCPUAllocator" in str(error)
+
+
+def hashes_of(cfg: DictConfig) -> dict[str, str]:
+    """Computes the sha256 of the checkpoint and of the tokens."""
+    return {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
+
+
+def tracked_by_first(
+    cfg: DictConfig, stage: str, hashes: dict[str, str]
+) -> AbstractContextManager[Any]:
+    """Opens the stage's W&B run in the first process; yields None in the others."""
+    return tracked(cfg, stage, cfg.name, **hashes) if is_first() else nullcontext()
+
+
+def write_record(cfg: DictConfig, folder: str, record: Record) -> None:
+    """Writes <folder>/<model>.json in the first process."""
+    if is_first():
+        save_json(inside(folder, cfg.name, ".json"), record.to_json())
+
+
+def write_summary(cfg: DictConfig, record: Record) -> None:
+    """Writes what `dvc metrics show` compares, and the curves that `dvc plots show` draws."""
+    if is_first():
+        write_json(inside(cfg.metrics, cfg.name, ".json"), summary(record))
+        write_text(inside(cfg.plots, cfg.name, ".csv"), curves(record))
+
+
+def curves(record: Record) -> str:
+    """Lists the end metric of both optimal choices by r as CSV, for every r that both have."""
+    cells = [cell for cell in record.cells if cell.approximation in SHORT]
+    values = {(cell.parameters["r"], SHORT[cell.approximation]): cell.value for cell in cells}
+    names = list(SHORT.values())
+    both = (r for r in sorted({r for r, _ in values}) if all((r, name) in values for name in names))
+    rows = [",".join(map(str, [r, *(values[r, name] for name in names)])) for r in both]
+    return "\n".join([f"r,{','.join(names)}", *rows]) + "\n"

@@ -1,0 +1,219 @@
+"""Makes a function a Hydra app, whose config is composed and checked, and writes its JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from pipelines.app.cross_checks import check_added, check_given, check_together
+from pipelines.app.errors import (
+    FULL_ERROR,
+    ending_with_one_line,
+    first_speaks,
+    result_or_failure,
+    tracebacks,
+)
+from pipelines.app.method_cards import check_added_arguments, register_methods
+from pipelines.app.values import (
+    PARAMS_FILE,
+    check,
+    edited_params,
+    read_params,
+    shown,
+    values_of_scale,
+)
+
+CONFIG = str(Path(__file__).parents[2] / "conf")
+
+
+def app(
+    name: str, *, short: Collection[str] = ()
+) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]]:
+    """A Hydra app over conf/<name>.yaml whose function gets the section <name> of the config.
+
+    Values are checked as soon as they are composed: the function imports what takes long, so that
+    a wrong one is refused before that. Errors that the user can act on end the program with one
+    line and exit code 1. With HYDRA_FULL_ERROR=1 the full traceback is shown. An argument of
+    `short` stands for <name>.<argument>: Hydra would take some for config groups.
+    """
+
+    def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], None]:
+        def main() -> None:
+            # with tracebacks Hydra raises instead of exiting
+            with tracebacks(True), ending_with_one_line(), first_speaks():
+                overrides = read_arguments(name, short)
+
+                def task(cfg: DictConfig) -> Any:
+                    return run_job(function, name, cfg, overrides)
+
+                hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
+
+        return main
+
+    return decorate
+
+
+def read_arguments(name: str, short: Collection[str]) -> list[str]:
+    """Completes sys.argv with the scale and the edited values of params.yaml for Hydra.
+
+    Returns the overrides that were given, with the scale. Raises ValueError for what Hydra would
+    not refuse by its name, and for a sweep of which every job is wrong.
+    """
+    given = [f"{name}.{one}" if one.partition("=")[0] in short else one for one in sys.argv[1:]]
+    parsed = get_args_parser().parse_intermixed_args(given)
+    overrides = [*scale_of_params(given), *parsed.overrides]
+    check_given(overrides)
+    # argparse takes overrides from one place alone
+    options = [one for one in given if one not in parsed.overrides]
+    sys.argv[1:] = [*options, f"hydra.job.name={name}", *edits_of_params(), *overrides]
+    register_methods()
+    if options in (["-m"], ["--multirun"]):  # other options are Hydra's to read
+        check_sweep(name, overrides)
+    return overrides
+
+
+def run_job(
+    function: Callable[[DictConfig], Any], name: str, cfg: DictConfig, given: Sequence[str]
+) -> Any:
+    """Checks a composed config, then runs an app's function on its section."""
+    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+
+    def checked(section: DictConfig) -> Any:
+        overrides = HydraConfig.get().overrides.task
+        with first_speaks():
+            check_all(cfg, name, overrides)
+        if not is_sweep and os.environ.get("RANK", "0") == "0":
+            say_edits(cfg.scale, given)
+        check_added_arguments(cfg, overrides)
+        return function(section)
+
+    # what the function starts, such as the other processes of ddp, gets the user's choice
+    with tracebacks(FULL_ERROR):
+        if is_sweep:
+            return result_or_failure(checked, cfg[name])
+        with ending_with_one_line():  # ended here, before Hydra adds lines of its own
+            return checked(cfg[name])
+
+
+def check_sweep(name: str, overrides: Sequence[str]) -> None:
+    """Raises the error of a sweep's first job where every job has one.
+
+    One good job is enough: the others are refused when their turn comes. Raises ValueError where
+    torchrun started the sweep several times.
+    """
+    if (together := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ValueError(
+            f"each of the {together} processes would run the whole sweep: start -m without "
+            f"torchrun, or torchrun without -m"
+        )
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    first: Exception | None = None
+    for job in BasicSweeper.split_arguments(parsed, None)[0]:
+        try:
+            check_job(name, job)
+        except Exception as error:
+            first = first or error
+        else:
+            return
+    if first:
+        raise first
+
+
+def check_job(name: str, overrides: Sequence[str]) -> None:
+    """Raises ValueError for a config that is not allowed, else prints its edited values."""
+    cfg = composed(name, overrides)
+    check_all(cfg, name, overrides)
+    say_edits(cfg.scale, overrides)
+
+
+def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
+    """Composes the config of an app as its command line would, within a running app or outside."""
+    register_methods()
+    inside = GlobalHydra.instance().is_initialized()
+    with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
+        check_given(overrides)
+        cfg = compose(name, [*edits_of_params(), *overrides], **options)
+    check_all(cfg, "", overrides)
+    return cfg
+
+
+def check_all(cfg: DictConfig, app: str, overrides: Sequence[str]) -> None:
+    """Raises ValueError for the first thing that is not allowed in the config of an app."""
+    check(cfg, app)
+    check_added(cfg, overrides)
+    check_together(cfg, app)
+
+
+def scale_of_params(arguments: Sequence[str]) -> list[str]:
+    """Returns the override that chooses the `scale` of params.yaml, unless one is given.
+
+    DVC reads the value and Hydra needs a choice; this keeps it written once.
+    """
+    scale = read_params()["scale"]
+    return [] if any(one.startswith("scale=") for one in arguments) else [f"scale={scale}"]
+
+
+def edits_of_params() -> list[str]:
+    """Returns the overrides that make edited values of params.yaml win over the scale's.
+
+    They come before those of the command line, which win over both.
+    """
+    return [f"{key}={typed(value)}" for key, value in edited_params().items()]
+
+
+def say_edits(scale: str, overrides: Sequence[str]) -> None:
+    """Prints the edited values of params.yaml that win over the scale's, one a line, on stderr."""
+    given = [one.partition("=")[0].lstrip("+") for one in overrides]
+    of_scale = values_of_scale(scale) if scale != "laptop" else {}
+    for key, value in edited_params().items():
+        if key not in given and of_scale.get(key, value) != value:
+            print(
+                f"{key} is {shown(value)} in {PARAMS_FILE}, edited: it wins over scale={scale}, "
+                f"which sets {shown(of_scale[key])}",
+                file=sys.stderr,
+            )
+
+
+def typed(value: Any) -> str:
+    """Writes a value as Hydra reads it on a command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, str):
+        return QuotedString(text=value, quote=Quote.single).with_quotes()
+    return json.dumps(value)
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Returns a config as dictionaries and lists, with its interpolations resolved."""
+    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+
+
+def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> None:
+    """Writes sorted, indented JSON as `write_text` does, on request with a checksum in it.
+
+    Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
+    """
+    # imported here: it brings torch, and what composes a config refuses a wrong one before that
+    from value_aware_attention.files import save_json, write_text
+    from value_aware_attention.measurement.strict_json import to_json
+
+    try:
+        text = to_json(content, indent=1, sort_keys=True)
+    except ValueError as error:
+        raise ValueError(f"{path} was not written: {error}") from None
+    write = save_json if checksum else write_text
+    write(path, text + "\n")

@@ -1,0 +1,101 @@
+"""The cells of the survey: every method with the arguments whose cost is nearest to each budget."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from value_aware_attention.call import Call
+from value_aware_attention.measurement import Record, Setting
+from value_aware_attention.measurement.layer_errors import rounded
+from value_aware_study.evaluation.grid import setting
+from value_aware_study.tasks.budgets import Affordable, closest_to_budget
+
+Planned = tuple[Setting, float, float]
+"""A cell with its budget and its cost, both in keys a query."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A configured method with one integer argument left open, or with none.
+
+    `make` builds it from the argument named `vary`.
+    """
+
+    name: str
+    method: Mapping[str, Any]
+    vary: str | None
+    make: Callable[..., nn.Module]
+
+    def given(self, parameter: int) -> dict[str, int]:
+        """Returns the open argument by its name."""
+        return {} if self.vary is None else {self.vary: parameter}
+
+    def build(self, parameter: int) -> nn.Module:
+        return self.make(**self.given(parameter))
+
+    def near(self, keys: int, call: Call, within: float) -> Affordable | None:
+        """Finds the argument that costs nearest to `keys` on a call; None where it cannot run."""
+        length, head_dim = call.key.shape[-2:]
+        sizes: dict[str, Any] = {"length": length, "head_dim": head_dim}
+        sizes["is_causal"] = call.is_causal
+        found = closest_to_budget(self.build, keys, within=within, **sizes)
+        return found if found and _usable(self.build(found.parameter), call) else None
+
+
+def planned_cells(
+    contenders: Sequence[Contender],
+    call: Call,
+    budgets: Sequence[int],
+    *,
+    within: float,
+    seeds: Sequence[int],
+) -> list[Planned]:
+    """Plans every method near every budget, a random one once for each seed.
+
+    Raises ValueError where no method comes within the share `within` of a budget.
+    """
+    keys = call.key.shape[-2]
+    possible = [budget for budget in budgets if budget <= keys]
+    plan = [cell for one in contenders for cell in _near(one, call, possible, within, seeds)]
+    if not plan:
+        raise ValueError(
+            f"no method of the survey comes within {within:g} of survey.budgets {budgets}; a "
+            f"budget is a number of keys, at most {keys}"
+        )
+    return plan
+
+
+def _near(
+    contender: Contender,
+    call: Call,
+    budgets: Sequence[int],
+    within: float,
+    seeds: Sequence[int],
+) -> Iterator[Planned]:
+    for budget in budgets:
+        found = contender.near(budget, call, within)
+        if found is None:
+            continue
+        given = {**contender.method, **contender.given(found.parameter)}
+        for seed in seeds if "seed" in given else [None]:
+            seeded = given if seed is None else given | {"seed": seed}
+            yield setting(contender.name, seeded), budget, rounded(found.cost)
+
+
+def _usable(method: nn.Module, call: Call) -> bool:
+    """Tells whether the method approximates the call's kernel under its mask."""
+    kernels = getattr(method, "kernels", ())
+    fits = not kernels or isinstance(call.kernel, kernels)
+    return fits and (getattr(method, "supports_causal", True) or not call.is_causal)
+
+
+def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
+    """Adds its budget and its cost to every cell of a record but the first, exact attention."""
+    exact, *measured = record.cells
+    costed = (
+        replace(cell, budget=budget, cost=cost)
+        for cell, (_, budget, cost) in zip(measured, plan, strict=True)
+    )
+    return replace(record, cells=(exact, *costed))
