@@ -67,7 +67,7 @@ def commands(root: Path) -> list[tuple[str, list[str]]]:
     found = [(app, overrides) for _, app, overrides in stages() if app not in TIMED]
     text = root.with_name("text.txt")
     text.write_text("".join(path.read_text() for path in sorted(REPOSITORY.glob("*.md"))))
-    model = f"model={root}/outputs/models/causal_exponential"
+    model = f"model={root}/outputs/{SCALE}/models/causal_exponential"
     probe = [model, f"text={text}", "caches=true", "probe.windows=2", "probe.length=48"]
     return [*sorted(found, key=lambda one: one[0] == LAST), ("probe", probe)]
 

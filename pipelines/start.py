@@ -22,8 +22,6 @@ from pipelines.values import CONF
 
 SHORT = {"probe": ("model", "text", "tokenizer", "caches")}
 """Arguments that stand for probe.<name>: Hydra would take some for config groups."""
-OF_ALL = {"fingerprints": False, "repro": False, "run": True}
-"""Commands that start apps with the values of params.yaml, and whether with overrides."""
 SWEEP = ("-m", "--multirun")
 
 
@@ -40,8 +38,8 @@ def check_start(app: str, arguments: Sequence[str]) -> None:
     if any(one.startswith("-") for one in overrides):
         return
     with ending_with_one_line():
-        if app in OF_ALL:
-            name, overrides = "plan", overrides if OF_ALL[app] else []
+        if app == "fingerprints":
+            name, overrides = "plan", []
         elif (CONF / f"{app}.yaml").exists():
             name = app
         else:

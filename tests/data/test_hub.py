@@ -299,11 +299,12 @@ class TestLostConnection:
         message = str(stop.value)
         assert message.startswith("error: data set 'lucadiliello/bookcorpusopen'")
         assert "stopped after 9 rows" in message and "\n" not in message
-        assert not (tmp_path / "outputs/corpus").exists()
+        assert not (tmp_path / "outputs/smoke/corpus").exists()
         connection.opened.clear()
         run_app("corpus corpus=bookcorpus", tmp_path)
         assert connection.opened == [1, 2]
-        files = [tmp_path / f"outputs/corpus/bookcorpus/{s}.jsonl" for s in ("train", "evaluation")]
+        folder = tmp_path / "outputs/smoke/corpus/bookcorpus"
+        files = [folder / f"{split}.jsonl" for split in ("train", "evaluation")]
         assert sorted(read_texts(files)) == ROWS
 
     def test_without_a_cache_it_starts_again(self, connect):
