@@ -65,9 +65,16 @@ def _rows(model: str, picture: records.Picture) -> list[dict[str, Any]]:
     ]
 
 
+def _drawable(token: str) -> str:
+    """Replaces control characters, which SVG, an XML format, cannot hold."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in token
+    )
+
+
 def _panels(model: str, picture: records.Picture, param: str) -> list[Panel]:
     """Exact attention, and the other methods behind a list to pick one from, by `param`."""
-    tokens = picture.tokens
+    tokens = [_drawable(token) for token in picture.tokens]
     exact, *others = picture.panels
     frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
     names = list(dict.fromkeys(frame["method"]))
