@@ -1,7 +1,7 @@
 """The choice of a run, which params.yaml holds for DVC and every app: scale, axes and overrides."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,65 @@ def choose(given: Sequence[str]) -> DictConfig:
     Nothing given means the choice that is there. Raises ValueError, with the file as it was, for a
     run that cannot be.
     """
-    if not given:
-        return checked()
     params = read_params()
-    scales = [one.removeprefix("scale=") for one in given if one.startswith("scale=")]
+    scales = [params["scale"], *(one[6:] for one in given if one.startswith("scale="))]
     overrides = [one for one in given if not one.startswith("scale=")]
-    check_overrides(overrides)
-    cfg = composed("plan", [f"scale={[params['scale'], *scales][-1]}", *overrides])
-    wanted = {"scale": cfg.scale, "overrides": overrides}
-    wanted |= {key: list(OmegaConf.select(cfg, key)) for key in AXES}
+    cfg = chosen(scales[-1], overrides) if given else checked()
+    if cfg.trainer.accelerator == "gpu":
+        from pipelines import plan, train  # which import torch
+
+        every = [f"scale={cfg.scale}", *(overrides if given else params["overrides"])]
+        train.check_gpu(cfg, every[0], lambda: plan.operations(plan.rows(cfg.plan, every)))
+    if given:
+        axes = {key: list(OmegaConf.select(cfg, key)) for key in AXES}
+        write({"scale": cfg.scale, "overrides": overrides} | axes)
+    return cfg
+
+
+def checked() -> DictConfig:
+    """Composes the choice of params.yaml.
+
+    Raises ValueError where apps would have another scale or axis than the one that DVC reads.
+    """
+    params = OmegaConf.create(read_params())
+    cfg = chosen(params.scale, params.overrides)
+    for key in ("scale", *AXES):
+        ours, of_dvc = OmegaConf.select(cfg, key), OmegaConf.select(params, key)
+        if ours != of_dvc:
+            found = str(ours).replace("'", "")
+            raise ValueError(
+                f"{key} is {found} at scale={cfg.scale} and {of_dvc} in {PARAMS_FILE}, which DVC "
+                f"reads: make repro SCALE={cfg.scale} writes both there; to dvc exp run give "
+                f"-S scale={cfg.scale} -S '{key}={found}'"
+            )
+    return cfg
+
+
+def chosen(scale: str, overrides: Sequence[str]) -> DictConfig:
+    """Composes the values of all stages. Raises ValueError for what cannot pass through DVC."""
+    for one in overrides:
+        key = one.lstrip("+~").partition("=")[0]
+        if key in AXES:
+            reason = f"DVC reads {key} from {PARAMS_FILE}: set it there"
+        elif key in CELLS:
+            reason = "every stage makes its own choice: give it to an app alone"
+        elif key.startswith("paths.") and key not in ANYWHERE:
+            reason = "DVC keeps a run in its folder: work in a copy of the project on another disk"
+        else:
+            continue
+        raise ValueError(f"{one} is not for a run of all stages; {reason}")
+    return composed("plan", [f"scale={scale}", *overrides])
+
+
+def write(values: Mapping[str, Any]) -> None:
+    """Writes values into params.yaml where they are others, and says so."""
     before = text = Path(PARAMS_FILE).read_text(encoding="utf-8")
-    for key, value in wanted.items():
+    for key, value in values.items():
         text = with_value(text, key, value)
     if text != before:
         write_text(PARAMS_FILE, text)
-        said = " ".join(overrides) or "no overrides"
-        print(f"{PARAMS_FILE}, which DVC reads, has scale {cfg.scale} now and {said}", flush=True)
-    return cfg
+        said = " ".join(values["overrides"]) or "no overrides"
+        print(f"{PARAMS_FILE} now has scale {values['scale']} and {said}", flush=True)
 
 
 def with_value(text: str, key: str, value: Any) -> str:
@@ -56,39 +98,3 @@ def with_value(text: str, key: str, value: Any) -> str:
     end = start + len(text[start:end].rstrip())  # a block ends where the next key starts
     written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"{text[:start]}{written}{text[end:]}"
-
-
-def checked() -> DictConfig:
-    """Composes what params.yaml chooses.
-
-    Raises ValueError where apps would have another scale or axis than the one that DVC reads, or an
-    override cannot pass through DVC.
-    """
-    params = OmegaConf.create(read_params())
-    check_overrides(params.overrides)
-    cfg = composed("plan", [f"scale={params.scale}", *params.overrides])
-    for key in ("scale", *AXES):
-        ours, of_dvc = OmegaConf.select(cfg, key), OmegaConf.select(params, key)
-        if ours != of_dvc:
-            found = str(ours).replace("'", "")
-            raise ValueError(
-                f"{key} is {found} at scale={cfg.scale} and {of_dvc} in {PARAMS_FILE}, which DVC "
-                f"reads: make repro SCALE={cfg.scale} writes both there; to dvc exp run give "
-                f"-S scale={cfg.scale} -S '{key}={found}'"
-            )
-    return cfg
-
-
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Raises ValueError for an override of all stages that cannot pass through DVC."""
-    for one in overrides:
-        key = one.lstrip("+~").partition("=")[0]
-        if key in AXES:
-            reason = f"DVC reads {key} from {PARAMS_FILE}: set it there"
-        elif key in CELLS:
-            reason = "every stage makes its own choice: give it to an app alone"
-        elif key.startswith("paths.") and key not in ANYWHERE:
-            reason = "DVC keeps a run in its folder: work in a copy of the project on another disk"
-        else:
-            continue
-        raise ValueError(f"{one} is not for a run of all stages; {reason}")

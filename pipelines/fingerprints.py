@@ -21,7 +21,6 @@ from pygit2 import GitError
 
 from pipelines.app import composed, ending_with_one_line, one_line, scale_of_params, write_json
 from pipelines.choice import checked
-from value_aware_attention.measurement.source import code_hashes, defining_module
 from value_aware_attention.storage import read_json
 
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
@@ -94,6 +93,8 @@ def refusals_of_dvc() -> Iterator[None]:
 
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     """Returns {"values": the section that the app gets, "code": module -> hash}."""
+    from value_aware_attention.measurement.source import code_hashes, defining_module  # and torch
+
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     values = {key: section[key] for key in section if key not in ELSEWHERE}
     values = {

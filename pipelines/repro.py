@@ -28,7 +28,7 @@ from dvc.stage import PipelineStage
 from networkx import dfs_postorder_nodes
 
 from pipelines import verdict
-from pipelines.app import ending_with_one_line, scale_of_params, write_json
+from pipelines.app import ending_with_one_line, write_json
 from pipelines.choice import choose
 from pipelines.fingerprints import refusals_of_dvc
 
@@ -57,12 +57,6 @@ def main(given: Sequence[str]) -> None:
         if name not in TARGETS:
             raise ValueError(f"what to run is {name}; it must be {' or '.join(TARGETS)}")
         cfg = choose(overrides)
-        if cfg.trainer.accelerator == "gpu":
-            from pipelines import plan, train  # which import torch
-
-            chosen = scale_of_params([])
-            count = lambda: plan.operations(plan.rows(cfg.plan, chosen))  # noqa: E731
-            train.check_gpu(cfg, f"scale={cfg.scale}", count)
         without_git()
         run(name, Path(cfg.paths.outputs, "seconds.json"))
 
