@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import composed
-from pipelines.values import PARAMS_FILE, read_params
+from pipelines.values import PARAMS_FILE, edited_params, read_params, values_of_scale
 from value_aware_attention.storage import write_text
 
 AXES = ("grid.kernel", "grid.length", "grid.replicates", "survey.trained", "in_context.task")
@@ -36,7 +36,10 @@ def choose(given: Sequence[str]) -> DictConfig:
         every = [f"scale={cfg.scale}", *(overrides if given else params["overrides"])]
         train.check_gpu(cfg, every[0], lambda: plan.operations(plan.rows(cfg.plan, every)))
     if given:
-        axes = {key: list(OmegaConf.select(cfg, key)) for key in AXES}
+        of_scale = values_of_scale("laptop") | values_of_scale(cfg.scale)
+        axes = {
+            key: of_scale[key] for key in AXES if key in of_scale and key not in edited_params()
+        }
         write({"scale": cfg.scale, "overrides": overrides} | axes)
     return cfg
 
