@@ -3,6 +3,8 @@
 #   make repro TORCH_INDEX=<URL of PyTorch's CPU wheels>
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX ?=
+# SCALE writes another scale into params.yaml, for example `make repro SCALE=hours`.
+SCALED := $(if $(SCALE),scale=$(SCALE))
 VENV := .venv
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
@@ -18,14 +20,14 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-repro: setup  ## set up, run the pipeline up to the page, say how it came out
-	@$(RUN) python -m pipelines.repro report
+repro: setup  ## set up, run the pipeline up to the page, say how it came out; SCALE=hours for another scale
+	@$(RUN) python -m pipelines.repro report $(SCALED)
 
 survey: setup  ## every method of the survey: time, memory, distance to the optimum; on the same page
-	@$(RUN) python -m pipelines.repro survey
+	@$(RUN) python -m pipelines.repro survey $(SCALED)
 
 caches: setup  ## every cache method on tasks, docstrings and, where installed, a pretrained encoder
-	@$(RUN) python -m pipelines.repro caches
+	@$(RUN) python -m pipelines.repro caches $(SCALED)
 
 publish: setup  ## results/<scale> becomes what the last run made; later runs are compared with it
 	@$(RUN) python -m pipelines.publish

@@ -1,11 +1,11 @@
-"""Stage fingerprints: what every other stage depends on, the values it reads and the code it runs.
+"""Writes the fingerprint of every stage: the values that it reads and the code that it runs.
 
     python -m pipelines.fingerprints
 
-Writes a file for each stage of dvc.yaml: its app's section of the composed config, all resolved,
-and hashes of the syntax trees of the modules that the app and the classes named there import. DVC
-compares these files, so that a stage runs again when, and only when, one of its own values or the
-code it runs has changed; not for a comment, a docstring, or a value that another stage reads.
+A fingerprint is the app's section of the composed config, all resolved, with hashes of the syntax
+trees of the modules that the app and the classes named there import. DVC compares these files, so
+that a stage runs again when, and only when, one of its own values or the code it runs has changed;
+not for a comment, a docstring, or a value that another stage reads.
 """
 
 from collections.abc import Iterator
@@ -20,32 +20,30 @@ from omegaconf import OmegaConf
 from pygit2 import GitError
 
 from pipelines.app import (
-    check_job,
     composed,
     ending_with_one_line,
     one_line,
     scale_of_params,
     write_json,
 )
+from pipelines.choice import checked
 from value_aware_attention.files import load_json
 from value_aware_attention.measurement.source import code_hashes, defining_module
 
-FOLDER = Path("outputs/fingerprints")
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "trainer", "choice"}
-"""Of a stage's section: what changes no result, and what only a running app knows."""
+"""Keys of a stage's section that change no result, or that only a running app knows."""
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values", "pipelines.app.cross_checks"}
-"""Modules that change no result: what W&B is told, and which values are refused."""
+"""Modules that change no result: they log to W&B or refuse values."""
 
 
 def main() -> None:
     with ending_with_one_line():
-        check_job("plan", scale_of_params([]))
-        write(FOLDER)
+        write(Path(checked().paths.outputs, "fingerprints"))
 
 
 def write(folder: Path) -> None:
-    """Writes the fingerprint of every stage that has another than before, and says which these are.
+    """Writes the fingerprints that have changed, and prints the stages with their changes.
 
     A file that stays as it was leaves its stage as it was, and one without a stage is removed.
     """
@@ -64,7 +62,7 @@ def write(folder: Path) -> None:
 
 
 def stages() -> Iterator[tuple[str, str, list[str]]]:
-    """Name, app and overrides of the stages of dvc.yaml, as DVC expands them; not of this one."""
+    """Yields name, app and overrides of every other stage of dvc.yaml, as DVC expands them."""
     with refusals_of_dvc():
         known = Repo().index.stages
     if not known:  # without dvc.yaml DVC knows of none
@@ -78,7 +76,7 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
 
 @contextmanager
 def refusals_of_dvc() -> Iterator[None]:
-    """Raises ValueError, with the file and a remedy, for what DVC or git does not read."""
+    """Turns errors of DVC and git into a ValueError that names the file and a remedy."""
     try:
         yield
     except NotDvcRepoError:
@@ -87,8 +85,8 @@ def refusals_of_dvc() -> Iterator[None]:
         raise ValueError(one_line(error)) from None
     except SCMError as error:  # as of a ZIP
         raise ValueError(
-            f"{error}: run git init, or dvc config --local core.no_scm true; "
-            "python -m pipelines.run needs neither git nor DVC"
+            f"{error}: run git init, or dvc config --local core.no_scm true, as "
+            "python -m pipelines.run does"
         ) from None
     except GitError as error:
         raise ValueError(f"git: {error}; git status says what to do") from None
@@ -101,7 +99,8 @@ def refusals_of_dvc() -> Iterator[None]:
 
 
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
-    """{"values": the section that the app gets, "code": module -> hash}."""
+    """Returns {"values": the section that the app gets, "code": module -> hash}."""
+
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     values = {key: section[key] for key in section if key not in ELSEWHERE}
     values = {
@@ -117,7 +116,7 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def targets(value: Any) -> Iterator[str]:
-    """Every `_target_` of a config."""
+    """Yields every `_target_` of a config."""
     if isinstance(value, dict):
         yield from [value["_target_"]] if "_target_" in value else []
     for inner in value.values() if isinstance(value, dict) else value:
@@ -126,7 +125,7 @@ def targets(value: Any) -> Iterator[str]:
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
-    """Dotted keys of what differs, with the new value where it is short."""
+    """Yields the dotted keys that differ, with their new values where these are short."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
             inner = f"{key}.{name}" if key else name

@@ -1,4 +1,4 @@
-"""Draws the plots of dvc.yaml into outputs/plots/index.html, which opens without a network.
+"""Draws the plots of dvc.yaml as outputs/<scale>/dvc_plots/index.html, for use offline.
 
 python -m pipelines.plots
 
@@ -7,11 +7,11 @@ python -m pipelines.plots
 
 import subprocess
 import sys
-from pathlib import Path
 
 import vl_convert
 
-FOLDER = Path("outputs/dvc_plots")
+from pipelines.verdict import OUTPUTS, scale_of_run
+
 PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <title>Plots of this run</title>
@@ -22,17 +22,17 @@ PAGE = """<!DOCTYPE html>
 
 def main() -> None:
     """The template with Vega inside, then DVC's page made of it."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    template = FOLDER / "template.html"
-
+    folder = OUTPUTS / scale_of_run() / "dvc_plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    template = folder / "template.html"
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     page = PAGE.replace("{bundle}", bundle)
     template.write_text(page, encoding="utf-8")
-    command = ["dvc", "plots", "show", "--html-template", str(template), "-o", str(FOLDER)]
+    command = ["dvc", "plots", "show", "--html-template", str(template), "-o", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"error: {done.stderr.strip().splitlines()[-1]}")
-    print((FOLDER / "index.html").resolve().as_uri())
+    print((folder / "index.html").resolve().as_uri())
 
 
 if __name__ == "__main__":

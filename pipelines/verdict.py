@@ -13,7 +13,7 @@ from pipelines.app import ending_with_one_line
 from pipelines.app.values import read_params
 from value_aware_attention.files import load_json, reading
 
-REPORT, PUBLISHED, METRICS = Path("report"), Path("results"), Path("outputs/summary")
+REPORT, PUBLISHED, OUTPUTS = Path("report"), Path("results"), Path("outputs")
 SUMMARY, CLAIMS, TIMES = "summary.json", "claims.csv", "seconds.json"
 AGAIN, RESTORE = "make it again (make repro)", "restore it (git restore results), or remove it"
 
@@ -66,7 +66,8 @@ def published_summaries(file: Path) -> dict[str, dict[str, float]]:
 
 def summaries() -> dict[str, dict[str, float]]:
     """The summary of every model of this run."""
-    return {file.stem: read_numbers(file, AGAIN) for file in sorted(METRICS.glob("*.json"))}
+    files = sorted((OUTPUTS / scale_of_run() / "summary").glob("*.json"))
+    return {file.stem: read_numbers(file, AGAIN) for file in files}
 
 
 def read_numbers(file: Path, remedy: str) -> dict[str, float]:

@@ -85,7 +85,7 @@ def read(file: Path) -> Record:
 
 
 def record(folder: Path, model: str) -> Record:
-    return read(folder / "outputs/records" / f"{model}.json")
+    return read(folder / "outputs/smoke/records" / f"{model}.json")
 
 
 def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
@@ -179,9 +179,9 @@ def test_random_methods_have_three_seeds(made: Path) -> None:
 def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     """Three randomly chosen cells of the report's grid, recomputed from the saved model."""
     methods = {"optimal_v_oblivious": OptimalValueOblivious, "sliding_window": SlidingWindow}
-    model = CausalLanguageModel.from_pretrained(made / "outputs/models/causal_elu")
+    model = CausalLanguageModel.from_pretrained(made / "outputs/smoke/models/causal_elu")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
-    tokens = made / "outputs/tokens/causal/evaluation.npy"
+    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
     task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
     with (made / "report/grid.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["model"] == "causal_elu"]
@@ -203,32 +203,32 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
         "masked_long_lsh": ("LSH", "exponential", {"r": 64, "rounds": 4, "seed": 0}),
     }
     for model, (name, kernel, arguments) in models.items():
-        own = read(made / f"outputs/trained/{model}.json")
+        own = read(made / f"outputs/smoke/trained/{model}.json")
         (cell,) = own.cells
         assert (own.model, own.trained_with, own.kernel) == (model, name, kernel)
         assert own.arguments == arguments
         assert cell.approximation == "exact" and cell.difference == 0
-        (file,) = made.glob(f"outputs/metrics/train_*/{model}.json")
+        (file,) = made.glob(f"outputs/smoke/metrics/train_*/{model}.json")
         training = json.loads(file.read_text())
         assert training["hyperparameters"]["attention"].startswith(f"{name}(")
     # what is on the grid of the default models is not touched
-    assert {p.stem for p in (made / "outputs/records").iterdir()} == {
+    assert {p.stem for p in (made / "outputs/smoke/records").iterdir()} == {
         "causal_exponential",
         "causal_elu",
         "masked_long",
     }
-    hyperparameters = json.loads((made / "outputs/metrics/train/masked_long.json").read_text())[
-        "hyperparameters"
-    ]
+    written = (made / "outputs/smoke/metrics/train/masked_long.json").read_text()
+    hyperparameters = json.loads(written)["hyperparameters"]
     assert "attention" not in hyperparameters
 
 
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
-    model = CausalLanguageModel.from_pretrained(made / "outputs/models/causal_elu_sliding_window")
+    folder = made / "outputs/smoke/models/causal_elu_sliding_window"
+    model = CausalLanguageModel.from_pretrained(folder)
     assert [layer.attention.approximation.r for layer in model.layers] == [4, 4]
-    own = read(made / "outputs/trained/causal_elu_sliding_window.json")
+    own = read(made / "outputs/smoke/trained/causal_elu_sliding_window.json")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
-    tokens = made / "outputs/tokens/causal/evaluation.npy"
+    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
     task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
     windowed, exact = (
         math.exp(task.run(lambda layer, method=method: method).mean())
@@ -259,20 +259,20 @@ def test_a_sweep_prints_a_table_and_leaves_the_outputs_alone(
 
 
 def test_training_again_gives_the_same_weights(made: Path, tmp_path: Path) -> None:
-    weights = made / "outputs/models/causal_elu/model.safetensors"
+    weights = made / "outputs/smoke/models/causal_elu/model.safetensors"
     before = weights.read_bytes()
-    shutil.copytree(made / "outputs/tokens", tmp_path / "outputs/tokens")
+    shutil.copytree(made / "outputs/smoke/tokens", tmp_path / "outputs/smoke/tokens")
     run_app("train_causal kernel=elu", tmp_path)
-    assert (tmp_path / "outputs/models/causal_elu/model.safetensors").read_bytes() == before
+    assert (tmp_path / "outputs/smoke/models/causal_elu/model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["masked_short", "masked_long", "masked_long_lsh"])
 def test_a_masked_checkpoint_is_an_ordinary_folder_with_its_tokenizer(
     made: Path, tmp_path: Path, name: str
 ) -> None:
-    folder = shutil.copytree(made / "outputs/models" / name, tmp_path / "elsewhere")
+    folder = shutil.copytree(made / "outputs/smoke/models" / name, tmp_path / "elsewhere")
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    inputs = read_text(folder, made / "outputs/tokens/masked/tokenizer")[:, :16]
+    inputs = read_text(folder, made / "outputs/smoke/tokens/masked/tokenizer")[:, :16]
     assert AutoTokenizer.from_pretrained(folder).mask_token_id == 4
     with torch.no_grad():
         logits = model(inputs).logits
@@ -284,8 +284,8 @@ def test_a_masked_checkpoint_is_an_ordinary_folder_with_its_tokenizer(
 def test_a_causal_checkpoint_loads_in_one_call_with_its_tokenizer(
     made: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(made / "outputs/models/causal_elu", tmp_path / "elsewhere")
-    inputs = read_text(folder, made / "outputs/tokens/causal/tokenizer")
+    folder = shutil.copytree(made / "outputs/smoke/models/causal_elu", tmp_path / "elsewhere")
+    inputs = read_text(folder, made / "outputs/smoke/tokens/causal/tokenizer")
     with torch.no_grad():
         assert CausalLanguageModel.from_pretrained(folder)(inputs).logits.isfinite().all()
 
@@ -305,14 +305,14 @@ def read_text(folder: Path, written: Path) -> torch.Tensor:
 def test_a_model_card_says_what_the_metrics_say_and_its_code_loads_the_model(
     made: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = ModelCard.load(made / "outputs/models" / name / "README.md")
-    (written,) = (made / "outputs/metrics").glob(f"train*/{name}.json")
+    card = ModelCard.load(made / "outputs/smoke/models" / name / "README.md")
+    (written,) = (made / "outputs/smoke/metrics").glob(f"train*/{name}.json")
     metrics = json.loads(written.read_text())
     for result in card.data.eval_results:
         assert result.metric_value == metrics[result.metric_type]
     assert f"{metrics['parameters']:,} parameters" in card.text and "Scale: smoke" in card.text
     assert "docstrings of networkx" in card.text
-    monkeypatch.chdir(made / "outputs/models")
+    monkeypatch.chdir(made / "outputs/smoke/models")
     read: dict = {}
     exec(card.text.split("```python\n")[1].split("```")[0], read)
     ids = torch.tensor([read["tokenizer"]("some text")["input_ids"]])
@@ -321,7 +321,7 @@ def test_a_model_card_says_what_the_metrics_say_and_its_code_loads_the_model(
 
 
 def test_no_record_names_the_machine(made: Path) -> None:
-    cards = (made / "outputs/models").glob("*/README.md")
+    cards = (made / "outputs/smoke/models").glob("*/README.md")
     for path in [*(made / "report").glob("*.[chm]*"), *cards]:
         assert str(made) not in path.read_text()
 
@@ -354,7 +354,7 @@ def test_no_record_names_the_machine(made: Path) -> None:
             ("masked_long_lsh", "LSH(r=64", "sliding_window"),
         ),
         (
-            "train_masked length.warm_start={made}/outputs/models/masked_short_linear_mixing",
+            "train_masked length.warm_start={made}/outputs/smoke/models/masked_short_linear_mixing",
             ("masked_short_linear_mixing", "no attention"),
         ),
     ],
@@ -399,7 +399,7 @@ def test_a_checkpoint_of_another_kernel_or_vocabulary_is_refused(
     made: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(made / "outputs", tmp_path / "outputs")
-    models = tmp_path / "outputs/models"
+    models = tmp_path / "outputs/smoke/models"
     shutil.rmtree(models / "causal_elu")
     shutil.copytree(models / "causal_exponential", models / "causal_elu")
     with pytest.raises(SystemExit, match=r"Exponential.*not.*Elu"):
@@ -419,7 +419,7 @@ def test_plan_prints_the_papers_sizes(made: Path, capsys: pytest.CaptureFixture[
 
 def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None:
     causal, masked = (
-        read(made / f"outputs/survey/{name}.json") for name in ("causal_elu", "masked_long")
+        read(made / f"outputs/smoke/survey/{name}.json") for name in ("causal_elu", "masked_long")
     )
     for record in (causal, masked):
         exact, *cells = record.cells

@@ -37,14 +37,14 @@ def test_every_configured_method_runs(length: int, monkeypatch: pytest.MonkeyPat
 
 def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
     run(tmp_path)
-    record = json.loads((tmp_path / "outputs/benchmark.json").read_text())
+    record = json.loads((tmp_path / "outputs/smoke/benchmark.json").read_text())
     steps = {(c["pass"], c["length"], c["method"]) for c in record["cells"]}
     wanted = {("forward", 16), ("forward_backward", 16), ("attention", 16), ("attention", 32)}
     assert steps == {(*step, method) for step in wanted for method in KEPT}
     for cell in record["cells"]:
         assert cell["time"]["low"] <= cell["time"]["milliseconds"] <= cell["time"]["high"]
         assert cell["time"]["passes"] >= len(cell["time"]["rounds"]) >= 6 and cell["peak_mib"] >= 0
-    assert set(json.loads((tmp_path / "outputs/metrics/benchmark.json").read_text())) == KEPT
+    assert set(json.loads((tmp_path / "outputs/smoke/metrics/benchmark.json").read_text())) == KEPT
     kept = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
     next(iter(kept)).unlink()  # as if the run had been ended before it
     run(tmp_path)

@@ -28,9 +28,9 @@ def run(root: Path, *overrides: str) -> None:
 def test_every_method_is_measured_and_shown(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = build_decoder(**SIZES, vocabulary_size=6, length=48, initializer_range=0.5)
-    model.save_pretrained(tmp_path / "outputs/models/in_context_recall")
+    model.save_pretrained(tmp_path / "outputs/smoke/models/in_context_recall")
     run(tmp_path, "texts=recall")
-    text = (tmp_path / "outputs/caches/recall.json").read_text()
+    text = (tmp_path / "outputs/smoke/caches/recall.json").read_text()
     record = CacheRecord.from_json(text)
     assert (record.prefix, record.seeds) == (24, (0, 0, 1, 1))
     assert {cell.r for cell in record.cells} == {12}
@@ -52,7 +52,7 @@ def test_a_model_that_was_not_trained_is_named(tmp_path: Path) -> None:
         run(tmp_path, "texts=markov")
     message = str(stopped.value.code)
     assert message.startswith("error: ") and "in_context_markov" in message
-    assert "\n" not in message and not (tmp_path / "outputs/caches").exists()
+    assert "\n" not in message and not (tmp_path / "outputs/smoke/caches").exists()
 
 
 @pytest.mark.parametrize("given", [["texts=markov", "--cfg", "job"], ["--cfg", "job"]])

@@ -25,8 +25,8 @@ def write_model(root: Path) -> None:
     model = CausalLanguageModel(
         vocabulary_size=60, layers=2, width=64, heads=1, feedforward=64, kernel=Elu(), dropout=0.0
     )
-    model.save_pretrained(root / "outputs/models/causal_elu")
-    save_tokenizer(root / "outputs/models/causal_elu")
+    model.save_pretrained(root / "outputs/smoke/models/causal_elu")
+    save_tokenizer(root / "outputs/smoke/models/causal_elu")
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs requirements-cluster.txt")
@@ -132,7 +132,7 @@ def test_what_is_pushed_to_a_folder_is_pulled_into_a_clone_and_nothing_runs_agai
     assert not (clone / "outputs").exists()
     with shares(clone, tmp_path / "remote") as repo:
         repo.pull("tokens", with_deps=True)
-        assert (clone / "outputs/tokens/causal/train.npy").stat().st_size > 10_000
+        assert (clone / "outputs/smoke/tokens/causal/train.npy").stat().st_size > 10_000
         assert repo.reproduce("tokens") == []
         assert git(clone, "status", "--porcelain") == ""
         # what has changed does run

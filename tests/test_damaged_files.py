@@ -15,7 +15,7 @@ from tests.training.processes import write_tokens
 from value_aware_attention.files import new_folder, with_checksum, write_checksums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-OUT = "outputs/"
+OUT = "outputs/smoke/"
 CAUSAL, MODEL = f"{OUT}tokens/causal", f"{OUT}models/causal_elu"
 
 

@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def record(folder: Path, name: str, options: str = "") -> dict[str, Any]:
     """The record of an evaluation that finds no cell computed before."""
     run_app(f"evaluate kernel=elu {options} paths.cache={folder}/{name}", folder)
-    content = json.loads((folder / "outputs/records/causal_elu.json").read_text())
+    content = json.loads((folder / "outputs/smoke/records/causal_elu.json").read_text())
     return without_checksum(content)  # which follows the last digits
 
 
@@ -76,5 +76,5 @@ def test_two_folders_hold_the_same_bytes(trained: Path, tmp_path: Path) -> None:
     for folder in (trained, tmp_path):
         run_app(f"evaluate kernel=elu paths.cache={folder}/same", folder)
     for name in ("models/causal_elu/model.safetensors", "records/causal_elu.json"):
-        files = [folder / "outputs" / name for folder in (trained, tmp_path)]
+        files = [folder / "outputs/smoke" / name for folder in (trained, tmp_path)]
         assert files[0].read_bytes() == files[1].read_bytes()

@@ -88,7 +88,7 @@ def evaluate_app(root: Path, *values: str) -> None:
 
 def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
     """What the stages `tokens` and `train_masked` leave, random: three sequences, of 16 tokens."""
-    folder = root / "outputs/tokens/masked"
+    folder = root / "outputs/smoke/tokens/masked"
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     names = [*special, *(f"w{i}" for i in range(VOCABULARY - len(special)))]
     words = WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
@@ -105,8 +105,8 @@ def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
         vocabulary_size=VOCABULARY, layers=2, width=64, heads=1, feedforward=64, length=length,
         block=16, dropout=0.0,
     )  # fmt: skip
-    save_masked(model, root / f"outputs/models/masked_{name}")
-    tokenizer.save_pretrained(root / f"outputs/models/masked_{name}")
+    save_masked(model, root / f"outputs/smoke/models/masked_{name}")
+    tokenizer.save_pretrained(root / f"outputs/smoke/models/masked_{name}")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_two_processes_write_the_record_of_one(
     assert together(2, evaluate_app, root, *values, *GRID) == [0, 0]
     one, two = (
         without_checksum(json.loads((root / folder / f"{name}.json").read_text()))
-        for folder in ("alone", "outputs/records")
+        for folder in ("alone", "outputs/smoke/records")
     )
     assert (two["run_on"].pop("processes"), one["run_on"].pop("processes")) == (2, 1)
     assert two == one

@@ -24,7 +24,7 @@ from value_aware_attention.files import write_checksums
 from value_aware_attention.measurement.tasks import Task, UnitSums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CAUSAL = "outputs/models/causal_elu"
+CAUSAL = "outputs/smoke/models/causal_elu"
 NOT_A_NUMBER = np.array([np.nan]), np.array([1.0])
 
 
@@ -41,7 +41,7 @@ def refusal(command: str, root: Path) -> str:
         run_app(command, root)
     message = str(stop.value)
     assert message.startswith("error: ") and "\n" not in message
-    assert not (root / "outputs/records").exists()
+    assert not (root / "outputs/smoke/records").exists()
     assert not list(root.rglob("*.partial"))
     return message
 
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_named(
 
 @pytest.mark.parametrize("app", ["evaluate", "survey"])
 def test_a_model_of_another_scale_is_refused(root: Path, app: str) -> None:
-    message = refusal(f"{app} kernel=elu scale=laptop", root)
+    message = refusal(f"{app} kernel=elu scale=laptop paths.outputs={root}/outputs/smoke", root)
     assert f"{CAUSAL} holds a model with layers 2, width 64, heads 1, feedforward 64" in message
     causal = OmegaConf.load(Path(__file__).parents[1] / "params.yaml").causal
     asked = ", ".join(f"{key} {causal[key]}" for key in ("layers", "width", "heads", "feedforward"))
@@ -92,7 +92,7 @@ def test_a_masked_model_of_another_size_is_refused_by_what_differs(tmp_path: Pat
 
 def test_another_share_of_masked_tokens_than_in_training_is_refused(tmp_path: Path) -> None:
     write_masked(tmp_path)
-    config = tmp_path / "outputs/models/masked_short/config.json"
+    config = tmp_path / "outputs/smoke/models/masked_short/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"masked_fraction": 0.15}))
     message = refusal("evaluate model=masked length=short masked.fraction=0.5", tmp_path)
     assert "a model with masked_fraction 0.15; scale=smoke asks for masked_fraction 0.5" in message
@@ -101,7 +101,7 @@ def test_another_share_of_masked_tokens_than_in_training_is_refused(tmp_path: Pa
 def test_tokens_that_the_model_does_not_have_are_refused(root: Path) -> None:
     stream = np.zeros(4000, dtype=np.uint16)
     stream[-1] = 60
-    np.save(root / "outputs/tokens/causal/evaluation.npy", stream)
+    np.save(root / "outputs/smoke/tokens/causal/evaluation.npy", stream)
     assert "the token 60, the model a vocabulary of 60" in refusal("evaluate kernel=elu", root)
 
 
@@ -164,7 +164,7 @@ def test_windows_of_which_none_is_full_are_refused(root: Path) -> None:
 def test_a_survey_without_a_cell_leaves_no_record(root: Path) -> None:
     message = refusal("survey kernel=elu survey.budgets=[100000]", root)
     assert "survey.budgets [100000]" in message and "at most 96" in message
-    assert not (root / "outputs/survey").exists()
+    assert not (root / "outputs/smoke/survey").exists()
 
 
 SHORT = "evaluate model=masked length=short evaluation.masked_units.short=3"
@@ -172,7 +172,7 @@ SHORT = "evaluate model=masked length=short evaluation.masked_units.short=3"
 
 def test_text_without_a_masked_token_is_refused_and_the_record_stays(tmp_path: Path) -> None:
     write_masked(tmp_path)
-    record = tmp_path / "outputs/records/masked_short.json"
+    record = tmp_path / "outputs/smoke/records/masked_short.json"
     record.parent.mkdir(parents=True)
     record.write_text("a good record")
     with pytest.raises(SystemExit, match=r"^error: no masked token in 3 sequences.* 0\.0001"):
@@ -188,7 +188,7 @@ def test_a_record_of_one_sequence_is_json_and_has_no_intervals(tmp_path: Path) -
     write_masked(tmp_path)
     one = SHORT.replace("short=3", "short=1")
     run_app(" ".join([one, "masked.fraction=0.5", *GRID]), tmp_path)
-    written = (tmp_path / "outputs/records/masked_short.json").read_text()
+    written = (tmp_path / "outputs/smoke/records/masked_short.json").read_text()
     for cell in json.loads(written, parse_constant=no_constants)["cells"]:
         assert cell["value"] is not None
         assert cell["low"] is cell["high"] is cell["difference_low"] is None
@@ -219,10 +219,10 @@ def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed(root: Path) 
     other = root / "elsewhere/model"
     shutil.move(root / CAUSAL, other)
     tokens = root / "elsewhere/evaluation.npy"
-    shutil.move(root / "outputs/tokens/causal/evaluation.npy", tokens)
+    shutil.move(root / "outputs/smoke/tokens/causal/evaluation.npy", tokens)
     given = (f"model.checkpoint={other}", f"model.tokens={tokens}")
     run_app(" ".join(["evaluate", "kernel=elu", *given, *GRID]), root)
-    record = json.loads((root / "outputs/records/causal_elu.json").read_text())
+    record = json.loads((root / "outputs/smoke/records/causal_elu.json").read_text())
     assert record["hashes"] == {"checkpoint": file_hash([other]), "data": file_hash([tokens])}
 
 
@@ -236,7 +236,7 @@ def test_cells_of_one_engine_are_not_served_to_the_other_and_both_find_the_same(
     for library in (compiled.library, lambda: None):
         monkeypatch.setattr(compiled, "library", library)
         run_app(" ".join(["evaluate", "kernel=elu", *few]), root)
-        record = json.loads((root / "outputs/records/causal_elu.json").read_text())
+        record = json.loads((root / "outputs/smoke/records/causal_elu.json").read_text())
         engines.append((record["run_on"]["engine"], len(list((root / ".cache/cells").iterdir()))))
         found.append(numbers(record["cells"]))
     (first, kept), (second, all_kept) = engines
@@ -248,7 +248,7 @@ def test_cells_of_one_engine_are_not_served_to_the_other_and_both_find_the_same(
 
 @pytest.mark.parametrize("app", ["evaluate", "survey"])
 def test_tokens_of_another_tokenizer_are_refused_whatever_its_size(root: Path, app: str) -> None:
-    file = root / "outputs/tokens/causal/tokenizer/tokenizer.json"
+    file = root / "outputs/smoke/tokens/causal/tokenizer/tokenizer.json"
     file.write_text(file.read_text().replace("w17", "v17"))
     message = refusal(f"{app} kernel=elu", root)
     assert f"was made with another tokenizer ({file}) than {root / CAUSAL}" in message

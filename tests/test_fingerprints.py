@@ -19,6 +19,7 @@ FEWER = {"kernel: [exponential, polynomial, elu]": "kernel: [elu]"}  # composing
 FEWER |= {"trained: [fourier_mixing, linformer]": "trained: [linformer]"}
 KERNELS = "src/value_aware_attention/kernels.py"
 CORPUS = "pipelines/corpus.py"
+FOLDER = "outputs/laptop/fingerprints"
 
 
 def run(tree: Path) -> subprocess.CompletedProcess[str]:
@@ -55,7 +56,7 @@ def tree(computed: Path, tmp_path: Path) -> Path:
 
 def changed(tree: Path) -> set[str]:
     """The stages whose fingerprints are written anew."""
-    folder = tree / fingerprints.FOLDER
+    folder = tree / FOLDER
     before = {path.stem: path.read_bytes() for path in folder.glob("*.json")}
     result = run(tree)
     assert result.returncode == 0, result.stderr
@@ -103,7 +104,7 @@ def test_code_changes_the_stages_that_run_it(tree: Path) -> None:
 def test_a_stage_that_is_gone_leaves_no_fingerprint(tree: Path) -> None:
     edit(tree, "params.yaml", "length: [short, long]", "length: [long]")
     changed(tree)
-    left = {path.stem for path in (tree / fingerprints.FOLDER).iterdir()}
+    left = {path.stem for path in (tree / FOLDER).iterdir()}
     assert "evaluate_masked@long" in left and "evaluate_masked@short" not in left
 
 
@@ -115,7 +116,7 @@ def test_what_changed_is_said_with_its_new_value() -> None:
 
 
 def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(computed: Path) -> None:
-    text = (computed / fingerprints.FOLDER / "train_causal@elu.json").read_text()
+    text = (computed / FOLDER / "train_causal@elu.json").read_text()
     found = json.loads(text)
     assert found["values"]["fit"]["steps"] > 0 and "run" not in found["values"]
     code = set(found["code"])
@@ -127,8 +128,8 @@ def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(compu
 
 def test_a_value_that_does_not_compose_is_one_line_and_leaves_the_fingerprints(tree: Path) -> None:
     edit(tree, "params.yaml", "scale: laptop", "scale: lapptop")
-    before = {path: path.read_bytes() for path in (tree / fingerprints.FOLDER).iterdir()}
+    before = {path: path.read_bytes() for path in (tree / FOLDER).iterdir()}
     result = run(tree)
     assert result.returncode == 1 and result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1 and "lapptop" in result.stderr
-    assert {path: path.read_bytes() for path in (tree / fingerprints.FOLDER).iterdir()} == before
+    assert {path: path.read_bytes() for path in (tree / FOLDER).iterdir()} == before

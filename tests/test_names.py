@@ -45,7 +45,7 @@ APPS = (
     "evaluate kernel=elu model.name=",
     "survey kernel=elu model.name=",
     "caches texts=recall caches.name=",
-    "probe model=run/outputs/models/causal_elu text={text} probe.name=",
+    "probe model=run/outputs/smoke/models/causal_elu text={text} probe.name=",
     "pretrained pretrained.model=",
 )
 
@@ -70,8 +70,8 @@ def test_an_empty_name_of_an_attention_is_refused(root: Path) -> None:
 
 def test_the_scale_of_a_record_does_not_lead_out_of_the_results(tmp_path: Path) -> None:
     hostile = replace(probed(), scale="../../x")
-    (tmp_path / "outputs/records").mkdir(parents=True)
-    (tmp_path / "outputs/records/one.json").write_text(hostile.to_json())
+    (tmp_path / "outputs/smoke/records").mkdir(parents=True)
+    (tmp_path / "outputs/smoke/records/one.json").write_text(hostile.to_json())
     (tmp_path / "report").mkdir()
     (tmp_path / "report/claims.csv").write_text("claim,verdict\n")
     (tmp_path / "report/index.html").write_text("")

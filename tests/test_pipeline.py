@@ -1,13 +1,13 @@
 """dvc.yaml, params.yaml, conf/ and the imports describe one pipeline: they are held equal here."""
 
 import ast
+import json
 import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations, product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 from omegaconf import DictConfig, OmegaConf
 
-from pipelines import fingerprints, repro
+from pipelines import fingerprints
 from pipelines.app import composed as compose
-from pipelines.repro import ENCODER, SHARED, TARGETS, names
+from pipelines.choice import AXES
+from pipelines.repro import ENCODER, SHARED, TARGETS, Running, needed
 
 ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
@@ -30,18 +31,25 @@ def stages() -> dict[str, PipelineStage]:
     return {stage.addressing: stage for stage in Repo(str(ROOT)).index.stages}
 
 
-def stage_names() -> list[str]:
+def axes() -> dict[str, list[str]]:
+    """The keys of params.yaml that a stage of dvc.yaml is a matrix of."""
     text = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    axes = {"kernel": PARAMS.grid.kernel, "length": PARAMS.grid.length}
-    axes["attention"] = PARAMS.survey.trained
-    axes["task"] = PARAMS.in_context.task
+    return {
+        name: [key.strip("${}") for key in stage.get("matrix", {}).values()]
+        for name, stage in text.items()
+    }
+
+
+def stage_names() -> list[str]:
     names = []
-    for name, stage in text.items():
-        if name == "fingerprints":
-            continue
-        axis = next(iter(stage.get("matrix", {})), None)
-        names += [f"{name}@{value}" for value in axes[axis]] if axis else [name]
-    return names
+    for name, keys in axes().items():
+        cells = product(*(OmegaConf.select(PARAMS, key) for key in keys))
+        names += ["@".join(filter(None, (name, "-".join(cell)))) for cell in cells]
+    return [name for name in names if name != "fingerprints"]
+
+
+def test_the_lists_that_stages_are_made_of_are_known() -> None:
+    assert set(chain(*axes().values())) == set(AXES)
 
 
 def app_of(stage: PipelineStage) -> tuple[str, list[str]]:
@@ -72,7 +80,7 @@ def test_rows_run_in_an_order_that_they_can_and_share_one_stage(
     rows: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    ordered = [[stage for stage in names(row) if stage != ENCODER] for row in rows]
+    ordered = [list(needed(row)) for row in rows]
     makes = {name: {out.def_path for out in stage.outs} for name, stage in stages().items()}
     for row in ordered:
         made: set[str] = set()
@@ -85,11 +93,18 @@ def test_rows_run_in_an_order_that_they_can_and_share_one_stage(
         assert set(one) & set(other) == {SHARED}
 
 
-def test_an_encoder_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *given, **options: SimpleNamespace(returncode=1))
-    monkeypatch.setattr(repro.Running, "reproduce", lambda *given: None)
+def test_a_stage_that_fails_is_named_below_its_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = Running([["a", "b", ENCODER]], tmp_path / "seconds.json")
     with pytest.raises(ValueError, match=f"^{ENCODER} failed; the same command goes on"):
-        repro.Running(1).row([ENCODER])
+        running.follow(["false"], ENCODER)
+    of_dvc = "Running stage 'a':\n> x\nRunning stage 'b':\nwhy"
+    with pytest.raises(ValueError, match=r"^b failed; the same"):
+        running.follow(["sh", "-c", f'echo "{of_dvc}"; exit 1'])
+    said = capfd.readouterr()
+    assert said.out == " 1/3 a: 0 s\n" and said.err == "Running stage 'b':\nwhy\n"
+    assert set(json.loads(running.file.read_text())) == {"a"}
 
 
 def file_deps(stage: PipelineStage) -> set[str]:
@@ -102,7 +117,7 @@ def covers(tracked: set[str], path: str, separator: str) -> bool:
 
 def test_every_stage_reads_its_own_fingerprint_and_no_source_itself(name: str) -> None:
     deps = file_deps(stages()[name])
-    assert f"outputs/fingerprints/{name}.json" in deps
+    assert f"outputs/{PARAMS.scale}/fingerprints/{name}.json" in deps
     assert not {dep for dep in deps if dep.startswith(("conf", "pipelines", "src", "params"))}
 
 

@@ -88,7 +88,7 @@ def test_the_app_writes_a_record_and_its_figures(
     package: Path, texts: Path, tmp_path: Path
 ) -> None:
     run(*overrides(texts, tmp_path))
-    folder = tmp_path / "outputs/probe/tiny"
+    folder = tmp_path / "outputs/smoke/probe/tiny"
     text = (folder / "record.json").read_text()
     record = Record.from_json(text)
     assert {"model_output_error.png", "index.html"} <= {path.name for path in folder.iterdir()}
@@ -122,7 +122,7 @@ def test_what_is_missing_is_said_in_one_line(
         run(*overrides(texts, tmp_path), change)
     message = str(stopped.value.code)
     assert message.startswith("error: ") and named in message and "\n" not in message
-    assert not (tmp_path / "outputs/probe").exists()
+    assert not (tmp_path / "outputs/smoke/probe").exists()
 
 
 def test_the_encoder_that_is_committed_about_is_the_one_installed(

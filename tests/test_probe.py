@@ -306,7 +306,7 @@ def test_the_app_writes_a_page_with_everything_it_names(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(folder, "model={roberta} text={text.txt}", tmp_path)
-    written = tmp_path / "outputs/probe/roberta"
+    written = tmp_path / "outputs/smoke/probe/roberta"
     page = (written / "index.html").read_text()
     text = (written / "record.json").read_text()
     record = Record.from_json(text)
@@ -322,7 +322,7 @@ def test_the_app_writes_a_page_with_everything_it_names(
 
 def test_what_a_cache_loses_is_a_section_of_the_page(folder: Path, tmp_path: Path) -> None:
     run(folder, "model={roberta} text={text.txt} caches=true probe.sizes=[1]", tmp_path)
-    written = tmp_path / "outputs/probe/roberta"
+    written = tmp_path / "outputs/smoke/probe/roberta"
     record = CacheRecord.from_json((written / "caches.json").read_text())
     assert {cell.method for cell in record.cells} == set(probe.default_cache_methods())
     assert {cell.r for cell in record.cells} == {2, 4} and record.prefix is None
@@ -335,7 +335,7 @@ def test_a_cache_that_is_too_small_is_refused_before_any_work(folder: Path, tmp_
         run(folder, "model={llama} text={text.txt} caches=true", tmp_path)
     message = str(stopped.value.code)
     assert message.startswith("error: length is 16; caches that keep one key of 8 of half a window")
-    assert not (tmp_path / "outputs/probe").exists()
+    assert not (tmp_path / "outputs/smoke/probe").exists()
 
 
 def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
@@ -358,7 +358,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
     given = " tokenizer={gpt2}" if name.startswith("our") else ""
     run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{given}", tmp_path)
-    record = Record.from_json((tmp_path / f"outputs/probe/{name}/record.json").read_text())
+    record = Record.from_json((tmp_path / f"outputs/smoke/probe/{name}/record.json").read_text())
     metric = {"bert": "cosine", "our_masked": "error"}.get(name, "perplexity")
     assert record.metric == metric
     assert {cell.parameters["r"] for cell in record.cells[1:]} == {1, 9}
@@ -375,7 +375,7 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
     assert "warning" not in capsys.readouterr().err
     run(folder, command + "polynomial probe.name=other", tmp_path)
     assert "warning: the model was trained with Elu(), not Polynomial" in capsys.readouterr().err
-    page = (tmp_path / "outputs/probe/other/index.html").read_text()
+    page = (tmp_path / "outputs/smoke/probe/other/index.html").read_text()
     assert "post hoc" in page and "polynomial kernel" in page
 
 
@@ -419,7 +419,7 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     for name in ("bert", "roberta"):
         shutil.copytree(folder / name, tmp_path / name / "final")
     shutil.copytree(tmp_path / "bert/final", tmp_path / "again/final")
-    file = tmp_path / "outputs/probe/final/record.json"
+    file = tmp_path / "outputs/smoke/probe/final/record.json"
     command = f"text={folder}/text.txt probe.sizes=[1] model={tmp_path}/"
     run(folder, f"{command}bert/final", tmp_path)
     first = file.read_bytes()
@@ -451,7 +451,7 @@ def test_a_record_of_before_is_replaced_by_one_of_its_model_alone(
 ) -> None:
     command = "model={bert} text={text.txt} probe.sizes=[1]"
     run(folder, command, tmp_path)
-    file = tmp_path / "outputs/probe/bert/record.json"
+    file = tmp_path / "outputs/smoke/probe/bert/record.json"
     earlier = json.loads(file.read_text()) | {"hashes": {}} | (change or {})
     del earlier["content_sha256"]
     file.write_text("{" if change is None else json.dumps(earlier))

@@ -31,7 +31,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write_text(text)
     run_app("report", root)
     assert (root / "report/model_layers.png").exists()
-    shutil.rmtree(root / "outputs/probe")
+    shutil.rmtree(root / "outputs/smoke/probe")
     run_app("report", root)
     return root
 

@@ -1,81 +1,122 @@
-"""The whole run of a scale without DVC: which stages it starts, and which it leaves out."""
+"""The choice of a run in params.yaml, and a run through DVC that is told a line a stage."""
 
+import shutil
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
-import torch
-from dvc.repo import Repo
+import yaml
+from omegaconf import OmegaConf
 
-from pipelines import run
+from pipelines import choice, repro
+from pipelines.app import composed, scale_of_params
 
 ROOT = Path(__file__).parents[1]
-STAGES = ["corpus", "tokens", "train_causal@elu", "train_masked_short", "train_masked_long"]
-STAGES += ["evaluate_causal@elu", "evaluate_masked@long", "report"]
-FEWER = ["scale=smoke", "grid.kernel=[elu]", "grid.length=[long]"]  # composing takes its time
-Started = list[tuple[str, list[str]]]
+PARAMS = (ROOT / "params.yaml").read_text()
+FEWER = {"[exponential, polynomial, elu]": "[elu]", "length: [short, long]": "length: [long]"}
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
-    """What would have been started; nothing is."""
-    calls: Started = []
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(run, "start", lambda name, words: calls.append((name, words)))
-    return calls
+def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copy(ROOT / "params.yaml", "."))
 
 
-@pytest.fixture
-def nothing_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages that were not started have made nothing, which is to be no reason."""
-    monkeypatch.setattr(run, "is_there", lambda out: True)
+def value(params: Path, key: str) -> object:
+    return OmegaConf.select(OmegaConf.load(params), key)
 
 
-def again(started: Started, folder: Path, *overrides: str) -> list[str]:
-    """The stages that a run with these overrides starts."""
-    started.clear()
-    run.run([*FEWER, f"paths.root={folder}", *overrides])
-    return [name for name, _ in started]
+def test_the_scale_and_its_axes_are_where_dvc_reads_them_and_go_back(params: Path) -> None:
+    choice.choose(["scale=hours"])
+    assert (value(params, "scale"), value(params, "overrides")) == ("hours", [])
+    assert value(params, "grid.replicates") == ["second", "third"]
+    before = params.read_bytes()
+    assert choice.choose([]).scale == "hours" and params.read_bytes() == before
+    choice.choose(["scale=smoke"])
+    assert value(params, "grid.replicates") == []
+    choice.choose(["scale=laptop"])
+    assert params.read_text() == PARAMS
 
 
-def test_the_stages_are_dvcs_up_to_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    found = {stage.name: stage for stage in run.stages(run.composed("plan", ["scale=smoke"]))}
-    expanded = Repo(str(ROOT)).index.stages
-    later = ("benchmark", "survey", "train_variant", "evaluate_variant", "fingerprints")
-    later += ("train_in_context", "caches")
-    ours = {s.addressing: s for s in expanded if not s.addressing.startswith(later)}
-    assert set(found) == set(ours) and list(found)[-1] == "report"
-    for name, stage in found.items():
-        assert f"python -m {' '.join(stage.words)}" == ours[name].cmd
-        outs = {str(Path(out.fs_path).relative_to(ROOT)) for out in ours[name].outs}
-        assert set(stage.outs) == outs
+def test_the_overrides_of_a_run_replace_those_of_the_run_before(params: Path) -> None:
+    folder = params.parent / "größe # x"
+    choice.choose(["scale=smoke", "causal.steps=3", "logger=none"])
+    cfg = choice.checked()
+    assert (cfg.causal.steps, cfg.logger, cfg.masked.short.steps) == (3, None, 6)
+    choice.choose(["corpus=local", f"corpus.path='{folder}'"])
+    cfg = choice.checked()
+    assert (cfg.scale, cfg.causal.steps, cfg.corpus.path) == ("smoke", 6, str(folder))
+    choice.choose(["scale=laptop"])
+    assert params.read_text() == PARAMS
 
 
-def test_replicates_of_the_causal_models_have_stages_and_outputs_of_their_own(
-    started: Started, tmp_path: Path
+def test_every_app_takes_the_overrides_at_that_scale_alone(params: Path) -> None:
+    choice.choose(["scale=smoke", "causal.steps=3"])
+    assert scale_of_params([]) == ["scale=smoke", "causal.steps=3"]
+    assert scale_of_params(["scale=smoke"]) == ["causal.steps=3"]
+    assert scale_of_params(["scale=laptop"]) == []
+
+
+def test_an_edited_axis_wins_over_the_scale_and_stays(params: Path) -> None:
+    params.write_text(PARAMS.replace("replicates: []", "replicates:\n  - second"))
+    choice.choose(["scale=hours"])
+    assert value(params, "grid.replicates") == ["second"]
+    choice.choose(["scale=laptop"])
+    assert value(params, "grid.replicates") == ["second"]
+
+
+def test_a_list_in_lines_is_replaced_too() -> None:
+    text = "grid:\n  kernel:\n    - elu\n    - exponential\n  length: [long]  # last\n"
+    written = choice.with_value(text, "grid.kernel", ["polynomial"])
+    assert yaml.safe_load(written) == {"grid": {"kernel": ["polynomial"], "length": ["long"]}}
+    assert written.endswith("\n  length: [long]  # last\n")
+
+
+def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
+    params.write_text(PARAMS.replace("scale: laptop", "scale: hours"))
+    with pytest.raises(ValueError, match=r"^grid\.replicates is \[second, third\] at .*=hours"):
+        choice.checked()
+    params.write_text(PARAMS.replace("overrides: []", "overrides: [scale=smoke]"))
+    with pytest.raises(ValueError, match=r"^scale is smoke at .* and laptop in params"):
+        choice.checked()
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            "grid.kernel=[elu]",
+            "grid.kernel=.* DVC reads grid.kernel from params.yaml: set",
+        ),
+        (
+            "kernel=elu",
+            "kernel=elu is not for a run of all stages; every stage",
+        ),
+        ("paths.outputs=/big", "paths.outputs=/big .* work in a copy of the project"),
+        ("++paths.report=/big", "paths.report=/big .* work in a copy of the project"),
+        ("paths.root=/big", "paths.root=/big .* work in a copy of the project"),
+        ("causal.stesp=3", "stesp"),
+        ("scale=huge", "huge"),
+        ("scale=gpu", "scale=gpu .* 8 days; trainer.accelerator=auto"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_leaves_params_as_they_are(
+    params: Path, monkeypatch: pytest.MonkeyPatch, given: str, line: str
 ) -> None:
-    names = again(started, tmp_path, "grid.replicates=[second,third]")
-    commands = dict(started)
-    kinds = ("train_causal@elu", "evaluate_causal@elu")
-    assert [n for n in names if n not in STAGES] == [
-        f"{kind}-{i}" for kind in kinds for i in ("second", "third")
-    ]
-    assert commands["train_causal@elu-third"][:3] == [
-        "pipelines.train_causal",
-        "kernel=elu",
-        "replicate=third",
-    ]
-    cfg = run.composed("plan", ["scale=smoke", "grid.replicates=[second]"])
-    outs = {stage.name: set(stage.outs) for stage in run.stages(cfg)}
-    assert "outputs/models/causal_elu_second" in outs["train_causal@elu-second"]
-    assert "outputs/records/causal_elu_second.json" in outs["evaluate_causal@elu-second"]
-    for name in ("train_causal@elu", "evaluate_causal@elu"):
-        assert outs[name].isdisjoint(outs[f"{name}-second"])
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    monkeypatch.setattr(repro, "run", pytest.fail)
+    with pytest.raises(SystemExit, match=f"^error: .*{line}") as stop:
+        repro.main(["report", given])
+    assert "\n" not in str(stop.value) and params.read_text() == PARAMS
+
+
+def test_replicates_have_outputs_of_their_own_and_read_the_same_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
     first, second = (
-        run.composed("train_causal", ["scale=smoke", f"replicate={option}"]).train_causal
+        composed("train_causal", ["scale=smoke", f"replicate={option}"]).train_causal
         for option in ("first", "second")
     )
     assert (first.name, second.name) == ("causal_exponential", "causal_exponential_second")
@@ -83,98 +124,46 @@ def test_replicates_of_the_causal_models_have_stages_and_outputs_of_their_own(
     assert first.tokens == second.tokens
 
 
-@pytest.mark.usefixtures("nothing_made")
-def test_a_stage_runs_again_where_a_value_it_reads_or_what_it_reads_from_changed(
-    started: Started, tmp_path: Path
-) -> None:
-    assert again(started, tmp_path) == STAGES
-    commands = dict(started)
-    assert commands["train_causal@elu"][:2] == ["pipelines.train_causal", "kernel=elu"]
-    paths = run.composed("train_causal", commands["train_causal@elu"][1:]).paths
-    assert paths.models == f"{tmp_path}/outputs/smoke/models"
-    assert paths.report == f"{tmp_path}/outputs/smoke/report"
-    elsewhere = ("trainer.accumulate=2", "logger=none")
-    assert again(started, tmp_path, *elsewhere) == []
-    changed = ("evaluation.causal_units=2", "masked.long.steps=7")
-    assert again(started, tmp_path, *changed) == STAGES[4:]
-    fewer = again(started, tmp_path, "evaluation.causal_units=3", "masked.long.steps=7")
-    assert fewer == ["evaluate_causal@elu", "report"]
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project with fewer stages, and neither git nor .dvc."""
+    tree = tmp_path / "project"
+    for name in ("conf", "pipelines", "src", "results"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    text = PARAMS
+    for old, new in FEWER.items():
+        text = text.replace(old, new)
+    (tree / "params.yaml").write_text(text)
+    for name in ("dvc.yaml", "requirements.txt"):
+        shutil.copy(ROOT / name, tree)
+    scale = (ROOT / "conf/scale/smoke.yaml").read_text().replace("scale: smoke", "scale: again")
+    scale = scale.replace("grid: {", "grid: {replicates: [second], ")
+    (tree / "conf/scale/again.yaml").write_text(scale)
+    return tree
 
 
-@pytest.mark.usefixtures("nothing_made")
-def test_a_run_that_was_ended_goes_on_where_it_was(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(name: str, words: list[str]) -> None:
-        if name == "train_masked_short":
-            raise subprocess.CalledProcessError(137, words)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "start", start)
-        patch.setattr(sys, "argv", ["run", *FEWER, f"paths.root={tmp_path}"])
-        with pytest.raises(SystemExit, match=r"^error: .*137.*the same command") as stop:
-            run.main()
-    assert "\n" not in str(stop.value)
-    assert again(started, tmp_path) == STAGES[3:]
+def command(project: Path, *given: str) -> list[str]:
+    """The lines of a run."""
+    words = [sys.executable, "-m", "pipelines.run", *given]
+    found = subprocess.run(words, cwd=project, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout.splitlines()
 
 
-def test_without_a_gpu_the_cost_is_named_before_any_work(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["run", "scale=gpu", f"paths.root={tmp_path}"])
-    with pytest.raises(SystemExit, match=r"^error: scale=gpu .* 14 days; trainer.accelerator=auto"):
-        run.main()
-    assert not started and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("given", ["causal.stesp=3", "scale=huge"])
-def test_a_wrong_override_is_one_line(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["run", given])
-    with pytest.raises(SystemExit, match=r"^error: .*(stesp|huge)") as stop:
-        run.main()
-    assert "\n" not in str(stop.value) and not started
-
-
-def test_a_stage_runs_again_where_something_that_it_made_is_gone_or_cut(
-    started: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert again(started, tmp_path) == STAGES
-    cfg = run.composed("plan", started[0][1][1:])
-    made = {stage.name: list(run.outs(stage, cfg.paths)) for stage in run.stages(cfg)}
-    assert made["report"] == [tmp_path / "outputs/smoke/report"]
-    for out in chain.from_iterable(made.values()):
-        file = out if out.suffix else out / "SHA256SUMS"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text('{"a": 1}')
-    assert again(started, tmp_path) == []
-    record = made["evaluate_masked@long"][0]
-    record.write_text('{"a":')
-    assert again(started, tmp_path) == ["evaluate_masked@long", "report"]
-    assert f"evaluate_masked@long: {record} is gone or cut" in capsys.readouterr().out
-    record.write_text('{"a": 1}')
-    (made["train_masked_long"][0] / "SHA256SUMS").unlink()
-    assert again(started, tmp_path) == ["train_masked_long", "evaluate_masked@long", "report"]
-
-
-@pytest.mark.parametrize("given", ["paths.outputs=/big", "++paths.report=/big", "paths.outputs=."])
-def test_folders_that_the_run_chooses_are_refused(
-    started: Started, tmp_path: Path, given: str
-) -> None:
-    line = r"^paths\.\w+ is (/big|\.), which a run does not take: give paths.root"
-    with pytest.raises(ValueError, match=line):
-        again(started, tmp_path, given)
-    assert not started and not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("nothing_made")
-def test_a_root_with_other_letters_and_spaces_is_passed_on(
-    started: Started, tmp_path: Path
-) -> None:
-    folder = tmp_path / "größe x"
-    run.run([*FEWER, f"paths.root='{folder}'"])
-    assert [name for name, _ in started] == STAGES
-    cfg = run.composed("report", started[-1][1][1:])
-    assert cfg.paths.report == f"{folder}/outputs/smoke/report"
+@pytest.mark.slow
+def test_a_scale_runs_through_dvc_without_git_and_goes_on_where_it_was(project: Path) -> None:
+    lines = command(project, "scale=again", "logger=none")
+    assert lines[0] == "params.yaml now has scale again and logger=none"
+    assert lines[1] == "11 stages; unchanged ones are passed over"
+    assert " 1/11 fingerprints: " in lines[2] and "11/11 report: " in lines[12]
+    outputs = project / "outputs/again"
+    assert sorted(path.stem for path in (outputs / "records").iterdir()) == [
+        *("causal_elu", "causal_elu_second", "masked_long")
+    ]
+    models = [outputs / f"models/causal_elu{end}/model.safetensors" for end in ("", "_second")]
+    assert models[0].read_bytes() != models[1].read_bytes()
+    assert len((outputs / "seconds.json").read_text().splitlines()) == 11 + 2
+    (outputs / "records/masked_long.json").unlink()
+    shutil.rmtree(project / ".dvc/cache/runs")
+    _, *lines = command(project, "scale=again", "logger=none")
+    assert [line.split()[1] for line in lines[:-3]] == ["evaluate_masked@long:"]

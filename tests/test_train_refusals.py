@@ -17,7 +17,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
     write_tokens(folder)
     write_masked(folder)
-    rows = folder / f"outputs/tokens/masked/{LENGTH}/random"
+    rows = folder / f"outputs/smoke/tokens/masked/{LENGTH}/random"
     np.save(rows / "train.npy", np.load(rows / "evaluation.npy"))
     return folder
 
@@ -27,7 +27,7 @@ def refusal(command: str, root: Path) -> str:
         run_app(command, root)
     message = str(stop.value)
     assert message.startswith("error: ") and "\n" not in message
-    assert not (root / ".cache").exists() and not (root / "outputs/metrics").exists()
+    assert not (root / ".cache").exists() and not (root / "outputs/smoke/metrics").exists()
     return message
 
 

@@ -8,12 +8,12 @@ from checks.faults.apps import Undisturbed, difference, run, tree
 from checks.faults.case import FOREIGN, FaultCase, Trial
 
 FOLDERS: Mapping[str, str] = {
-    "corpus": "outputs/corpus",
-    "tokens": "outputs/tokens",
-    "train_causal": "outputs/models/causal_exponential",
-    "train_masked": "outputs/models/masked_short",
-    "train_masked, long": "outputs/models/masked_long",
-    "train_in_context": "outputs/models/in_context_recall",
+    "corpus": "outputs/smoke/corpus",
+    "tokens": "outputs/smoke/tokens",
+    "train_causal": "outputs/smoke/models/causal_exponential",
+    "train_masked": "outputs/smoke/models/masked_short",
+    "train_masked, long": "outputs/smoke/models/masked_long",
+    "train_in_context": "outputs/smoke/models/in_context_recall",
     "report": "report",
     "publish": "results/smoke",
 }

@@ -99,7 +99,7 @@ def is_writing(root: Path) -> bool:
 
 
 def is_saving(root: Path) -> bool:
-    return any((root / "outputs/models").glob(".*.partial"))
+    return any((root / "outputs/smoke/models").glob(".*.partial"))
 
 
 def torn(found: Tree, *whole: Tree) -> str:

@@ -30,8 +30,8 @@ MEMORY = 8 * 2**30
 FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
 ASKED = {
     "probe": (
-        "probe.model=outputs/models/causal_exponential",
-        "probe.text=outputs/corpus/networkx/train.jsonl",
+        "probe.model=outputs/smoke/models/causal_exponential",
+        "probe.text=outputs/smoke/corpus/networkx/train.jsonl",
     )
 }
 """Required arguments, by app"""

@@ -159,12 +159,17 @@ def check_all(cfg: DictConfig, app: str, overrides: Sequence[str]) -> None:
 
 
 def scale_of_params(arguments: Sequence[str]) -> list[str]:
-    """Returns the override that chooses the `scale` of params.yaml, unless one is given.
+    """Returns the overrides that params.yaml chooses: its scale, unless one is given, and its own.
 
-    DVC reads the value and Hydra needs a choice; this keeps it written once.
+    DVC reads the scale and Hydra needs a choice; this keeps it written once. The `overrides` hold
+    for the scale of params.yaml alone.
     """
-    scale = read_params()["scale"]
-    return [] if any(one.startswith("scale=") for one in arguments) else [f"scale={scale}"]
+    params = read_params()
+    scale, overrides = f"scale={params['scale']}", list(params["overrides"])
+    given = [one for one in arguments if one.startswith("scale=")]
+    if given:
+        return overrides if given[-1] == scale else []
+    return [scale, *overrides]
 
 
 def edits_of_params() -> list[str]:

@@ -191,6 +191,7 @@ PARAMS = table(
     {
         "seed": SEED,
         "scale": option("scale"),
+        "overrides": many(TEXT, least=0),
         "grid.kernel": many(option("kernel")),
         "grid.length": many(option("length")),
         "grid.keys": KEYS,
@@ -448,14 +449,16 @@ def read_params() -> dict[str, Any]:
 
 
 def edited_params() -> dict[str, Any]:
-    """Returns the edited values of params.yaml, among those that a scale replaces.
+    """Returns the values of params.yaml that a scale replaces and that were edited.
 
-    conf/scale/laptop.yaml has the shipped ones. Raises ValueError for one that is not allowed.
+    Those are neither as shipped, which conf/scale/laptop.yaml holds, nor what the scale of
+    params.yaml sets. Raises ValueError for one that is not allowed.
     """
     given, shipped = dict(leaves(read_params())), values_of_scale("laptop")
+    own = shipped | values_of_scale(given["scale"])
     for key in shipped:
         PARAMS[key].check(key, given[key])
-    return {key: given[key] for key, value in shipped.items() if given[key] != value}
+    return {key: given[key] for key in shipped if given[key] not in (shipped[key], own[key])}
 
 
 @cache

@@ -91,14 +91,14 @@ def test_what_lies_there_is_compared_by_name_and_bytes(tmp_path: Path) -> None:
 def test_a_refused_run_may_leave_whole_cells_and_nothing_else() -> None:
     earlier = {"outputs": "folder"}
     cells = {".cache": "folder", ".cache/cells": "folder", ".cache/cells/a.json": "1"}
-    assert not changed(earlier | cells | {"outputs/records": "folder"}, earlier)
+    assert not changed(earlier | cells | {"outputs/smoke/records": "folder"}, earlier)
     for name in (".cache/cells/.a.partial", "outputs/.tokens.partial", "outputs/a.json"):
         assert name in changed(earlier | cells | {name: "1"}, earlier)
     assert "outputs/.a.partial" in changed(earlier | {"outputs/.a.partial": "folder"}, earlier)
 
 
 def test_one_line_is_a_refusal_and_a_traceback_is_none() -> None:
-    line = "error: outputs/corpus belongs to a run that is still going: wait for it"
+    line = "error: outputs/smoke/corpus belongs to a run that is still going: wait for it"
     refused, done = Ended(1, f"40%\n{line}\n", 1.0), Ended(0, "", 1.0)
     assert refused.refusal == line and not wrong_ends([refused, done])
     for other in (

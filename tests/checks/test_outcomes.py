@@ -43,7 +43,7 @@ def test_a_case_is_wrong_where_its_line_is_another_or_a_file_changed() -> None:
     for changes, said in (
         ({}, ""),
         ({"line": "error: causal.steps is wrong"}, "another line"),
-        ({"changed": ["outputs/metrics/corpus.json"]}, "changed a file"),
+        ({"changed": ["outputs/smoke/metrics/corpus.json"]}, "changed a file"),
         ({"outcome": suite.ACCEPTED}, "accepted"),
     ):
         found = {"outcomes": {CASE.name: right | changes}}

@@ -211,7 +211,7 @@ def test_the_stage_says_in_one_line_that_the_connection_was_lost(tmp_path, monke
     message = str(stop.value)
     assert message.startswith("error: data set 'lucadiliello/bookcorpusopen'")
     assert "stopped (ReadError: gone)" in message and "\n" not in message
-    assert not (tmp_path / "outputs/corpus").exists()
+    assert not (tmp_path / "outputs/smoke/corpus").exists()
 
 
 def test_a_hub_that_does_not_answer_is_known_in_seconds(tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_weights_that_are_a_pickle_are_never_read(
 
 def test_weights_that_are_cut_off_are_named(tmp_path: Path) -> None:
     write_masked(tmp_path)
-    (folder,) = (tmp_path / "outputs/models").iterdir()
+    (folder,) = (tmp_path / "outputs/smoke/models").iterdir()
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(OSError, match=f"weights at {folder} cannot be loaded"):

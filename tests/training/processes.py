@@ -39,7 +39,7 @@ def exit_code(process: ForkServerProcess, seconds: float = 300) -> int | None:
 
 def write_tokens(root: Path) -> None:
     """What the stage `tokens` leaves for a causal model, random."""
-    folder = root / "outputs/tokens/causal"
+    folder = root / "outputs/smoke/tokens/causal"
     save_tokenizer(folder / "tokenizer")
     numbers = np.random.default_rng(0)
     for split in ("train", "evaluation"):

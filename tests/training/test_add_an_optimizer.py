@@ -38,7 +38,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_it_trains_and_its_record_and_card_have_its_arguments(project: Path) -> None:
     done = run(project, *TRAINING, "task.optimizer.momentum_decay=0.01")
     assert done.returncode == 0, done.stderr
-    (file,) = project.glob("outputs/metrics/in_context/*.json")
+    (file,) = project.glob("outputs/smoke/metrics/in_context/*.json")
     settings = json.loads(file.read_text())["hyperparameters"]
     assert settings["optimizer"] == "NAdam" and settings["momentum_decay"] == 0.01
     assert settings["beta_2"] == 0.98 and settings["momentum"] is None

@@ -33,9 +33,8 @@ def one_of_two(rank: int, port: int, root: Path) -> None:
 def files(root: Path) -> set[str]:
     """What the run wrote and left, but Hydra's own log."""
     written = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
-    return {
-        str(p) for p in written if p.parts[:2] not in (("outputs", "tokens"), ("logs", "hydra"))
-    }
+    others = ("outputs/smoke/tokens", "logs/hydra")
+    return {str(p) for p in written if not any(map(p.is_relative_to, others))}
 
 
 def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
@@ -47,9 +46,9 @@ def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
     first, second = map(files, roots)
     assert second == set()
     assert {
-        "outputs/models/causal_exponential/model.safetensors",
-        "outputs/models/causal_exponential/tokenizer.json",
-        "outputs/metrics/train/causal_exponential.json",
+        "outputs/smoke/models/causal_exponential/model.safetensors",
+        "outputs/smoke/models/causal_exponential/tokenizer.json",
+        "outputs/smoke/metrics/train/causal_exponential.json",
     } <= first
     assert sum(name.endswith(".wandb") for name in first) == 1
 
@@ -69,7 +68,7 @@ def test_a_gpu_that_is_too_small_is_one_line(
     assert message.startswith("error: out of GPU memory while training causal_exponential: ")
     assert "batch_size of 4 was taken in 2 micro-batches" in message and "\n" not in message
     assert "trainer.accumulate" in message and "trainer.checkpoint_activations=true" in message
-    assert not (tmp_path / "outputs/models").exists()
+    assert not (tmp_path / "outputs/smoke/models").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -80,7 +79,7 @@ def test_an_optimizer_without_betas_and_an_added_argument_are_in_the_record(
     sgd = "causal.optimizer._target_=torch.optim.SGD"
     without = " ".join(f"~causal.optimizer.{name}" for name in ("betas", "eps", "adamw_rate"))
     run_app(f"train_causal {sgd} {without} +trainer.gradient_clip_val=0.5", tmp_path)
-    metrics = tmp_path / "outputs/metrics/train/causal_exponential.json"
+    metrics = tmp_path / "outputs/smoke/metrics/train/causal_exponential.json"
     recorded = json.loads(metrics.read_text())["hyperparameters"]
     assert (recorded["optimizer"], recorded["beta_1"]) == ("SGD", None)
     assert (recorded["gradient_clip_val"], recorded["precision"]) == (0.5, "32-true")
@@ -94,7 +93,7 @@ def test_a_folder_of_the_users_is_refused_before_the_training(tmp_path: Path) ->
     refused = pytest.raises(SystemExit, match=rf"^error: {texts} holds thesis.docx, which no SHA")
     with refused:
         run_app(f"train_causal paths.models={tmp_path} train_causal.name=texts", tmp_path)
-    tokens = tmp_path / "outputs/tokens"
+    tokens = tmp_path / "outputs/smoke/tokens"
     with pytest.raises(SystemExit, match=r"holds evaluation\.npy"):
         run_app(f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path)
     write_checksums(tokens / "causal")

@@ -108,14 +108,14 @@ def test_the_app_writes_a_model_and_its_metrics_and_continues_where_it_was_kille
     run_app(f"train_in_context task={task}", killed)
     name = f"in_context_{task}"
     weights, again = (
-        (root / f"outputs/models/{name}/model.safetensors").read_bytes()
+        (root / f"outputs/smoke/models/{name}/model.safetensors").read_bytes()
         for root in (straight, killed)
     )
     assert weights == again
-    record = json.loads((killed / f"outputs/metrics/in_context/{name}.json").read_text())
+    record = json.loads((killed / f"outputs/smoke/metrics/in_context/{name}.json").read_text())
     assert [set(point) for point in record["curve"]] == [{"step", "loss"} | SCORED[task]] * 2
     assert [len(heads) for heads in record["sharpest_weights"]] == [4, 4]
-    check_model(killed / "outputs/models" / name, task, record)
+    check_model(killed / "outputs/smoke/models" / name, task, record)
 
 
 def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:

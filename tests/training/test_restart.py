@@ -26,7 +26,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def weights(root: Path) -> str:
-    file = root / "outputs/models/causal_exponential/model.safetensors"
+    file = root / "outputs/smoke/models/causal_exponential/model.safetensors"
     return sha256(file.read_bytes()).hexdigest()
 
 
@@ -48,7 +48,7 @@ def test_a_process_killed_at_any_moment_ends_with_the_same_weights(
     ):
         assert exit_code(start(train_app, tmp_path, dies, at)) == -9
         assert saved_steps(tmp_path) == left
-        assert not (tmp_path / "outputs/models").exists()
+        assert not (tmp_path / "outputs/smoke/models").exists()
     assert exit_code(start(train_app, tmp_path)) == 0
     assert weights(tmp_path) == straight
     assert not list((tmp_path / CHECKPOINTS).iterdir())
