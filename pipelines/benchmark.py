@@ -17,7 +17,7 @@ def main(cfg: DictConfig) -> None:
     from pipelines.app.tracking import tracked
     from value_aware_attention.measurement.record_cache import RecordCache
     from value_aware_attention.measurement.run_on import run_on
-    from value_aware_study.benchmarking import Plan, measure
+    from value_aware_study.benchmarking.measurement import Plan, measure
     from value_aware_study.benchmarking.subjects import (
         build_setting,
         build_subject,

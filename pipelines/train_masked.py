@@ -17,8 +17,12 @@ def main(cfg: DictConfig) -> None:
     """Writes <models>/masked_<length>/, which AutoModelForMaskedLM reads, and its metrics."""
     from pipelines.app.training import train, trained_attention
     from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
-    from value_aware_study.data.batches import FrozenMaskedBatches, MaskedBatches
-    from value_aware_study.data.tokens import held_out_split, masked_sequences
+    from value_aware_study.data.batches import (
+        FrozenMaskedBatches,
+        MaskedBatches,
+        masked_sequences,
+    )
+    from value_aware_study.data.tokens import held_out_split
     from value_aware_study.training.masked_start import check_attention, check_block, check_masked
 
     attention, start = trained_attention(cfg), cfg.warm_start
