@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import cache_record, survey_record
+from surveyed import AGREES, benchmark_record, cache_record, survey_record
 from synthetic import probed, trained_again
 
-from tests.report.exhibits.test_survey import AGREES
-from tests.report.exhibits.test_survey import record as benchmark
 from tests.report.pages import SLY, exploration, numbers, small_page
 from value_aware_study.report import write_page
 from value_aware_study.report.caches import cache_section
@@ -221,7 +219,7 @@ def whole(
 ) -> Path:
     """The report's own page, of synthetic records of all that it can show."""
     results = Results.of(trained_again(records, 0.5, 2.0), training, tokens)
-    survey = survey_section([survey_record()], [], benchmark(AGREES))
+    survey = survey_section([survey_record()], [], benchmark_record(AGREES))
     others = [cache_section([cache_record()]), model_section(probed())]
     page = report_page(results, survey, others, exploration(), [probed()])
     return write_page(page, tmp_path_factory.mktemp("whole"))

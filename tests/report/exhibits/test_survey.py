@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from surveyed import survey_record
+from surveyed import AGREES, BEYOND, DISAGREES, benchmark_record, survey_record
 
 from value_aware_study.report import Page, Section, write_page
 from value_aware_study.report.claim import Answer
@@ -14,70 +14,6 @@ from value_aware_study.report.survey_claims import CLAIMS, answers
 from value_aware_study.report.survey_records import Measurements, summary
 
 SLY = "<script>alert(1)</script>"
-LENGTHS = (128, 256, 512, 1024, 2048)
-BEYOND = (2048, 4096, 8192)
-SLOW = (1.0, 1.5, 0.9, 1.0, 1.2, 1.0)
-Laws = dict[str, tuple[float, float]]
-# cost = level * (L / 512) ** power, for time and memory alike
-AGREES: Laws = {
-    "eager": (1.0, 1.2),
-    "fused": (0.9, 1.2),
-    "sliding_window": (0.9, 1.0),
-    "linformer": (0.9, 1.1),
-    "linformer_quarter": (0.9, 1.15),
-    "nystrom": (1.55, 0.5),
-    "reformer": (6.0, 1.0),
-    "fourier_mixing": (0.15, 0.1),
-}
-DISAGREES: Laws = {
-    "eager": (1.0, 1.0),
-    "fused": (0.9, 1.0),
-    "sliding_window": (3.0, 1.9),
-    "linformer": (2.0, 0.9),
-    "linformer_quarter": (2.5, 0.9),
-    "nystrom": (2.0, 1.3),
-    "reformer": (0.5, 1.5),
-    "fourier_mixing": (4.0, 1.0),
-}
-
-
-def record(laws: Laws, left_out: str | None = None) -> dict:
-    cells = []
-    steps = [(name, LENGTHS) for name in ("forward", "forward_backward")] + [("attention", BEYOND)]
-    for name, lengths in steps:
-        for length in lengths:
-            for method, (level, power) in laws.items():
-                cost = 100 * level * (length / 512) ** power
-                if name == "attention" and method == "eager":
-                    cost = (length / 512) ** 2 * 100
-                cell = {"pass": name, "length": length, "method": method, "arguments": {}}
-                rounds = [cost * slow for slow in SLOW]  # the same for all: ratios do not vary
-                time = {"milliseconds": cost, "low": 0.9 * cost, "high": 1.1 * cost, "passes": 5}
-                time |= {"rounds": rounds}
-                gone = method == left_out and length == 2048
-                cell |= {"left_out": "too slow"} if gone else {"peak_mib": cost, "time": time}
-                cells.append(cell)
-    methods = {
-        method: {
-            "label": f"the {method}",
-            "order": "L",
-            "exponent": 1,
-            "class": method.title(),
-            "arguments": {"r": 128},
-            "by_length": {"stride": [1, 0.5], "rank": [1, 1, 64], "length": [0.25, 1]},
-            "kernel": "Exponential(scale=None)",
-            "multiply_adds": {str(n): 7.0 * n**power for n in (*LENGTHS, *BEYOND)},
-        }
-        for method, (_, power) in laws.items()
-    }
-    layer = {"width": 512, "heads": 8, "feedforward": 2048, "batch": 1, "dtype": "float32"}
-    run_on = {"hardware": "no hardware, synthetic", "versions": {"torch": "0.0"}}
-    return {
-        "cells": cells,
-        "methods": methods,
-        "layer": layer | {"device": "cpu", "threads": 1},
-        "run_on": run_on,
-    }
 
 
 def beside_fused(answer: Answer) -> bool:
@@ -92,12 +28,12 @@ def of_eager(given: dict) -> list[Answer]:
 def test_verdicts_follow_the_numbers_both_ways() -> None:
     # Among the agreeing laws Reformer is not below dense attention, which its own claim needs.
     with_reformer = AGREES | {"reformer": (1.1, 1.35)}
-    found = answers(Measurements(record(with_reformer)))
+    found = answers(Measurements(benchmark_record(with_reformer)))
     by_claim = {answer.claim.split()[0]: answer for answer in found if not beside_fused(answer)}
     assert by_claim["Dense"].verdict == "holds"
     assert by_claim["Reformer"].verdict == "in part"
     without = {name: law for name, law in AGREES.items() if name != "reformer"}
-    found = {a.claim.split()[0]: a.verdict for a in of_eager(record(without))}
+    found = {a.claim.split()[0]: a.verdict for a in of_eager(benchmark_record(without))}
     assert found == {
         "Dense": "holds",
         "For": "holds",
@@ -106,15 +42,17 @@ def test_verdicts_follow_the_numbers_both_ways() -> None:
         "FNet": "holds",
         "Reformer": "not measured",
     }
-    assert {a.verdict for a in of_eager(record(DISAGREES))} == {"not at this scale", "in part"}
+    turned = {a.verdict for a in of_eager(benchmark_record(DISAGREES))}
+    assert turned == {"not at this scale", "in part"}
 
 
 def test_reformer_that_pays_off_late_holds() -> None:
-    measured = Measurements(record(AGREES))
+    measured = Measurements(benchmark_record(AGREES))
     answer = next(a for a in answers(measured) if a.claim.startswith("Reformer"))
     assert answer.verdict == "holds"
     assert "0.75 and 0.375 times at 4,096 and 8,192 tokens" in answer.findings[1].sentence
-    early = next(a for a in answers(Measurements(record(DISAGREES))) if "Reformer" in a.claim)
+    found = answers(Measurements(benchmark_record(DISAGREES)))
+    early = next(answer for answer in found if "Reformer" in answer.claim)
     assert early.verdict == "in part"
     assert not early.findings[0].holds and "0.25" in early.findings[0].sentence
 
@@ -131,12 +69,12 @@ def noisy(given: dict, method: str) -> dict:
 
 def test_what_the_rounds_do_not_tell_is_undecided() -> None:
     laws = {name: law for name, law in AGREES.items() if name != "reformer"}
-    found = {a.claim.split()[0]: a for a in of_eager(noisy(record(laws), "eager"))}
+    found = {a.claim.split()[0]: a for a in of_eager(noisy(benchmark_record(laws), "eager"))}
     assert found["Dense"].verdict == "in part" and "(0." in found["Dense"].findings[0].sentence
     time, memory = found["For"].findings
     assert time.holds is None and "undecided:" in time.sentence
     assert memory.holds is True  # it is not timed
-    few = record(laws)
+    few = benchmark_record(laws)
     for cell in few["cells"]:
         cell["time"]["rounds"] = cell["time"]["rounds"][:3]
     timed = {f.holds for a in of_eager(few) for f in a.findings if " time" in f.sentence}
@@ -145,14 +83,14 @@ def test_what_the_rounds_do_not_tell_is_undecided() -> None:
 
 def test_claims_about_dense_attention_are_answered_beside_the_fused_one_too() -> None:
     laws = AGREES | {"fused": (0.01, 1.0)}
-    found = [a for a in answers(Measurements(record(laws))) if beside_fused(a)]
+    found = [a for a in answers(Measurements(benchmark_record(laws))) if beside_fused(a)]
     assert [a.claim.split()[0] for a in found] == ["Dense", "For", "Reformer"]
     assert found[1].verdict == "not at this scale" and "the fused" in found[1].findings[0].sentence
     assert all("Beside PyTorch's fused" in a.claim for a in found)
 
 
 def test_a_verdict_on_a_cpu_says_so_and_what_it_does_not_tell() -> None:
-    given = record(AGREES)
+    given = benchmark_record(AGREES)
     words = {}
     for device in ("cpu", "cuda"):
         given["layer"]["device"] = device
@@ -164,7 +102,7 @@ def test_a_verdict_on_a_cpu_says_so_and_what_it_does_not_tell() -> None:
 
 
 def test_sentences_carry_the_measured_numbers() -> None:
-    found = {a.claim.split()[0]: a for a in of_eager(record(DISAGREES))}
+    found = {a.claim.split()[0]: a for a in of_eager(benchmark_record(DISAGREES))}
     linformer = found["Linformer"].findings[0].sentence
     assert "time grows 3.48 times, number 5 from the most of 6 methods" in linformer
     assert "the sliding_window has 13.9 times" in linformer
@@ -175,20 +113,20 @@ def test_sentences_carry_the_measured_numbers() -> None:
 
 
 def test_a_method_left_out_is_said_and_not_compared() -> None:
-    measured = Measurements(record(DISAGREES, left_out="linformer"))
+    measured = Measurements(benchmark_record(DISAGREES, left_out="linformer"))
     sentences = [f.sentence for a in answers(measured) for f in a.findings]
     assert not any("the linformer:" in sentence for sentence in sentences)
     assert any("the linformer_quarter:" in sentence for sentence in sentences)
 
 
 def test_nothing_measured_is_not_an_answer() -> None:
-    empty = record({}) | {"methods": {}}
+    empty = benchmark_record({}) | {"methods": {}}
     assert {a.verdict for a in answers(Measurements(empty))} == {"not measured"}
     assert len(of_eager(empty)) == len(CLAIMS) == 6
 
 
 def test_exponents_are_the_powers_of_the_laws() -> None:
-    measured = Measurements(record(AGREES))
+    measured = Measurements(benchmark_record(AGREES))
     assert measured.exponent("attention", "linformer", "milliseconds") == pytest.approx(1.1)
     assert measured.exponent("attention", "linformer", "peak_mib") == pytest.approx(1.1)
     assert measured.counted_exponent("nystrom", BEYOND) == pytest.approx(0.5)
@@ -205,7 +143,7 @@ def rows(chart: object) -> list[dict]:
 
 
 def test_the_section_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
-    given = record(AGREES, left_out="nystrom")
+    given = benchmark_record(AGREES, left_out="nystrom")
     for folder in ("first", "second"):
         section = survey_section([survey_record()], [], given)
         write_page(Page("", "", [section]), tmp_path / folder)
@@ -233,14 +171,14 @@ def test_tokens_and_names_are_escaped(tmp_path: Path, monkeypatch: pytest.Monkey
     given = survey_record()
     picture = replace(given.picture, tokens=(SLY, "f"))
     variant = replace(given, model=SLY, trained_with="SlidingWindow", arguments={"r": 2})
-    section = survey_section([replace(given, picture=picture)], [variant], record(AGREES))
+    section = survey_section([replace(given, picture=picture)], [variant], benchmark_record(AGREES))
     page = write_page(Page("", "", [section]), tmp_path).read_text()
     assert SLY not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert r"\u003cscript\u003ealert(1)" in page  # a word on an axis
 
 
 def test_what_was_not_measured_is_left_out_and_named() -> None:
-    given = record(AGREES)
+    given = benchmark_record(AGREES)
     given["cells"] = [cell for cell in given["cells"] if cell["length"] < 256]
     section = survey_section([], [], given)
     assert "time_memory_short" in exhibits(section)
@@ -251,7 +189,7 @@ def test_what_was_not_measured_is_left_out_and_named() -> None:
 
 
 def test_dense_attention_is_a_named_line_at_every_length() -> None:
-    long, short = time_and_memory.exhibit(Measurements(record(AGREES)))
+    long, short = time_and_memory.exhibit(Measurements(benchmark_record(AGREES)))
     assert long.name == "time_memory_long" and short.name == "time_memory_short"
     memory, time = (panel.to_dict()["layer"] for panel in long.charts)
     for lines, name, *_ in (memory, time):
@@ -262,7 +200,7 @@ def test_dense_attention_is_a_named_line_at_every_length() -> None:
 
 
 def test_exponents_are_drawn_beside_the_published_ones() -> None:
-    growth = exponents.exhibit(Measurements(record(AGREES)))
+    growth = exponents.exhibit(Measurements(benchmark_record(AGREES)))
     [panel] = growth.charts
     drawn = {(row["name"], row["series"]): row["value"] for row in rows(panel)}
     assert drawn["the linformer", "time"] == pytest.approx(1.1)
