@@ -18,7 +18,7 @@ from value_aware_attention.measurement.record_cache import RecordCache
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.source import source_hash
 from value_aware_study.benchmarking import Plan, Setting, Subject, measure
-from value_aware_study.report.survey_records import summary
+from value_aware_study.benchmarking.measurement import training_times
 
 
 @app("benchmark")
@@ -45,10 +45,10 @@ def main(cfg: DictConfig) -> None:
         "cells": cells,
     }
     with tracked(cfg, "benchmark", setting.device) as run:
-        write_json(cfg.metrics, summary(record))
+        write_json(cfg.metrics, training_times(cells))
         write_json(cfg.record, record, checksum=True)
         if run:
-            run.summary.update(summary(record))
+            run.summary.update(training_times(cells))
 
 
 def build_setting(layer: DictConfig) -> Setting:

@@ -52,7 +52,7 @@ from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, Trai
 from value_aware_attention.storage import with_checksum, write_text
 from value_aware_study.data.token_arrays import AGAIN
 from value_aware_study.paths import inside
-from value_aware_study.report.explorer import Exploration
+from value_aware_study.tasks.exploration import Exploration
 from value_aware_study.tasks.explorer import explored_model
 
 EXPLORED = {

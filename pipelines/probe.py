@@ -38,7 +38,7 @@ from value_aware_attention.probe import probe, probe_caches
 from value_aware_attention.storage import read_json
 from value_aware_study.data.text_files import TextFiles
 from value_aware_study.paths import inside
-from value_aware_study.report.model import write_probe
+from value_aware_study.report.contents import write_probe
 from value_aware_study.report.page import earlier_files
 
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import evaluated
 import numpy as np
@@ -15,6 +14,8 @@ from synthetic import ends, gap_cell, probed, trained_again, with_attention, wit
 from tests.report.pages import exploration
 from value_aware_attention.measurement.cache_record import CacheGaps, Estimate
 from value_aware_attention.measurement.record import Baseline, SkewnessGap
+from value_aware_study.report.contents import report_page
+from value_aware_study.report.records import read
 
 KEPT = Path(__file__).parent / "golden"
 LINES = 40
@@ -113,28 +114,16 @@ def stages(folder):
         file.write_text(text, encoding="utf-8")
 
 
-def folders(folder):
-    """Where the stages wrote, by the names of conf/report.yaml."""
-    names = ("records", "explored", "survey", "caches", "trained", "probe", "report")
-    given = {name: folder / name for name in names}
+def places(folder):
+    """The folders and files of the stages, by their names in conf/report.yaml."""
+    given = {name: folder / name for name in ("records", "explored", "survey", "caches", "trained")}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
-    return SimpleNamespace(**given, **files, training=folder / "train")
+    return given | files | {"probe": folder / "probe", "training": folder / "train"}
 
 
 def page(folder):
     """The run's page, built as the app builds it."""
-    from pipelines import report as app
-
-    cfg = folders(folder)
-    trained = {one["model"]: one for one in map(app.read_training, app.files_of(cfg.training))}
-    results = app.Results.of(app.read_folder(cfg.records), trained, app.read_tokens(cfg.tokens))
-    survey = app.survey_of(cfg, results.records)
-    probed = [app.read(file) for file in sorted(cfg.probe.glob("*/record.json"))]
-    names = ["model", *(f"model_{place}" for place in range(2, len(probed) + 1))]
-    models = [app.model_section(*one) for one in zip(probed, names, strict=False)]
-    caches = [app.read_caches(file) for file in sorted(cfg.caches.glob("*.json"))]
-    sections = [app.cache_section(caches), *models]
-    return app.report_page(results, survey, sections, app.explored(cfg), probed, app.unchecked(cfg))
+    return report_page(read(places(folder)))
 
 
 def kept(page) -> Iterator[tuple[str, str]]:
