@@ -17,14 +17,13 @@ def main(cfg: DictConfig) -> None:
     from pipelines.app.tracking import tracked
     from value_aware_attention.measurement.record_cache import RecordCache
     from value_aware_attention.measurement.run_on import run_on
-    from value_aware_study.benchmarking.measurement import Plan, measure
+    from value_aware_study.benchmarking.measurement import Plan, measure, training_times
     from value_aware_study.benchmarking.subjects import (
         build_setting,
         build_subject,
         describe,
         source_of,
     )
-    from value_aware_study.report.survey_records import summary
 
     methods, layer = plain(cfg.methods), plain(cfg.layer)
     subjects = [build_subject(name, method) for name, method in methods.items()]
@@ -47,10 +46,10 @@ def main(cfg: DictConfig) -> None:
         "cells": cells,
     }
     with tracked(cfg, "benchmark", setting.device) as run:
-        write_json(cfg.metrics, summary(record))
+        write_json(cfg.metrics, training_times(cells))
         write_json(cfg.record, record, checksum=True)
         if run:
-            run.summary.update(summary(record))
+            run.summary.update(training_times(cells))
 
 
 if __name__ == "__main__":

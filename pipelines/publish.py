@@ -26,7 +26,7 @@ from value_aware_attention.files import (
 )
 from value_aware_study.paths import inside
 from value_aware_study.report.page import ENDINGS, PAGE
-from value_aware_study.report.results import read_folder
+from value_aware_study.report.records import read_folder
 
 PACKED = """<!DOCTYPE html>
 <meta charset="utf-8">

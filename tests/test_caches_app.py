@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_study.report.caches import cache_section
+from value_aware_study.report.contents import cache_section
 from value_aware_study.training.decoder import build_decoder
 
 ROOT = Path(__file__).parents[1]

@@ -31,7 +31,7 @@ from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.probe import report
 from value_aware_attention.probe.lines import headline
-from value_aware_study.report.model import write_probe
+from value_aware_study.report.contents import write_probe
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.

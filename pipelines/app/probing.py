@@ -22,7 +22,7 @@ from value_aware_attention.kernels import Kernel
 from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.probe import probe, probe_caches
 from value_aware_study.evaluation.grid import setting
-from value_aware_study.report.model import write_probe
+from value_aware_study.report.contents import write_probe
 from value_aware_study.report.page import earlier_files
 
 

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import cache_record, survey_record
+from surveyed import AGREES, benchmark_record, cache_record, survey_record
 from synthetic import probed, trained_again
 
-from tests.report.exhibits.test_survey import AGREES
-from tests.report.exhibits.test_survey import record as benchmark
 from tests.report.pages import SLY, exploration, numbers, small_page
-from value_aware_study.report import write_page
-from value_aware_study.report.caches import cache_section
-from value_aware_study.report.model import model_section
-from value_aware_study.report.pages import report_page
+from value_aware_study.report.contents import (
+    report_page,
+)
+from value_aware_study.report.page import write_page
 from value_aware_study.report.results import Results
-from value_aware_study.report.survey import survey_section
 
 api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -220,10 +217,17 @@ def whole(
     tmp_path_factory: pytest.TempPathFactory, records: Any, training: Any, tokens: Any
 ) -> Path:
     """The report's own page, of synthetic records of all that it can show."""
-    results = Results.of(trained_again(records, 0.5, 2.0), training, tokens)
-    survey = survey_section([survey_record()], [], benchmark(AGREES))
-    others = [cache_section([cache_record()]), model_section(probed())]
-    page = report_page(results, survey, others, exploration(), [probed()])
+    results = Results.of(
+        trained_again(records, 0.5, 2.0),
+        training,
+        tokens,
+        surveyed=[survey_record()],
+        benchmark=benchmark_record(AGREES),
+        caches=[cache_record()],
+        probed=[probed()],
+        explored=exploration(),
+    )
+    page = report_page(results)
     return write_page(page, tmp_path_factory.mktemp("whole"))
 
 

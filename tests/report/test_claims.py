@@ -10,8 +10,8 @@ from synthetic import attention, ends, error, gap_cell, output_error, record, sk
 
 from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.claim import Answer, Finding
-from value_aware_study.report.claims import CLAIMS, about, answers
-from value_aware_study.report.exhibits import claims as exhibits
+from value_aware_study.report.exhibits import claims
+from value_aware_study.report.exhibits.claims import CLAIMS, about, answers
 from value_aware_study.report.results import Results
 
 UNITS = 30
@@ -316,7 +316,7 @@ def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
     both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
     errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
     given = Results.of([causal("elu", *both), masked("long", *errors)])
-    verdicts, findings = exhibits.exhibit(given)
+    verdicts, findings = claims.claims(given)
     rows = verdicts.table.data
     assert rows["claim"].tolist() == [claim.text for claim in CLAIMS]
     assert rows["verdict"].tolist() == ["holds (2 of 5 compared)", *["not measured"] * 8]

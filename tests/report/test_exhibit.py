@@ -4,7 +4,7 @@ import altair as alt
 import pandas as pd
 import pytest
 
-from value_aware_study.report import Exhibit, Page, Section, Table
+from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 import vl_convert
 
 from tests.report.pages import MARKS, numbers
-from value_aware_study.report import look
+from value_aware_study.report import charts, look
 
 
 def luminance(colour: str) -> float:
@@ -36,11 +36,11 @@ def test_a_colour_that_is_none_of_the_series_is_refused() -> None:
 
 
 def test_an_axis_says_what_is_better() -> None:
-    assert look.direction("perplexity", "lower") == "perplexity, lower is better"
+    assert charts.direction("perplexity", "lower") == "perplexity, lower is better"
 
 
 def test_dots_are_sorted_and_published_values_are_hollow() -> None:
-    layers = look.dots(numbers().iloc[::-1], MARKS, alt.X("value:Q"), numbers().head(1))
+    layers = charts.dots(numbers().iloc[::-1], MARKS, alt.X("value:Q"), numbers().head(1))
     rules, points, outlined = (layer.to_dict() for layer in layers)
     assert points["encoding"]["y"]["sort"] == ["var(--x)", "LSH"]
     assert rules["encoding"]["x"]["field"] == "low" and rules["encoding"]["x2"]["field"] == "high"
@@ -50,7 +50,7 @@ def test_dots_are_sorted_and_published_values_are_hollow() -> None:
 
 
 def test_the_legend_toggles_series() -> None:
-    chart = look.specification(look.toggled(look.bars(numbers(), MARKS, alt.X("value:Q"), "r")))
+    chart = look.specification(charts.toggled(charts.bars(numbers(), MARKS, alt.X("value:Q"), "r")))
     [shown] = chart["params"]
     assert shown["bind"] == "legend" and shown["select"]["fields"] == ["series"]
     assert chart["width"] == "container" and not {"$schema", "config"} & set(chart)
@@ -58,6 +58,7 @@ def test_the_legend_toggles_series() -> None:
 
 def test_powers_of_ten_are_written_in_one_form() -> None:
     frame = numbers().assign(value=[1e-4, 1.0, 100.0, 1e-2], low=1e-5, high=1e3)
-    chart = look.toggled(look.dots(frame, MARKS, look.log_axis("error"))).properties(width=600)
+    dots = charts.dots(frame, MARKS, charts.log_axis("error"))
+    chart = charts.toggled(dots).properties(width=600)
     svg = vl_convert.vegalite_to_svg(look.specification(chart))
     assert {f">1e{power}<" in svg for power in (-4, -2, 0, 2)} == {True}

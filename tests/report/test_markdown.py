@@ -9,9 +9,8 @@ from synthetic import probed
 from value_aware_attention.measurement.record import Record
 from value_aware_study.markdown import escaped
 from value_aware_study.report import page as page_module
-from value_aware_study.report import write_page
-from value_aware_study.report.model import model_section
-from value_aware_study.report.pages import report_page
+from value_aware_study.report.contents import report_page
+from value_aware_study.report.page import write_page
 from value_aware_study.report.results import Results
 from value_aware_study.training.model_card import model_card
 
@@ -49,11 +48,9 @@ def test_names_and_descriptions_of_a_report(
     ]
     metrics = {name + SLY: one | {"model": name + SLY} for name, one in training.items()}
     sources = {f"{SLY} {name}": counts for name, counts in tokens["sources"].items()}
-    results, own = (
-        Results.of(sly, metrics, tokens | {"sources": sources}),
-        replace(probed(), model=SLY),
-    )
-    write_page(report_page(results, None, [model_section(own)], None, [own]), tmp_path)
+    own = replace(probed(), model=SLY)
+    results = Results.of(sly, metrics, tokens | {"sources": sources}, probed=[own])
+    write_page(report_page(results), tmp_path)
     check(tmp_path)
     assert SAFE in (tmp_path / "hero.md").read_text()
 

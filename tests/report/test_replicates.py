@@ -6,16 +6,8 @@ from dataclasses import replace
 import pytest
 from synthetic import match, trained_again, with_attention
 
-from value_aware_study.report.exhibits import (
-    figure_5,
-    grid,
-    hero,
-    matching_keys,
-    models,
-    table_2,
-    table_4,
-)
-from value_aware_study.report.measurements import of_models
+from value_aware_study.report.exhibits import every_r, how, layers, paper_tables
+from value_aware_study.report.measured import of_models
 from value_aware_study.report.results import Results
 
 ELU = {"model": "causal_elu", "approximation": "optimal_v_oblivious", "r": 4}
@@ -56,19 +48,23 @@ def test_a_training_is_the_models_of_one_seed_and_the_masked_ones(again, records
 
 def test_exhibits_have_the_range_and_say_what_it_is(again, training):
     found = Results.of(again, training | {"causal_elu_second": training["causal_elu"]})
-    for exhibit in (table_2.exhibit(found), figure_5.exhibit(found), hero.exhibit(again, found)):
+    for exhibit in (
+        paper_tables.table_2(found),
+        every_r.figure_5(found),
+        layers.hero(found),
+    ):
         assert SAID in exhibit.caption
         assert any(name.startswith(OVER_SEEDS) for name in exhibit.table.display)
-    layers = matching_keys.layers(of_models(found)).table.markdown()
-    assert OVER_SEEDS in layers and "nan" not in layers
-    every = models.exhibit(found).table.data["model"].tolist()
+    by_layer = layers.keys_needed(of_models(found)).table.markdown()
+    assert OVER_SEEDS in by_layer and "nan" not in by_layer
+    every = how.models(found).table.data["model"].tolist()
     assert every[:2] == ["causal_exponential", "causal_exponential_second"]
-    assert len(grid.exhibit(found).table.data) == sum(len(one.cells) for one in again)
+    assert len(every_r.grid(found).table.data) == sum(len(one.cells) for one in again)
 
 
 def test_without_replicates_nothing_is_said_of_seeds(records, results):
     for exhibit in (
-        table_2.exhibit(results), figure_5.exhibit(results), hero.exhibit(records, results)
+        paper_tables.table_2(results), every_r.figure_5(results), layers.hero(results)
     ):  # fmt: skip
         assert SAID not in exhibit.caption and OVER_SEEDS not in exhibit.table.display
         assert "trained_" not in exhibit.table.csv()
@@ -76,7 +72,7 @@ def test_without_replicates_nothing_is_said_of_seeds(records, results):
 
 
 def test_table_2_has_the_range_of_the_ratio_to_exact_attention(again):
-    frame = table_2.exhibit(Results.of(again)).table
+    frame = paper_tables.table_2(Results.of(again)).table
     row = frame.data[(frame.data["kernel"] == "elu") & (frame.data["column"] == "OVO-1")].iloc[0]
     ends = row["ratio_trained_low"], row["ratio_trained_high"]
     assert ends == pytest.approx((row["ratio"] ** 0.5, row["ratio"] ** 2))
@@ -96,7 +92,7 @@ def test_the_hero_has_the_range_of_the_keys_that_match(records):
         for name, count in zip(("second", "third"), counts, strict=True)
     ]
     found = Results.of([first, *others, *seeds])
-    shown = hero.exhibit(found.records, found).table.display.set_index("r, value-aware keys")
+    shown = layers.hero(found).table.display.set_index("r, value-aware keys")
     mine = next(one.keys for one in measured.matching_keys if one.layer is None and one.r == 4)
     ends = min(mine, 50), max(mine, 90)
     assert shown.loc["4", OVER_SEEDS] == "{} to {}".format(*ends)
@@ -108,6 +104,6 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
         return {"hyperparameters": {"seed": seed}}
 
     given = {"causal_elu": seeded(0), "causal_elu_third": seeded(2), "causal_elu_second": seeded(1)}
-    _, causal = table_4.exhibit(given)
+    _, causal = paper_tables.table_4(given)
     row = causal.table.data.set_index("hyperparameter").loc["seed"]
     assert row["ours, elu"] == "0, 1, 2"

@@ -7,8 +7,9 @@ from statistics import fmean
 import pytest
 from synthetic import TEXT
 
-from value_aware_study.report.labels import series_label, setting_label
-from value_aware_study.report.results import Results, read_folder
+from value_aware_study.report.records import read_folder
+from value_aware_study.report.results import Results
+from value_aware_study.report.words import series_label, setting_label
 
 
 def written(folder, records):
@@ -22,14 +23,9 @@ def test_a_folder_of_records_is_read_in_the_order_of_its_files(records, tmp_path
     assert found == sorted(records, key=lambda record: record.model)
 
 
-def test_folders_of_one_report_are_read_one_after_the_other(records, tmp_path):
-    for name in ("survey", "trained"):
-        (tmp_path / name).mkdir()
-    survey = written(tmp_path / "survey", records[:2])
-    trained = written(tmp_path / "trained", records[2:3])
-    assert read_folder(survey, trained) == sorted(records[:2], key=lambda r: r.model) + records[2:3]
+def test_a_folder_without_records_says_what_makes_them(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no records; run dvc repro first"):
-        read_folder(survey, tmp_path / "empty")
+        read_folder(tmp_path)
 
 
 def test_a_record_of_another_version_is_refused_with_its_file_and_how_to_rebuild_it(

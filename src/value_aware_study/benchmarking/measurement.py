@@ -200,3 +200,9 @@ def available_mib(device: str) -> float:
         return torch.cuda.mem_get_info()[0] / 2**20
     lines = MEMORY.read_text().splitlines()
     return int(next(x.split()[1] for x in lines if x.startswith("MemAvailable"))) / 1024
+
+
+def training_times(cells: Sequence[Cell]) -> dict[str, float]:
+    """Milliseconds of forward + backward of each method, at the longest length it was timed at."""
+    timed = (cell for cell in cells if cell["pass"] == "forward_backward" and "time" in cell)
+    return {cell["method"]: cell["time"]["milliseconds"] for cell in timed}

@@ -11,7 +11,7 @@ from value_aware_attention.approximations import (
     SlidingWindow,
 )
 from value_aware_attention.measurement import Task
-from value_aware_study.report.explorer import Exploration
+from value_aware_study.tasks.exploration import Exploration
 from value_aware_study.tasks.explorer import explored_model
 
 EXPLORED = {

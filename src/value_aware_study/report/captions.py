@@ -42,6 +42,11 @@ MATCH_OF_QUERIES = (
     "Median and quartiles are over queries, each matched alone: the smallest number of its keys by "
     "weight with at most its own error of r value-aware keys."
 )
+CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
+CAUSAL = (
+    "A causal query sees its past alone: rows at all positions count alike, and one that sees no "
+    "more keys than are kept is exact with either method."
+)
 DRAWS = (
     "Random methods: means over the seeds, with the seeds' mean interval, which covers the text "
     "and not the draws; the range over the seeds is given apart."
@@ -81,23 +86,20 @@ def recorded_on(records: Iterable[Record]) -> str:
     return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
 
 
-def versions(installed: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
-
-
 def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
     """What numbers were measured on: said once, in the page's last section."""
-    return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions(installed)}."
+    versions = ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
+    return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
+
+
+def machine_of(record: Record) -> str:
+    return machine(record.run_on.hardware, record.run_on.threads, record.run_on.versions)
 
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
     """Scale and data of these records, and the machine, each pair once."""
     said = (
-        (
-            f"Scale {one.scale}; data: {one.text.description}",
-            machine(one.run_on.hardware, one.run_on.threads, one.run_on.versions),
-        )
-        for one in records
+        (f"Scale {one.scale}; data: {one.text.description}", machine_of(one)) for one in records
     )
     return list(dict.fromkeys(said))
 
@@ -138,3 +140,18 @@ def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
     known = {record.model for record in results.records}
     missing = [name for name in expected if name not in known]
     return [f"Not evaluated yet: {', '.join(missing)}."] if missing else []
+
+
+def probed_on(record: Record) -> str:
+    """The model, the text and the queries of a probe."""
+    text, own = record.text, record.attention[0].output_error
+    rows = own.rows // (own.heads * own.units)
+    parts = [
+        f"{record.model} ({record.architecture}, {own.layers} layers of {own.heads} heads of "
+        f"{own.head_dim} dimensions), {record.kernel} kernel",
+        f"{text.units} of {text.available_units} windows of {record.length} tokens, "
+        f"{text.share_read:.0%} of the text's {text.tokens:,} tokens",
+        f"{rows} queries of each head and window; OVA's search: {own.search}",
+    ]
+    causal = f" {CAUSAL}" if own.causal else ""
+    return f"{'; '.join(parts)}.{causal}"

@@ -1,4 +1,4 @@
-"""A published claim beside what was measured, and the verdict that the measurements allow."""
+"""A published claim, the findings that answer it, and the verdict that they allow."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ FIRMEST_FIRST = ("holds", "in part", "not at this scale", "undecided", "not meas
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured sentence, and whether it agrees with the claim; None where that is open.
-
-    Findings in a row that say the same `what` of different models are one line. `estimate`, `low`
-    and `high` are the number of a sentence that has one, with its 95% interval; `label` is its
-    model, `shown` the estimate as text. `seeds` are what each training found, where several did.
-    """
+    """One measured sentence, and whether it agrees with the claim; None where that is open."""
 
     sentence: str
     holds: bool | None
     what: str = ""
+    """The comparison; findings in a row with the same one, of different models, share a line."""
     estimate: float | None = None
     low: float | None = None
     high: float | None = None
+    """Ends of the 95% interval."""
     label: str = ""
+    """The model."""
     shown: str = ""
+    """The estimate as text."""
     seeds: tuple[bool | None, ...] = ()
+    """Whether each training agrees, where the model was trained again."""
 
     @property
     def mark(self) -> str:
@@ -42,19 +42,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Answer:
-    """A claim, the numbers it was published with, and what was found here.
-
-    `expected` is the number of comparisons that it takes to say that the claim holds. `trainings`
-    are the findings in each training of the models, where they were trained again.
-    """
+    """A claim, the numbers it was published with, and our findings."""
 
     claim: str
     findings: Sequence[Finding]
     published: str = ""
-    where: str = ""
-    """What the verdict is limited to: "on this CPU"."""
     trainings: Sequence[Sequence[Finding]] = ()
+    """The findings in each training of the models, where they were trained again."""
     expected: int = 0
+    """Comparisons that it takes to say that the claim holds."""
 
     @classmethod
     def of_trainings(
@@ -64,15 +60,14 @@ class Answer:
         published: str = "",
         expected: int = 0,
     ) -> "Answer":
-        """What was found in each training, as findings of the first with the range over seeds."""
-        found = _over_seeds(trainings)
-        return cls(claim, found, published, trainings=trainings, expected=expected)
+        """The findings of the first training, with the range over all trainings."""
+        return cls(claim, _over_seeds(trainings), published, trainings, expected)
 
     @property
     def verdict(self) -> str:
-        """The verdict of most trainings and of how many, where they differ; else it is mixed.
+        """The verdict of most trainings, and of how many where they differ; mixed without a most.
 
-        With the number of comparisons, where fewer than expected were made in a training.
+        Says how many comparisons were made, where a training has fewer than expected.
         """
         trainings = self.trainings or [self.findings]
         each = sorted(map(_verdict, trainings), key=FIRMEST_FIRST.index)
@@ -88,7 +83,7 @@ class Answer:
         return f"{said} ({made} of {self.expected} compared)"
 
     def found(self) -> list[str]:
-        """The findings as text, those that say the same of different models on one line."""
+        """The findings as lines of text, one for each comparison."""
         found = []
         for what, group in groupby(self.findings, key=lambda finding: finding.what):
             marked = [f"{finding.sentence} {finding.mark}" for finding in group]
@@ -97,7 +92,7 @@ class Answer:
 
 
 def _verdict(findings: Sequence[Finding]) -> str:
-    """No firmer than its findings: one that is open keeps a claim from holding."""
+    """The verdict of one training, no firmer than its findings: an open one is not agreement."""
     held = [finding.holds for finding in findings]
     if not held:
         return "not measured"
@@ -109,9 +104,9 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _over_seeds(trainings: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """What the trainings found of the same model and `what`, as one finding.
+    """One finding for each model and comparison, from those of all trainings.
 
-    What stands in the brackets of a `what` was measured too, and may be another in each.
+    Brackets in the name of a comparison hold numbers, which differ between trainings.
     """
     if len(trainings) == 1:
         return list(trainings[0])
@@ -123,7 +118,7 @@ def _over_seeds(trainings: Sequence[Sequence[Finding]]) -> list[Finding]:
 
 
 def _with_range(found: Sequence[Finding]) -> Finding:
-    """The first of these findings, with the range of their estimates; itself where all are it."""
+    """The first of these findings with the range of their estimates, where they differ."""
     first, *others = found
     if all(other == first for other in others):
         return first

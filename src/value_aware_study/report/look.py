@@ -1,42 +1,25 @@
-"""How the report looks: colours for light and dark, the theme of its charts, and their layers.
+"""How the report looks: its colours in light and dark, its marks, and the theme of its charts.
 
-A chart is drawn from a frame with the columns `name`, `series`, `value`, `low` and `high`: the
-value of a series at a named row, and its 95% interval. Colours are CSS variables, so that a chart
-on the page follows the page's; in files they are the light ones.
+Colours are CSS variables, so that a chart on the page follows the page's theme; in files they are
+the light ones.
 """
 
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import altair as alt
 import pandas as pd
 import vl_convert
 
-__all__ = [
-    "COLOURS",
-    "OPACITY",
-    "SERIES",
-    "SHOWN",
-    "THEME",
-    "Mark",
-    "Panel",
-    "bars",
-    "direction",
-    "dots",
-    "layered",
-    "log_axis",
-    "png",
-    "ramp",
-    "reference",
-    "specification",
-    "toggled",
-]
+from value_aware_attention.measurement.record import Record
+from value_aware_study.cards import Card, cards
+from value_aware_study.report.words import KERNEL_LABELS
 
-# Light, dark. The series are Okabe and Ito's palette, told apart with every common colour
-# blindness, darkened on light where it has less than 3:1 contrast and lightened on dark.
+# Light, dark. The series use Okabe and Ito's palette, which every common colour blindness tells
+# apart, darkened on light where it has less than 3:1 contrast, and lightened on dark.
 COLOURS = {
     "ground": ("#ffffff", "#14171b"),
     "raised": ("#f3f5f7", "#20252b"),
@@ -64,7 +47,6 @@ WIDTH, GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the space between two."""
 
 Panel = alt.Chart | alt.LayerChart | alt.FacetChart
-Side = Literal["top", "bottom"]
 
 
 class Mark(NamedTuple):
@@ -113,10 +95,6 @@ THEME: dict[str, Any] = {
     "rule": {"color": "var(--muted)"},
 }
 
-SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
-OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
-
-
 RAMP = (
     Mark.of("sky"),
     Mark.of("blue", "square"),
@@ -131,97 +109,51 @@ def ramp(names: Sequence[str]) -> dict[str, Mark]:
     return {name: RAMP[place % len(RAMP)] for place, name in enumerate(names)}
 
 
-def direction(title: str, better: Literal["lower", "higher"]) -> str:
-    """The title of an axis, with the direction that is better."""
-    return f"{title}, {better} is better"
+KERNEL_MARKS = {
+    "exponential": Mark.of("deep"),
+    "polynomial (deg 2)": Mark.of("brown", "triangle-up"),
+    "elu": Mark.of("sky", "square"),
+}
+SHORT, LONG = Mark.of("grey", "square"), Mark.of("olive", "cross")
+OTHER = Mark.of("grey")
+"""Of what has no mark of its own."""
 
 
-def log_axis(title: str) -> alt.X:
-    """A logarithmic axis of values, labelled with powers of ten in one form: 1e-4, 1e0, 1e2."""
-    power = "'1e' + round(log(datum.value) / LN10)"
-    axis = alt.Axis(labelExpr=power, tickCount=6, labelOverlap="parity", labelSeparation=8)
-    return alt.X("value:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
+def kernel_mark(kernel: str) -> Mark:
+    """The mark of a kernel by its option's name."""
+    return KERNEL_MARKS.get(KERNEL_LABELS.get(kernel, kernel), OTHER)
 
 
-def bars(
-    frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None
-) -> list[alt.Chart]:
-    """A horizontal bar for each series of each row, its value at its end; `rows` is their title."""
-    y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
-    base = _base(frame, marks, x, legend="top")
-    base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)))
-    ends = base.mark_text(align="left", dx=5, fontWeight="bold")
-    return [base.mark_bar(height={"band": 0.86}), ends.encode(text=alt.Text("value:Q", format=","))]
+def model_mark(record: Record) -> Mark:
+    """A causal model has its kernel's mark, a masked one that of its length."""
+    if record.task == "causal":
+        return kernel_mark(str(record.kernel))
+    return LONG if record.model == "masked_long" else SHORT
 
 
-def dots(
-    frame: pd.DataFrame,
-    marks: Mapping[str, Mark],
-    x: alt.X,
-    published: pd.DataFrame | None = None,
-    order: Sequence[str] = (),
-) -> list[alt.Chart]:
-    """A dot with its interval for each series of each row; rows in `order`, or by their mean.
-
-    `published` values of the same rows and series are hollow marks.
-    """
-    order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
-    axis = alt.Axis(grid=True, domain=False, ticks=False, labelPadding=10)  # a mark at 0 has room
-    y = alt.Y("name:N", sort=order, title=None, axis=axis)
-    shapes = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
-    low = x.copy()
-    low.shorthand = "low:Q"
-    base = _base(frame, marks, x).encode(y=y)
-    shape = alt.Shape("series:N", scale=shapes)
-    layers = [base.mark_point(filled=True, size=90).encode(y=y, shape=shape)]
-    if _ends(frame):
-        layers.insert(0, base.mark_rule(strokeWidth=1.6).encode(x=low, x2="high:Q"))
-    if published is not None:
-        outlined = _base(published, marks, x).encode(y=y, shape=shape)
-        layers.append(outlined.mark_point(filled=False, strokeWidth=1.8, size=130))
-    return layers
+def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
+    """The mark of each curve (`series`) of some settings, in legend order, from the cards."""
+    present = set(settings["series"])
+    marks: dict[str, Mark] = {}
+    shaded: dict[str, Mark] = {}
+    for card in cards().values():
+        for name, own in card.marks().items():
+            marks |= {name: Mark.of(own["colour"], own["shape"])} if name in present else {}
+        shaded |= _shades(card, settings)
+    marks |= shaded
+    return marks | dict.fromkeys(sorted(present - set(marks)), OTHER)
 
 
-def reference(value: float, name: str) -> list[alt.Chart]:
-    """A dashed vertical line at a value, such as exact attention's, with its name above it."""
-    base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(x="value:Q")
-    label = base.mark_text(baseline="bottom", dy=-4).encode(y=alt.value(0), text="name:N")
-    return [base.mark_rule(strokeDash=[5, 4]), label]
-
-
-def toggled(layers: Sequence[alt.Chart], step: int = 24) -> Panel:
-    """Layers as one chart as wide as its place, `step` pixels a row; its legend toggles series."""
-    rows = max(layer.data["name"].nunique() for layer in layers)
-    return layered(layers).properties(height=rows * step)
-
-
-def layered(layers: Sequence[alt.Chart]) -> Panel:
-    """Layers as one chart as wide as its place; its legend toggles series.
-
-    Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
-    """
-    place = next(i for i, one in enumerate(layers) if one.encoding.color is not alt.Undefined)
-    bound = layers[place].add_params(SHOWN)
-    return alt.layer(*layers[:place], bound, *layers[place + 1 :]).properties(width="container")
-
-
-def _ends(frame: pd.DataFrame) -> list[str]:
-    """The columns of the interval, where it is known of some value."""
-    return [name for name in ("low", "high") if name in frame and frame[name].notna().any()]
-
-
-def _base(
-    frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, legend: Side = "bottom"
-) -> alt.Chart:
-    columns = ["name", "series", "value", *_ends(frame)]
-    colours = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
-    numbers = [alt.Tooltip(f"{name}:Q", format=".5~g") for name in columns[2:]]
-    return alt.Chart(frame[columns]).encode(
-        x=x,
-        color=alt.Color("series:N", scale=colours, legend=alt.Legend(orient=legend)),
-        opacity=OPACITY,
-        tooltip=[*(alt.Tooltip(f"{name}:N") for name in columns[:2]), *numbers],
-    )
+def _shades(card: Card, settings: pd.DataFrame) -> dict[str, Mark]:
+    """Shades of one hue for a method's curves, by the argument that tells them apart."""
+    of_card = settings[settings["approximation"] == card.name]
+    if "shades" not in card.mark or of_card.empty:
+        return {}
+    names = of_card.sort_values(list(card.curves))["series"].unique()
+    shades = card.mark["shades"]
+    last, steps = len(shades) - 1, max(len(names) - 1, 1)
+    places = (round(place * last / steps) for place in range(len(names)))
+    return {n: Mark.of(shades[p], card.mark["shape"]) for n, p in zip(names, places, strict=True)}
 
 
 def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:

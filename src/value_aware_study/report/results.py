@@ -1,22 +1,19 @@
-"""What a report is made of: the records of its models, read and tidied once."""
+"""The records behind a report, read once, and tidied as frames with one row a cell or setting."""
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
 import pandas as pd
 
-from value_aware_attention.files import reading
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Cell, CellError, Record
-from value_aware_study.report.labels import KERNEL_LABELS, model_label, series_label
-from value_aware_study.report.replicates import is_replicate, with_range
-
-__all__ = ["KERNELS", "OUTPUT_ERRORS", "Results", "files_of", "read_folder"]
+from value_aware_study.report.words import KERNEL_LABELS, model_label, series_label
+from value_aware_study.tasks.exploration import Exploration
 
 RANDOM_SEED = "seed"
 PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
@@ -41,75 +38,43 @@ MODEL_ORDER = (
 )
 
 Row = dict[str, Any]
-
-
-def read_folder(*folders: Path | str) -> list[Record]:
-    """The records of one report, in the order of their files' names.
-
-    Raises FileNotFoundError for a folder without records; ValueError, naming the files, where they
-    are of different scales or of different corpora, not of this version of the schema, damaged, or
-    two of them of one model.
-    """
-    files = [file for folder in folders for file in files_of(folder)]
-    read = {str(file): _record(file) for file in files}
-    _check_alike("scales", {name: record.scale for name, record in read.items()})
-    _check_alike("corpora", {name: record.text.description for name, record in read.items()})
-    _check_models({name: record.model for name, record in read.items()})
-    return list(read.values())
-
-
-def _record(file: Path) -> Record:
-    with reading(file):
-        return Record.from_json(file.read_text(encoding="utf-8"), str(file))
-
-
-def _check_models(models: Mapping[str, str]) -> None:
-    """Raises ValueError, naming the files, where one model has two records."""
-    first: dict[str, str] = {}
-    for file, model in models.items():
-        if (other := first.setdefault(model, file)) != file:
-            raise ValueError(f"{other} and {file} are both records of {model}: remove one of them")
-
-
-def files_of(folder: Path | str) -> list[Path]:
-    """A folder's JSON files by name; raises FileNotFoundError where there are none."""
-    if files := sorted(Path(folder).glob("*.json")):
-        return files
-    raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
-
-
-def _check_alike(what: str, values: Mapping[str, str]) -> None:
-    """Raises ValueError, naming the files, where they do not all have the same value."""
-    names: dict[str, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
-    if len(names) > 1:
-        found = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
-        raise ValueError(f"the records of a report have one of its {what}, these have {found}")
+RANGE = ("trained_low", "trained_high")
+"""Columns of the smallest and the largest value over the trainings of a model."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """The evaluated models in the report's order, and how they were trained, by model.
-
-    `replicates` are further trainings of causal models among the `records`.
-    """
+    """Everything that a report shows: the evaluated models in its order, and what stands beside."""
 
     records: Sequence[Record]
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Measurements and hyperparameters of each model's training."""
     tokens: Mapping[str, Any] = field(default_factory=dict)
-    """Counts of the training text by source"""
+    """Counts of the training text, by source."""
     replicates: Sequence[Record] = field(default=(), kw_only=True)
+    """Further trainings of causal models among the records."""
+    surveyed: Sequence[Record] = field(default=(), kw_only=True)
+    """Models with every method at equal budgets."""
+    variants: Sequence[Record] = field(default=(), kw_only=True)
+    """Models trained with an approximation."""
+    benchmark: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Measured time and memory; {} where they were not measured."""
+    caches: Sequence[CacheRecord] = field(default=(), kw_only=True)
+    probed: Sequence[Record] = field(default=(), kw_only=True)
+    """Pretrained models."""
+    explored: Exploration | None = field(default=None, kw_only=True)
+    unchecked: Sequence[str] = field(default=(), kw_only=True)
+    """Files that were read without a checksum."""
 
     @classmethod
-    def of(cls, records: Iterable[Record], *others: Mapping[str, Any]) -> "Results":
+    def of(cls, records: Iterable[Record], *others: Mapping[str, Any], **more: Any) -> "Results":
         """Sorts the records by model: a report does not depend on the order they were read in."""
         known = {name: position for position, name in enumerate(MODEL_ORDER)}
         ordered = sorted(records, key=lambda r: (known.get(r.model, len(known)), r.model))
         again = {r.model for r in ordered if any(is_replicate(r, one) for one in ordered)}
         firsts = [record for record in ordered if record.model not in again]
         replicates = [record for record in ordered if record.model in again]
-        return replace(cls(firsts, *others), replicates=replicates)
+        return cls(firsts, *others, replicates=replicates, **more)
 
     def trainings(self) -> list["Results"]:
         """The models once for every time that the causal ones were trained; the masked in each."""
@@ -188,6 +153,10 @@ class Results:
         return found[found["model"] == found["first"]].drop(columns="first")
 
     @property
+    def has_survey(self) -> bool:
+        return bool(self.surveyed or self.variants or self.benchmark)
+
+    @property
     def causal(self) -> list[Record]:
         return [record for record in self.records if record.task == "causal"]
 
@@ -203,6 +172,15 @@ class Results:
     def models(self, *names: str) -> list[Record]:
         """Those of these models that were evaluated, in the order of the names."""
         return [record for name in names for record in self.records if record.model == name]
+
+    def of_checkpoints(self, records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+        """Records of the checkpoints that were evaluated, and records of others."""
+        evaluated = {record.hashes.get("checkpoint") for record in self.records}
+        same: list[Record] = []
+        others: list[Record] = []
+        for record in records:
+            (same if record.hashes.get("checkpoint") in evaluated else others).append(record)
+        return same, others
 
     def replicates_of(self, record: Record) -> list[Record]:
         """The further trainings of a model."""
@@ -273,3 +251,32 @@ def _mean_of_seeds(rows: Sequence[Row]) -> Row:
             known = [row[name] for row in rows if row[name] is not None]
             row[name] = average(known) if len(known) == len(rows) else None
     return row | {"seeds": len(rows), "seeds_low": min(values), "seeds_high": max(values)}
+
+
+def is_replicate(record: Record, first: Record) -> bool:
+    """Whether a causal model is another training of the first: causal_elu_second of causal_elu."""
+    return (
+        record.task == "causal"
+        and record.kernel == first.kernel
+        and record.model.startswith(f"{first.model}_")
+    )
+
+
+def known(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
+    """Those of these columns that hold a value in some row."""
+    return [name for name in columns if name in frame and frame[name].notna().any()]
+
+
+def with_range(frame: pd.DataFrame, same: Sequence[str], value: str) -> pd.DataFrame:
+    """The first row of each setting (`same` columns), with the `RANGE` of the setting's values.
+
+    The range is NaN for settings trained once. If every setting was trained once, no columns are
+    added.
+    """
+    found = frame.groupby(list(same), dropna=False)[value]
+    several = found.transform("size") > 1
+    if not several.any():
+        return frame
+    ends = {name: found.transform(end) for name, end in zip(RANGE, ("min", "max"), strict=True)}
+    of_several = {name: values.where(several) for name, values in ends.items()}
+    return frame.assign(**of_several).drop_duplicates(list(same), ignore_index=True)

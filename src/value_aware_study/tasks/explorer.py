@@ -8,7 +8,7 @@ from torch import Tensor
 
 from value_aware_attention.approximations import SparseApproximation
 from value_aware_attention.call import Call
-from value_aware_study.report.explorer import WHOLE, Head, Kept, Model, Query
+from value_aware_study.tasks.exploration import WHOLE, Head, Kept, Model, Query
 
 __all__ = ["SizedMethod", "explored_model"]
 

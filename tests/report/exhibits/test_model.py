@@ -9,10 +9,9 @@ from synthetic import AWARE, OBLIVIOUS, gap_cell, probed, with_attention
 
 from value_aware_attention.measurement.record import Record, SkewnessGap
 from value_aware_study.report import page as page_module
-from value_aware_study.report.exhibits.model_heads import heat_size, two_digits
-from value_aware_study.report.measurements import sentence
-from value_aware_study.report.model import model_section, write_probe
-from value_aware_study.report.oracles import NAMES
+from value_aware_study.report.contents import model_section, write_probe
+from value_aware_study.report.exhibits.model import heat_size, two_digits
+from value_aware_study.report.measured import ORACLES, sentence
 
 HEADLINE = "On <tiny>, 4 value-aware keys match 8."
 
@@ -24,7 +23,7 @@ def record() -> Record:
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("value_aware_study.report.model.headline", lambda record: HEADLINE)
+    monkeypatch.setattr("value_aware_study.report.contents.headline", lambda record: HEADLINE)
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_heat_maps_have_a_cell_for_every_layer_and_head(record: Record) -> None:
     shown = exhibits(record)
     for name in ("error_by_head", "keys_by_head"):
         by_weight, for_output = shown[name].charts
-        assert by_weight.to_dict()["title"] == NAMES[OBLIVIOUS]
+        assert by_weight.to_dict()["title"] == ORACLES[OBLIVIOUS]
         for panel in (by_weight, for_output):
             assert len({(row["layer"], row["head"]) for row in rows(panel)}) == 2 * 4
     [stored] = [
@@ -178,7 +177,7 @@ def test_the_layers_figure_has_every_count(record: Record) -> None:
         if row.head is None:
             place = "all layers" if row.layer is None else f"layer {row.layer}"
             counts = {(at["series"], at["name"], at["value"]) for at in rows(panels[row.share])}
-            assert (NAMES[row.method], place, row.keys) in counts
+            assert (ORACLES[row.method], place, row.keys) in counts
 
 
 def test_the_bars_are_the_matching_keys(record: Record) -> None:
@@ -186,8 +185,8 @@ def test_the_bars_are_the_matching_keys(record: Record) -> None:
     counts = {(row["series"], row["name"]): row["value"] for row in rows(panel)}
     for match in record.attention[0].output_error.matching_keys:
         if match.layer is None:
-            assert counts[NAMES[OBLIVIOUS], f"r = {match.r}"] == match.keys
-            assert counts[NAMES[AWARE], f"r = {match.r}"] == match.r
+            assert counts[ORACLES[OBLIVIOUS], f"r = {match.r}"] == match.keys
+            assert counts[ORACLES[AWARE], f"r = {match.r}"] == match.r
 
 
 def test_axes_say_what_is_better(record: Record) -> None:

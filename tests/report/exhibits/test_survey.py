@@ -1,271 +1,147 @@
-"""The survey's section, from FABRICATED measurements: power laws of the length."""
+"""Every method at equal budgets: the panels, the table and the sentences made from them."""
 
+import math
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from surveyed import survey_record
+import vl_convert
+from surveyed import cell, survey_record, survey_results
+from synthetic import UNKNOWN, with_cells
 
-from value_aware_study.report import Page, Section, write_page
-from value_aware_study.report.claim import Answer
-from value_aware_study.report.exhibits import exponents, time_and_memory
-from value_aware_study.report.survey import survey_section
-from value_aware_study.report.survey_claims import CLAIMS, answers
-from value_aware_study.report.survey_records import Measurements, summary
-
-SLY = "<script>alert(1)</script>"
-LENGTHS = (128, 256, 512, 1024, 2048)
-BEYOND = (2048, 4096, 8192)
-SLOW = (1.0, 1.5, 0.9, 1.0, 1.2, 1.0)
-Laws = dict[str, tuple[float, float]]
-# cost = level * (L / 512) ** power, for time and memory alike
-AGREES: Laws = {
-    "eager": (1.0, 1.2),
-    "fused": (0.9, 1.2),
-    "sliding_window": (0.9, 1.0),
-    "linformer": (0.9, 1.1),
-    "linformer_quarter": (0.9, 1.15),
-    "nystrom": (1.55, 0.5),
-    "reformer": (6.0, 1.0),
-    "fourier_mixing": (0.15, 0.1),
-}
-DISAGREES: Laws = {
-    "eager": (1.0, 1.0),
-    "fused": (0.9, 1.0),
-    "sliding_window": (3.0, 1.9),
-    "linformer": (2.0, 0.9),
-    "linformer_quarter": (2.5, 0.9),
-    "nystrom": (2.0, 1.3),
-    "reformer": (0.5, 1.5),
-    "fourier_mixing": (4.0, 1.0),
-}
+from value_aware_study.report.exhibits import survey
+from value_aware_study.report.exhibits.survey import budget_settings, findings
+from value_aware_study.report.look import specification
+from value_aware_study.report.measured import FLOOR
+from value_aware_study.report.results import Results
+from value_aware_study.report.words import DASH
 
 
-def record(laws: Laws, left_out: str | None = None) -> dict:
-    cells = []
-    steps = [(name, LENGTHS) for name in ("forward", "forward_backward")] + [("attention", BEYOND)]
-    for name, lengths in steps:
-        for length in lengths:
-            for method, (level, power) in laws.items():
-                cost = 100 * level * (length / 512) ** power
-                if name == "attention" and method == "eager":
-                    cost = (length / 512) ** 2 * 100
-                cell = {"pass": name, "length": length, "method": method, "arguments": {}}
-                rounds = [cost * slow for slow in SLOW]  # the same for all: ratios do not vary
-                time = {"milliseconds": cost, "low": 0.9 * cost, "high": 1.1 * cost, "passes": 5}
-                time |= {"rounds": rounds}
-                gone = method == left_out and length == 2048
-                cell |= {"left_out": "too slow"} if gone else {"peak_mib": cost, "time": time}
-                cells.append(cell)
-    methods = {
-        method: {
-            "label": f"the {method}",
-            "order": "L",
-            "exponent": 1,
-            "class": method.title(),
-            "arguments": {"r": 128},
-            "by_length": {"stride": [1, 0.5], "rank": [1, 1, 64], "length": [0.25, 1]},
-            "kernel": "Exponential(scale=None)",
-            "multiply_adds": {str(n): 7.0 * n**power for n in (*LENGTHS, *BEYOND)},
-        }
-        for method, (_, power) in laws.items()
-    }
-    layer = {"width": 512, "heads": 8, "feedforward": 2048, "batch": 1, "dtype": "float32"}
-    run_on = {"hardware": "no hardware, synthetic", "versions": {"torch": "0.0"}}
-    return {
-        "cells": cells,
-        "methods": methods,
-        "layer": layer | {"device": "cpu", "threads": 1},
-        "run_on": run_on,
-    }
-
-
-def beside_fused(answer: Answer) -> bool:
-    return "Beside PyTorch's fused" in answer.claim
-
-
-def of_eager(given: dict) -> list[Answer]:
-    """The answers beside the dense attention that the survey measured."""
-    return [answer for answer in answers(Measurements(given)) if not beside_fused(answer)]
-
-
-def test_verdicts_follow_the_numbers_both_ways() -> None:
-    # Among the agreeing laws Reformer is not below dense attention, which its own claim needs.
-    with_reformer = AGREES | {"reformer": (1.1, 1.35)}
-    found = answers(Measurements(record(with_reformer)))
-    by_claim = {answer.claim.split()[0]: answer for answer in found if not beside_fused(answer)}
-    assert by_claim["Dense"].verdict == "holds"
-    assert by_claim["Reformer"].verdict == "in part"
-    without = {name: law for name, law in AGREES.items() if name != "reformer"}
-    found = {a.claim.split()[0]: a.verdict for a in of_eager(record(without))}
-    assert found == {
-        "Dense": "holds",
-        "For": "holds",
-        "Linformer": "in part",
-        "Nyströmformer": "holds",
-        "FNet": "holds",
-        "Reformer": "not measured",
-    }
-    assert {a.verdict for a in of_eager(record(DISAGREES))} == {"not at this scale", "in part"}
-
-
-def test_reformer_that_pays_off_late_holds() -> None:
-    measured = Measurements(record(AGREES))
-    answer = next(a for a in answers(measured) if a.claim.startswith("Reformer"))
-    assert answer.verdict == "holds"
-    assert "0.75 and 0.375 times at 4,096 and 8,192 tokens" in answer.findings[1].sentence
-    early = next(a for a in answers(Measurements(record(DISAGREES))) if "Reformer" in a.claim)
-    assert early.verdict == "in part"
-    assert not early.findings[0].holds and "0.25" in early.findings[0].sentence
-
-
-def noisy(given: dict, method: str) -> dict:
-    """The same with a method whose rounds spread over a factor of 6."""
-    for cell in given["cells"]:
-        if cell["method"] == method:
-            rounds = cell["time"]["rounds"]
-            spread = zip(rounds, (0.4, 2.4, 0.5, 2.0, 1.0, 1.0), strict=True)
-            cell["time"]["rounds"] = [a * b for a, b in spread]
-    return given
-
-
-def test_what_the_rounds_do_not_tell_is_undecided() -> None:
-    laws = {name: law for name, law in AGREES.items() if name != "reformer"}
-    found = {a.claim.split()[0]: a for a in of_eager(noisy(record(laws), "eager"))}
-    assert found["Dense"].verdict == "in part" and "(0." in found["Dense"].findings[0].sentence
-    time, memory = found["For"].findings
-    assert time.holds is None and "undecided:" in time.sentence
-    assert memory.holds is True  # it is not timed
-    few = record(laws)
-    for cell in few["cells"]:
-        cell["time"]["rounds"] = cell["time"]["rounds"][:3]
-    timed = {f.holds for a in of_eager(few) for f in a.findings if " time" in f.sentence}
-    assert None in timed
-
-
-def test_claims_about_dense_attention_are_answered_beside_the_fused_one_too() -> None:
-    laws = AGREES | {"fused": (0.01, 1.0)}
-    found = [a for a in answers(Measurements(record(laws))) if beside_fused(a)]
-    assert [a.claim.split()[0] for a in found] == ["Dense", "For", "Reformer"]
-    assert found[1].verdict == "not at this scale" and "the fused" in found[1].findings[0].sentence
-    assert all("Beside PyTorch's fused" in a.claim for a in found)
-
-
-def test_a_verdict_on_a_cpu_says_so_and_what_it_does_not_tell() -> None:
-    given = record(AGREES)
-    words = {}
-    for device in ("cpu", "cuda"):
-        given["layer"]["device"] = device
-        claims = exhibits(survey_section([], [], given))["survey_claims"]
-        words[device] = " ".join([claims.caption, *claims.notes])
-    assert "on this CPU," in words["cpu"] and "RTX 3090" in words["cpu"]
-    assert "6 forward + backward" in words["cpu"]
-    assert "on this GPU," in words["cuda"] and "RTX 3090" not in words["cuda"]
-
-
-def test_sentences_carry_the_measured_numbers() -> None:
-    found = {a.claim.split()[0]: a for a in of_eager(record(DISAGREES))}
-    linformer = found["Linformer"].findings[0].sentence
-    assert "time grows 3.48 times, number 5 from the most of 6 methods" in linformer
-    assert "the sliding_window has 13.9 times" in linformer
-    fourier = found["FNet"].findings[0].sentence
-    assert "16 times as many, its time grows 16 times" in fourier
-    dense = found["For"].findings[0]
-    assert not dense.holds and "1 of 6 methods" not in dense.sentence
-
-
-def test_a_method_left_out_is_said_and_not_compared() -> None:
-    measured = Measurements(record(DISAGREES, left_out="linformer"))
-    sentences = [f.sentence for a in answers(measured) for f in a.findings]
-    assert not any("the linformer:" in sentence for sentence in sentences)
-    assert any("the linformer_quarter:" in sentence for sentence in sentences)
-
-
-def test_nothing_measured_is_not_an_answer() -> None:
-    empty = record({}) | {"methods": {}}
-    assert {a.verdict for a in answers(Measurements(empty))} == {"not measured"}
-    assert len(of_eager(empty)) == len(CLAIMS) == 6
-
-
-def test_exponents_are_the_powers_of_the_laws() -> None:
-    measured = Measurements(record(AGREES))
-    assert measured.exponent("attention", "linformer", "milliseconds") == pytest.approx(1.1)
-    assert measured.exponent("attention", "linformer", "peak_mib") == pytest.approx(1.1)
-    assert measured.counted_exponent("nystrom", BEYOND) == pytest.approx(0.5)
-    assert measured.exponent("forward", "linformer", "milliseconds") is None  # one length >= 2048
-    assert summary(measured.record)["eager"] == pytest.approx(100 * 4**1.2)
-
-
-def exhibits(section: Section) -> dict:
-    return {exhibit.name: exhibit for exhibit in section.exhibits}
-
-
-def rows(chart: object) -> list[dict]:
+def rows(chart):
     return [row for data in chart.to_dict()["datasets"].values() for row in data]
 
 
-def test_the_section_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
-    given = record(AGREES, left_out="nystrom")
-    for folder in ("first", "second"):
-        section = survey_section([survey_record()], [], given)
-        write_page(Page("", "", [section]), tmp_path / folder)
-    names = {path.name for path in (tmp_path / "first").iterdir()}
-    tables = ("forward", "forward_backward", "memory", "exponents", "methods", "cells")
-    assert {f"{table}.{kind}" for table in tables for kind in ("csv", "md")} < names
-    assert {"time_memory_long.png", "time_memory_short.png", "exponents.png"} < names
-    assert {"distance.png", "patterns.png", "distance.csv", "survey_claims.md"} < names
-    for path in (tmp_path / "first").iterdir():
-        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
-    assert list(exhibits(section)) == [
-        *("distance", "patterns", "survey_claims", "time_memory_long", "time_memory_short"),
-        *("exponents", "forward", "forward_backward", "memory", "methods", "cells"),
+@pytest.mark.parametrize(("task", "expected"), [("causal", math.log(131.0)), ("masked", 131.0)])
+def test_seeds_are_averaged_and_perplexities_become_nats(task: str, expected: float) -> None:
+    frame = budget_settings(survey_results(task))
+    assert len(frame) == 2 * 6 and "exact" not in set(frame["approximation"])
+    keys = frame[frame["approximation"] == "random_keys"]
+    assert keys["value"].tolist() == pytest.approx([expected] * 2, rel=1e-4)
+    assert keys["relative_output_error"].tolist() == pytest.approx([0.8, 0.8])
+    assert keys["cost"].tolist() == pytest.approx([16.32, 65.28])
+
+
+def test_the_panels_draw_every_method_at_every_budget() -> None:
+    shown = survey.distance(survey_results())
+    error, cost = shown.charts
+    assert shown.choices == ["causal, elu"] and "causal, elu" in error.to_dict()["title"]
+    drawn = [row for row in rows(error) if "low" in row]
+    assert {row["series"] for row in drawn} == {"16 keys", "64 keys"}
+    assert min(row["value"] for row in drawn) == FLOOR
+    found = {(row["name"], row["series"]): row for row in drawn}
+    strided = found["strided", "16 keys"]
+    assert [strided[name] for name in ("low", "value", "high")] == pytest.approx([0.15, 0.2, 0.3])
+    order = error.to_dict()["layer"][-1]["encoding"]["y"]["sort"]
+    assert order[0] == survey.LIMIT
+    assert order == cost.to_dict()["layer"][-1]["encoding"]["y"]["sort"]
+    added = {(row["name"], row["series"]): row["value"] for row in rows(cost) if "low" in row}
+    assert added["strided", "16 keys"] == pytest.approx(math.log(1.05))
+
+
+def test_the_limit_is_the_edge_of_what_is_shaded() -> None:
+    shade = survey.distance(survey_results()).charts[0].layer[0]
+    assert shade.to_dict()["mark"]["type"] == "rect"
+    assert shade.data["value"].tolist() == pytest.approx([0.04, FLOOR])
+
+
+def test_a_cost_beyond_all_others_is_a_number_at_the_edge() -> None:
+    def worse(one):
+        far = one.approximation == "sliding_window" and one.budget == 16
+        return replace(one, value=5000.0, low=None, high=None) if far else one
+
+    [_, cost] = survey.distance(Results.of([with_cells(survey_record("masked"), worse)])).charts
+    drawn = rows(cost)
+    assert [row["text"] for row in drawn if "text" in row] == ["+4,900.0 ▸"]
+    assert max(row["value"] for row in drawn if "value" in row) < 100
+
+
+def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
+    said = findings(budget_settings(survey_results()))
+    known = "At 16 keys the closest practical method is strided: output error 0.2 (0.15 to 0.3)"
+    assert known in said
+    assert "× 5.00 OVA's (0.04)" in said and "× 0.50 OVO's (0.4)" in said
+    assert "far above OVA's (0)" in said  # nothing to divide by at 64 keys
+
+    def closer(one):
+        near = replace(one.error, relative=0.001)
+        return replace(one, error=near) if one.approximation == "sliding_window" else one
+
+    moved = budget_settings(Results.of([with_cells(survey_record(), closer)]))
+    assert "closest practical method is sliding window" in findings(moved)
+
+
+def test_the_table_has_every_setting_sorted_within_a_budget() -> None:
+    table = survey.distance(survey_results()).table
+    assert len(table.data) == len(table.display) == 12
+    first = table.display["method"].tolist()[:6]
+    assert first == ["OVA", "sampled from α", "strided", "OVO", "sliding window", "random keys"]
+    assert "stride" not in table.display.columns
+    row = table.display.iloc[2]
+    assert row["output error"] == "0.2 (0.15 to 0.3)" and row["range over seeds"] == DASH
+    drawn = table.display.iloc[5]
+    assert drawn["range over seeds"] == f"{math.log(130):.2f} to {math.log(132):.2f}"
+    ends = table.data[["relative_output_error_low", "relative_output_error_high"]]
+    assert (ends.iloc[:, 0] <= ends.iloc[:, 1]).all()
+
+
+def test_notes_say_what_an_output_error_is_and_on_how_many_units_it_was_measured() -> None:
+    said = " ".join(survey.distance(survey_results()).notes)
+    assert "the sum of |o − õ|² over queries, heads and layers, divided by that of |o|²" in said
+    assert "Measured on 8 windows (causal_elu), evenly spaced" in said
+    assert "covers the text and not the draws" in said
+    assert "50 targets in 40 windows" in said and "synthetic" in said  # the end metric's own
+
+
+def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
+    shown = survey.patterns([survey_record(), survey_record("masked", picture=None)])
+    exact, other = shown.charts
+    assert shown.choices == ["causal, elu"]
+    assert exact.to_dict()["title"] == "causal, elu: exact attention"
+    drawn = [(row["query"], row["key"], row["weight"]) for row in rows(exact)]
+    assert drawn == [(0, 0, 1.0), (1, 0, 0.5), (1, 1, -0.25)]
+    svg = vl_convert.vegalite_to_svg(specification(exact))
+    assert re.findall(r"strength: ([\d.]+);", svg) == ["1", "1", "0.5"]
+    assert '["def", "f"][datum.value]' in str(exact.to_dict())
+    assert {row["method"] for row in rows(other)} == {"Nyström (2.5)"}
+    assert shown.table.data["keys with a weight"].tolist() == [1.5, 1.5]
+    assert survey.patterns([survey_record(picture=None)]) is None
+
+
+def test_a_trained_model_stands_beside_the_same_method_swapped_in() -> None:
+    exact = replace(survey_record("masked"), model="masked_short")
+    alone = replace(exact, cells=(cell("exact", {}, None, 0.0, 90.0),))
+    windows = replace(
+        alone,
+        model="masked_short_sliding_window",
+        trained_with="SlidingWindow",
+        arguments={"r": 16, "engine": None},
+    )
+    fourier = replace(alone, model="masked_short_fourier_mixing", trained_with="FourierMixing")
+    shown = survey.trained([windows, fourier], [exact])
+    table = shown.table
+    assert table.data["trained"].tolist() == [90.0, 90.0]
+    assert table.data["swapped"][0] == 120.0 and math.isnan(table.data["swapped"][1])
+    assert table.display["attention"].tolist() == [
+        "sliding window (r = 16)",
+        "Fourier mixing (FNet)",
     ]
-    notes = " ".join(exhibits(section)["forward_backward"].notes)
-    assert "Left out: the nystrom at 2,048 tokens (too slow)." in notes
-    assert "Not measured yet: models trained with a method." in section.lead
-    arguments = exhibits(section)["methods"].table.markdown()
-    assert "stride = √L" in arguments and "rank = min(L, 64)" in arguments
-    assert "length = 0.25 L" in arguments
+    assert "One training run each" in shown.notes[0]
+    assert survey.trained([], [exact]) is None
 
 
-def test_tokens_and_names_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("value_aware_study.report.page.png", lambda charts, rows: b"")
-    given = survey_record()
-    picture = replace(given.picture, tokens=(SLY, "f"))
-    variant = replace(given, model=SLY, trained_with="SlidingWindow", arguments={"r": 2})
-    section = survey_section([replace(given, picture=picture)], [variant], record(AGREES))
-    page = write_page(Page("", "", [section]), tmp_path).read_text()
-    assert SLY not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert r"\u003cscript\u003ealert(1)" in page  # a word on an axis
-
-
-def test_what_was_not_measured_is_left_out_and_named() -> None:
-    given = record(AGREES)
-    given["cells"] = [cell for cell in given["cells"] if cell["length"] < 256]
-    section = survey_section([], [], given)
-    assert "time_memory_short" in exhibits(section)
-    assert not {"time_memory_long", "exponents", "distance"} & set(exhibits(section))
-    assert "the distance to the optimum" in section.lead and "the growth of cost" in section.lead
-    nothing = survey_section([], [], {})
-    assert nothing.exhibits == [] and "time and memory" in nothing.lead
-
-
-def test_dense_attention_is_a_named_line_at_every_length() -> None:
-    long, short = time_and_memory.exhibit(Measurements(record(AGREES)))
-    assert long.name == "time_memory_long" and short.name == "time_memory_short"
-    memory, time = (panel.to_dict()["layer"] for panel in long.charts)
-    for lines, name, *_ in (memory, time):
-        assert lines["mark"]["strokeDash"] and name["mark"]["text"] == "dense attention"
-    drawn = {(row["name"], row["series"]): row for row in rows(long.charts[1]) if "low" in row}
-    assert drawn["the eager", "L = 1,024"]["value"] == pytest.approx(100 * 2**1.2)
-    assert len(long.table.data) == 3 * len(AGREES) and len(short.table.data) == 2 * len(AGREES)
-
-
-def test_exponents_are_drawn_beside_the_published_ones() -> None:
-    growth = exponents.exhibit(Measurements(record(AGREES)))
-    [panel] = growth.charts
-    drawn = {(row["name"], row["series"]): row["value"] for row in rows(panel)}
-    assert drawn["the linformer", "time"] == pytest.approx(1.1)
-    assert drawn["the linformer", "memory"] == pytest.approx(1.1)
-    assert drawn["the linformer", "published"] == 1
-    assert growth.table.data["attention, time"].is_monotonic_increasing
+@pytest.mark.parametrize("task", ["causal", "masked"])
+def test_a_single_unit_has_no_interval_in_table_and_figure(task: str) -> None:
+    single = with_cells(survey_record(task), lambda one: replace(one, **UNKNOWN))
+    shown = survey.distance(Results.of([single]))
+    assert set(shown.table.display["interval"]) == {DASH}
+    assert not any("low" in row for row in rows(shown.charts[1]))

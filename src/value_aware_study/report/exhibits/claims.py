@@ -1,22 +1,407 @@
-"""What the paper claims, what was measured here, and every comparison behind the verdicts."""
+"""The paper's claims, each answered from our records alone, with the comparisons behind it.
 
-from collections.abc import Sequence
+A comparison of two settings of a model on the same targets is a finding no firmer than its
+interval: the paired 95% interval of their difference in mean loss over units of text becomes a
+ratio of perplexities, or a difference in points of error.
+"""
 
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from value_aware_attention.measurement.intervals import ratio_of_sums
+from value_aware_attention.measurement.record import EndMetric, Record
 from value_aware_study.report import captions
-from value_aware_study.report.claim import VERDICTS, Answer
-from value_aware_study.report.claims import about, answers
+from value_aware_study.report.claim import VERDICTS, Answer, Finding
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.results import Results
+from value_aware_study.report.measured import gap_rows, of_models
+from value_aware_study.report.published import SHORT_EXACT, TABLE_1, TABLE_2, TABLE_2_COLUMNS
+from value_aware_study.report.results import KERNELS, Results
+from value_aware_study.report.words import number, setting_label, signed, times
 
-__all__ = ["exhibit"]
-
+SIZES = (1, 65)
+"""Keys kept in the paper's tables."""
+WINDOWS = (4, 16, 65)
+"""Widths of the windows that claims compare."""
+EVERY = ("causal", "long", "short")
+"""All models, as `models` names them."""
+ROUNDING = 1e-5
+"""Largest error, relative to the longest value, that is exact in single precision."""
 HOLDS = {True: "yes", False: "no", None: ""}
+Find = Callable[[Results], Iterable[Finding]]
 
 
-def exhibit(results: Results) -> list[Exhibit]:
-    """The verdicts, a row a claim, and the findings that they rest on."""
+@dataclass(frozen=True)
+class Setting:
+    """An approximation and its parameters; a random one stands for all of its seeds."""
+
+    approximation: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return setting_label({"approximation": self.approximation, **self.parameters})
+
+
+EXACT = Setting("exact")
+
+
+def oblivious(r: int) -> Setting:
+    return Setting("optimal_v_oblivious", {"r": r})
+
+
+def aware(r: int) -> Setting:
+    return Setting("optimal_v_aware", {"r": r})
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Summed loss (nats, or wrong predictions) and number of targets of each unit of text."""
+
+    totals: NDArray[np.float64]
+    counts: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, measured: Sequence[EndMetric]) -> "Sums":
+        """The mean of several measurements on the same targets."""
+        totals = np.mean([one.unit_totals for one in measured], axis=0)
+        return cls(totals, np.array(measured[0].unit_counts))
+
+
+@dataclass(frozen=True)
+class Model:
+    """One evaluated model under the name that findings have for it."""
+
+    label: str
+    record: Record
+
+    def sums(self, setting: Setting) -> Sums | None:
+        """The sums of one setting, averaged over seeds; None where it was not measured."""
+        cells = [
+            cell
+            for cell in self.record.cells
+            if cell.approximation == setting.approximation
+            and setting.parameters.items() <= cell.parameters.items()
+        ]
+        return Sums.of(cells) if cells else None
+
+    def added(self, setting: Setting) -> Sums | None:
+        """The loss above exact attention's."""
+        sums, exact = self.sums(setting), self.sums(EXACT)
+        return Sums(sums.totals - exact.totals, sums.counts) if sums and exact else None
+
+    @property
+    def effective_keys(self) -> float:
+        return fmean(layer.effective_keys for layer in self.record.attention[0].skewness)
+
+
+def compared(
+    models: Iterable[Model], first: Setting, second: Setting, *, above: bool
+) -> Iterator[Finding]:
+    """Whether the first setting's loss is above (or below) the second's, in each model."""
+    what = f"{first.label} against {second.label}"
+    for model in models:
+        sums = model.sums(first), model.sums(second)
+        yield from difference(what, model.label, model.record.metric, *sums, above=above)
+
+
+def difference(
+    what: str, label: str, metric: str, first: Sums | None, second: Sums | None, *, above: bool
+) -> list[Finding]:
+    """The finding of one comparison: open for different targets, none where a side is missing."""
+    if first is None or second is None:
+        return []
+    if not np.array_equal(first.counts, second.counts):
+        return [Finding(f"{label} not compared: other targets", None, what, label=label)]
+    ends = [float(end) for end in ratio_of_sums(first.totals - second.totals, first.counts)]
+    higher = is_above(*ends[1:])
+    if metric == "perplexity":
+        ends = [math.exp(min(end, 700.0)) for end in ends]
+        value, low, high = (number(end, 3 if end < 10 else 1) for end in ends)
+        shown = f"× {value}"
+    else:
+        ends = [100 * end for end in ends]
+        value, low, high = (signed(end, 2) for end in ends)
+        shown = f"{value} points"
+    sentence = f"{label} {shown} ({low} to {high})"
+    holds = None if higher is None else higher == above
+    return [Finding(sentence, holds, what, ends[0], ends[1], ends[2], label, value)]
+
+
+def is_above(low: float, high: float) -> bool | None:
+    """Whether a number is above zero, by its interval; None where the interval holds zero."""
+    return True if low > 0 else False if high < 0 else None
+
+
+ORF = Setting("orf", {"features": 256, "scaling": "paper"})
+FEW_LSH, MANY_LSH = (
+    Setting("lsh", {"r": r, "rounds": rounds}) for r, rounds in ((64, 4), (512, 16))
+)
+
+
+def models(results: Results, *names: str) -> list[Model]:
+    """The models by name: "causal" for one a kernel, "long" and "short" for the masked ones."""
+    causal = {kernel: results.of_kernel(kernel) for kernel in KERNELS}
+    known = {"causal": [Model(kernel, record) for kernel, record in causal.items() if record]}
+    for name in ("long", "short"):
+        found = results.models(f"masked_{name}")
+        known[name] = [Model(f"masked {name}", record) for record in found]
+    return [model for name in names for model in known[name]]
+
+
+def compares(names: Sequence[str], first: Setting, second: Setting, *, above: bool) -> Find:
+    """Finds in each model whether one setting's loss is above (or below) the other's."""
+    return lambda results: compared(models(results, *names), first, second, above=above)
+
+
+def one_more_than_head_size(results: Results) -> Iterator[Finding]:
+    """The largest output error of head size + 1 value-aware keys, over all recorded queries."""
+    what = "largest |o − õ| of head size + 1 value-aware keys, over the longest value"
+    for model in models(results, *EVERY):
+        r = model.record.head_dim + 1
+        for cell in model.record.cells:
+            error = cell.error.largest_error if cell.error else None
+            if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
+                yield Finding(
+                    f"{model.label} {error:.0e}",
+                    error <= ROUNDING,
+                    what,
+                    label=model.label,
+                    shown=f"{error:.0e}",
+                )
+
+
+def order_of_kernels(results: Results) -> Iterator[Finding]:
+    """Compares the loss that OVO adds: polynomial above elu above exponential."""
+    by_kernel = {model.record.kernel: model for model in models(results, "causal")}
+    names = [name for name in ("polynomial", "elu", "exponential") if name in by_kernel]
+    yield from _in_order([by_kernel[name] for name in names], "")
+
+
+def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
+    """Compares the loss that OVO adds: more, the flatter the attention of the trained model."""
+    causal = models(results, "causal")
+    known = [one for one in causal if one.record.attention and one.record.attention[0].skewness]
+    known.sort(key=lambda model: -model.effective_keys)
+    keys = ", ".join(f"{model.label} {model.effective_keys:.0f}" for model in known)
+    yield from _in_order(known, f", the flatter first (effective keys: {keys})")
+
+
+def flatter_is_wider(results: Results) -> Iterator[Finding]:
+    """The rank correlation, over kernels, of effective keys and OVO / OVA error in each layer."""
+    frame = gap_rows(of_models(results))
+    layers = (layer for _, layer in frame.groupby(["model", "layer"]))
+    ranks = [layer["share"].rank().corr(layer["gap"].rank()) for layer in layers]
+    known = np.array([rank for rank in ranks if math.isfinite(rank)])
+    if not len(known):
+        return
+    ends = [float(end) for end in ratio_of_sums(known, np.ones(len(known)))]
+    mean, low, high = (signed(end, 2) for end in ends)
+    what = (
+        "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put on "
+        "a layer's queries and keys"
+    )
+    label = f"mean of {len(known)} layers"
+    sentence = f"{label} {mean} ({low} to {high})"
+    yield Finding(sentence, is_above(*ends[1:]), what, ends[0], ends[1], ends[2], label, mean)
+
+
+def longer_is_better(results: Results) -> Iterator[Finding]:
+    """Compares the long model with the short one, which reads the same text in pieces."""
+    what = "long model against the short one, same masked tokens"
+    for long, short in zip(models(results, "long"), models(results, "short"), strict=False):
+        if text := short.record.baselines.get("longer_text"):
+            exact = long.sums(EXACT)
+            yield from difference(
+                what, "exact attention", "error", exact, Sums.of([text]), above=False
+            )
+
+
+def lsh_against_oblivious(results: Results, paper: Setting, *, above: bool) -> Iterator[Finding]:
+    """Compares OVO-65 with LSH of the paper's keys and rounds, or with our closest setting."""
+    for model in models(results, "long"):
+        if setting := _closest_lsh(model.record, paper):
+            yield from compared([model], setting, oblivious(65), above=above)
+
+
+def _in_order(models: Sequence[Model], how: str) -> Iterator[Finding]:
+    """Whether OVO adds more to the loss of each model than to that of the next, at each size."""
+    for setting in map(oblivious, SIZES):
+        for first, second in pairwise(models):
+            yield from difference(
+                f"perplexity of {setting.label} over exact's{how}",
+                f"{first.label} / {second.label}",
+                "perplexity",
+                first.added(setting),
+                second.added(setting),
+                above=True,
+            )
+
+
+def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
+    """LSH with the most keys and rounds, up to the paper's, that does not see all keys."""
+    most = paper.parameters
+    given = (cell.parameters for cell in record.cells if cell.approximation == "lsh")
+    fitting = [
+        (its["r"], its["rounds"])
+        for its in given
+        if its["r"] <= most["r"] and its["rounds"] <= most["rounds"] and its["r"] < record.length
+    ]
+    if not fitting:
+        return None
+    r, rounds = max(fitting)
+    return Setting("lsh", {"r": r, "rounds": rounds})
+
+
+def _table_1(*settings: Setting) -> str:
+    """ "error 88.6 (OVA 1), 96.6 (OVO 1) %" """
+    errors = {Setting(cell.approximation, cell.parameters).label: cell.error for cell in TABLE_1}
+    each = (f"{errors[one.label]:g} ({one.label})" for one in settings)
+    return f"error {', '.join(each)} % (Table 1)"
+
+
+def _table_2(first: Setting, second: Setting) -> str:
+    """ "perplexity 280.3 against 1,031.1 (exponential), ..." """
+    columns = {(name, r): place for place, (_, name, r) in enumerate(TABLE_2_COLUMNS)}
+    places = [columns[one.approximation, one.parameters.get("r")] for one in (first, second)]
+    pairs = (
+        f"{' against '.join(number(row[place]) for place in places)} ({kernel})"
+        for kernel, row in TABLE_2.items()
+    )
+    return f"perplexity {', '.join(pairs)} (Table 2)"
+
+
+def _added_in_table_2() -> str:
+    """ "over exact, OVO-1 × 33.8 (exponential), ..." """
+    sizes = []
+    for column in ("OVO-1", "OVO-65"):
+        place = [name for name, _, _ in TABLE_2_COLUMNS].index(column)
+        each = (f"{times(row[place] / row[0])} ({kernel})" for kernel, row in TABLE_2.items())
+        sizes.append(f"{column} {', '.join(each)}")
+    return f"perplexity over exact's {'; '.join(sizes)} (Table 2)"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, its numbers, and the comparisons that answer it here."""
+
+    text: str
+    published: str
+    finds: Sequence[Find]
+    expected: int
+    """Comparisons that it takes to say that the claim holds."""
+
+
+CLAIMS = (
+    Claim(
+        "One value-aware key loses less than one chosen by weight.",
+        f"{_table_2(aware(1), oblivious(1))}; {_table_1(aware(1), oblivious(1))}.",
+        [compares(EVERY, aware(1), oblivious(1), above=False)],
+        expected=5,
+    ),
+    Claim(
+        "Head size + 1 value-aware keys equal exact attention.",
+        f"Section 3; {_table_2(aware(65), EXACT)}; {_table_1(aware(65), EXACT)}.",
+        [one_more_than_head_size],
+        expected=4,  # the short model may have fewer keys than that
+    ),
+    Claim(
+        "65 keys chosen by weight lose against exact attention.",
+        f"{_table_2(oblivious(65), EXACT)}; {_table_1(oblivious(65), EXACT)}.",
+        [compares(("causal", "long"), oblivious(65), EXACT, above=True)],
+        expected=4,
+    ),
+    Claim(
+        "By weight, polynomial loses most, then elu, exponential.",
+        f"{_added_in_table_2()}.",
+        [order_of_kernels],
+        expected=4,
+    ),
+    Claim(
+        "Flatter attention widens the gap between the two.",
+        "argued in section 3; section 4 explains the order of the kernels by it.",
+        [flatter_is_wider, flatter_kernels_lose_more],
+        expected=5,
+    ),
+    Claim(
+        "ORF and LSH of few keys lose against 65 keys by weight.",
+        f"{_table_1(ORF, FEW_LSH, oblivious(65))}.",
+        [
+            compares(("long",), ORF, oblivious(65), above=True),
+            partial(lsh_against_oblivious, paper=FEW_LSH, above=True),
+        ],
+        expected=2,
+    ),
+    Claim(
+        "LSH of many keys does better than 65 keys by weight.",
+        f"{_table_1(MANY_LSH, oblivious(65))}.",
+        [partial(lsh_against_oblivious, paper=MANY_LSH, above=False)],
+        expected=1,
+    ),
+    Claim(
+        "The model of long sequences errs less than of short ones.",
+        f"error {TABLE_1[0].error:g} against {SHORT_EXACT:g} % (section 4).",
+        [longer_is_better],
+        expected=1,
+    ),
+    Claim(
+        "A window loses against exact and against r by weight.",
+        "Figure 1, masked LM; no number is printed.",
+        [
+            compares(("causal", "long"), Setting("sliding_window", {"r": r}), other, above=True)
+            for r in WINDOWS
+            for other in (EXACT, oblivious(r))
+        ],
+        expected=24,
+    ),
+)
+
+
+def answers(results: Results) -> list[Answer]:
+    """Every claim with its findings; none where a model or a setting was not evaluated."""
+    trainings = results.trainings()
+    return [
+        Answer.of_trainings(
+            claim.text,
+            [[finding for find in claim.finds for finding in find(one)] for one in trainings],
+            claim.published,
+            claim.expected,
+        )
+        for claim in CLAIMS
+    ]
+
+
+def about(results: Results) -> str:
+    """How to read the verdicts."""
+    return (
+        f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
+        "95% intervals over windows or sequences of the same evaluation text (for correlations: "
+        "over layers); they do not cover the draws of random methods, which are means over seeds. "
+        f"{_trained(len(results.trainings()))}"
+    )
+
+
+def _trained(times: int) -> str:
+    if times <= 1:
+        return "Every model was trained once, from one seed: verdicts are about this training run."
+    return (
+        f"The causal models were trained {times} times, from as many seeds: beside an interval is "
+        "the range over seeds; where seeds disagree each has its mark, and the verdict is that of "
+        "most seeds and says of how many, or mixed. The masked models were trained once: verdicts "
+        "on them are about this training run."
+    )
+
+
+def claims(results: Results) -> list[Exhibit]:
+    """The verdicts, one row a claim, and every finding behind them."""
     found = answers(results)
     return [_verdicts(found, results), _findings(found, about(results))]
 
@@ -42,7 +427,7 @@ def _verdicts(found: Sequence[Answer], results: Results) -> Exhibit:
 
 
 def _findings(found: Sequence[Answer], read: str) -> Exhibit:
-    """One row a finding; a claim without findings has one without them."""
+    """One row a finding; a claim without findings has an empty row."""
     rows = [
         {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published} | of_it
         for answer in found

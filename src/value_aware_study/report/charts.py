@@ -1,0 +1,253 @@
+"""Axes and layers of charts: bars, dots with intervals, and curves against a count.
+
+Bars and dots are drawn from a frame with the columns `name`, `series`, `value`, `low` and `high`:
+the value of a series in a named row, and its 95% interval. Curves have a `count` (keys, features,
+steps) in place of the name; with `trained_low` and `trained_high` also the range over trainings.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import altair as alt
+import pandas as pd
+
+from value_aware_study.report.look import Mark, Panel
+from value_aware_study.report.results import RANGE, known
+
+SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
+OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
+ENDS = ("low", "high")
+HEIGHT = 300
+"""Height of a figure of curves, in pixels."""
+JOINED = 3
+"""A series of fewer points is not joined: nothing was measured between them."""
+STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
+POWER = "'1e' + round(log(datum.value) / LN10)"
+"""Labels powers of ten in one form: 1e-4, 1e0, 1e2."""
+Drawn = list[alt.Chart]
+
+
+class Weight(NamedTuple):
+    """How heavy a curve is: the width of its line, the area of its points."""
+
+    line: float
+    point: float
+
+
+PLAIN, QUIET = Weight(1.8, 56), Weight(1.1, 34)
+
+
+def direction(title: str, better: Literal["lower", "higher"]) -> str:
+    """The title of an axis, with the direction that is better."""
+    return f"{title}, {better} is better"
+
+
+OUTPUT_ERROR = direction("relative squared output error", "lower")
+"""Title of the axis of the output error, the same in every figure."""
+
+
+def powers_of_two(values: Iterable[float]) -> list[int]:
+    """Ticks of an axis of counts: the powers of two that span the values."""
+    counts = list(values) or [1.0]
+    first, last = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))
+    return [2**power for power in range(first, last + 1)]
+
+
+def powers_of_ten(values: Iterable[float]) -> list[float]:
+    """Ticks of a logarithmic axis: the powers of ten that span the positive values."""
+    positive = [value for value in values if value > 0] or [1.0]
+    first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
+    return [10.0**power for power in range(first, last + 1)]
+
+
+def log_axis(title: str) -> alt.X:
+    """A logarithmic axis of values, labelled with powers of ten."""
+    axis = alt.Axis(labelExpr=POWER, tickCount=6, labelOverlap="parity", labelSeparation=8)
+    return alt.X("value:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
+
+
+def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt.X:
+    """A logarithmic axis of counts, marked at the powers of two."""
+    low, high = min(values, default=1.0), max(values, default=2.0)
+    scale = alt.Scale(type="log", base=2, domain=[low / 1.2, high * 1.2], nice=False)
+    ticks: dict[str, Any] = {"values": powers_of_two(values), "format": "d", "grid": False}
+    axis = alt.Axis(**ticks, labelOverlap="parity", labelSeparation=6)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+
+
+def powers(kind: Any, field: str, title: str, values: Collection[float], room: float = 1.5) -> Any:
+    """A logarithmic axis (`kind` alt.X or alt.Y) marked at the powers of ten."""
+    ticks, grid = powers_of_ten(values), kind is alt.Y
+    axis = alt.Axis(values=ticks, labelExpr=POWER, labelOverlap="parity", grid=grid)
+    domain = [min(values, default=1.0) / room, max(values, default=1.0) * room]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+    return kind(f"{field}:Q", title=title, scale=scale, axis=axis)
+
+
+def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
+    """An axis of changes, 0 marked "exact": linear up to `around`, logarithmic beyond.
+
+    The paper's changes are many times ours, and both can be read.
+    """
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    low, high = min([0.0, *finite]), max([around, *finite])
+    ends = [min(1.15 * low, -around / 3), 1.15 * high]
+    scale = alt.Scale(type="symlog", constant=around, domain=ends, nice=False)
+    ticks = [step for step in STEPS if around <= step <= 1.15 * high]
+    below = [-step for step in STEPS if around <= step <= -low]
+    label = "datum.value ? format(datum.value, '~r') : 'exact'"
+    axis = alt.Axis(values=[*below, 0.0, *ticks], labelExpr=label, labelOverlap="greedy")
+    return alt.Y("value:Q", title=title, scale=scale, axis=axis)
+
+
+def extent(*frames: pd.DataFrame) -> list[float]:
+    """Every number of these frames that an axis of values needs room for."""
+    names = ("value", *ENDS, *RANGE)
+    return [value for frame in frames for name in names if name in frame for value in frame[name]]
+
+
+def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
+    """The colours of these series, with the legend's options."""
+    scale = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
+    shown = alt.Legend(**legend) if legend else alt.Undefined
+    return alt.Color("series:N", scale=scale, legend=shown)
+
+
+def shape(marks: Mapping[str, Mark]) -> alt.Shape:
+    """The shapes of these series."""
+    scale = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
+    return alt.Shape("series:N", scale=scale)
+
+
+def of_field(axis: Any, field: str) -> Any:
+    """A copy of an axis for another column of the frame."""
+    copied = axis.copy()
+    copied.shorthand = f"{field}:Q"
+    return copied
+
+
+def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None) -> Drawn:
+    """A horizontal bar for each series of each row, its value at its end; `rows` is their title."""
+    y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
+    base = _base(frame, ("name", "series"), ("value",), colour(marks, orient="top"), x=x)
+    base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)))
+    ends = base.mark_text(align="left", dx=5, fontWeight="bold")
+    return [base.mark_bar(height={"band": 0.86}), ends.encode(text=alt.Text("value:Q", format=","))]
+
+
+def dots(
+    frame: pd.DataFrame,
+    marks: Mapping[str, Mark],
+    x: alt.X,
+    published: pd.DataFrame | None = None,
+    order: Sequence[str] = (),
+) -> Drawn:
+    """A dot with its interval for each series of each row; rows in `order`, or by their mean.
+
+    `published` values of the same rows and series are hollow marks.
+    """
+    order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
+    axis = alt.Axis(grid=True, domain=False, ticks=False, labelPadding=10)  # a mark at 0 has room
+    places = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
+    labels, numbers, colours = ("name", "series"), ("value",), colour(marks, orient="bottom")
+    base = _base(frame, labels, numbers, colours, **places)
+    layers = [base.mark_point(filled=True, size=90).encode(shape=shape(marks))]
+    if known(frame, ENDS):
+        rule = base.mark_rule(strokeWidth=1.6)
+        layers.insert(0, rule.encode(x=of_field(x, "low"), x2="high:Q"))
+    if published is not None:
+        hollow = _base(published, labels, numbers, colours, **places).encode(shape=shape(marks))
+        layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=130))
+    return layers
+
+
+def curves(
+    frame: pd.DataFrame,
+    marks: Mapping[str, Mark],
+    x: alt.X,
+    y: alt.Y,
+    weight: Weight = PLAIN,
+    published: pd.DataFrame | None = None,
+) -> Drawn:
+    """Intervals, lines and points of every series; `published` values are hollow marks.
+
+    The range over trainings is a wide pale bar behind the interval.
+    """
+    frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
+    labels, numbers, colours = ("series",), ("count", "value"), colour(marks, **LEGEND)
+    base = _base(frame, labels, numbers, colours, x=x, y=y)
+    joined = base.transform_filter(f"datum.points >= {JOINED}")
+    layers = [joined.mark_line(strokeWidth=weight.line)]
+    if known(frame, ENDS):
+        rule = base.mark_rule(strokeWidth=0.8 * weight.line)
+        layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
+    if known(frame, RANGE):
+        pale = alt.when(SHOWN).then(alt.value(0.3)).otherwise(alt.value(0.05))
+        wide = base.transform_filter(f"isValid(datum.{RANGE[0]})").mark_rule(strokeWidth=9)
+        wide = wide.encode(y=of_field(y, RANGE[0]), y2=f"{RANGE[1]}:Q", opacity=pale)
+        layers.insert(0, wide)
+    layers.append(base.mark_point(filled=True, size=weight.point).encode(shape=shape(marks)))
+    if published is not None and len(published):
+        hollow = _base(published, labels, numbers, colours, x=x, y=y).encode(shape=shape(marks))
+        layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=120))
+    return layers
+
+
+LEGEND = {"orient": "bottom", "columns": 2}
+"""Legend of a figure of curves."""
+
+
+def _base(
+    frame: pd.DataFrame,
+    labels: Sequence[str],
+    numbers: Sequence[str],
+    colours: alt.Color,
+    **axes: Any,
+) -> alt.Chart:
+    """The series of a frame in their colours; hovering shows these labels and numbers."""
+    numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
+    columns = [name for name in (*labels, *numbers, "points") if name in frame]
+    tooltip = [alt.Tooltip(f"{name}:N") for name in labels]
+    tooltip += [alt.Tooltip(f"{name}:Q", format=".5~g") for name in numbers]
+    return alt.Chart(frame[columns]).encode(color=colours, opacity=OPACITY, tooltip=tooltip, **axes)
+
+
+def level(value: float, name: str = "") -> Drawn:
+    """A dashed horizontal line at a value, with its name, if it has one, under its left end."""
+    base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(y="value:Q")
+    label = base.mark_text(align="left", baseline="top", dy=5)
+    line = base.mark_rule(strokeDash=[5, 4])
+    return [line, label.encode(x=alt.value(6), text="name:N")] if name else [line]
+
+
+def reference(value: float, name: str) -> Drawn:
+    """A dashed vertical line at a value, such as exact attention's, with its name above it."""
+    base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(x="value:Q")
+    label = base.mark_text(baseline="bottom", dy=-4).encode(y=alt.value(0), text="name:N")
+    return [base.mark_rule(strokeDash=[5, 4]), label]
+
+
+def upright(count: int, name: str = "d + 1") -> Drawn:
+    """A thin vertical line at a count of keys, named "d + 1 = 65" above it."""
+    text = pd.DataFrame({"count": [count], "name": [f"{name} = {count}"]})
+    base = alt.Chart(text).encode(x="count:Q")
+    label = base.mark_text(align="right", baseline="bottom", dx=4, dy=-4)
+    return [base.mark_rule(), label.encode(y=alt.value(0), text="name:N")]
+
+
+def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -> Panel:
+    """Layers as one panel as wide as its place; its legend toggles series.
+
+    Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
+    """
+    place = next(i for i, one in enumerate(layers) if one.encoding.color is not alt.Undefined)
+    bound = layers[place].add_params(SHOWN)
+    panel = alt.layer(*layers[:place], bound, *layers[place + 1 :])
+    panel = panel.properties(width="container", height=height)
+    return panel.properties(title=title) if title else panel
+
+
+def toggled(layers: Sequence[alt.Chart], step: int = 24, title: str = "") -> Panel:
+    """Layers of bars or dots as one panel, `step` pixels a row; its legend toggles series."""
+    return figure(layers, title, max(layer.data["name"].nunique() for layer in layers) * step)

@@ -1,0 +1,235 @@
+"""The contents of a page: which exhibits answer which question, in the order of reading."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from value_aware_attention.files import with_checksum
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.record import OutputError, Record
+from value_aware_attention.probe.lines import headline
+from value_aware_study.report import captions
+from value_aware_study.report.exhibit import Exhibit, Page, Section
+from value_aware_study.report.exhibits import (
+    benchmark,
+    benchmark_claims,
+    caches,
+    claims,
+    every_r,
+    how,
+    layers,
+    model,
+    paper_figures,
+    paper_tables,
+    survey,
+)
+from value_aware_study.report.measured import of_kernels, of_models
+from value_aware_study.report.page import write_page
+from value_aware_study.report.results import Results
+
+QUESTION = "If attention may look at only r keys, what does choosing them by weight lose?"
+LEAD = (
+    "Keys are chosen by attention weight (OVO: the r largest, renormalised) or for the attention "
+    "output (OVA: the convex combination of at most r values closest to it). Both choices are "
+    "oracles that look at exact attention: they measure what a method could reach, not what it "
+    "costs."
+)
+PAPER = "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger."
+EVERY_R = (
+    "What is not in the paper: every number of keys, in the model's loss and in the layers' output."
+)
+SURVEY = (
+    "Every method of the survey beside the two oracles: keys chosen by weight (OVO), and keys "
+    "chosen for the output (OVA), which no other choice of as many keys can beat."
+)
+CACHES = (
+    "One set of keys for all later queries: what a compressed key-value cache keeps. Every method "
+    "keeps as many keys and is judged on queries that it has not seen."
+)
+PROBE = (
+    "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at exact "
+    "attention: they measure what a method could reach, not what it costs."
+)
+POST_HOC = (
+    "The model was trained with another kernel than the one measured (post hoc): exact attention "
+    "here is exact attention with that kernel, and the end metric is that of a model that never "
+    "met it."
+)
+HOW, HOW_TITLE = (
+    "The models, the text and the machine behind every number of this run.",
+    "How it was measured",
+)
+
+Found = tuple[str, Exhibit | Sequence[Exhibit] | None]
+"""An exhibit, or several, and the name that the section's lead has for one not measured yet."""
+
+
+def report_page(results: Results) -> Page:
+    """The page of one run; an exhibit without data is left out, and its section says so.
+
+    Raises ValueError where no evaluation was recorded.
+    """
+    if not results.records:
+        raise ValueError("no evaluation records given; a report needs at least one")
+    names = ["model", *(f"model_{place}" for place in range(2, len(results.probed) + 1))]
+    beside = [
+        *([survey_section(results)] if results.has_survey else []),
+        *([cache_section(results.caches)] if results.caches else []),
+        *(model_section(*one) for one in zip(results.probed, names, strict=False)),
+    ]
+    sections = [
+        _section("answer", "The claims", "", _answer(results)),
+        _section("paper", "The paper", PAPER, _paper(results)),
+        _section("every_r", "Every r", EVERY_R, _every_r(results)),
+        *beside,
+        _how(results, beside),
+    ]
+    return Page(QUESTION, LEAD, sections)
+
+
+def _answer(results: Results) -> list[Found]:
+    """The first exhibit is of a probed model, else of the first causal model of the run."""
+    return [
+        ("how many keys match", layers.hero(results)),
+        ("the claims", claims.claims(results)),
+    ]
+
+
+def _paper(results: Results) -> list[Found]:
+    return [
+        ("Table 1", paper_tables.table_1(results)),
+        ("Figure 1", paper_figures.figure_1(results)),
+        ("Table 2", paper_tables.table_2(results)),
+        ("Figure 2", paper_figures.figure_2(results)),
+        ("Figure 3", paper_figures.figure_3(results)),
+        ("Table 3", paper_tables.table_3(results.tokens)),
+        ("Table 4", paper_tables.table_4(results.training)),
+    ]
+
+
+def _every_r(results: Results) -> list[Found]:
+    measured = of_models(results)
+    return [
+        ("the token explorer", every_r.explorer(results)),
+        ("Figure 5", every_r.figure_5(results)),
+        ("Figure 6", layers.figure_6(measured)),
+        ("Figure 7", layers.figure_7(measured)),
+        ("the keys needed in every layer", layers.keys_needed(measured)),
+        ("Figure 4", every_r.figure_4(results)),
+        ("Figure 8", layers.figure_8(measured)),
+        ("skewness", layers.skewness(results)),
+        ("every cell", every_r.grid(results)),
+    ]
+
+
+def survey_section(results: Results) -> Section:
+    """Every method of the survey at equal budgets, in time and in memory.
+
+    Records of other checkpoints than the evaluation's are left out, and named.
+    """
+    records, others = results.of_checkpoints(results.surveyed)
+    timed, machines = None, captions.machines([*records, *results.variants])
+    if results.benchmark:
+        timed = benchmark.Measurements(results.benchmark)
+        machines.append(timed.machine)
+    names = ", ".join(record.model for record in others)
+    left_out = f"Left out, of other checkpoints than the evaluation's: {names}." if names else ""
+    found: list[Found] = [
+        ("the distance to the optimum", survey.distance(Results.of(records))),
+        ("attention patterns", survey.patterns(Results.of(records).records)),
+        ("models trained with a method", survey.trained(results.variants, records)),
+        *(_timed(timed) if timed else [("time and memory", None)]),
+    ]
+    return _section("survey", "The survey", SURVEY, found, left_out, machines)
+
+
+def _timed(measured: benchmark.Measurements) -> list[Found]:
+    return [
+        ("the claims of time and memory", benchmark_claims.survey_claims(measured)),
+        ("time and memory", benchmark.time_and_memory(measured)),
+        ("the growth of cost", benchmark.exponents(measured)),
+        ("the cost tables", benchmark.cost_tables(measured)),
+    ]
+
+
+def cache_section(records: Sequence[CacheRecord]) -> Section:
+    """Which keys a cache should keep, from one record a model and its texts."""
+    found = [
+        caches.by_text(records),
+        caches.answers(records),
+        caches.gain(records),
+        caches.gaps(records),
+        caches.agreement(records),
+        caches.sharpness(records),
+        caches.every_cell(records),
+    ]
+    return _section("caches", "Caches", CACHES, [("", one) for one in found])
+
+
+def model_section(record: Record, name: str = "model") -> Section:
+    """What a probe found; `name` is the section's anchor and begins those of its exhibits."""
+    setting = captions.probed_on(record)
+    kernels = of_kernels(record)
+    found = [
+        layers.matching_bars(kernels, f"{name}_matching_keys", setting),
+        model.end_metric(record, f"{name}_end_metric", setting),
+        model.keys_of_layers(record, f"{name}_layers", setting),
+        model.error_by_head(record, f"{name}_error_by_head", setting),
+        model.keys_by_head(record, f"{name}_keys_by_head", setting),
+        layers.output_error(kernels, f"{name}_output_error", setting),
+        layers.skewness_gap(kernels, f"{name}_skewness_gap", setting),
+    ]
+    lead = [headline(record), *([POST_HOC] if record.attention[0].post_hoc else [])]
+    machines = [(record.model, captions.machine_of(record))]
+    title, exhibits = f"Your model: {record.model}", [("", one) for one in found]
+    return _section(name, title, " ".join(lead), exhibits, machines=machines)
+
+
+def _how(results: Results, beside: Sequence[Section]) -> Section:
+    machines = [one for section in beside for one in section.machines]
+    files = ", ".join(results.unchecked)
+    said = f"These files have no checksum and are read as they are: {files}." if files else ""
+    return _section("how", HOW_TITLE, HOW, [("", how.models(results, machines))], said)
+
+
+def _section(
+    name: str,
+    title: str,
+    lead: str,
+    found: Sequence[Found],
+    more: str = "",
+    machines: Sequence[tuple[str, str]] = (),
+) -> Section:
+    """The exhibits that were found; the lead names those that were not, then says `more`."""
+    missing = ", ".join(what for what, exhibits in found if what and not exhibits)
+    said = [lead, f"Not measured yet: {missing}." if missing else "", more]
+    several = ([one] if isinstance(one, Exhibit) else one or [] for _, one in found)
+    exhibits = [exhibit for some in several for exhibit in some]
+    return Section(name, title, " ".join(filter(None, said)), exhibits, machines)
+
+
+def write_probe(record: Record, folder: Path | str, cached: CacheRecord | None = None) -> None:
+    """Writes the page of a probe with its exhibits' files, record.json and heads.csv.
+
+    `cached` (the loss of cache methods on the same text) adds a section and caches.json. The same
+    record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
+    """
+    heads = _heads(record.attention[0].output_error)
+    texts = {
+        "record.json": with_checksum(record.to_json()),
+        "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
+    }
+    if cached is not None:
+        texts["caches.json"] = with_checksum(cached.to_json())
+    title = f"{record.model}: how many keys its attention needs"
+    section = model_section(record)
+    last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
+    sections = [section, *([cache_section([cached])] if cached else []), last]
+    write_page(Page(title, PROBE, sections), Path(folder), texts)
+
+
+def _heads(errors: OutputError) -> pd.DataFrame:
+    """The relative output error of every layer, head, method and size, with its interval."""
+    rows = [vars(at) for at in errors.errors if at.head is not None]
+    return pd.DataFrame(rows, columns=["layer", "head", "method", "r", "error", "low", "high"])

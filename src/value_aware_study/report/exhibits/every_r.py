@@ -1,0 +1,250 @@
+"""The end metric of every setting: against r, against the output error, and cell by cell.
+
+The token explorer stands with them: single queries behind those means.
+"""
+
+import altair as alt
+import pandas as pd
+
+from value_aware_study.report import captions
+from value_aware_study.report.charts import (
+    OPACITY,
+    OUTPUT_ERROR,
+    PLAIN,
+    QUIET,
+    Weight,
+    colour,
+    count_axis,
+    curves,
+    extent,
+    figure,
+    level,
+    of_field,
+    powers,
+    shape,
+    upright,
+)
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.exhibits.paper_figures import (
+    KEYS,
+    change_table,
+    loss_axis,
+    published_errors,
+    published_losses,
+)
+from value_aware_study.report.look import OTHER, Mark, Panel, method_marks
+from value_aware_study.report.measured import OPTIMAL
+from value_aware_study.report.results import KERNELS, Results
+from value_aware_study.report.words import (
+    intervals,
+    method_label,
+    number,
+    setting_label,
+    short,
+    signed,
+)
+
+BASELINES = (
+    *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
+    *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys"),
+)
+"""Methods that Figure 5 draws beside the two oracles."""
+SMALLEST = 1e-3
+"""Output error below which Figure 4 counts a setting as exact, and leaves it out."""
+NAMED = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window")
+"""Methods with a mark of their own in Figure 4; all others share one."""
+REST = "other methods"
+
+
+def explorer(results: Results) -> Exhibit | None:
+    """The exploration of a text; None where no evaluation left one."""
+    if not results.explored:
+        return None
+    return Exhibit(
+        "explorer",
+        "Token by token: which keys each method keeps",
+        "Click a word of real text: the exact weights of its query, the keys that each method "
+        "keeps with theirs, and the output error left.",
+        exploration=results.explored,
+    )
+
+
+def figure_4(results: Results) -> Exhibit | None:
+    """A panel a model, with the rank correlation; None where no output error was recorded."""
+    frame = results.changes
+    frame = frame[frame["relative_output_error"] >= SMALLEST]
+    frame = frame[frame["approximation"] != "exact"]
+    if frame.empty:
+        return None
+    names = results.names()
+    frame = frame.assign(
+        name=frame["model"].map(names),
+        setting=[setting_label(row) for row in frame.to_dict("records")],
+        series=[method_label(n) if n in NAMED else REST for n in frame["approximation"]],
+    )
+    drawn = [name for name in names.values() if name in set(frame["name"])]
+    notes = [
+        "Each point is one setting: its relative output error, and the metric with that "
+        f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
+        f"{captions.recorded_on(results.records)} Settings with an error under {SMALLEST:g} count "
+        "as exact and are left out. Not in the paper.",
+    ]
+    return Exhibit(
+        "figure_4",
+        "Figure 4. Output error of the attention against the loss of the model",
+        "The smaller the error of the attention's output, the smaller the model's loss.",
+        notes,
+        [_scatter(frame[frame["name"] == name], name) for name in drawn],
+        _scatter_table(frame),
+        choices=drawn,
+    )
+
+
+def _scatter(frame: pd.DataFrame, name: str) -> Panel:
+    marks, values = _scatter_marks(frame), frame["relative_output_error"].tolist()
+    shown = frame[["series", "setting", "relative_output_error", "value"]]
+    shown = shown.sort_values("series", key=lambda series: series != REST)
+    points = alt.Chart(shown).mark_point(filled=True, size=62)
+    points = points.encode(
+        x=powers(alt.X, "relative_output_error", OUTPUT_ERROR, values),
+        y=loss_axis(frame["task"].iloc[0], frame["value"]),
+        color=colour(marks, orient="bottom"),
+        shape=shape(marks),
+        opacity=OPACITY,
+        tooltip=[
+            "setting:N",
+            *(alt.Tooltip(f"{n}:Q", format=".5~g") for n in ("relative_output_error", "value")),
+        ],
+    )
+    spearman = frame["relative_output_error"].rank().corr(frame["value"].rank())
+    return figure([*level(0.0), points], f"{name}: rank correlation {signed(spearman, 2)}")
+
+
+def _scatter_marks(frame: pd.DataFrame) -> dict[str, Mark]:
+    named = frame[frame["series"] != REST]
+    return method_marks(named) | ({REST: OTHER} if len(named) < len(frame) else {})
+
+
+def _scatter_table(frame: pd.DataFrame) -> Table:
+    columns = ["model", "setting", "relative_output_error", "value", "low", "high"]
+    data = frame[columns].rename(columns={"value": "change"}).reset_index(drop=True)
+    display = pd.DataFrame({"model": frame["name"].tolist(), "setting": data["setting"]})
+    display["output error"] = [number(value, 4) for value in data["relative_output_error"]]
+    display["change from exact"] = [signed(value, 3) for value in data["change"]]
+    return Table(data, display)
+
+
+def figure_5(results: Results) -> Exhibit | None:
+    """Two panels a model, of the optimal methods and of the others; None where none has a curve."""
+    models = _models(results)
+    if not models:
+        return None
+    ours, theirs = pd.concat(models.values()), _published(models)
+    notes = [
+        f"{captions.OPTIMAL} {captions.BEST_FOUND} Grey: from the best to the worst of the others, "
+        "which the second panel has one by one.",
+        f"{captions.BASELINES} Sampled from α: r draws with replacement, mean of the seeds.",
+        "Differences from exact attention, ours from ours and the paper's (Tables 1 and 2, hollow, "
+        "r = 1 and 65) from the paper's; the axis is even near zero and logarithmic beyond.",
+        f"{captions.INTERVAL} {captions.NOT_JOINED}",
+    ]
+    return Exhibit(
+        "figure_5",
+        "Figure 5. What choosing for the output gains in the end",
+        "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA)."
+        f"{captions.seeds(results, ' (pale bars)')}",
+        notes,
+        [
+            panel
+            for name, frame in models.items()
+            for panel in _panels(frame, theirs[theirs["name"] == name], name)
+        ],
+        change_table(ours, theirs),
+        choices=list(models),
+    )
+
+
+def _models(results: Results) -> dict[str, pd.DataFrame]:
+    """Settings with an r of the causal models and of the long masked one, by label."""
+    frame = results.changes
+    frame = frame[frame["approximation"].isin([*OPTIMAL, *BASELINES]) & frame["r"].notna()]
+    firsts = [record for kernel in KERNELS if (record := results.of_kernel(kernel))]
+    names = results.names()
+    of_model = {
+        names[one.model]: frame[frame["model"] == one.model]
+        for one in [*firsts, *results.models("masked_long")]
+    }
+    return {
+        name: rows.assign(name=name, count=rows["r"].astype(float))
+        for name, rows in of_model.items()
+        if len(rows)
+    }
+
+
+def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """The paper's values of the optimal methods, for the models that we have."""
+    masked = published_errors().assign(task="masked", kernel="exponential")
+    both = pd.concat([masked, published_losses().assign(task="causal")])
+    both = both[both["approximation"].isin(OPTIMAL)]
+    both = both.assign(series=both["approximation"].map(method_label), count=both["r"])
+    return pd.concat(
+        both[
+            (both["task"] == frame["task"].iloc[0]) & (both["kernel"] == frame["kernel"].iloc[0])
+        ].assign(name=name, model=name)
+        for name, frame in models.items()
+    )
+
+
+def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[Panel]:
+    """The optimal choices before a band of the others, and the others one by one."""
+    optimal = frame["approximation"].isin(OPTIMAL)
+    others = frame[~optimal]
+    panels = [_panel(frame[optimal], theirs, PLAIN, others)]
+    if len(others):
+        panels.append(_panel(others, theirs.head(0), QUIET, others.head(0)))
+    titles = ("optimal choices", "other choices")
+    return [
+        panel.properties(title=f"{name}: {of}") for panel, of in zip(panels, titles, strict=False)
+    ]
+
+
+def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, weight: Weight, others: pd.DataFrame) -> Panel:
+    keys = int(rows["head_dim"].iloc[0]) + 1
+    x = count_axis(KEYS, rows["count"].tolist())
+    y = loss_axis(rows["task"].iloc[0], extent(rows, theirs, others[["value"]]))
+    marked = upright(keys) if rows["count"].max() >= keys else []
+    lines = curves(rows, method_marks(rows), x, y, weight, theirs)
+    return figure([*_band(others, x, y), *level(0.0), *marked, *lines])
+
+
+def _band(others: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    """From the best to the worst of the other methods."""
+    ends = others.groupby("count")["value"].agg(low="min", high="max").reset_index()
+    area = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
+    return [area.encode(x=x, y=of_field(y, "low"), y2="high:Q")] if len(ends) else []
+
+
+def grid(results: Results) -> Exhibit:
+    """Every cell: all columns as CSV; as text the metric, its change and the output error."""
+    data = results.cells
+    ends = ("difference_low", "difference_high")
+    display = pd.DataFrame(
+        {
+            "model": data["model"],
+            "setting": [setting_label(row) for row in data.to_dict("records")],
+            "seed": [number(seed, 0) for seed in data["seed"]],
+            "metric": data["metric"],
+            "value": [number(value, 2) for value in data["value"]],
+            "difference": [signed(value, 2) for value in data["difference"]],
+            "95% interval of the difference": intervals(data, 2, signed, ends),
+            "output error": [short(value) for value in data["relative_output_error"]],
+        }
+    )
+    return Exhibit(
+        "grid",
+        "Every cell",
+        f"All {len(data):,} cells of the grid: model, approximation, parameters and seed.",
+        ["The CSV has every column: parameters, intervals, output error by layer, and counts."],
+        table=Table(data, display),
+        folded=True,
+    )

@@ -1,0 +1,63 @@
+"""The models, the text and the machine behind every number of the page."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from value_aware_attention.measurement.record import Record
+from value_aware_study.report import captions
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.results import Results
+from value_aware_study.report.words import number
+
+INTRODUCTION = (
+    "Language models are trained with exact attention, then evaluated with the attention of every "
+    "layer replaced by an approximation. Numbers called the paper's are those printed in "
+    "Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to larger models "
+    "trained on other text."
+)
+REPRODUCE = (
+    "Every number and picture on this page is written by the report stage of the pipeline from the "
+    "records of the evaluation; make repro runs all of it, from the text to this page."
+)
+
+
+def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibit:
+    """One row a model: what it is, and its metric with exact attention on how much text.
+
+    `machines` are what other sections measured, and on what.
+    """
+    ordered = sorted(results.records, key=lambda record: record.task != "causal")
+    every = [one for record in ordered for one in (record, *results.replicates_of(record))]
+    data = pd.DataFrame(list(map(_row, every)))
+    display = data.drop(columns="value")
+    display.insert(5, "exact attention", list(map(_exact, data["metric"], data["value"])))
+    display = display.drop(columns="metric").rename(columns=lambda name: name.replace("_", " "))
+    runs: dict[str, list[str]] = {}
+    for measured, machine in [*captions.machines(every), *machines]:
+        runs.setdefault(machine, []).append(measured)
+    said = [f"{'; '.join(dict.fromkeys(measured))}; {on}" for on, measured in runs.items()]
+    return Exhibit(
+        "models",
+        "Models, text and machine",
+        "What every number above was measured on.",
+        [INTRODUCTION, *said, REPRODUCE],
+        table=Table(data, display.astype(str)),
+    )
+
+
+def _row(record: Record) -> dict[str, object]:
+    exact = (cell.value for cell in record.cells if cell.approximation == "exact")
+    return {
+        "model": record.model,
+        "kernel": record.kernel,
+        "length": record.length,
+        "head_dim": record.head_dim,
+        "measured_on": captions.measured_on(record),
+        "metric": record.metric,
+        "value": next(exact, None),
+    }
+
+
+def _exact(metric: str, value: float | None) -> str:
+    return f"{metric} {number(value)}{' %' if metric == 'error' else ''}"

@@ -1,0 +1,474 @@
+"""Exhibits of the attention layers: keys that match, the output error for every r, and skewness."""
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from value_aware_attention.measurement.record import ErrorAtSize, OutputError
+from value_aware_study.report import captions
+from value_aware_study.report.charts import (
+    LEGEND,
+    OPACITY,
+    OUTPUT_ERROR,
+    SHOWN,
+    bars,
+    colour,
+    count_axis,
+    curves,
+    direction,
+    figure,
+    powers,
+    powers_of_two,
+    shape,
+    toggled,
+    upright,
+)
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.look import Mark, Panel
+from value_aware_study.report.measured import (
+    AWARE,
+    FLOOR,
+    OBLIVIOUS,
+    OPTIMAL,
+    ORACLE_MARKS,
+    ORACLES,
+    SIZE,
+    Measured,
+    Rows,
+    error_rows,
+    full_name,
+    gap_findings,
+    gap_rows,
+    measured_on,
+    of_kernels,
+    oracle_marks,
+    own,
+    sentence,
+)
+from value_aware_study.report.results import RANGE, Results, known, with_range
+from value_aware_study.report.words import (
+    NONE,
+    interval,
+    intervals,
+    missing,
+    model_label,
+    number,
+    series_label,
+    short,
+    times,
+    whole,
+)
+
+LARGEST = 16
+"""Most value-aware keys that bars are drawn for; the table has all."""
+TITLED = 4
+"""Value-aware keys in the title of the page's first figure."""
+COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
+COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
+NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
+BOUND = "maurey_bound"
+BOUND_LABEL, BOUND_MARK = "sampled from α, expected", Mark.of("grey", "stroke")
+OTHERS = (
+    f"{captions.BASELINES} Sampled from α: the expected error of the mean of r values drawn from "
+    "α, Var/r (Maurey), which the optimum is never above."
+)
+TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
+SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
+EXPLAINED = (
+    "Section 3 argues that the flatter the attention weights, the more the values decide which "
+    "keys matter: for a polynomial kernel of degree 0 all weights are equal, and with the degree "
+    "they become skewed. A small point is one layer, with polynomials put in its kernel's place "
+    "on the same queries, keys and values (post hoc) and with its own kernel; a large one, joined "
+    "by a line, is the geometric mean of a model's layers. Effective keys, in the table: exp of "
+    "the weights' entropy, as a share of all keys (a causal query sees fewer)."
+)
+SKEWNESS = {
+    "largest_weight": ("mean largest weight", 3),
+    "rows_over_half": ("queries with a weight over 1/2, %", 1),
+    "effective_keys": ("effective keys", 1),
+    "keys_for_90_percent": ("keys holding 90% of the weight", 1),
+}
+"""Measures of the skewness: their names in the table, and digits."""
+
+
+def hero(results: Results) -> Exhibit | None:
+    """The answer as bars: keys by weight that match a few keys chosen for the output.
+
+    The model is the first with counts among the probed, the causal and the other ones; with the
+    range over its trainings, where it was trained again. None where no model has counts.
+    """
+    for record in [*results.probed, *results.causal, *results.records]:
+        for measured in of_kernels(record)[:1]:
+            if measured.output_error.matching_keys:
+                again = own(results.replicates_of(record))
+                name = model_label(record) if record.scale else record.model  # ours, else probed
+                seeds = captions.seeds(results) if again else ""
+                return _hero(replace(measured, label=name, replicates=again), seeds)
+    return None
+
+
+def _hero(measured: Measured, seeds: str) -> Exhibit:
+    every = counts([measured])
+    found = every[(every["layer"] == "all") & (every["r"] <= LARGEST)].reset_index(drop=True)
+    named = found[found["r"] == TITLED]
+    row = (named if len(named) else found.tail(1)).iloc[0]
+    return Exhibit(
+        "hero",
+        f"The same output with {row['r']} keys as with {row['keys_needed']}, if chosen for it",
+        f"Keys that a query needs for the same output error ({measured.label}, all layers pooled)."
+        f"{seeds}",
+        [
+            f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
+            f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.CONSERVATIVE}",
+        ],
+        [_bars(measured)],
+        counts_table(found),
+    )
+
+
+def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
+    """The bars of every kernel of a probed model; None where no matching keys were counted."""
+    kernels = [one for one in measured if one.output_error.matching_keys]
+    if not kernels:
+        return None
+    return Exhibit(
+        name,
+        "The same output with fewer keys",
+        "Keys chosen by weight that come as close to the exact output as r chosen for it.",
+        [
+            f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
+            f"{captions.BEST_FOUND} {captions.CONSERVATIVE}",
+            *(f"{one.label}: {sentence(one.output_error)}." for one in kernels),
+            setting,
+        ],
+        [_bars(one, one.label if len(kernels) > 1 else "") for one in kernels],
+        counts_table(counts(kernels), "kernel"),
+    )
+
+
+def _bars(measured: Measured, title: str = "") -> Panel:
+    """A pair of bars for each number of value-aware keys up to `LARGEST`."""
+    errors = measured.output_error
+    pairs = [
+        {"name": f"r = {match.r}", "series": ORACLES[method], "value": keys}
+        | {"low": low, "high": high}
+        for match in errors.matching_keys
+        if match.layer is None and match.r <= LARGEST
+        for method, keys, low, high in (
+            (AWARE, match.r, None, None),
+            (OBLIVIOUS, match.keys, match.low, match.high),
+        )
+    ]
+    frame = pd.DataFrame(pairs)
+    better = direction(f"keys of {errors.keys:,} for the same error", "lower")
+    room = alt.Scale(domain=[0, 1.12 * float(frame["value"].max())], nice=False)
+    axis = alt.Axis(grid=False, tickCount=5, format=",d")
+    x = alt.X("value:Q", title=better, scale=room, axis=axis)
+    return toggled(bars(frame, ORACLE_MARKS, x, None), 46, title)
+
+
+def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
+    """The counts pooled over layers, drawn and listed; None where none was made."""
+    data = counts(measured)
+    pooled = data[data["layer"] == "all"].reset_index(drop=True)
+    if pooled.empty:
+        return None
+    return Exhibit(
+        "figure_7",
+        "Figure 7. How many keys chosen by weight match r value-aware keys",
+        "Keys by weight (OVO) with at most the output error of r keys chosen for the output (OVA).",
+        [
+            f"{captions.MATCH} Bars: that interval. {captions.MATCH_OF_QUERIES}",
+            f"{captions.BEST_FOUND} {captions.CONSERVATIVE} {measured_on(measured)}",
+        ],
+        [_counts_panel(pooled, {item.label: item.mark for item in measured})],
+        counts_table(pooled),
+    )
+
+
+def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
+    """The counts pooled and in each layer; None where none was made."""
+    data = counts(measured)
+    if data.empty:
+        return None
+    return Exhibit(
+        "keys_needed",
+        "Matching keys in every layer",
+        "Keys by weight (OVO) that match r keys chosen for the output (OVA), layer by layer.",
+        [captions.MATCH, captions.MATCH_OF_QUERIES],
+        table=counts_table(data),
+        folded=True,
+    )
+
+
+def counts(measured: Sequence[Measured]) -> pd.DataFrame:
+    """One row for every size, pooled and then in each layer, with the range over trainings."""
+    rows = [
+        row
+        for item in measured
+        for one in (item.attention, *item.replicates)
+        for row in _count_rows(item.label, one.output_error)
+    ]
+    data = pd.DataFrame(rows, columns=list(COLUMNS))
+    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS), "Int64"))
+    return with_range(data, ["model", "layer", "r"], "keys_needed")
+
+
+def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
+    """The counts and their text; `named` heads the text's column of models or kernels."""
+    display = pd.DataFrame([_count_text(row) for row in data.to_dict("records")])
+    display = display.rename(columns={"model": named})
+    if data["layer"].nunique() > 1:
+        display.insert(1, "layer", data["layer"].astype(str))
+    return Table(data, display)
+
+
+def _count_rows(label: str, errors: OutputError) -> Rows:
+    rows = []
+    for match in errors.matching_keys:
+        error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}
+        place = {"model": label, "layer": "all" if match.layer is None else match.layer}
+        found: dict[str, Any] = {"r": match.r, "keys_needed": match.keys, "keys": errors.keys}
+        share = None if match.keys is None else match.keys / errors.keys
+        found |= {"share": share, "value_aware_error": error[match.r]}
+        rows.append(place | found | {name: getattr(match, name) for name in COUNTS})
+    return rows
+
+
+def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
+    lowest, highest = (row.get(name) for name in RANGE)
+    over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
+    none = missing(row["keys_needed"])
+    share = NONE if none else f"{100 * row['share']:.0f}% of {row['keys']:,}"
+    return {
+        "model": row["model"],
+        "r, value-aware keys": str(row["r"]),
+        "keys by weight": NONE if none else whole(row["keys_needed"]),
+        "95% interval": interval(row["low"], row["high"], 0),
+        **over_seeds,
+        "share of all keys": share,
+        "median query": whole(row["median"]),
+        "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
+    }
+
+
+def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Any]) -> Panel:
+    names = {"model": "series", "r": "count", "keys_needed": "value"}
+    frame = pooled.rename(columns=names)
+    drawn = ["value", "low", "high", *known(frame, RANGE)]
+    frame = frame.astype(dict.fromkeys(drawn, float))
+    highest = float(frame[drawn].max().max())
+    x = count_axis("r, keys chosen for the output (log scale)", frame["count"].tolist())
+    scale = alt.Scale(type="log", base=2, domain=[0.8, highest * 1.4], nice=False)
+    axis = alt.Axis(values=powers_of_two([1, highest]), format="d", labelOverlap="parity")
+    title = direction("keys chosen by weight", "lower")
+    y = alt.Y("value:Q", title=title, scale=scale, axis=axis)
+    last = int(frame["count"].max())
+    return figure([*_equal(last), *curves(frame, marks, x, y)], height=380)
+
+
+def _equal(last: int) -> list[alt.Chart]:
+    """A dashed line of as many keys by weight as value-aware ones, with its name under it."""
+    ends, middle = {"count": [1, last], "value": [1, last]}, [2 ** (last.bit_length() // 2)]
+    line, place = (
+        alt.Chart(pd.DataFrame(data)).encode(x="count:Q", y="value:Q")
+        for data in (ends, {"count": middle, "value": middle, "name": ["equal number"]})
+    )
+    return [
+        line.mark_line(strokeDash=[6, 4], strokeWidth=1.2, color="var(--muted)"),
+        place.mark_text(align="left", baseline="top", dx=8, dy=6).encode(text="name:N"),
+    ]
+
+
+def figure_6(measured: Sequence[Measured]) -> Exhibit | None:
+    """The output error of every model."""
+    return output_error(measured, "figure_6", measured_on(measured), "Figure 6. ", "model")
+
+
+def output_error(
+    measured: Sequence[Measured], name: str, setting: str, begins: str = "", column: str = "kernel"
+) -> Exhibit | None:
+    """A panel for each model or kernel (`column`), with all layers pooled and each by itself.
+
+    `begins` are the title's first words. None where nothing was measured.
+    """
+    if not measured:
+        return None
+    data = pd.DataFrame([{column: one.label} | row for one in measured for row in _error_rows(one)])
+    several = any(len(one.output_error.methods) > len(OPTIMAL) for one in measured)
+    return Exhibit(
+        name,
+        f"{begins}Output error against the keys kept",
+        "How far the output of r keys is from exact attention's; thin lines are single layers.",
+        [
+            f"{captions.OUTPUT_ERROR} Errors under {FLOOR:g}, zero included, are drawn there.",
+            f"{captions.OPTIMAL} {captions.BEST_FOUND}",
+            *([OTHERS] if several else []),
+            setting,
+        ],
+        [_error_panel(one) for one in measured],
+        Table(data, _error_text(data, column)),
+        choices=[one.label for one in measured],
+    )
+
+
+def _label(method: str) -> str:
+    if method in NORMS:
+        return series_label({"approximation": "norm_weighted_keys", "norm": NORMS[method]})
+    return BOUND_LABEL if method == BOUND else full_name(method)
+
+
+def _shown(
+    output_error: OutputError, method: str, layer: int | None, measured: Container[int]
+) -> list[dict[str, Any]]:
+    """The curve at powers of two, at its last size, and at sizes with a known interval."""
+    rows = error_rows(output_error, method, layer)
+    last = rows[-1]["r"]
+    return [row for row in rows if (r := row["r"]).bit_count() == 1 or r == last or r in measured]
+
+
+def _error_rows(measured: Measured) -> Iterator[dict[str, Any]]:
+    """One row a point: every method pooled, and each layer of the oracles."""
+    errors = measured.output_error
+    ends: dict[Any, dict[int, ErrorAtSize]] = defaultdict(dict)
+    for one in errors.errors:
+        if one.head is None:
+            ends[one.method, one.layer][one.r] = one
+    for method in errors.methods:
+        for layer in (None, *(range(errors.layers) if method in OPTIMAL else ())):
+            of_curve = ends[method, layer]
+            for row in _shown(errors, method, layer, of_curve):
+                at = of_curve.get(row["r"])
+                place = {"method": method, "layer": "all" if layer is None else str(layer)}
+                yield place | {"low": at and at.low, "high": at and at.high} | row
+
+
+def _error_panel(measured: Measured) -> Panel:
+    frame = pd.DataFrame(_error_rows(measured)).rename(columns={"error": "value", "r": "count"})
+    frame = frame.assign(series=frame["method"].map(_label))
+    frame[["value", "low", "high"]] = frame[["value", "low", "high"]].astype(float).clip(FLOOR)
+    pooled, single = frame[frame["layer"] == "all"], frame[frame["layer"] != "all"]
+    x = count_axis("keys kept for each query, r", [1, measured.output_error.keys])
+    y = powers(alt.Y, "value", OUTPUT_ERROR, [FLOOR, float(frame["value"].max())])
+    thin = alt.Chart(single[["count", "series", "value", "layer"]]).mark_line(strokeWidth=0.8)
+    thin = thin.encode(
+        x=x,
+        y=y,
+        detail="layer:N",
+        color="series:N",
+        opacity=alt.when(SHOWN).then(alt.value(0.4)).otherwise(alt.value(0.05)),
+    )
+    keys, head = measured.output_error.keys, measured.output_error.head_dim + 1
+    marked = upright(head) if head <= keys else []
+    marks = oracle_marks(pooled.assign(approximation="")) | {BOUND_LABEL: BOUND_MARK}
+    return figure([*marked, thin, *curves(pooled, marks, x, y)], measured.label)
+
+
+def _error_text(data: pd.DataFrame, column: str) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            column: data[column],
+            "method": data["method"].map(_label),
+            "layer": data["layer"],
+            "r, keys": [f"{r:,}" for r in data["r"]],
+            "error": [NONE if missing(error) else short(error) for error in data["error"]],
+            "95% interval": intervals(data, 3, short),
+        }
+    )
+
+
+def figure_8(measured: Sequence[Measured]) -> Exhibit | None:
+    """The skewness gap of every model."""
+    return skewness_gap(measured, "figure_8", begins="Figure 8. ")
+
+
+def skewness_gap(
+    measured: Sequence[Measured], name: str, setting: str = "", begins: str = ""
+) -> Exhibit | None:
+    """One panel with the degree as x, every model a series; None where nothing was measured."""
+    frame = gap_rows(measured)
+    if frame.empty:
+        return None
+    rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
+    on = f"{' or '.join(f'{count:,}' for count in rows)} queries a layer."
+    display = frame[["model", "layer", "series"]].astype(str)
+    display["effective keys, % of all"] = [number(share, 2) for share in frame["share"]]
+    display[f"OVO error / OVA error, r = {SIZE}"] = [times(gap) for gap in frame["gap"]]
+    return Exhibit(
+        name,
+        f"{begins}Skewness of the attention and what choosing for the output gains",
+        f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output, by "
+        "the degree of the kernel.",
+        [
+            EXPLAINED,
+            f"Errors under {FLOOR:g} count as {FLOOR:g}. {captions.BEST_FOUND} "
+            f"{gap_findings(measured)} {on}",
+            *([setting] if setting else []),
+        ],
+        [_gap_panel(frame, {item.label: item.mark for item in measured})],
+        Table(frame, display),
+        folded=bool(begins),
+    )
+
+
+def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
+    marks = {name: mark for name, mark in marks.items() if name in set(frame["model"])}
+    frame = frame.rename(columns={"model": "series", "series": "kernel"})
+    means = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
+    mean = np.exp(means["log"].mean()).rename("gap").reset_index()
+    named = alt.Axis(labelAngle=0, labelExpr=SHORT)
+    order = sorted(frame["kernel"].unique())
+    x = alt.X("kernel:N", title="degree, or the model's own kernel", sort=order, axis=named)
+    title = f"OVO error / OVA error, r = {SIZE}"
+    ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
+    scale = alt.Scale(type="log", domain=ends, nice=False)
+    axis = alt.Axis(values=TICKS, format="~r")
+    y = alt.Y("gap:Q", title=title, scale=scale, axis=axis)
+    shown: dict[str, Any] = {"color": colour(marks, **LEGEND), "opacity": OPACITY}
+    shown["tooltip"] = ["series:N", "kernel:N", alt.Tooltip("gap:Q", format=".4~g")]
+    of_layers, line, of_models = (
+        alt.Chart(rows[["series", "kernel", "gap"]]).encode(x=x, y=y, **shown)
+        for rows in (frame, mean[mean["kernel"].str.startswith("degree")], mean)
+    )
+    layers = [
+        of_layers.mark_point(filled=True, size=18, fillOpacity=0.5).encode(shape=shape(marks)),
+        line.mark_line(strokeWidth=1.6),
+        of_models.mark_point(filled=True, size=90).encode(shape=shape(marks)),
+    ]
+    return figure(layers)
+
+
+def skewness(results: Results) -> Exhibit | None:
+    """One row a model and layer, with the kernel that its cells have; None where not measured."""
+    head = ["model", "kernel", "layer"]
+    rows = [
+        {"model": record.model, "kernel": record.kernel, **vars(layer)}
+        for record in results.records
+        for attention in record.attention[:1]
+        for layer in attention.skewness
+    ]
+    if not rows:
+        return None
+    data = pd.DataFrame(rows, columns=[*head, *SKEWNESS])
+    display = data[head].astype(str)
+    for name, (label, digits) in SKEWNESS.items():
+        scale = 100 if name == "rows_over_half" else 1
+        display[label] = [number(value * scale, digits) for value in data[name].astype(float)]
+    note = (
+        "A flat row (small largest weight, many effective keys) is one where the values decide "
+        "which keys matter (section 3). Means over the recorded queries of all heads; effective "
+        f"keys: exp of the entropy; layers count from 0. {captions.recorded_on(results.records)}"
+    )
+    return Exhibit(
+        "skewness",
+        "Skewness of the attention weights",
+        "How many keys the attention of every layer rests on.",
+        [note],
+        table=Table(data, display),
+        folded=True,
+    )

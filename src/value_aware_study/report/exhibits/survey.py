@@ -1,0 +1,396 @@
+"""Every method of the survey at equal budgets: distance to the optimum, patterns, training."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from value_aware_attention.measurement import record as records
+from value_aware_attention.measurement.record import Cell, Record
+from value_aware_study.cards import cards
+from value_aware_study.report import captions
+from value_aware_study.report.charts import (
+    OUTPUT_ERROR,
+    SHOWN,
+    colour,
+    direction,
+    dots,
+    log_axis,
+    reference,
+    toggled,
+)
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.look import Mark, Panel, ramp
+from value_aware_study.report.measured import AWARE, FLOOR, OBLIVIOUS
+from value_aware_study.report.results import OUTPUT_ERRORS, Results
+from value_aware_study.report.words import (
+    DASH,
+    interval,
+    intervals,
+    method_label,
+    model_label,
+    number,
+    short,
+    signed,
+    times,
+    with_interval,
+)
+
+LIMIT = "OVA, the limit"
+BUDGETS = (
+    "Every method has the parameter that brings its multiply-adds a query closest to the budget; "
+    "a method without such a setting, or that cannot run under this model's kernel or causal "
+    "mask, is left out there. The search of the oracles, chosen by weight (OVO) and chosen for the "
+    "output (OVA), which look at the exact weights, is not counted. "
+    f"{captions.DRAWS} One seed a layer."
+)
+READ = (
+    "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the optimum, "
+    f"out of reach of any choice of so many keys. Errors under {FLOOR:g}, zero included, are drawn "
+    "there. A number before ▸ is a cost beyond the axis, at the budgets in their order."
+)
+BEYOND = 6.0
+"""A cost this many times above the third quartile of all is beyond the axis."""
+SEEDS = ("seeds_low", "seeds_high")
+COST = {"causal": "nats a token more than exact", "masked": "points of error more than exact"}
+ROW = 21
+VALUES = ("value", "low", "high")
+CHANGES = ("change", "change_low", "change_high")
+
+CELL = 17
+SEEN = 0.005
+"""Share of a query's largest weight below which a weight is not drawn."""
+ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
+PATTERNS = (
+    "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
+    "larger the weight, relative to the largest of its row; vermillion: negative. First layer, "
+    "first head, attention restricted to the tokens shown; less than half a percent is not drawn. "
+    "Each method has the setting that costs nearest to the budget; its cost, in brackets, is in "
+    "keys a query."
+)
+MIXING = {
+    "fourier_mixing": "Fourier mixing (FNet)",
+    "linear_mixing": "linear mixing",
+    "random_mixing": "random mixing",
+}
+TRAINED = (
+    "The same model, text and steps, trained with the method in every layer and evaluated with it; "
+    "beside it the model trained with exact attention, with the same method only swapped in. "
+    "One training run each: the intervals cover the choice of evaluation text only."
+)
+UNSAID = ("seed", "length", "width", "engine")
+"""Arguments that a method trained with does not share with the same method swapped in."""
+
+
+def distance(results: Results) -> Exhibit | None:
+    """Output error and its cost, two panels a model; None where no model met a budget."""
+    frame = budget_settings(results)
+    if frame.empty:
+        return None
+    drawn = [record for record in results.records if record.model in set(frame["model"])]
+    of_model = {model_label(one): (frame[frame["model"] == one.model], one) for one in drawn}
+    return Exhibit(
+        "distance",
+        "Distance to the optimum at equal budgets",
+        "How far each method's output is from exact attention's, and what that costs the model.",
+        [
+            READ,
+            f"{BUDGETS} {captions.BEST_FOUND}",
+            f"{captions.OUTPUT_ERROR} {captions.recorded_on(drawn)}",
+            *(f"{name}: {findings(rows)}" for name, (rows, _) in of_model.items()),
+            f"{captions.INTERVAL} {captions.ours(drawn)}",
+        ],
+        [panel for rows, record in of_model.values() for panel in _panels(rows, record)],
+        _table(frame, drawn),
+        choices=list(of_model),
+    )
+
+
+def budget_settings(results: Results) -> pd.DataFrame:
+    """One row a model, method and budget, seeds averaged, with `cost`, `budget` and `change`.
+
+    `change` is that of the end metric (nats a token, points of error) from exact attention's.
+    """
+    frame = results.nats
+    frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, "budget", "cost"])])
+    exact = frame[frame["approximation"] == "exact"].set_index("model")["value"]
+    for name, value in zip(CHANGES, ("value", "low", "high"), strict=True):
+        frame[name] = frame[value] - frame["model"].map(exact)
+    return frame[frame["cost"].notna()]
+
+
+def _panels(frame: pd.DataFrame, record: Record) -> list[Panel]:
+    """The output error, and the cost, with the same rows: the closest method first."""
+    aware = frame["approximation"] == AWARE
+    named = frame.assign(
+        name=frame["series"].where(~aware, LIMIT),
+        series=[f"{budget:g} keys" for budget in frame["budget"]],
+    ).sort_values("budget")
+    means = named.groupby("name")["relative_output_error"].mean().sort_values()
+    order = sorted(means.index, key=lambda name: (name != LIMIT, means[name]))
+    marks = ramp(named["series"].unique())
+    return [panel(named, marks, order, record) for panel in (_error_panel, _cost_panel)]
+
+
+def _error_panel(
+    named: pd.DataFrame, marks: Mapping[str, Mark], order: Sequence[str], record: Record
+) -> Panel:
+    """The output error on a logarithmic axis; errors below the optimum's are shaded."""
+    drawn = _as_values(named, OUTPUT_ERRORS)
+    drawn[list(VALUES)] = drawn[list(VALUES)].clip(lower=FLOOR)
+    scale = alt.Scale(type="log", domainMin=FLOOR, nice=False)
+    limit = drawn[drawn["name"] == LIMIT]
+    shade = alt.Chart(limit[["name", "series", "value"]]).mark_rect()
+    shade = shade.encode(
+        x=alt.X("value:Q", scale=scale, title=OUTPUT_ERROR),
+        x2=alt.value(0),
+        color=colour(marks),
+        opacity=alt.when(SHOWN).then(alt.value(0.14)).otherwise(alt.value(0)),
+    )
+    layers = [shade, *dots(drawn, marks, log_axis(OUTPUT_ERROR).scale(scale), order=order)]
+    return toggled(layers, ROW, f"{model_label(record)}: output error")
+
+
+def _cost_panel(
+    named: pd.DataFrame, marks: Mapping[str, Mark], order: Sequence[str], record: Record
+) -> Panel:
+    """The change of the end metric from exact attention's; a cost beyond the axis is a number."""
+    drawn = _as_values(named, CHANGES)
+    edge = BEYOND * max(drawn["value"].quantile(0.75), 0.0)
+    beyond = drawn["value"] > (edge or math.inf)
+    inside = drawn[~beyond]
+    last = float(inside[["value", "high"]].max().max())
+    ends = [min(float(drawn[["value", "low"]].min().min()), 0.0), last]
+    title, scale = direction(COST[record.task], "lower"), alt.Scale(domain=ends, nice=False)
+    x = alt.X("value:Q", title=title, scale=scale)
+    far = drawn[beyond].groupby("name")["value"]
+    names = far.agg(lambda costs: f"{', '.join(map(signed, costs))} ▸").reset_index(name="text")
+    numbers = alt.Chart(names.assign(end=last)).mark_text(align="right")
+    numbers = numbers.encode(
+        x=alt.X("end:Q", scale=scale, title=title), y=alt.Y("name:N", sort=order), text="text:N"
+    )
+    layers = [*reference(0.0, "exact"), *dots(inside, marks, x, order=order), numbers]
+    return toggled(layers, ROW, f"{model_label(record)}: cost")
+
+
+def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
+    """One quantity with the ends of its interval, under the names that `dots` draws."""
+    columns = dict(zip(fields, VALUES, strict=True))
+    return named[["name", "series", *fields]].rename(columns=columns).astype({"value": float})
+
+
+def findings(frame: pd.DataFrame) -> str:
+    """Sentences on a model's figure, made from its numbers: the closest method at each budget."""
+    sentences = []
+    oracles = [name for name, card in cards().items() if card.oracle]
+    for budget, group in frame.groupby("budget"):
+        errors = group.set_index("approximation")["relative_output_error"]
+        practical = group[~group["approximation"].isin(oracles)]
+        ranked = practical.sort_values("relative_output_error", kind="stable")
+        if ranked.empty or not {OBLIVIOUS, AWARE} <= set(errors.index):
+            continue
+        best = ranked.iloc[0]
+        measured = _error(best)
+        compared = f"{measured}, {_over(best, errors, AWARE)} OVA's"
+        sentences.append(
+            f"At {int(budget)} keys the closest practical method is {best['series']}: output error "
+            f"{compared} ({errors[AWARE]:.2g}) and {_over(best, errors, OBLIVIOUS)} OVO's "
+            f"({errors[OBLIVIOUS]:.2g})."
+        )
+    return " ".join(sentences)
+
+
+def _error(row: Any) -> str:
+    value, low, high = (row[name] for name in OUTPUT_ERRORS)
+    return with_interval(value, low, high, 2, short)
+
+
+def _over(row: pd.Series, errors: pd.Series, other: str) -> str:
+    if errors[other] < FLOOR:
+        return "far above"
+    return times(row["relative_output_error"] / errors[other])
+
+
+def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
+    """Every method at every budget: cost, output error, end metric and its interval."""
+    labels = {record.model: model_label(record) for record in records}
+    columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
+    columns += ["value", "low", "high", *CHANGES, "seeds", *SEEDS]
+    order = frame["model"].map({model: place for place, model in enumerate(labels)})
+    data = frame[columns].assign(order=order)
+    data = data.sort_values(["order", "budget", "relative_output_error"], kind="stable")
+    data = data.drop(columns="order").reset_index(drop=True)
+    shown = [_row(labels[row["model"]], row) for row in data.to_dict("records")]
+    return Table(data, pd.DataFrame(shown))
+
+
+def _row(model: str, row: Mapping[str, Any]) -> dict[str, str]:
+    several = row["seeds"] > 1
+    return {
+        "model": model,
+        "budget, keys": number(row["budget"], 0),
+        "method": row["series"],
+        "cost, keys": number(row["cost"]),
+        "output error": _error(row),
+        "loss or error": number(row["value"], 2),
+        "interval": interval(row["low"], row["high"], 2),
+        "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2) if several else DASH,
+    }
+
+
+def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
+    """Exact attention beside a method that the reader picks, for each model with a picture."""
+    found = {model_label(one): one.picture for one in measured if one.picture}
+    drawn = {model: picture for model, picture in found.items() if len(picture.panels) > 1}
+    if not drawn:
+        return None
+    data = pd.DataFrame(
+        [row for model, picture in drawn.items() for row in _pattern_rows(model, picture)]
+    )
+    display = data.assign(
+        cost=[number(cost) for cost in data["cost"]],
+        **{"keys with a weight": [number(keys) for keys in data["keys with a weight"]]},
+    )
+    return Exhibit(
+        "patterns",
+        "What each method attends to",
+        "The weights of every method on the same words, beside exact attention's.",
+        [PATTERNS],
+        [
+            panel
+            for place, (model, picture) in enumerate(drawn.items())
+            for panel in _pattern_panels(model, picture, f"pick{place}")
+        ],
+        Table(data, display),
+        choices=list(drawn),
+    )
+
+
+def _pattern_rows(model: str, picture: records.Picture) -> list[dict[str, Any]]:
+    """What a model's panels show, a row each."""
+    return [
+        {"model": model, "method": method_label(panel.approximation)}
+        | {"cost": panel.cost}
+        | {"keys with a weight": fmean(sum(map(bool, row)) for row in panel.weights)}
+        for panel in picture.panels
+    ]
+
+
+def _drawable(token: str) -> str:
+    """Replaces control characters, which SVG, an XML format, cannot hold."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in token
+    )
+
+
+def _pattern_panels(model: str, picture: records.Picture, param: str) -> list[Panel]:
+    """Exact attention, and the other methods behind a list to pick one from, by `param`."""
+    tokens = [_drawable(token) for token in picture.tokens]
+    exact, *others = picture.panels
+    frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
+    names = list(dict.fromkeys(frame["method"]))
+    pick = alt.binding_select(options=names, name="method ")
+    picked = alt.selection_point(name=param, fields=["method"], bind=pick, value=names[0])
+    title = json.dumps(f"{model}: ")
+    left = _heat_map(pd.DataFrame(_cells(exact)), tokens)
+    right = _heat_map(frame, tokens).add_params(picked).transform_filter(picked)
+    return [
+        left.properties(title=f"{model}: exact attention"),
+        right.properties(title=alt.Title(alt.ExprRef(f"{title} + {param}_method"))),
+    ]
+
+
+def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
+    positions, words = list(range(len(tokens))), json.dumps(tokens)
+    axis = alt.Axis(labelExpr=f"{words}[datum.value]", labelOverlap=False, ticks=False)
+    strength = alt.Scale(domain=[0, 1], range=[0.08, 1], clamp=True)
+    return (
+        alt.Chart(frame, width="container", height=CELL * len(tokens))
+        .transform_calculate(**{"from": f"{words}[datum.query]", "to": f"{words}[datum.key]"})
+        .transform_calculate(size="abs(datum.weight)")
+        .transform_joinaggregate(largest="max(size)", groupby=["method", "query"])
+        .transform_calculate(strength="datum.size / datum.largest")
+        .mark_rect()
+        .encode(
+            x=alt.X("key:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
+            y=alt.Y("query:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
+            color=alt.condition("datum.weight < 0", alt.value(BELOW), alt.value(ABOVE)),
+            opacity=alt.Opacity("strength:Q", scale=strength, legend=None),
+            tooltip=["method:N", "from:N", "to:N", "weight:Q"],
+        )
+    )
+
+
+def _cells(panel: records.Panel) -> list[dict[str, Any]]:
+    """One row a pair that is drawn, with its weight."""
+    cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
+    name = method_label(panel.approximation) + cost
+    return [
+        {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
+        for query, row in enumerate(panel.weights)
+        for key, weight in enumerate(row)
+        if abs(weight) > SEEN * max(map(abs, row))
+    ]
+
+
+def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | None:
+    """One row a trained variant; `records` are the survey's, of the exact models."""
+    if not trained:
+        return None
+    rows = [_trained_row(variant, records) for variant in trained]
+    data = pd.DataFrame(rows)
+    display = pd.DataFrame(
+        {
+            "model": [row["model"] for row in rows],
+            "attention": [row["label"] for row in rows],
+            "trained with it": [number(row["trained"], 2) for row in rows],
+            "swapped in": [number(row["swapped"], 2) for row in rows],
+            "change, 95%": intervals(data, 2, signed, ("swapped_low", "swapped_high")),
+            "exact": [number(row["exact"], 2) for row in rows],
+        }
+    )
+    return Exhibit(
+        "trained",
+        "Trained with a method, and only swapped in",
+        "Masked tokens predicted wrongly in percent, or perplexity; lower is better.",
+        [TRAINED, captions.settings_of(trained)],
+        table=Table(data, display),
+    )
+
+
+def _trained_row(variant: Record, records: Sequence[Record]) -> dict[str, Any]:
+    """`exact` is the model trained with exact attention that it is a variant of."""
+    exact = next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
+    arguments = variant.arguments
+    name = variant.model.removeprefix(f"{exact.model}_") if exact else variant.trained_with
+    swapped = _swapped(exact, name, arguments) if exact else None
+    return {
+        "model": exact.model if exact else variant.model,
+        "attention": name,
+        "label": _label(MIXING.get(name) or method_label(name), arguments),
+        "arguments": json.dumps(arguments, sort_keys=True),
+        "trained": variant.cells[0].value,
+        "exact": exact.cells[0].value if exact else None,
+        "swapped": swapped.value if swapped else None,
+        "swapped_low": swapped.difference_low if swapped else None,
+        "swapped_high": swapped.difference_high if swapped else None,
+    }
+
+
+def _label(name: str, arguments: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{k} = {v}" for k, v in sorted(arguments.items()) if k not in UNSAID)
+    return f"{name} ({given})" if given else name
+
+
+def _swapped(exact: Record, name: str, arguments: Mapping[str, Any]) -> Cell | None:
+    """The first cell of the exact model with the same method and the same arguments."""
+
+    def said(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in given.items() if key not in UNSAID}
+
+    alike = (cell for cell in exact.cells if cell.approximation == name)
+    return next((cell for cell in alike if said(cell.parameters) == said(arguments)), None)

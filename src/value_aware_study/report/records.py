@@ -1,0 +1,141 @@
+"""Reads the records of a run: the one place where the report opens files of other stages."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from value_aware_attention.files import CONTENT_SHA256, load_json, reading
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.record import Record
+from value_aware_attention.measurement.record import read as check_kind
+from value_aware_study.report.results import Results
+from value_aware_study.tasks.exploration import Exploration
+
+AGAIN = "make it again (dvc repro)"
+Numbers = Mapping[str, float | None]
+TRAINING = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
+"""Kinds of the entries that a report shows of a training."""
+TOKENS = {"vocabulary_size": int, "sources": Mapping[str, Mapping[str, Numbers]]}
+"""Kinds of the entries that a report shows of the text; `sources` by source and split."""
+BENCHMARK = ("cells", "methods", "layer", "run_on")
+"""Entries that a report shows of the measured time and memory."""
+
+
+def read(places: Mapping[str, Path]) -> Results:
+    """Reads every record of a run from the folders and files that conf/report.yaml names.
+
+    Evaluations, trainings and the counts of the text are required, other records are read where
+    they are. Raises FileNotFoundError where a required one is missing, and ValueError, naming the
+    file, for a damaged one.
+    """
+    training = [_training(file) for file in files_of(places["training"])]
+    records = read_folder(places["records"])
+    tokens = _tokens(places["tokens"])
+    surveyed, variants = (
+        read_folder(folder) if any(folder.glob("*.json")) else []
+        for folder in (places["survey"], places["trained"])
+    )
+    benchmark = places["benchmark"]
+    probed = sorted(places["probe"].glob("*/record.json"))
+    return Results.of(
+        records,
+        {one["model"]: one for one in training},
+        tokens,
+        surveyed=surveyed,
+        variants=variants,
+        benchmark=load_json(benchmark, *BENCHMARK, remedy=AGAIN) if benchmark.exists() else {},
+        probed=[_parsed(Record, file) for file in probed],
+        caches=[_parsed(CacheRecord, file) for file in sorted(places["caches"].glob("*.json"))],
+        explored=_explored(places["explored"]),
+        unchecked=_unchecked(places),
+    )
+
+
+def read_folder(folder: Path | str) -> list[Record]:
+    """Reads the evaluation records of a folder, in the order of their files' names.
+
+    Raises FileNotFoundError for a folder without records; ValueError, naming the files, where
+    their scales or corpora differ, where one is of another schema version or damaged, or where two
+    are of one model.
+    """
+    read = {str(file): _parsed(Record, file) for file in files_of(folder)}
+    _check_alike("scales", {name: record.scale for name, record in read.items()})
+    _check_alike("corpora", {name: record.text.description for name, record in read.items()})
+    first: dict[str, str] = {}
+    for file, record in read.items():
+        if (other := first.setdefault(record.model, file)) != file:
+            twice = f"{other} and {file} are both records of {record.model}"
+            raise ValueError(f"{twice}: remove one of them")
+    return list(read.values())
+
+
+def files_of(folder: Path | str) -> list[Path]:
+    """A folder's JSON files by name; raises FileNotFoundError where there are none."""
+    if files := sorted(Path(folder).glob("*.json")):
+        return files
+    raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
+
+
+def _parsed(kind: Any, file: Path) -> Any:
+    """A record of this kind; ValueError, with the file's name, for anything else."""
+    with reading(file, AGAIN):
+        return kind.from_json(file.read_text(encoding="utf-8"), str(file))
+
+
+def _explored(folder: Path) -> Exploration | None:
+    """Reads the tokens that the evaluations left for the token explorer."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        with reading(file, AGAIN):
+            found.append(Exploration.from_json(file.read_text(encoding="utf-8")))
+    return Exploration.of(found) if found else None
+
+
+def _training(file: Path) -> dict[str, Any]:
+    """Reads the measurements of a training."""
+    content = _checked(file, TRAINING)
+    with reading(file, AGAIN):
+        for point in content["curve"]:
+            point["step"]
+    return content
+
+
+def _tokens(file: Path) -> dict[str, Any]:
+    """Reads the counts of the training text, by source."""
+    content = _checked(file, TOKENS)
+    with reading(file, AGAIN):
+        if not content["sources"]:
+            raise ValueError("it has no sources")
+    return content
+
+
+def _checked(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads a JSON object whose entries are of these kinds."""
+    content = load_json(file, *kinds, remedy=AGAIN)
+    with reading(file, AGAIN):
+        for key, kind in kinds.items():
+            check_kind(kind, content[key], key)
+    return content
+
+
+def _check_alike(what: str, values: Mapping[str, str]) -> None:
+    """Raises ValueError, naming the files, where they do not all have the same value."""
+    names: dict[str, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    if len(names) > 1:
+        found = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
+        raise ValueError(f"the records of a report have one of its {what}, these have {found}")
+
+
+def _unchecked(places: Mapping[str, Path]) -> list[str]:
+    """Names the files, with their folder's name, that hold no checksum of their content."""
+    folders = ("training", "records", "explored", "survey", "trained", "caches")
+    files = [places["tokens"], places["benchmark"], *places["probe"].glob("*/record.json")]
+    files += [file for folder in folders for file in places[folder].glob("*.json")]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
+    return sorted(
+        f"{file.parent.name}/{file.name}"
+        for file in texts
+        if f'"{CONTENT_SHA256}": ' not in texts[file]
+    )

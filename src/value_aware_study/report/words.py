@@ -1,0 +1,138 @@
+"""Numbers as text, and the names that a reader sees of models, kernels, methods and settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from value_aware_attention.measurement.record import Record
+from value_aware_study.cards import cards
+
+DASH = "–"
+NONE = "none"
+"""Stands for a count that no number of keys reaches, or a share of outputs that are all 0."""
+LARGE = 1e7
+"""Smallest number that is written with a power of ten."""
+KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
+
+
+def missing(value: Any) -> bool:
+    return value is None or bool(pd.isna(value))
+
+
+def number(value: Any, digits: int = 1) -> str:
+    """A number with thousands separators and a fixed number of decimals; a dash when missing."""
+    if missing(value):
+        return DASH
+    return f"{float(value):,.{digits}f}" if abs(value) < LARGE else f"{float(value):.2e}"
+
+
+def whole(value: Any) -> str:
+    return number(value, 0)
+
+
+def signed(value: Any, digits: int = 1) -> str:
+    if missing(value):
+        return DASH
+    if not round(value, digits):
+        return f"{0:.{digits}f}"
+    return f"{'+' if value > 0 else '−'}{number(abs(value), digits)}"
+
+
+def short(value: Any, digits: int = 3) -> str:
+    """A number to its significant digits: "0.0123"."""
+    return DASH if missing(value) else f"{value:.{digits}g}"
+
+
+def interval(low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number) -> str:
+    """ "1.0 to 2.5"; `text` writes its ends: `number`, `signed` or `short`."""
+    if missing(low) or missing(high):
+        return DASH
+    return f"{text(low, digits)} to {text(high, digits)}"
+
+
+def intervals(
+    frame: pd.DataFrame,
+    digits: int = 1,
+    text: Callable[..., str] = number,
+    ends: Sequence[str] = ("low", "high"),
+) -> list[str]:
+    """The interval of each row, whose ends are in two columns."""
+    pairs = zip(frame[ends[0]], frame[ends[1]], strict=True)
+    return [interval(low, high, digits, text) for low, high in pairs]
+
+
+def with_interval(
+    value: Any, low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number
+) -> str:
+    """ "69 (65 to 76)"; the value alone where its interval is unknown."""
+    ends = interval(low, high, digits, text)
+    return text(value, digits) if ends == DASH else f"{text(value, digits)} ({ends})"
+
+
+def counted(keys: int | None, low: int | None, high: int | None) -> str:
+    """A count of keys with its interval; "none" where no count was found."""
+    return NONE if keys is None else with_interval(keys, low, high, 0)
+
+
+def ratio(value: Any, base: Any) -> float | None:
+    return None if missing(value) or missing(base) or not base else float(value) / float(base)
+
+
+def times(value: Any) -> str:
+    """A ratio: two decimals below ten, none from a hundred on."""
+    if missing(value):
+        return DASH
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"× {number(value, digits)}"
+
+
+def tokens_count(value: Any) -> str:
+    """A count of tokens as the paper prints it: 1.53B, 1.02M, 482K."""
+    if missing(value):
+        return DASH
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return str(int(value))
+
+
+def setting_value(value: Any) -> str:
+    """A hyperparameter as text; flags as y and n, the way Table 4 has them."""
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-")
+    return str(value)
+
+
+def model_label(record: Record) -> str:
+    """ "causal, elu", "masked, 512 tokens": one of our models in titles and legends."""
+    if record.task == "causal":
+        return f"causal, {KERNEL_LABELS.get(str(record.kernel), record.kernel)}"
+    return f"masked, {record.length} tokens"
+
+
+def method_label(name: str) -> str:
+    """The name of a method; the option's where it has no card."""
+    known = cards()
+    return known[name].label if name in known else name
+
+
+def series_label(row: Mapping[str, Any]) -> str:
+    """The curve a setting belongs to: the method, with the argument that tells its curves apart."""
+    card = cards().get(row["approximation"])
+    return card.curve(row) if card else row["approximation"]
+
+
+def setting_label(row: Mapping[str, Any]) -> str:
+    """Name of a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
+    name, series = method_label(row["approximation"]), series_label(row)
+    card = cards().get(row["approximation"])
+    if card and card.size:
+        return series.replace(name, f"{name} {card.size.format(**row)}", 1)
+    return series if pd.isna(row.get("r")) else f"{series} {int(row['r'])}"

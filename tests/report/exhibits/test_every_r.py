@@ -1,0 +1,121 @@
+"""Figures 4 and 5: every number drawn, once, and marks that are the same in all figures."""
+
+import pandas as pd
+import pytest
+from drawn import parts, rows
+from synthetic import with_cells
+
+from value_aware_study.cards import cards
+from value_aware_study.report import look
+from value_aware_study.report.exhibits.every_r import BASELINES, SMALLEST, figure_4, figure_5
+from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
+from value_aware_study.report.measured import OPTIMAL
+from value_aware_study.report.results import Results
+from value_aware_study.report.words import method_label
+
+MODELS = ["causal, exponential", "causal, polynomial (deg 2)", "causal, elu", "masked, 512 tokens"]
+
+
+def colours(*charts):
+    """Label -> colour, over all legends of panels."""
+    found = {}
+    for part in (part for chart in charts for part in parts(chart.to_dict())):
+        scale = part["color"].get("scale", {}) if isinstance(part.get("color"), dict) else {}
+        found |= dict(zip(scale.get("domain", []), scale.get("range", []), strict=True))
+    return found
+
+
+def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(results):
+    shown = figure_4(results)
+    assert list(shown.choices) == MODELS
+    errors = [r["relative_output_error"] for r in rows(*shown.charts) if "setting" in r]
+    assert len(errors) == len(shown.table.data) and min(errors) >= SMALLEST
+    for panel in shown.charts[:3]:  # the synthetic loss grows with the output error
+        assert float(panel.to_dict()["title"].rsplit(" ", 1)[1]) > 0.9
+
+
+def test_figure_5_draws_every_method_with_its_interval(results):
+    [masked] = results.models("masked_long")
+    shown = figure_5(Results.of([masked]))
+    drawn = [row for row in rows(*shown.charts) if "points" in row]
+    names = {"norm_weighted_keys": ["α|v|, 1-norm (VATP)", "α|v|, 2-norm (Kobayashi)"]}
+    for method in (*OPTIMAL, *BASELINES):
+        labels = names.get(method, [method_label(method)])
+        expected = [cell for cell in masked.cells if cell.approximation == method]
+        found = [row for row in drawn if row["series"] in labels]
+        counts = {(cell.parameters["r"], cell.parameters.get("norm")) for cell in expected}
+        assert len(found) == len(counts) > 0, method
+        assert all(row["low"] < row["high"] or row["value"] == 0 for row in found)
+    (cell,) = (c for c in masked.cells if c.parameters == {"r": 4, "norm": 1})
+    (row,) = (r for r in drawn if r["series"] == names["norm_weighted_keys"][0] and r["count"] == 4)
+    ends = [cell.value - 45.0, cell.low - 45.0, cell.high - 45.0]
+    assert [row["value"], row["low"], row["high"]] == pytest.approx(ends)
+
+
+def test_figure_5_draws_the_others_as_a_band_and_one_by_one(records):
+    shown = figure_5(Results.of(records))
+    assert list(shown.choices) == MODELS and len(shown.charts) == 8
+    optimal = shown.charts[0].to_dict()
+    [band] = [layer for layer in optimal["layer"] if layer["mark"]["type"] == "area"]
+    ends = optimal["datasets"][band["data"]["name"]]
+    assert all(row["low"] < row["high"] for row in ends) and len(ends) == 6
+
+
+def test_a_method_has_the_same_colour_in_every_figure(results):
+    first, fourth, fifth = (colours(*one(results).charts) for one in (figure_1, figure_4, figure_5))
+    assert len(set(first.values())) == len(first) == 8
+    shared = set(first) & set(fourth)
+    assert shared == {"OVO", "OVA", "sliding window"}
+    assert {name: fourth[name] for name in shared} == {name: first[name] for name in shared}
+    assert {fifth[name] for name in ("OVO", "OVA")} == {first[name] for name in ("OVO", "OVA")}
+
+
+@pytest.mark.parametrize("name", [n for n, c in cards().items() if c.axes or c.survey is not None])
+def test_every_method_that_is_measured_has_a_label_and_a_mark_of_its_own(name):
+    curves = {card.name: list(card.marks() or [card.label]) for card in cards().values()}
+    drawn = [
+        {"approximation": name, "series": curve, "rounds": 1}
+        for name in curves
+        for curve in curves[name]
+    ]
+    marks = look.method_marks(pd.DataFrame(drawn))
+    for curve in curves[name]:
+        assert curve.split(", ")[0] == method_label(name) and marks[curve] != look.OTHER
+        assert list(marks.values()).count(marks[curve]) == 1
+
+
+def test_lsh_shades_deepen_with_rounds():
+    drawn = {"approximation": "lsh", "rounds": [16, 4, 1]}
+    drawn["series"] = ["LSH, 16 rounds", "LSH, 4 rounds", "LSH, 1 round"]
+    marks = look.method_marks(pd.DataFrame(drawn))
+    assert [(name, mark.colour) for name, mark in marks.items()] == [
+        ("LSH, 1 round", "var(--purple)"),
+        ("LSH, 4 rounds", "var(--plum)"),
+        ("LSH, 16 rounds", "var(--wine)"),
+    ]
+
+
+def test_two_settings_are_not_joined_by_a_line(records):
+    def kept(cell):
+        few = cell.approximation != "optimal_v_aware" or cell.parameters["r"] in (1, 65)
+        return cell if few else None
+
+    few = Results.of(with_cells(record, kept) for record in records if record.task == "causal")
+    panels = figure_5(few).charts
+    drawn = [row for row in rows(*panels) if "points" in row]
+    points = {r["series"]: r["points"] for r in drawn if r["series"] in ("OVO", "OVA")}
+    assert points == {"OVO": 10, "OVA": 2}
+    filters = [p["filter"] for panel in panels for p in parts(panel.to_dict()) if "filter" in p]
+    assert set(filters) == {"datum.points >= 3"}
+
+
+def test_every_axis_of_values_says_what_is_better(records, training):
+    results = Results.of(records, training)
+    for figure in (figure_1, figure_2, figure_3, figure_4, figure_5):
+        for chart in figure(results).charts:
+            titles = [
+                part["y"]["title"]
+                for part in parts(chart.to_dict())
+                if isinstance(part.get("y"), dict) and "scale" in part["y"]
+            ]
+            assert titles and all(title.endswith("lower is better") for title in titles)

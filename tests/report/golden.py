@@ -1,0 +1,166 @@
+"""A SYNTHETIC run as the files of its stages, its page, and the text of the page that is kept."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import evaluated
+import numpy as np
+from surveyed import AGREES, benchmark_record, cache_cell, cache_record, cell, survey_record
+from synthetic import ends, gap_cell, probed, trained_again, with_attention, with_cells
+
+from tests.report.pages import exploration
+from value_aware_attention.measurement.cache_record import CacheGaps, Estimate
+from value_aware_attention.measurement.record import Baseline, SkewnessGap
+from value_aware_study.report.contents import report_page
+from value_aware_study.report.records import read
+
+KEPT = Path(__file__).parent / "golden"
+LINES = 40
+"""Lines of a file that are kept; the rest is kept as its sha256."""
+UNITS = np.array([0.9, 1.0, 1.1, 0.95, 1.05, 1.0])
+
+
+def loss(value, metric):
+    return np.log(value) if metric == "perplexity" else value / 100
+
+
+def units(value, metric, noise):
+    """Six units of 100 targets, whose mean is the value's; `noise` tells a setting from others."""
+    means = loss(value, metric) * UNITS * (1 + 0.02 * noise * np.resize([1.0, -1.0], len(UNITS)))
+    return {"unit_totals": tuple(100 * means), "unit_counts": (100.0,) * len(UNITS)}
+
+
+def with_units(record):
+    """The record with losses by unit, and one key more than the head size exact to rounding."""
+
+    def changed(cell):
+        exact = cell.approximation == "optimal_v_aware" and cell.parameters["r"] > 64
+        error = replace(cell.error, largest_error=1e-6 if exact else 0.5)
+        noise = len(cell.approximation) % 5 / 5
+        return replace(cell, error=error, **units(cell.value, record.metric, noise))
+
+    return with_cells(record, changed)
+
+
+def with_baselines(record):
+    """The record with counts beside it, and the short model on the long one's text."""
+    counted = Baseline(**ends(90.0, 91.0, 80.0, 99.0), tokens=7)
+    name = "bigram" if record.task == "causal" else "both_neighbours"
+    given = {"unigram": counted, name: counted}
+    if record.model == "masked_short":
+        longer = ends(47.5, 48.5, 80.0, 99.0) | units(47.5, "error", 0.1)
+        given["longer_text"] = Baseline(**longer, length=512)
+    return replace(record, baselines=given)
+
+
+def variants():
+    """A model trained with a method that the survey swapped in, and one that mixes."""
+    exact = replace(survey_record("masked"), cells=(cell("exact", {}, None, 0.0, 90.0),))
+    windows = {"trained_with": "SlidingWindow", "arguments": {"r": 16, "engine": None}}
+    yield replace(exact, model="masked_elu_sliding_window", **windows)
+    yield replace(exact, model="masked_elu_fourier_mixing", trained_with="FourierMixing")
+
+
+def cached():
+    """A decoder with answers and gaps, and an encoder."""
+    known, gone = Estimate(value=0.75, low=0.5, high=0.9), Estimate(value=0.5, low=None, high=None)
+    nothing = Estimate(value=None, low=None, high=None)
+    gaps = CacheGaps(
+        method="value_aware", observed="last", r=8, layer=None, head=None, criterion=known,
+        information=gone, sharing=nothing, weights=known,
+    )  # fmt: skip
+    record = cache_record()
+    right = {"accuracy": gone}, {"accuracy": (0.25, 0.75)}
+    cells = tuple(
+        replace(one, ends=one.ends | right[0], by_unit=one.by_unit | right[1])
+        for one in record.cells
+    )
+    yield replace(record, cells=cells, exact={"accuracy": known}, gaps=(gaps,))
+
+    def encoded(one):
+        far = {"cosine_distance": replace(one.error, value=one.error.value / 3)}
+        by_unit = {"error": one.by_unit["error"], "cosine_distance": one.by_unit["kl"]}
+        return replace(one, ends=far, by_unit=by_unit, r=12)
+
+    more = [cache_cell(name, "noncausal", 0.2) for name in ("leave_one_out", "value_aware")]
+    cells = tuple(map(encoded, (*record.cells, *more)))
+    yield replace(record, task="encoded", prefix=None, cells=cells)
+
+
+def stages(folder):
+    """Writes what the stages of the pipeline would have written."""
+    records = [with_baselines(with_units(one)) for one in evaluated.records()]
+    tiny = probed(("exponential", "elu"))
+    gaps = (gap_cell(layer, degree, 4, {"4": 2 + degree}) for layer in (0, 1) for degree in (0, 2))
+    tiny = with_attention(tiny, skewness_gap=SkewnessGap(rows=64, cells=tuple(gaps)))
+    texts = {f"records/{one.model}": one for one in trained_again(records, 0.5, 2.0)}
+    texts |= {f"survey/{one.model}": one for one in map(survey_record, ("causal", "masked"))}
+    other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})
+    texts |= {"survey/other": other, "explored/all": exploration()}
+    texts |= {f"trained/{one.model}": one for one in variants()}
+    texts |= {f"caches/{one.task}": one for one in cached()}
+    texts |= {"probe/a/record": tiny, "probe/b/record": replace(tiny, model="<tiny>", unit="text")}
+    written = {name: one.to_json() for name, one in texts.items()}
+    training = evaluated.training()
+    written |= {f"train/{name}": json.dumps(one) for name, one in training.items()}
+    written |= {"tokens": json.dumps(evaluated.tokens())}
+    written |= {"benchmark": json.dumps(benchmark_record(AGREES, left_out="nystrom"))}
+    for name, text in written.items():
+        file = folder / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def places(folder):
+    """The folders and files of the stages, by their names in conf/report.yaml."""
+    given = {name: folder / name for name in ("records", "explored", "survey", "caches", "trained")}
+    files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
+    return given | files | {"probe": folder / "probe", "training": folder / "train"}
+
+
+def page(folder):
+    """The run's page, built as the app builds it."""
+    return report_page(read(places(folder)))
+
+
+def kept(page) -> Iterator[tuple[str, str]]:
+    """Name and text of every file that is kept of a page."""
+    for exhibit in page.exhibits():
+        if exhibit.table:
+            yield f"{exhibit.name}.csv", shortened(exhibit.table.csv())
+            yield f"{exhibit.name}.md", shortened(exhibit.table.markdown())
+    yield "page.md", "\n\n".join(said(page)) + "\n"
+
+
+def said(page) -> Iterator[str]:
+    """Every sentence of the page, in its order."""
+    yield from (f"# {page.title}", page.lead)
+    for section in page.sections:
+        yield f"## {section.title} #{section.name}"
+        yield section.lead
+        for exhibit in section.exhibits:
+            panels = f"{len(exhibit.charts)} panels" if exhibit.charts else "no panels"
+            folded = ", folded" if exhibit.folded else ""
+            yield f"### {exhibit.title} #{exhibit.name} ({panels}{folded})"
+            yield from (exhibit.caption, *exhibit.notes)
+            if exhibit.choices:
+                yield f"Choices: {'; '.join(exhibit.choices)}"
+
+
+def shortened(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    if len(lines) <= LINES:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return "".join([*lines[:LINES], f"{len(lines)} lines, sha256 {digest}\n"])
+
+
+def renew(found):
+    """Replaces what is kept."""
+    for file in KEPT.glob("*"):
+        file.unlink()
+    for name, text in found.items():
+        (KEPT / name).write_text(text, encoding="utf-8")

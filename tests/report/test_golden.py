@@ -1,0 +1,18 @@
+"""Tables and sentences of the synthetic run's page are those kept in golden/.
+
+Renew them: RENEW=1 pytest tests/report/test_golden.py
+"""
+
+import os
+
+import golden
+
+
+def test_the_page_of_the_synthetic_run_is_the_kept_one(tmp_path):
+    golden.stages(tmp_path / "run")
+    found = dict(golden.kept(golden.page(tmp_path / "run")))
+    if os.environ.get("RENEW"):
+        golden.renew(found)
+    kept = {file.name: file.read_text(encoding="utf-8") for file in golden.KEPT.iterdir()}
+    changed = sorted(name for name in found | kept if found.get(name) != kept.get(name))
+    assert not changed, "look at each, then renew them (RENEW=1)"
