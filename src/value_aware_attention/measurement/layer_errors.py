@@ -77,17 +77,6 @@ class LayerErrors:
     paths: Mapping[str, Array]
     matches: Mapping[str, NDArray[np.int64]]
 
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """The units of all parts."""
-
-        def together(name: str) -> dict[str, NDArray[Any]]:
-            found: list[Mapping[str, NDArray[Any]]] = [getattr(part, name) for part in parts]
-            return {key: np.concatenate([each[key] for each in found]) for key in found[0]}
-
-        norms = np.concatenate([part.squared_norm for part in parts])
-        return cls(parts[0].rows, parts[0].keys, norms, together("paths"), together("matches"))
-
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""
         mappings = {

@@ -44,12 +44,11 @@ from value_aware_attention.measurement.skewness import skewness
 from value_aware_attention.measurement.skewness_gap import skewness_gap
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.strict_json import to_json
-from value_aware_attention.measurement.tasks import Task, UnitSums, exactly
+from value_aware_attention.measurement.tasks import Task, UnitSums, exactly, joined
 
 __all__ = [
     "LayerOptions",
     "Method",
-    "Show",
     "default_sizes",
     "measure",
     "measure_own",
@@ -59,7 +58,6 @@ __all__ = [
 
 Method = Callable[[int, int], nn.Module]
 """(number of keys r, layer index) -> the approximation."""
-Show = Callable[[Attention | Cell], None]
 TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 
 
@@ -91,7 +89,6 @@ def measure(
     cell_errors: bool = True,
     name: str | None = None,
     description: str = "",
-    show: Show | None = None,
     progress: bool = True,
 ) -> Record:
     """Measures exact attention and every method on the task, with 95% intervals over its units.
@@ -101,8 +98,8 @@ def measure(
     in all layers and, with `cell_errors`, its output error on the recorded units. `layers` None
     leaves out what is measured in the layers alone. With `cache`, a folder, what was computed
     before for the same weights, text, code and engine is found again; `weights` is a sha256 of the
-    weights where it is known, else it is computed. `show` gets each result as
-    it comes; a progress bar is drawn on a terminal. Raises ValueError for sizes that do not fit.
+    weights where it is known, else it is computed. A progress bar is drawn on a terminal. Raises
+    ValueError for sizes that do not fit.
     """
     chosen = _sizes(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
@@ -112,7 +109,7 @@ def measure(
             for key, build in methods.items()
         ]
     found = None if cache is None else RecordCache(cache, _identity(task, weights))
-    work = _Measurement(task, found, layers, show or (lambda result: None))
+    work = _Measurement(task, found, layers)
     with work.progress(methods, shown=progress and is_first()):
         attention = tuple(work.attention(chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
@@ -177,7 +174,6 @@ class _Measurement:
     task: Task
     found: RecordCache | None
     options: LayerOptions | None
-    show: Show
 
     @cached_property
     def first(self) -> list[Call]:
@@ -202,7 +198,7 @@ class _Measurement:
             weighed = kernel or self.task.kernel
             found = self._layers(kernel, sizes)
             layers = [
-                LayerErrors.joined([LayerErrors.of_plain(part["errors"][i]) for part in found])
+                joined([LayerErrors.of_plain(part["errors"][i]) for part in found])
                 for i in range(len(found[0]["errors"]))
             ]
             shapes = [[part["skewness"][i] for part in found] for i in range(len(layers))]
@@ -219,7 +215,6 @@ class _Measurement:
             )
             if self.options.skewness_gap and kernel is None:
                 result = replace(result, skewness_gap=self._gap())
-            self.show(result)
             yield result
 
     def _layers(self, kernel: Kernel | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -259,7 +254,6 @@ class _Measurement:
                     **end_metric(sums, baseline, self.task.metric),
                 )
                 to_json(asdict(cell))  # refuses NaN and infinity, with the cell's name
-            self.show(cell)
             yield cell
 
     def _sums(self, setting: Setting) -> UnitSums:
@@ -271,7 +265,7 @@ class _Measurement:
             "measured": "end metric"
         }
         found = self._by_part(key, compute, work=_work_of(setting.build(0)))
-        return UnitSums.joined(
+        return joined(
             [UnitSums(np.array(part["totals"]), np.array(part["counts"])) for part in found]
         )
 
