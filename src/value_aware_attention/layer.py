@@ -1,4 +1,4 @@
-"""What a model's attention layer tells of itself beside queries, keys and values."""
+"""Facts about a model's attention layer beside its queries, keys and values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from torch import Tensor
 __all__ = ["Layer", "Rotary"]
 
 Rotary = Callable[[Tensor, Tensor], Tensor]
-"""(queries (..., N, D), shift (N)) -> the queries as they are that many positions later."""
+"""(queries (..., N, D), shift (N)) -> the queries rotated to positions `shift` later."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Holds what `hugging_face.replace_attention` knows of a layer, for methods that ask for it."""
+    """Holds what `hugging_face.replace_attention` finds in a layer, for methods that use it."""
 
     projection: Float[Tensor, "*heads V E"] | None = None
     """The output projection W_o of each query head, without bias."""
     rotary: Rotary | None = None
     """None: the model does not rotate queries by their positions."""
     repeated: tuple[Tensor, Tensor, Tensor] | None = None
-    """Queries, keys and values (B, *heads, T, .) of the prefix read once more after itself."""
+    """Queries, keys and values (B, *heads, T, .) of the prefix as it is read again, after itself."""

@@ -34,7 +34,7 @@ from value_aware_attention.measurement.record import (
     Record,
     Skewness,
     SkewnessGap,
-    Text,
+    TextRead,
     read,
 )
 from value_aware_attention.measurement.record_cache import RecordCache
@@ -63,7 +63,7 @@ TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """How the layers are measured: on `rows` queries of each head and unit.
+    """Sets how layers are measured, on `rows` queries of each head and unit.
 
     `kernels` are put in the place of the model's own on the same queries, keys and values, post
     hoc. `between` and `skewness_gap` are measured beside the two optimal choices (`layer_errors`,
@@ -121,7 +121,7 @@ def measure(
 
 
 def measure_own(task: Task, *, name: str, description: str = "") -> Record:
-    """Measures the end metric of a model with the attention it was trained with, whatever that is.
+    """Measures the end metric of a model with the attention that it was trained with.
 
     It is that model's cell "exact": nothing is approximated, so there is no output error.
     """
@@ -143,7 +143,7 @@ def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: 
         length=task.length,
         head_dim=task.head_dim,
         cells=cells,
-        text=Text(
+        text=TextRead(
             description=description,
             targets=exact.count,
             units=len(exact.unit_counts),
@@ -154,13 +154,13 @@ def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: 
 
 
 def default_sizes(head_dim: int, length: int) -> list[int]:
-    """Powers of two to head size + 1, and that; none above the length."""
+    """Lists powers of two up to head size + 1, and head size + 1; none above the length."""
     powers = {1 << power for power in range((head_dim + 1).bit_length())}
     return sorted(size for size in powers | {head_dim + 1} if size <= length)
 
 
 def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
-    """The numbers of keys to measure, in order."""
+    """Lists the numbers of keys to measure, in order."""
     for size in sizes or ():
         if not 1 <= size <= length:
             raise ValueError(f"sizes has {size}; it must lie between 1 and the length, {length}")
@@ -169,7 +169,7 @@ def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]
 
 @dataclass
 class _Measurement:
-    """One run of `measure`: each number is found in the cache or computed, and kept."""
+    """Runs one `measure`: each number is found in the cache, or computed and kept."""
 
     task: Task
     found: RecordCache | None
@@ -218,7 +218,7 @@ class _Measurement:
             yield result
 
     def _layers(self, kernel: Kernel | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
-        """Output errors and skewness of every layer, part by part."""
+        """Measures output errors and skewness of every layer, part by part."""
         options = self.options
         assert options is not None
         matched = sorted({*MATCHED, *sizes})
@@ -241,7 +241,7 @@ class _Measurement:
         return skewness_gap(self.calls, rows=options.rows, search=options.search, seed=options.seed)
 
     def cells(self, settings: Sequence[Setting], errors: bool) -> Iterator[Cell]:
-        """Exact attention, then every setting."""
+        """Measures exact attention, then every setting."""
         exact = Setting("exact", {}, exactly)
         baseline = self._sums(exact)
         for setting in (exact, *settings):
@@ -281,7 +281,7 @@ class _Measurement:
     def _by_part(
         self, key: Mapping[str, Any], compute: Callable[[int], dict[str, Any]], work: float
     ) -> list[dict[str, Any]]:
-        """A number of every part."""
+        """Finds or computes the result of every part."""
         parts = []
         for part in range(self.task.parts):
             of_part = {**key, "part": self.task.digest(part)}
@@ -294,7 +294,7 @@ class _Measurement:
 
     @contextmanager
     def _said(self, what: str) -> Iterator[None]:
-        """What is wrong with it is said with its name."""
+        """Names the setting on the bar, and in a ValueError that it raises."""
         self.bar.set_postfix_str(what)
         try:
             yield
@@ -315,7 +315,7 @@ class _Measurement:
 
 
 def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
-    """What a cell depends on, its task apart: the methods of all layers, and their source."""
+    """Lists what a cell depends on beside its task: the methods of all layers and their source."""
     built = [setting.build(layer) for layer in range(layers)]
     sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
     return {"methods": [repr(method) for method in built], "source": sources}
@@ -326,7 +326,7 @@ def _mean(numbers: Iterator[float]) -> float:
 
 
 def _work_of(method: nn.Module) -> float:
-    """A method's time in passes of a cheap one, roughly: for the time that is left."""
+    """Estimates the relative cost of a method, for the progress bar."""
     return 1.0 + method.r if isinstance(method, OptimalValueAware) else 1.0
 
 
@@ -341,7 +341,7 @@ def _device(task: Task) -> str:
 
 
 def _identity(task: Task, weights: str | None) -> dict[str, Any]:
-    """What every number depends on beside its method and its part of the text."""
+    """Lists what every number depends on beside its method and its part of the text."""
     return {
         "weights": weights or weights_hash(task.model),
         "kernel": repr(task.kernel),
@@ -352,7 +352,7 @@ def _identity(task: Task, weights: str | None) -> dict[str, Any]:
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """sha256 of a model's configuration, parameters and buffers."""
+    """Hashes a model's configuration, parameters and buffers."""
     digest = sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

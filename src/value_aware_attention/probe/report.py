@@ -1,4 +1,4 @@
-"""How many keys the attention of a trained model needs, layer by layer and head by head.
+"""Counts the keys that a trained model's attention needs, layer by layer and head by head.
 
 `probe` puts any masked or causal language model, or an encoder without a head, over a text and
 measures how far attention to few keys is from exact: chosen by weight (optimal-v-oblivious, Eq. 2)
@@ -38,7 +38,7 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Report:
-    """What a probe measured; `record.to_json()` keeps it."""
+    """Holds the record of a probe; `record.to_json()` keeps it."""
 
     record: Record
 
