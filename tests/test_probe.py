@@ -25,7 +25,7 @@ from transformers import (
 from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.tasks import Task, UnitSums
+from value_aware_attention.measurement.tasks import Task, UnitSums, joined
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
@@ -79,7 +79,7 @@ def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
         draw=False,
     )  # fmt: skip
     window = approximations.SlidingWindow(4)
-    sums = UnitSums.joined([task.run(lambda layer: window, part) for part in range(2)])
+    sums = joined([task.run(lambda layer: window, part) for part in range(2)])
     assert cell.unit_totals == tuple(sums.totals)
     assert cell.value == pytest.approx(100 * sums.mean())
 

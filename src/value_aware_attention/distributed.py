@@ -1,7 +1,7 @@
-"""Work that several processes share, each on a device of its own, as torchrun starts them.
+"""Work shared by several processes, each on a device of its own, as torchrun starts them.
 
-What they tell each other are a few numbers a grid cell, so that one backend, gloo, serves CPUs and
-GPUs alike. A process that was started alone is the only one, and computes everything.
+They exchange a few numbers for each grid cell, so one backend, gloo, serves CPUs and GPUs alike. A
+process that was started alone computes everything.
 """
 
 import os
@@ -31,10 +31,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 PATIENCE = timedelta(days=7)
-"""How long one waits for one with more to do; torchrun ends those that wait for a dead one."""
+"""Longest wait for a slower process; torchrun ends those that wait for a dead one."""
 SECONDS_TO_SPEAK = 60.0
-"""How long the others stay when one has failed: torchrun ends all as soon as any of them ends, and
-must not end the one that has something to say before it has said it."""
+"""Seconds that the others wait after a failure: torchrun ends all processes as soon as one ends,
+and the failing one must print its error first."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def started_processes() -> Iterator[None]:
     """Lets the processes that torchrun started (WORLD_SIZE) work together within the context.
 
     Where one of them fails, its error is raised there; in every other the context ends with
-    SystemExit, so that what went wrong is said once.
+    SystemExit, so that the error is printed once.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
@@ -63,7 +63,7 @@ def started_processes() -> Iterator[None]:
 
 
 def _fails_first(store: distributed.Store) -> bool:
-    """Tells whether no other process has failed; one that fails may take the store with it."""
+    """Tells whether this process fails first; a store that is gone means that another did."""
     try:
         return store.add("failed", 1) == 1
     except RuntimeError:
@@ -76,7 +76,7 @@ def processes() -> int:
 
 
 def is_first() -> bool:
-    """Tells whether this process is the one that writes files and draws progress."""
+    """Tells whether this process writes files and draws progress."""
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
@@ -97,7 +97,7 @@ def own_device() -> str:
 
 
 def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Computes [compute(item) for item in items], each in one process; every one gets them all."""
+    """Computes each item in one of the processes, and gives every process all results."""
     if processes() == 1:
         return [compute(item) for item in items]
     mine = own_share(items, distributed.get_rank(), processes())

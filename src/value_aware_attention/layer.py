@@ -7,16 +7,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 Rotary = Callable[[Tensor, Tensor], Tensor]
-"""(queries (..., N, D), shift (N)) -> the queries, moved to positions later by the shift"""
+"""(queries (..., N, D), shift (N)) -> the queries rotated to positions `shift` later."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Holds the projection and rotation of a layer, of which `replace_attention` tells methods."""
+    """Holds what `hugging_face.replace_attention` finds in a layer, for methods that use it."""
 
     projection: Float[Tensor, "*heads V E"] | None = None
     """The output projection W_o of each query head, without bias."""
     rotary: Rotary | None = None
     """None: the model does not rotate queries by their positions."""
     repeated: tuple[Tensor, Tensor, Tensor] | None = None
-    """Queries, keys and values (B, *heads, T, .) of the prefix read once more after itself."""
+    """Queries, keys and values (B, *heads, T, .) of the prefix as it is read again, after itself."""

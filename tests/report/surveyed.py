@@ -3,7 +3,7 @@
 from synthetic import RUN_ON, ends, error, record
 
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
-from value_aware_attention.measurement.record import Cell, Panel, Picture, Text
+from value_aware_attention.measurement.record import Cell, Panel, Picture
 from value_aware_study.report.results import Results
 
 LENGTHS = (128, 256, 512, 1024, 2048)

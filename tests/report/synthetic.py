@@ -17,12 +17,12 @@ from value_aware_attention.measurement.record import (
     RunOn,
     Skewness,
     SkewnessGap,
-    Text,
+    TextRead,
 )
 
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 RUN_ON = RunOn(hardware="no hardware, synthetic", threads=1, versions={"torch": "0.0"})
-TEXT = Text(description="synthetic test records", targets=5000, units=90, recorded_units=8)
+TEXT = TextRead(description="synthetic test records", targets=5000, units=90, recorded_units=8)
 UNKNOWN = {"low": None, "high": None, "difference_low": None, "difference_high": None}
 
 
@@ -181,7 +181,7 @@ def probed(kernels=("exponential",), layers=2, heads=4, sizes=(1, 2, 4, 8, 9), k
         length=16,
         head_dim=8,
         cells=tuple(cells),
-        text=Text(
+        text=TextRead(
             description="words", targets=48, units=3, available_units=6, tokens=96, share_read=0.5
         ),
         run_on=RUN_ON,

@@ -32,15 +32,15 @@ class AfterPrefix(Approximation):
     given one key-value head (`Groups`) share what it keeps. `prefix` None: one set for all queries
     of an encoder, with no protected keys.
 
-    `observed` says whose queries the method sees, at most `rows` of each head, evenly spaced:
+    `observed` names the queries that the method sees, at most `rows` of each head, evenly spaced:
         last       the last ones of the prefix, which attend causally
         causal     those of the whole prefix, which attend causally
-        noncausal  the same, which see the whole prefix; where a model rotates queries they are
-                   turned by the length of the prefix, to where later ones are
+        noncausal  those of the whole prefix, each of which sees all of it; where a model rotates
+                   queries they are rotated by the length of the prefix, to later positions
         repeat     those of the prefix read once more, which `hugging_face` records
-        hindsight  the very queries that are served: an oracle
-    `sinks` first and `recent` last keys are always kept, counted in r. `every`: so many rows later
-    the method chooses again among what it kept and all keys since (a growing cache).
+        hindsight  the queries that are served: an oracle
+    `sinks` first and `recent` last keys are always kept, counted in r. After every `every` rows the
+    method chooses again among the kept keys and all keys since (a growing cache).
     """
 
     shares_keys = True
@@ -137,7 +137,7 @@ class AfterPrefix(Approximation):
         is_causal: bool = False,
         layer: Layer | None = None,
     ) -> Observed:
-        """Returns what the method sees when it first chooses: `method.keep` of it is its choice.
+        """Returns the input of the method's first choice, for `method.keep`.
 
         Raises ValueError as `forward` does.
         """
@@ -199,12 +199,12 @@ class AfterPrefix(Approximation):
 
     @torch.no_grad()
     def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
-        """Returns what the method keeps of a pool of keys, as keys of the call."""
+        """Lets the method choose from a pool of keys; indices are those of the call."""
         kept = self.method.keep(self._observed(call, pool, start))
         return replace(kept, indices=pool.gather(-1, kept.indices))
 
     def _observed(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
-        """Returns what the method may look at before rows from `start` on are served."""
+        """Returns the method's input before rows from `start` on are served."""
         available = _available(call).expand(*pool.shape[:-1], -1)
         in_pool = available.take_along_dim(pool, dim=-1)
         queries = range(call.query.shape[-2])

@@ -1,4 +1,4 @@
-"""The joint error of a set of keys, and what dropping or adding each key would change of it.
+"""Joint error of a set of keys, and its change by dropping or adding each key.
 
 All observed queries of a group are rows, n of them; one set S serves every row. It leaves row i
 with o~_i, the mean over S and over what is beside it. Dropping key j moves that along a line:
@@ -26,23 +26,23 @@ from value_aware_attention.partial import finite
 __all__ = ["Rows", "eliminate", "eliminate_by_shares", "exchange", "extend"]
 
 NOTHING = 1e-6
-"""The part of a row's kept mass taken to lie at 0, where its output is if it sees nothing."""
+"""Part of a row's kept mass that is taken to lie at 0, the output of a row that sees nothing"""
 DROPS = 64
-"""How many drops are followed by updates before everything is computed again."""
+"""Drops that are followed by updates before everything is computed again"""
 CANDIDATES = 4 * DROPS
-"""How many keys are followed by updates: those whose loss cost least when all was computed."""
+"""Keys that are followed by updates: those whose loss cost least when all was computed"""
 GENTLE = 0.9
-"""The largest share of a row's mass up to which drops are followed in fp32, twice as fast: above
-it t is large and magnifies rounding."""
+"""Largest share of a row's mass in one key at which drops are followed in fp32, twice as fast:
+above it t is large and magnifies rounding"""
 SHARE = 0.05
 """The share of the remaining keys that `eliminate_by_shares` drops at once."""
 BREADTH = 8
-"""How many keys an exchange tries to drop: the cheapest ones."""
+"""Keys, the cheapest ones, that an exchange tries to drop"""
 GAIN = 1e-5
 """The least relative gain for which keys are exchanged."""
 
 SQUARES = ("error", "to_kept", "to_exact")
-"""What of a `_State` are squared lengths."""
+"""Fields of a `_State` that are squared lengths"""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Rows:
         )
 
     def split(self, elements: int) -> Iterator["Rows"]:
-        """Cuts the caches into parts of about so many weights."""
+        """Cuts the caches into parts of about `elements` weights."""
         rows, keys = self.log_weights.shape[1:]
         parts = [x.split(max(1, elements // (rows * keys))) for x in vars(self).values()]
         yield from (Rows(*part) for part in zip(*parts, strict=True))
@@ -103,7 +103,7 @@ class Rows:
         return state.error.sum(dim=(-2, -1))
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
-        """Computes what each further key changes of the joint error; inf for those that cannot."""
+        """Computes the change of the joint error by each key; inf for keys that cannot be added."""
         return self._adding(self._state(kept), kept)
 
     def exchanged(self, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
@@ -137,7 +137,7 @@ class Rows:
 
 @dataclass
 class _State:
-    """What a set leaves the rows with, and both distances of K keys; changed in place by drops."""
+    """Holds the errors that a set leaves, and distances of K keys; drops change it in place."""
 
     value: Float[Tensor, "B K V"]
     log_total: Float[Tensor, "B n 1"]

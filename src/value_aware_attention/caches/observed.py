@@ -1,4 +1,4 @@
-"""What a cache method may look at when it chooses keys, and what it keeps of them."""
+"""Input of a cache method, the observed queries and keys, and its output, the kept keys."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""Whose queries a cache method sees when it chooses."""
+"""Queries that a cache method observes when it chooses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,23 +59,23 @@ def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:
 
 
 def last(choice: Choice) -> dict[str, Any]:
-    """The last queries of the past, which attend as in the text."""
+    """Takes the last queries of the past, which attend as in the text."""
     rows = choice.past[-choice.rows :]
     return choice.attending(torch.tensor(rows, device=choice.pool.device))
 
 
 def causal(choice: Choice) -> dict[str, Any]:
-    """Queries of the whole past, which attend as in the text."""
+    """Takes queries of the whole past, which attend as in the text."""
     return choice.attending(choice.spaced(choice.past))
 
 
 def noncausal(choice: Choice) -> dict[str, Any]:
-    """Queries of the whole past, which see every key, turned to where later ones are."""
+    """Takes queries of the whole past, which see every key, rotated to later positions."""
     return turned(choice, choice.start)
 
 
 def turned(choice: Choice, by: int) -> dict[str, Any]:
-    """Queries of the whole past, which see every key, turned by so many positions."""
+    """Takes queries of the whole past, which see every key, rotated by `by` positions."""
     rows = choice.spaced(choice.past)
     query = choice.call.query[..., rows, :]
     if choice.past == choice.served:  # an encoder: nothing is later
@@ -90,7 +90,7 @@ def turned(choice: Choice, by: int) -> dict[str, Any]:
 
 
 def repeat(choice: Choice) -> dict[str, Any]:
-    """Queries of the prefix read once more, which see every key and their own past beside."""
+    """Takes queries of the prefix read once more, which see every key and their own past."""
     if choice.call.layer.repeated is None:
         raise ValueError(
             "observed is 'repeat': its queries are recorded by hugging_face.replace_attention in a "
@@ -111,9 +111,10 @@ def repeat(choice: Choice) -> dict[str, Any]:
 
 
 def hindsight(choice: Choice) -> dict[str, Any]:
-    """The queries to come, with the later keys that they see beside.
+    """Takes the queries to come, with the later keys that they see beside.
 
-    Spaced from the first on: of an encoder's, as many as half of all are those between `noncausal`.
+    Evenly spaced from the first query. With an encoder and `rows = N // 2`, these are the queries
+    that `noncausal` leaves out.
     """
     count = min(choice.rows, len(choice.served))
     spaced = [choice.served[i * len(choice.served) // count] for i in range(count)]

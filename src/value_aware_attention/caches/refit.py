@@ -18,11 +18,11 @@ __all__ = ["refitted"]
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Strengths of the pull of values to the original ones, in parts of the mean squared weight."""
 BIAS_RIDGE = 0.1
-"""That of the factors of weights to 1."""
+"""Strength of the pull of the factors of weights to 1"""
 FACTORS = (0.05, 50.0)
 """The least and the largest factor; a bias is the logarithm of one."""
 HELD_OUT = 4
-"""One row of so many is held out."""
+"""One of `HELD_OUT` rows is held out."""
 
 
 def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:

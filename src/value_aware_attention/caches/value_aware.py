@@ -1,4 +1,4 @@
-"""The set of keys whose joint loss changes the observed outputs least."""
+"""Set of keys whose joint choice changes the observed outputs least."""
 
 import torch
 from jaxtyping import Bool, Int
@@ -25,13 +25,11 @@ from value_aware_attention.caches.refit import refitted
 __all__ = ["ValueAware"]
 
 IN_CACHE = 2**18
-"""Weights of the heads that are searched at once on a CPU, whose cache holds so many."""
-
-
+"""Largest number of weights searched at once on a CPU: more do not fit its cache"""
 EXCHANGED, FEW_KEYS = 3, 64
-"""How many starts, those of least error, `search` "best" improves by exchange among more than so
-many keys. On 128 keys of three trained models all of 11 left 0.2 to 1.6% less, in four times the
-time; among ten keys a start far off is often the one that ends at the optimum."""
+"""`search="best"` improves at most `EXCHANGED` starts; with `FEW_KEYS` keys or fewer it improves
+all of them. On 128 keys of three trained models all 11 starts left 0.2 to 1.6% less, in four times the
+time; among ten keys the start that ends at the optimum is often far from it."""
 
 
 class ValueAware(CacheMethod):
@@ -68,7 +66,7 @@ class ValueAware(CacheMethod):
         return refitted(seen, kept) if self.refit else kept
 
     def _others(self, seen: Observed) -> list[CacheMethod]:
-        """Lists the scoring methods, whose sets are starts or stand where they are better."""
+        """Lists the scoring methods, whose sets are starts, or results where they are better."""
         weights = ObservedAttention(self.r)
         found: list[CacheMethod] = [
             weights,

@@ -1,4 +1,4 @@
-"""What a method loses on a model's own text: end metric, output error, keys needed.
+"""Measures a method on a model's own text: end metric, output error, keys needed.
 
 record = measurement.measure(task, {"window": lambda r, layer: SlidingWindow(r)}, sizes=[4, 16])
 record.to_json()

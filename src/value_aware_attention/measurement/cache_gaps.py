@@ -1,4 +1,4 @@
-"""Which of four things a cache method loses: criterion, information, sharing or weights."""
+"""Error of a cache method in four factors: criterion, information, sharing and weights."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,8 +16,8 @@ from value_aware_attention.measurement.recorded import ExactRows
 __all__ = ["GAPS", "REFERENCES", "gaps", "served_errors"]
 
 REFERENCES = ("observed", "served", "alone", "refitted")
-"""Sets that a method is held against: the best found on the rows it observed, on those served, for
-each served query alone, and the second of them with refitted biases and values."""
+"""Sets that a method is compared with: the best found on the rows that it observed, on the rows
+served, for each served query alone, and that on the rows served with refitted biases and values."""
 GAPS: Mapping[str, tuple[str, str]] = {
     "criterion": ("method", "observed"),
     "information": ("observed", "served"),
@@ -32,9 +32,9 @@ Array = NDArray[np.float64]
 def served_errors(
     measured: ExactRows, like: AfterPrefix, r: int
 ) -> dict[str, Float[Tensor, "B H"]]:
-    """Computes what the best sets of r keys leave the very queries that they were found on.
+    """Computes the errors that the best sets of r keys leave on the queries they were found on.
 
-    `like` says which keys are protected.
+    `like` tells which keys are protected.
     """
     count = measured.rows.query.shape[-2]
     served = like.like(ValueAware(r, search="best"), observed="hindsight", rows=count)
@@ -80,7 +80,7 @@ def _by_query(seen: Observed) -> Observed:
 def gaps(errors: Mapping[str, Array], *, method: str, observed: str, r: int) -> Iterator[CacheGaps]:
     """Computes the gaps of a method from errors (units, layers, heads), pooled and for each head.
 
-    `errors` has the method's own under "method", and those of `REFERENCES`.
+    `errors` has those of the method under "method", and those of `REFERENCES`.
     """
     pools = {"all": (1, 2), "layer": (2,), "head": ()}
     for axes in pools.values():

@@ -1,4 +1,4 @@
-"""The record of what cache methods cost a model: kept, shown and compared as `record.Record` is."""
+"""Record of cache methods measured on a model, kept as `record.Record` is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from value_aware_attention.measurement.record import JsonRecord, RunOn
 __all__ = ["VERSION", "CacheCell", "CacheGaps", "CacheRecord", "Estimate", "estimate"]
 
 VERSION = 2
-"""Of the schema: raised whenever a record of before cannot be read as one of now."""
+"""Version of the schema, raised whenever older records cannot be read as new ones"""
 DISTANCES = ("kl", "cosine_distance")
-"""Of the model's output from the exact one's: one of them is among the ends of every cell"""
+"""Distances of the model's output from the exact one; every cell has one among its ends"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class CacheCell:
 
     method: str
     observed: str
-    """Whose queries it saw; "hindsight" is an oracle."""
+    """The queries that it saw (`AfterPrefix`); "hindsight" is an oracle."""
     r: int
     joint: bool
     """True: chosen by the error that the whole set leaves; False: by scores of single keys."""
@@ -36,14 +36,14 @@ class CacheCell:
     by_unit: Mapping[str, tuple[float, ...]]
     """"error" and each end metric of every unit, for paired comparisons"""
     multiply_adds: float
-    """Of one choice for a key-value head, counted"""
+    """Multiply-adds of one choice for a key-value head, counted"""
     seconds: float
-    """Of one choice for a key-value head, measured"""
+    """Time of one choice for a key-value head, measured"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheGaps:
-    """What a method loses to the best found, in four factors of its error, on served queries.
+    """Splits the error of a method on served queries, over the best found, into four factors.
 
     Each is a ratio of sums, a layer's errors in parts of its ||o||^2: 1 = nothing is lost.
     """
@@ -53,15 +53,15 @@ class CacheGaps:
     r: int
     layer: int | None
     head: int | None
-    """Of key-value heads; None: pooled"""
+    """Key-value head; None: pooled"""
     criterion: Estimate
-    """Its error / that of the best set found on the same observed queries; may lie below 1"""
+    """Error of the method / of the best set found on the same observed queries; may be below 1"""
     information: Estimate
-    """That / the error of the best set found on the served queries themselves"""
+    """Error of the best set found on the observed queries / on the served queries themselves"""
     sharing: Estimate
-    """That / the error where each served query keeps a set of its own"""
+    """Error of the best set on the served queries / of a set for each served query alone"""
     weights: Estimate
-    """Best set on the served queries / the same with refitted biases and values"""
+    """Error of the best set on the served queries / of that set with refitted biases and values"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class CacheRecord(JsonRecord):
     rows: int
     """Observed queries of each head, at most"""
     seeds: tuple[int, ...]
-    """Of every unit: the seed it was drawn by"""
+    """The seed that each unit was drawn by"""
     layers: int
     key_value_heads: int
     query_heads: int

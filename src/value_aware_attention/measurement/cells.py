@@ -1,4 +1,4 @@
-"""A grid cell: one approximation with one setting, on one trained model."""
+"""Grid cells: the end metric and output error of one approximation with one setting."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ SCALES = {"error": 100.0, "cosine": 1.0}  # metrics that are the mean per target
 
 @dataclass(frozen=True)
 class Setting:
-    """`build` makes the method of a layer; `parameters` is what a report sorts and plots by."""
+    """Names a method: `build` makes that of a layer, a report sorts and plots by `parameters`."""
 
     approximation: str
     parameters: Mapping[str, Any]
@@ -57,7 +57,7 @@ def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
 
 @torch.inference_mode()
 def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
-    """A layer's ||o - o~||^2 by unit; and what a solver claims of its keys, checked."""
+    """Measures a layer's ||o - o~||^2 by unit, and checks the keys that a solver returns."""
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
         return {"squared_error": layer.squared_error(method).tolist()}
     chosen: SparseWeights = method.select(**layer.rows.arguments())
@@ -70,12 +70,12 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
 
 
 def _known(number: Any) -> float | None:
-    """A number as JSON holds it: None where it is not finite."""
+    """Returns a number for JSON: None where it is not finite."""
     return float(number) if math.isfinite(number) else None
 
 
 def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
-    """The fields of `record.EndMetric`: the value, and the paired interval around exact's."""
+    """Computes the fields of `record.EndMetric`, with the paired interval around exact's."""
     return {
         "count": int(sums.counts.sum()),
         "unit_totals": tuple(sums.totals.tolist()),
@@ -85,7 +85,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
 
 
 def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | None]:
-    """Value, paired difference to exact and their ends; None for the ends of a single unit."""
+    """Computes the value and the paired difference to exact; one unit has no interval (None)."""
     ends = [float(end) for end in ratio_of_sums(sums.totals - exact.totals, sums.counts)]
     if metric == "perplexity":
         baseline = math.exp(exact.mean())

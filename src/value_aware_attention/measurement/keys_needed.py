@@ -1,4 +1,4 @@
-"""How many keys an output error takes, and how many by weight match value-aware ones."""
+"""Numbers of keys: those that an output error takes, and those that match value-aware ones."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 
 
 def keys_needed(curve: Array, share: float) -> int | None:
-    """The smallest size whose relative error is at most `share`; the last size if none is.
+    """Finds the smallest size with a relative error of at most `share`, else the last size.
 
     The last size is all keys, or value_dim + 1 value-aware ones: both are exact. None where the
     curve is not known (the interval of one unit, errors of a head whose outputs are all 0).
@@ -23,7 +23,7 @@ def keys_needed(curve: Array, share: float) -> int | None:
 
 
 def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[str, int | None]:
-    """The fewest keys chosen by weight with at most the error of r value-aware ones, `keys`.
+    """Finds `keys`, the fewest keys by weight with at most the error of r value-aware ones.
 
     Errors are pooled: ||o - o~||^2 summed over the queries of a unit, (units, M) for 1 to M keys by
     weight, (units,) for the r value-aware keys, as ||o||^2. All M keys suffice by definition.
@@ -42,7 +42,7 @@ def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[s
 def matching_keys_of_queries(
     oblivious: Array, aware: Array, seen: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each query alone, the fewest keys by weight with at most its error of value-aware ones.
+    """Finds, for each query, the fewest keys by weight with at most its value-aware error.
 
     `oblivious` (queries, M) and `aware` (queries,) are ||o - o~||^2; the keys that a query sees,
     `seen` in number, suffice by definition.

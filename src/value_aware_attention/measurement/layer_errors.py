@@ -1,4 +1,4 @@
-"""How far each layer's and head's output is from exact attention's as more keys are kept."""
+"""Output errors of each layer and head against exact attention, by the number of keys kept."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ __all__ = [
 
 KEYS_ONLY, MAUREY = "value_aware_keys_attention_weights", "maurey_bound"
 MATCHED = (1, 2, 4, 8, 16, 32)
-"""Numbers of value-aware keys that keys by weight are counted for."""
+"""Numbers of value-aware keys for which the matching numbers of keys by weight are counted"""
 BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
     "oblivious_keys_optimal_weights": ObliviousKeysOptimalWeights,
     "norm_weighted_keys_2": partial(NormWeightedKeys, norm=2),
@@ -66,8 +66,8 @@ Array = NDArray[np.float64]
 class LayerErrors:
     """Means over the sampled queries of one layer, by unit and head.
 
-    ||o||^2 (units, heads, 1), every method's ||o - o~||^2 (units, heads, sizes), and of every query
-    and each of `MATCHED`, how many keys by weight match so many value-aware ones (units, queries).
+    ||o||^2 (units, heads, 1); ||o - o~||^2 of every method (units, heads, sizes); and for a number
+    of value-aware keys, by query, the number of keys by weight that match them (units, queries).
     """
 
     rows: int
@@ -77,19 +77,8 @@ class LayerErrors:
     paths: Mapping[str, Array]
     matches: Mapping[str, NDArray[np.int64]]
 
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """The units of all parts."""
-
-        def together(name: str) -> dict[str, NDArray[Any]]:
-            found: list[Mapping[str, NDArray[Any]]] = [getattr(part, name) for part in parts]
-            return {key: np.concatenate([each[key] for each in found]) for key in found[0]}
-
-        norms = np.concatenate([part.squared_norm for part in parts])
-        return cls(parts[0].rows, parts[0].keys, norms, together("paths"), together("matches"))
-
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Returns it as lists and numbers, for JSON."""
         mappings = {
             name: {key: array.tolist() for key, array in getattr(self, name).items()}
             for name in ("paths", "matches")
@@ -144,7 +133,7 @@ def _by_unit_and_head(numbers: Float[Tensor, "B H N R"]) -> Array:
 
 
 def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
-    """Errors of what lies between the two optimal choices, and Maurey's bound."""
+    """Computes the errors of methods between the two optimal choices, and Maurey's bound."""
     paths = {KEYS_ONLY: ValueAwareKeysAttentionWeights(largest).path(**rows.arguments())}
     for name, method in BETWEEN.items():
         errors = [method(r).select(**rows.arguments()).error for r in _powers(largest)]
@@ -154,7 +143,7 @@ def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
 
 
 def _variance(rows: Call) -> Float[Tensor, "B H N"]:
-    """Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head."""
+    """Computes Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head."""
     value = rows.value - rows.value.mean(dim=-2, keepdim=True)
     weights = rows.weights
     second = (weights @ value.square().sum(dim=-1)[..., None])[..., 0]
@@ -165,7 +154,7 @@ def _matches(
     rows: Call, oblivious: Float[Tensor, "B H N M"], aware: Float[Tensor, "B H N R"],
     matched: Sequence[int],
 ) -> dict[str, NDArray[np.int64]]:  # fmt: skip
-    """`matching_keys_of_queries` of every row, for each size below the exact ones."""
+    """Counts `matching_keys_of_queries` of every row, for each size below the exact ones."""
     units, keys = oblivious.shape[0], oblivious.shape[-1]
     every = torch.full(oblivious.shape[:-1], keys)
     seen = every if rows.visible is None else rows.visible.sum(dim=-1)
@@ -180,7 +169,7 @@ def _matches(
 
 
 def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H N R"]:
-    """||o - o~||^2 of the top r keys by alpha, renormalised (Eq. 2), for r = 1..`largest`.
+    """Computes ||o - o~||^2 of the top r keys by alpha, renormalised (Eq. 2), for r = 1..`largest`.
 
     None = every size to M. It is sum_S alpha_i (v_i - o) / sum_S alpha_i over growing S, so one
     sort serves all of them. Ties are taken in the order of the keys.
@@ -205,7 +194,7 @@ def output_error(
     layers: Sequence[LayerErrors], calls: Sequence[Call], *, search: str, unit: str,
     sizes: Sequence[int],
 ) -> OutputError:  # fmt: skip
-    """The record of all layers: curves, and what is counted on them with intervals over units.
+    """Makes the record of all layers: curves, and counts on them with intervals over units.
 
     Means are rounded to six digits. A relative error is a ratio of means, so of sums, pooled over
     all layers, of each layer and of each head, at `sizes`; None where the outputs are all 0.
@@ -241,14 +230,14 @@ def output_error(
 
 
 def _sizes_of(method: str, count: int) -> list[int]:
-    """The numbers of keys that a path's places stand for."""
+    """Lists the numbers of keys that a path was measured at."""
     every = method in (OBLIVIOUS, AWARE, KEYS_ONLY)
     return list(range(1, count + 1)) if every else [1 << place for place in range(count)]
 
 
 @dataclass(frozen=True)
 class _Pooled:
-    """(units, layers, heads, sizes) of every method, and ||o||^2 with one size."""
+    """Holds errors (units, layers, heads, sizes) of every method, and ||o||^2 with one size."""
 
     squared_norm: Array
     paths: Mapping[str, Array]
@@ -262,7 +251,7 @@ class _Pooled:
         return cls(norms, paths)
 
     def curves(self) -> Iterator[tuple[int | None, int | None, str, dict[str, Array]]]:
-        """(layer, head, method, its relative error at every size with its ends), None = pooled."""
+        """Yields layer, head (None = pooled), method, and its relative errors with their ends."""
         for axes in POOLS.values():
             norm = self.squared_norm.sum(axis=axes)
             for method in (OBLIVIOUS, AWARE):
@@ -274,7 +263,7 @@ class _Pooled:
                     yield layer, head, method, ends
 
     def keys_needed(self) -> Iterator[KeysNeeded]:
-        """For each of `SHARES`."""
+        """Counts the keys needed for each of `SHARES`."""
         for layer, head, method, ends in self.curves():
             for share in SHARES:
                 keys, low, high = (keys_needed(curve, share) for curve in ends.values())
@@ -284,7 +273,7 @@ class _Pooled:
                 )  # fmt: skip
 
     def errors(self, sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
-        """At each of `sizes`; past a method's largest the error is that of the largest: exact."""
+        """Yields the errors at `sizes`; beyond a method's largest size it is exact already."""
         for layer, head, method, ends in self.curves():
             for r in sizes:
                 at = min(r, len(ends["estimate"])) - 1
@@ -295,7 +284,7 @@ class _Pooled:
 
 
 def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
-    """Of all layers pooled, then of each: `matching_keys`, and the quartiles over queries."""
+    """Counts `matching_keys` of all layers pooled, then of each, with quartiles over queries."""
     for layer, pool in ((None, layers), *((i, [one]) for i, one in enumerate(layers))):
         oblivious, aware, norm = (
             np.sum([array.sum(axis=1) for array in arrays], axis=0)
@@ -316,12 +305,12 @@ def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
 
 
 def _powers(largest: int) -> list[int]:
-    """1, 2, 4, ... up to `largest`."""
+    """Lists 1, 2, 4, ... up to `largest`."""
     return [1 << power for power in range(largest.bit_length())]
 
 
 def rounded(number: float) -> float:
-    """Six significant digits: what a mean over a few hundred rows can bear, and a small record."""
+    """Rounds to six digits: as precise as a mean over a few hundred rows, in a small record."""
     return float(f"{number:.6g}")
 
 

@@ -17,7 +17,7 @@ def mask_tokens(
     vocabulary_size: int,
     fraction: float = 0.15,
 ) -> tuple[Tensor, Tensor]:
-    """Hide a `fraction` of each sequence's ordinary tokens: (inputs, labels), both like `tokens`.
+    """Hides a `fraction` of each sequence's ordinary tokens: (inputs, labels), both like `tokens`.
 
     tokens (..., length) int64. Of the chosen tokens 80% become `mask_token`, 10% an ordinary token
     drawn uniformly, 10% stay. Labels hold the original there, -100 elsewhere. Special tokens are

@@ -34,7 +34,7 @@ from value_aware_attention.measurement.record import (
     Record,
     Skewness,
     SkewnessGap,
-    Text,
+    TextRead,
     read,
 )
 from value_aware_attention.measurement.record_cache import RecordCache
@@ -44,12 +44,11 @@ from value_aware_attention.measurement.skewness import skewness
 from value_aware_attention.measurement.skewness_gap import skewness_gap
 from value_aware_attention.measurement.source import source_hash
 from value_aware_attention.measurement.strict_json import to_json
-from value_aware_attention.measurement.tasks import Task, UnitSums, exactly
+from value_aware_attention.measurement.tasks import Task, UnitSums, exactly, joined
 
 __all__ = [
     "LayerOptions",
     "Method",
-    "Show",
     "default_sizes",
     "measure",
     "measure_own",
@@ -59,13 +58,12 @@ __all__ = [
 
 Method = Callable[[int, int], nn.Module]
 """(number of keys r, layer index) -> the approximation."""
-Show = Callable[[Attention | Cell], None]
 TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """How the layers are measured: on `rows` queries of each head and unit.
+    """Sets how layers are measured, on `rows` queries of each head and unit.
 
     `kernels` are put in the place of the model's own on the same queries, keys and values, post
     hoc. `between` and `skewness_gap` are measured beside the two optimal choices (`layer_errors`,
@@ -91,7 +89,6 @@ def measure(
     cell_errors: bool = True,
     name: str | None = None,
     description: str = "",
-    show: Show | None = None,
     progress: bool = True,
 ) -> Record:
     """Measures exact attention and every method on the task, with 95% intervals over its units.
@@ -101,8 +98,8 @@ def measure(
     in all layers and, with `cell_errors`, its output error on the recorded units. `layers` None
     leaves out what is measured in the layers alone. With `cache`, a folder, what was computed
     before for the same weights, text, code and engine is found again; `weights` is a sha256 of the
-    weights where it is known, else it is computed. `show` gets each result as
-    it comes; a progress bar is drawn on a terminal. Raises ValueError for sizes that do not fit.
+    weights where it is known, else it is computed. A progress bar is drawn on a terminal. Raises
+    ValueError for sizes that do not fit.
     """
     chosen = _sizes(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
@@ -112,7 +109,7 @@ def measure(
             for key, build in methods.items()
         ]
     found = None if cache is None else RecordCache(cache, _identity(task, weights))
-    work = _Measurement(task, found, layers, show or (lambda result: None))
+    work = _Measurement(task, found, layers)
     with work.progress(methods, shown=progress and is_first()):
         attention = tuple(work.attention(chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
@@ -124,7 +121,7 @@ def measure(
 
 
 def measure_own(task: Task, *, name: str, description: str = "") -> Record:
-    """Measures the end metric of a model with the attention it was trained with, whatever that is.
+    """Measures the end metric of a model with the attention that it was trained with.
 
     It is that model's cell "exact": nothing is approximated, so there is no output error.
     """
@@ -146,7 +143,7 @@ def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: 
         length=task.length,
         head_dim=task.head_dim,
         cells=cells,
-        text=Text(
+        text=TextRead(
             description=description,
             targets=exact.count,
             units=len(exact.unit_counts),
@@ -157,13 +154,13 @@ def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: 
 
 
 def default_sizes(head_dim: int, length: int) -> list[int]:
-    """Powers of two to head size + 1, and that; none above the length."""
+    """Lists powers of two up to head size + 1, and head size + 1; none above the length."""
     powers = {1 << power for power in range((head_dim + 1).bit_length())}
     return sorted(size for size in powers | {head_dim + 1} if size <= length)
 
 
 def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
-    """The numbers of keys to measure, in order."""
+    """Lists the numbers of keys to measure, in order."""
     for size in sizes or ():
         if not 1 <= size <= length:
             raise ValueError(f"sizes has {size}; it must lie between 1 and the length, {length}")
@@ -172,12 +169,11 @@ def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]
 
 @dataclass
 class _Measurement:
-    """One run of `measure`: each number is found in the cache or computed, and kept."""
+    """Runs one `measure`: each number is found in the cache, or computed and kept."""
 
     task: Task
     found: RecordCache | None
     options: LayerOptions | None
-    show: Show
 
     @cached_property
     def first(self) -> list[Call]:
@@ -202,7 +198,7 @@ class _Measurement:
             weighed = kernel or self.task.kernel
             found = self._layers(kernel, sizes)
             layers = [
-                LayerErrors.joined([LayerErrors.of_plain(part["errors"][i]) for part in found])
+                joined([LayerErrors.of_plain(part["errors"][i]) for part in found])
                 for i in range(len(found[0]["errors"]))
             ]
             shapes = [[part["skewness"][i] for part in found] for i in range(len(layers))]
@@ -219,11 +215,10 @@ class _Measurement:
             )
             if self.options.skewness_gap and kernel is None:
                 result = replace(result, skewness_gap=self._gap())
-            self.show(result)
             yield result
 
     def _layers(self, kernel: Kernel | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
-        """Output errors and skewness of every layer, part by part."""
+        """Measures output errors and skewness of every layer, part by part."""
         options = self.options
         assert options is not None
         matched = sorted({*MATCHED, *sizes})
@@ -246,7 +241,7 @@ class _Measurement:
         return skewness_gap(self.calls, rows=options.rows, search=options.search, seed=options.seed)
 
     def cells(self, settings: Sequence[Setting], errors: bool) -> Iterator[Cell]:
-        """Exact attention, then every setting."""
+        """Measures exact attention, then every setting."""
         exact = Setting("exact", {}, exactly)
         baseline = self._sums(exact)
         for setting in (exact, *settings):
@@ -259,7 +254,6 @@ class _Measurement:
                     **end_metric(sums, baseline, self.task.metric),
                 )
                 to_json(asdict(cell))  # refuses NaN and infinity, with the cell's name
-            self.show(cell)
             yield cell
 
     def _sums(self, setting: Setting) -> UnitSums:
@@ -271,7 +265,7 @@ class _Measurement:
             "measured": "end metric"
         }
         found = self._by_part(key, compute, work=_work_of(setting.build(0)))
-        return UnitSums.joined(
+        return joined(
             [UnitSums(np.array(part["totals"]), np.array(part["counts"])) for part in found]
         )
 
@@ -287,7 +281,7 @@ class _Measurement:
     def _by_part(
         self, key: Mapping[str, Any], compute: Callable[[int], dict[str, Any]], work: float
     ) -> list[dict[str, Any]]:
-        """A number of every part."""
+        """Finds or computes the result of every part."""
         parts = []
         for part in range(self.task.parts):
             of_part = {**key, "part": self.task.digest(part)}
@@ -300,7 +294,7 @@ class _Measurement:
 
     @contextmanager
     def _said(self, what: str) -> Iterator[None]:
-        """What is wrong with it is said with its name."""
+        """Names the setting on the bar, and in a ValueError that it raises."""
         self.bar.set_postfix_str(what)
         try:
             yield
@@ -321,7 +315,7 @@ class _Measurement:
 
 
 def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
-    """What a cell depends on, its task apart: the methods of all layers, and their source."""
+    """Lists what a cell depends on beside its task: the methods of all layers and their source."""
     built = [setting.build(layer) for layer in range(layers)]
     sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
     return {"methods": [repr(method) for method in built], "source": sources}
@@ -332,7 +326,7 @@ def _mean(numbers: Iterator[float]) -> float:
 
 
 def _work_of(method: nn.Module) -> float:
-    """A method's time in passes of a cheap one, roughly: for the time that is left."""
+    """Estimates the relative cost of a method, for the progress bar."""
     return 1.0 + method.r if isinstance(method, OptimalValueAware) else 1.0
 
 
@@ -347,7 +341,7 @@ def _device(task: Task) -> str:
 
 
 def _identity(task: Task, weights: str | None) -> dict[str, Any]:
-    """What every number depends on beside its method and its part of the text."""
+    """Lists what every number depends on beside its method and its part of the text."""
     return {
         "weights": weights or weights_hash(task.model),
         "kernel": repr(task.kernel),
@@ -358,7 +352,7 @@ def _identity(task: Task, weights: str | None) -> dict[str, Any]:
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """sha256 of a model's configuration, parameters and buffers."""
+    """Hashes a model's configuration, parameters and buffers."""
     digest = sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -28,7 +28,7 @@ from value_aware_attention.measurement.cache_record import (
 )
 from value_aware_attention.measurement.recorded import ExactRows, recording
 from value_aware_attention.measurement.run_on import run_on
-from value_aware_attention.measurement.tasks import Task, Text
+from value_aware_attention.measurement.tasks import Task, Text, joined
 from value_aware_attention.measurement.windows import vocabulary_size
 
 __all__ = ["CacheSetting", "cache_settings", "measure_caches"]
@@ -105,7 +105,7 @@ def measure_caches(
                 bar.set_postfix_str(f"{setting.method} {setting.observed} r={setting.r}")
                 found[-1].append(exact.measured(setting))
                 bar.update()
-    parts = [_Part.joined(of_setting) for of_setting in zip(*found, strict=True)]
+    parts = [joined(of_setting) for of_setting in zip(*found, strict=True)]
     call, pairs = exact.measured_on[0].call, list(zip(parts, settings, strict=True))
     return CacheRecord(
         model=model_name,
@@ -130,7 +130,7 @@ def measure_caches(
 
 @dataclass(frozen=True)
 class _Part:
-    """What one setting left on some units."""
+    """Holds what was measured of one setting on some units."""
 
     seeds: NDArray[np.int64]
     norm: Array
@@ -140,26 +140,9 @@ class _Part:
     ends: Mapping[str, Array]
     """By name (units)"""
     exact: Mapping[str, Array]
-    seconds: float
+    seconds: Array
+    """Time of a choice (parts)"""
     multiply_adds: float
-
-    @classmethod
-    def joined(cls, parts: Sequence["_Part"]) -> "_Part":
-        """Joins the units of several batches."""
-
-        def together(name: str) -> dict[str, Array]:
-            first = getattr(parts[0], name)
-            return {key: np.concatenate([getattr(p, name)[key] for p in parts]) for key in first}
-
-        return cls(
-            np.concatenate([part.seeds for part in parts]),
-            np.concatenate([part.norm for part in parts]),
-            together("errors"),
-            together("ends"),
-            together("exact"),
-            float(np.mean([part.seconds for part in parts])),
-            parts[0].multiply_adds,
-        )
 
     def cell(self, setting: CacheSetting) -> CacheCell:
         relative = self._relative("method").sum(axis=2)
@@ -176,7 +159,7 @@ class _Part:
             ends={name: _mean(units) for name, units in self.ends.items()},
             by_unit={name: tuple(units.tolist()) for name, units in numbers.items()},
             multiply_adds=self.multiply_adds,
-            seconds=self.seconds,
+            seconds=float(self.seconds.mean()),
         )
 
     def gaps(self, setting: CacheSetting) -> Sequence[CacheGaps]:
@@ -251,7 +234,7 @@ class _ExactPart:
             errors=errors,
             ends=self.ends(output),
             exact=self.exact,
-            seconds=seconds,
+            seconds=np.array([seconds]),
             multiply_adds=counted,
         )
 

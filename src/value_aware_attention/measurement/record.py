@@ -1,4 +1,4 @@
-"""The record of a measurement: the only form in which numbers are kept, shown and compared.
+"""Record of a measurement: the only form in which numbers are kept, shown and compared.
 
 Frozen dataclasses that are written as JSON and read back without loss. A number that is not known
 (the interval of a single unit) is None; no number is NaN or infinite.
@@ -35,21 +35,21 @@ __all__ = [
     "RunOn",
     "Skewness",
     "SkewnessGap",
-    "Text",
+    "TextRead",
     "read",
 ]
 
 VERSION = 1
-"""Of the schema: raised whenever a record of before cannot be read as one of now."""
+"""Version of the schema, raised whenever older records cannot be read as new ones"""
 
 TASKS, METRICS = ("causal", "masked", "encoder"), ("perplexity", "error", "cosine")
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
-"""What the two optimal choices are called in records"""
+"""Names of the two optimal choices in records"""
 SHARES = (0.01, 0.05, 0.1)
-"""Relative output errors that `KeysNeeded` are counted for"""
+"""Relative output errors for which `KeysNeeded` are counted"""
 Numbers = tuple[float, ...]
 NUMBERS = {float: (float, int)}
-"""What JSON has in the place of a number that happens to be whole"""
+"""Types of JSON that are read as a number"""
 
 
 class JsonRecord:
@@ -115,7 +115,7 @@ class EndMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class CellError:
-    """How far a method's output is from exact attention's: sum ||o - o~||^2 / sum ||o||^2.
+    """Holds a method's relative output error, sum ||o - o~||^2 / sum ||o||^2.
 
     Sums over queries and heads of all layers, with the 95% interval over units (Student's t), and
     of each layer alone.
@@ -132,9 +132,9 @@ class CellError:
     queries: int
     """In a layer"""
     largest_support: int | None = None
-    """Of a method that solves for its weights: the most keys that a query keeps"""
+    """Most keys that a query keeps, of a method that solves for its weights"""
     largest_error: float | None = None
-    """Of the same: max ||o - o~|| / max ||v||"""
+    """Largest error of solved weights, relative to the longest value: max ||o - o~|| / max ||v||"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +145,15 @@ class Cell(EndMetric):
     parameters: Mapping[str, Any]
     error: CellError | None = None
     budget: float | None = None
-    """The keys a query that it was to cost; `cost` is what it does (`error.budget`)"""
+    """Keys a query that the setting was chosen to cost; `cost` is its real one (`error.budget`)"""
     cost: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(EndMetric):
-    """What else scores on the model's targets: counts of tokens, or the same model on longer text.
+    """Scores another model on the same targets: counts of tokens, or the model on longer text.
 
-    `tokens` were counted; `length` is that of the text.
+    `tokens` is the number of tokens counted; `length` is that of the text.
     """
 
     tokens: int | None = None
@@ -224,7 +224,7 @@ class OutputError:
     """Output errors against the number of keys, on sampled queries of every head and unit."""
 
     search: str
-    """Of the value-aware optimum"""
+    """Search for the value-aware optimum"""
     rows: int
     """Queries in a layer, over units and heads"""
     units: int
@@ -290,7 +290,7 @@ class SkewnessGap:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What was measured in the layers, weighed by one kernel; post hoc: not the model's own."""
+    """Measurements in the layers under one kernel; post hoc: not the model's own."""
 
     kernel: str
     post_hoc: bool
@@ -325,23 +325,23 @@ class RunOn:
     threads: int
     versions: Mapping[str, str]
     engine: str = ""
-    """Of the solver: "compiled" or "torch\""""
+    """Engine of the solver: "compiled" or "torch\""""
     processor: Mapping[str, str | None] = field(default_factory=dict)
     processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
-    """The text that a model read: how much, and where it is from."""
+class TextRead:
+    """Text that a model read: its amount and its origin."""
 
     description: str
     targets: int
     units: int
     recorded_units: int | None = None
-    """On which output errors were measured"""
+    """Units on which output errors were measured"""
     available_units: int | None = None
     tokens: int | None = None
-    """Of the whole text; `share_read` of them are in the units"""
+    """Tokens of the whole text, of which the share `share_read` is in the units"""
     share_read: float | None = None
 
 
@@ -358,22 +358,22 @@ class Record(JsonRecord):
     metric: str
     """"perplexity", "error" (percent) or "cosine\""""
     unit: str
-    """What intervals are over: "window" or "sequence\""""
+    """Unit of the intervals: "window" or "sequence\""""
     length: int
     head_dim: int
     cells: tuple[Cell, ...]
-    text: Text
+    text: TextRead
     run_on: RunOn
     attention: tuple[Attention, ...] = ()
-    """First the kernel that the cells have"""
+    """Kernels measured in the layers, first that of the cells"""
     scale: str = ""
     architecture: str = ""
     hashes: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of what it was made from: checkpoint, data"""
+    """sha256 of the checkpoint and of the data"""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     picture: Picture | None = None
     trained_with: str = ""
-    """The method in the place of attention from training on; its `arguments`"""
+    """Name of the method that replaced attention in training, with its `arguments`"""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:

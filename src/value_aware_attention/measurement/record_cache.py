@@ -1,4 +1,4 @@
-"""Records kept on disk as they are computed, so that work that was ended goes on where it was."""
+"""Records kept on disk as they are computed, so that interrupted work resumes."""
 
 import json
 import logging
@@ -18,10 +18,10 @@ NAME, RECORD = "name", "record"
 
 
 class RecordCache:
-    """Computed records as JSON files, named by a hash of everything that determines them.
+    """Keeps computed records as JSON files, named by a hash of everything that determines them.
 
-    `identity` is what all of them depend on: data, weights, source, machine. Of several processes
-    the first one reads and writes, and all do what it found. A file holds its name, so
+    All of them depend on `identity`: data, weights, source, machine. Of several processes the first
+    one reads and writes, and the others follow it. A file has the sha256 of its name and record, so
     that a file under another's name is noticed.
     """
 
@@ -30,11 +30,10 @@ class RecordCache:
         self.identity = dict(identity)
 
     def get(self, key: Mapping[str, Any], compute: Callable[[], R]) -> R:
-        """The record of `key`, from the folder or computed and then kept.
+        """Reads the record of `key` from the folder, or computes and keeps it.
 
-        A file whose record is not as it was written is removed, and the record computed again with
-        a line in the log. Raises ValueError,
-        and keeps nothing, where the computed record holds NaN or infinity.
+        A file that has changed since it was written is removed, and its record computed again with
+        a line in the log. Raises ValueError, and keeps nothing, for a record with NaN or infinity.
         """
         text = json.dumps(self.identity | dict(key), sort_keys=True)
         name = sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a number was measured on."""
+"""Hardware and versions that a number was measured with."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
 
 
 def run_on(device: str = "cpu") -> RunOn:
-    """Hardware and versions, without anything that names a machine or a time.
+    """Describes hardware and versions, without anything that names a machine or a time.
 
     `device` is the one that computes: its solver is named.
     """
@@ -35,7 +35,7 @@ def run_on(device: str = "cpu") -> RunOn:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    """Of the packages that are installed."""
+    """Yields the versions of the installed packages."""
     for name in PACKAGES:
         try:
             yield name, version(name)
@@ -44,10 +44,10 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:
-    """The CPU's name, family and model, and the instruction set that PyTorch's vectors use.
+    """Finds the CPU's name, family and model, and the instruction set that PyTorch's vectors use.
 
     Processors of one name can differ in the others, and sums in vectors of another width round
-    otherwise. What the system does not tell is None.
+    otherwise. None stands for a fact that the system does not tell.
     """
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     fields = (line.partition(":") for line in reversed(lines))  # the first core's come last
@@ -61,7 +61,7 @@ def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:
 
 
 def cores_of(used: dict[str, str | None]) -> str:
-    """How many cores this process may use, and of what: "2 cores of AMD EPYC (family 25, ...)"."""
+    """Names the cores that this process may use: "2 cores of AMD EPYC (family 25, ...)"."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kind = [f"{name} {used[name]}" for name in ("family", "model") if used[name]]
     return f"{cores} cores of {used['name']} ({', '.join([*kind, str(used['vectors'])])})"

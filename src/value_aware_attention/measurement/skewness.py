@@ -1,4 +1,4 @@
-"""How skewed attention is: the property that section 3 argues from, per layer of a real model."""
+"""Skewness of attention weights, from which section 3 argues, by layer of a real model."""
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ __all__ = ["skewness", "skewness_of"]
 
 
 def skewness(call: Call) -> dict[str, float]:
-    """`skewness_of` the rows of a layer that output errors are measured on, block by block."""
+    """Computes `skewness_of` the rows on which a layer's errors are measured, block by block."""
     shapes, rows = [], []
     for block in error_rows(call).blocks():
         shapes.append(skewness_of(block.weights))
@@ -23,7 +23,7 @@ def skewness(call: Call) -> dict[str, float]:
 
 
 def skewness_of(weights: Float[Tensor, "*batch N M"]) -> dict[str, float]:
-    """Means over rows of attention weights alpha.
+    """Averages measures of skewness over rows of attention weights alpha.
 
     `largest_weight`: max_i alpha_i; `rows_over_half`: share of rows with a weight above 0.5, where
     section 3 expects values to matter least; `effective_keys`: exp(entropy of alpha);

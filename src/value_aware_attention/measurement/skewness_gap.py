@@ -34,9 +34,8 @@ def skewness_gap(
 ) -> SkewnessGap:
     """Measures, on `rows` queries of each head and unit, every layer under several kernels.
 
-    Per layer, its own kernel and polynomials of degree 0, 2, 4, 6 put in its place (post hoc).
-
-    Each with the skewness of its rows, the relative errors (summed squared error / summed squared
+    They are the layer's own kernel and polynomials of degree 0, 2, 4, 6 in its place (post hoc),
+    each with the skewness of its rows, the relative errors (summed squared error / summed squared
     norm of the output) of attention's top r keys and of r value-aware keys, and the share of rows
     where both keep the same key at r = 1. At degree 0 also: how often the value-aware key is
     argmin ||v_i||, which section 3 derives for orthogonal values, and argmin ||v_i||^2 -
@@ -103,7 +102,7 @@ def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> 
 
 
 def _uniform(rows: Call, first: Int[Tensor, "B H N"]) -> dict[str, float]:
-    """At degree 0, alpha = 1 / M: what the value-aware key is, up to ties."""
+    """Compares the value-aware key at degree 0 (alpha = 1 / M) with two predictions, up to ties."""
     weights = rows.weights
     squared = rows.value.square().sum(dim=-1)[:, :, None].expand_as(weights)
     to_mean = squared - 2 * (weights @ rows.value) @ rows.value.transpose(-2, -1)
@@ -118,7 +117,7 @@ def _smallest(
     visible: Bool[Tensor, "B H N M"] | None,
     chosen: Int[Tensor, "B H N"],
 ) -> Bool[Tensor, "B H N"]:
-    """Where no visible key's score is below the chosen one's, up to rounding."""
+    """Tells where no visible key's score is below the chosen one's, up to rounding."""
     if visible is not None:
         score = score.masked_fill(~visible, torch.inf)
     scale = _rounding(score)
@@ -126,7 +125,7 @@ def _smallest(
 
 
 def _rounding(score: Float[Tensor, "B H N M"]) -> float:
-    """What sums of these numbers may differ by when taken in another order."""
+    """Bounds the difference of sums of these numbers that are taken in another order."""
     return 1e-12 * score[score.isfinite()].abs().max().item()
 
 

@@ -1,4 +1,4 @@
-"""Which source a number depends on: the import closure of the modules that computed it."""
+"""Source that a number depends on: the import closure of the modules that computed it."""
 
 import ast
 import sys
@@ -18,8 +18,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def source_hash(*modules: str, packages: tuple[str, ...] = OURS) -> str:
     """Hashes the code of `modules` and of all that they import from `packages`, C++ included.
 
-    It changes with what `code_hashes` gives, and with nothing else; not within a process, which
-    has imported what it found first.
+    It changes with the result of `code_hashes` alone. Within a process it stays, as the imported
+    code does.
     """
     hashes = code_hashes(*modules, packages=packages)
     return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
@@ -28,9 +28,9 @@ def source_hash(*modules: str, packages: tuple[str, ...] = OURS) -> str:
 def code_hashes(
     *modules: str, packages: tuple[str, ...] = OURS, without: Collection[str] = ()
 ) -> dict[str, str]:
-    """Module -> sha256 of its syntax tree, of the import closure; file -> sha256 for C++ beside it.
+    """Hashes the syntax tree of each module of the import closure, and C++ files beside them.
 
-    Docstrings, comments and layout of Python are not in the tree: a change of them is none.
+    Docstrings, comments and layout of Python are not in the tree, so they change no hash.
     """
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
@@ -50,7 +50,7 @@ def _tree_hash(source: bytes) -> str:
 def import_closure(
     *modules: str, packages: tuple[str, ...] = OURS, without: Collection[str] = ()
 ) -> dict[str, Path]:
-    """Module -> file, of `modules` and of everything they import from `packages`.
+    """Maps `modules`, and everything that they import from `packages`, to their files.
 
     By the text of their imports, those within functions too; nothing is run for it. A name that a
     package re-exports counts as the module it comes from, not as the package, which imports every
@@ -68,7 +68,7 @@ def import_closure(
 
 
 def defining_module(name: str) -> str:
-    """The module that defines what a dotted name (a `_target_`) stands for."""
+    """Finds the module that defines the object of a dotted name (a `_target_`)."""
     module, _, inner = name.rpartition(".")
     while module and _file(module) is None:
         module, _, inner = module.rpartition(".")
@@ -89,7 +89,7 @@ def _imported(file: Path, packages: tuple[str, ...]) -> Iterator[str]:
 
 
 def _origin(module: str, name: str) -> str:
-    """The module that `from module import name` reads: `name` itself, or where it comes from."""
+    """Finds the module that `from module import name` reads: `name` itself, or its origin."""
     if _file(f"{module}.{name}"):
         return f"{module}.{name}"
     file = _file(module)
@@ -105,7 +105,7 @@ def _origin(module: str, name: str) -> str:
 
 @cache
 def _file(module: str) -> Path | None:
-    """Where a module's source lies, by its place in the package at the top."""
+    """Finds a module's source by its place in the package at the top."""
     if file := getattr(sys.modules.get(module), "__file__", None):
         return Path(file)
     top, _, inner = module.partition(".")

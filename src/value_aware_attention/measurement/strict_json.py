@@ -29,7 +29,7 @@ def from_json(text: str) -> Any:
 
 
 def _not_finite(content: Any, keys: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers that are NaN or infinite, each with its keys: "cells.0.value"."""
+    """Yields NaN and infinite numbers, each with its keys: "cells.0.value"."""
     if isinstance(content, float) and not math.isfinite(content):
         yield keys, content
     parts: Any = ()

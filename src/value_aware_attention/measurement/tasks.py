@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from hashlib import sha256
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.recorded import evenly_spaced, recording
 from value_aware_attention.measurement.scored_rows import ScoredRows
 
-__all__ = ["Layerwise", "Read", "Task", "Text", "UnitSums", "exactly", "output_at"]
+__all__ = ["Layerwise", "Read", "Task", "Text", "UnitSums", "exactly", "joined", "output_at"]
 
+P = TypeVar("P")
 Layerwise = Callable[[int], nn.Module]
 """layer index -> the method that replaces attention there."""
 Read = Callable[[Any, Tensor, Tensor], Tensor]
@@ -45,11 +46,22 @@ class UnitSums:
         """Averages the loss over all targets."""
         return float(self.totals.sum() / self.counts.sum())
 
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Joins the units of all parts, in order."""
-        totals, counts = ([getattr(part, name) for part in parts] for name in ("totals", "counts"))
-        return cls(np.concatenate(totals), np.concatenate(counts))
+
+def joined(parts: Sequence[P]) -> P:
+    """Joins the units of measured parts: dataclasses of arrays, or mappings of them, over units.
+
+    Their other fields are those of the first part.
+    """
+
+    def together(name: str) -> Any:
+        found = [getattr(part, name) for part in parts]
+        if isinstance(found[0], Mapping):
+            return {key: np.concatenate([each[key] for each in found]) for key in found[0]}
+        return np.concatenate(found) if isinstance(found[0], np.ndarray) else found[0]
+
+    first: Any = parts[0]
+    whole: P = replace(first, **{field.name: together(field.name) for field in fields(first)})
+    return whole
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A text as token windows of one length: consecutive, without padding, a sample of them read."""
+"""Text cut into token windows of one length, without padding, of which a sample is read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ __all__ = ["TextWindows", "text_windows"]
 
 @dataclass(frozen=True)
 class TextWindows:
-    """The windows read, the place of each among all that the text has, and its ordinary tokens."""
+    """Holds the windows read, their places among all of the text's windows, and its size."""
 
     tokens: Int[Tensor, "W L"]
     places: tuple[int, ...]
     available: int
     text_tokens: int
     special_tokens: int
-    """How many of a window's tokens the tokenizer put around it."""
+    """Special tokens that the tokenizer put around each window"""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -35,7 +35,7 @@ class TextWindows:
 
     @property
     def share_read(self) -> float:
-        """Tokens of the text that are in the windows, as a share of all."""
+        """Returns the share of the text's tokens that are in the windows."""
         return len(self) * (self.length - self.special_tokens) / self.text_tokens
 
 
@@ -48,7 +48,7 @@ def text_windows(
     seed: int | None = None,
     closed: bool = True,
 ) -> TextWindows:
-    """At most `windows` windows of `length` tokens, evenly spaced in the text or drawn by `seed`.
+    """Takes at most `windows` windows of `length` tokens, evenly spaced or drawn by `seed`.
 
     The tokens of all `texts` are cut one after the other; a rest shorter than a window is left out.
     Each window gets the special tokens that the tokenizer puts around a text; not `closed` leaves
@@ -78,7 +78,7 @@ def text_windows(
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text."""
+    """Finds the special tokens that the tokenizer puts before and after a text."""
     encoding = tokenizer(text[:100], return_special_tokens_mask=True)
     tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
     before = len(list(takewhile(bool, special)))

@@ -1,4 +1,4 @@
-"""How many keys the attention of a trained model needs, on a text, layer by layer and head by head.
+"""Counts the keys that a trained model's attention needs on a text, by layer and head.
 
     report = probe.probe(model, tokenizer, text)
     print(report.headline)

@@ -1,4 +1,4 @@
-"""What a compressed key-value cache would cost a trained model, on a text."""
+"""Cache methods measured on a trained model and a text."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -19,11 +19,11 @@ __all__ = ["default_cache_methods", "probe_caches"]
 
 GAPS_OF = "SnapKV"
 PROTECTED = 2 + 4
-"""The first and the last keys of a prefix, which `AfterPrefix` always keeps"""
+"""Number of first and last keys of a prefix that `AfterPrefix` always keeps"""
 
 
 def default_cache_methods() -> dict[str, Callable[[int], CacheMethod]]:
-    """Builds the methods that a probe compares: two scores, and the joint set with and without."""
+    """Builds the methods that a probe compares: two scores, and joint sets."""
     return {
         GAPS_OF: lambda r: ObservedAttention(r, pool=5),
         "DropKV": LeaveOneOut,

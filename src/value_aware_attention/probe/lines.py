@@ -1,12 +1,11 @@
-"""What a probe found, in words and as lines of text: for a terminal, while it runs."""
+"""Findings of a probe as a sentence and as tables of text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
     SHARES,
-    Attention,
     Cell,
     KeysNeeded,
     MatchingKeys,
@@ -14,7 +13,7 @@ from value_aware_attention.measurement.record import (
     Record,
 )
 
-__all__ = ["Lines", "headline", "match", "needed"]
+__all__ = ["headline", "match", "needed", "tables"]
 
 NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
 HEADLINE_SIZES = (4, 8, 16)
@@ -69,30 +68,22 @@ def _keys(count: int | None) -> str:
     return "none" if count is None else f"{count:,}"
 
 
-class Lines:
-    """The tables of keys needed by layer and of the end metric by size, as results come."""
-
-    def __init__(self, metric: str, methods: Sequence[str]) -> None:
-        self.metric, self.methods = metric, methods
-        self.begun = False
-        self.row: list[Cell] = []
-
-    def __call__(self, result: Attention | Cell) -> list[str]:
-        """The lines that a result completes; of several kernels the first is shown."""
-        if isinstance(result, Attention):
-            begun, self.begun = self.begun, True
-            return [] if begun else list(_layer_lines(result.output_error))
-        if result.approximation == "exact":
-            return ["", *_metric_header(result, self.metric, self.methods)]
-        self.row.append(result)
-        if len(self.row) < len(self.methods):
-            return []
-        row, self.row = self.row, []
-        return [_metric_line(row, self.metric)]
+def tables(record: Record) -> Iterator[str]:
+    """Yields the lines of two tables: keys needed by layer, and the end metric by keys kept."""
+    exact, *cells = record.cells
+    methods = list(dict.fromkeys(cell.approximation for cell in cells))
+    yield from _layer_lines(record.attention[0].output_error)
+    names = "".join(f"{NAMES.get(name, name.replace('_', ' ')):>{WIDTH}}" for name in methods)
+    value = f"{_number(exact.value, record.metric)}{UNITS[record.metric]}"
+    yield from ("", f"{record.metric} of exact attention: {value}", f"{'keys':>6}{names}")
+    for first in range(0, len(cells), len(methods) or 1):
+        row = cells[first : first + len(methods)]
+        found = (f"  {_with_interval(cell, record.metric):>{WIDTH - 2}}" for cell in row)
+        yield f"{row[0].parameters['r']:>6,}" + "".join(found)
 
 
 def _layer_lines(measured: OutputError) -> Iterator[str]:
-    """The keys that each layer needs, by weight and value-aware."""
+    """Tabulates the keys that each layer needs, by weight and value-aware."""
     yield f"{'keys needed':12}" + "".join(f"{f'{share:.0%} error':>{WIDTH}}" for share in SHARES)
     yield f"{'layer':12}" + "".join(f"{'by weight  value-aware':>{WIDTH}}" for _ in SHARES)
     for layer in (*range(measured.layers), None):
@@ -102,20 +93,6 @@ def _layer_lines(measured: OutputError) -> Iterator[str]:
         ]
         cells = (f"{_keys(a):>{WIDTH - 13}}{_keys(b):>13}" for a, b in counts)
         yield f"{'all' if layer is None else layer:<12}" + "".join(cells)
-
-
-def _metric_header(exact: Cell, metric: str, methods: Sequence[str]) -> tuple[str, str]:
-    """What exact attention has, and the heads of the end metric's table."""
-    names = "".join(f"{NAMES.get(name, name.replace('_', ' ')):>{WIDTH}}" for name in methods)
-    value = f"{_number(exact.value, metric)}{UNITS[metric]}"
-    return f"{metric} of exact attention: {value}", f"{'keys':>6}{names}"
-
-
-def _metric_line(cells: Sequence[Cell], metric: str) -> str:
-    """One size: the value of every method, and the ends of its 95% interval."""
-    return f"{cells[0].parameters['r']:>6,}" + "".join(
-        f"  {_with_interval(cell, metric):>{WIDTH - 2}}" for cell in cells
-    )
 
 
 def _with_interval(cell: Cell, metric: str) -> str:

@@ -1,4 +1,4 @@
-"""How many keys the attention of a trained model needs, layer by layer and head by head.
+"""Counts the keys that a trained model's attention needs, layer by layer and head by head.
 
 `probe` puts any masked or causal language model, or an encoder without a head, over a text and
 measures how far attention to few keys is from exact: chosen by weight (optimal-v-oblivious, Eq. 2)
@@ -7,11 +7,9 @@ and for the output (optimal-v-aware, section 3).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from value_aware_attention.approximations import (
@@ -21,13 +19,8 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.arguments import check_at_least
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.measure import (
-    LayerOptions,
-    Method,
-    Show,
-    measure,
-)
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Attention, Cell, Record
+from value_aware_attention.measurement.measure import LayerOptions, Method, measure
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_attention.measurement.tasks import Task
 from value_aware_attention.measurement.text_windows import TextWindows, text_windows
 from value_aware_attention.measurement.windows import (
@@ -36,7 +29,7 @@ from value_aware_attention.measurement.windows import (
     vocabulary_size,
     windows_task,
 )
-from value_aware_attention.probe.lines import Lines, headline, needed
+from value_aware_attention.probe.lines import headline, needed, tables
 
 __all__ = ["Report", "default_methods", "probe", "window_task"]
 
@@ -45,7 +38,7 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Report:
-    """What a probe measured; `record.to_json()` keeps it."""
+    """Holds the record of a probe; `record.to_json()` keeps it."""
 
     record: Record
 
@@ -67,10 +60,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        methods = list(dict.fromkeys(cell.approximation for cell in self.record.cells[1:]))
-        lines = Lines(self.record.metric, methods)
-        results: tuple[Attention | Cell, ...] = (self.record.attention[0], *self.record.cells)
-        return "\n".join([*chain.from_iterable(map(lines, results)), "", self.headline])
+        return "\n".join([*tables(self.record), "", self.headline])
 
 
 def default_methods(search: str = "default") -> dict[str, Method]:
@@ -115,7 +105,7 @@ def probe(
     `kernel` None is the model's own; another is put into it post hoc. `kernels` are more for the
     layers alone, on the model's own queries, keys and values; `between` and `skewness_gap` measure
     more there (`measurement.LayerOptions`). With `cache`, a folder, what was computed before is
-    found again. `show` gets lines of text as results come in; with it a progress bar is drawn.
+    found again. With `show` a progress bar is drawn, and `show` gets the lines of the tables.
     Raises ValueError, before any work, for what cannot be measured.
     """
     OptimalValueAware(1, search)  # refuses another search
@@ -130,8 +120,10 @@ def probe(
     )  # fmt: skip
     record = measure(
         task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
-        show=_printing(show, Lines(task.metric, list(methods))), progress=show is not None,
+        progress=show is not None,
     )  # fmt: skip
+    for line in tables(record) if show else ():
+        show(line)
     return Report(_of_windows(record, read))
 
 
@@ -144,19 +136,6 @@ def _of_windows(record: Record, read: TextWindows) -> Record:
         share_read=read.share_read,
     )
     return replace(record, text=text)
-
-
-def _printing(show: Callable[[str], None] | None, lines: Lines) -> Show | None:
-    """Shows the lines that a result completes, above the progress bar."""
-    if show is None:
-        return None
-
-    def printed(result: Attention | Cell) -> None:
-        with tqdm.external_write_mode():
-            for line in lines(result):
-                show(line)
-
-    return printed
 
 
 def window_task(

@@ -1,4 +1,4 @@
-"""The weights that a method really gives, as a matrix of queries by keys that can be drawn."""
+"""Effective attention weights of a method, as a matrix of queries by keys to draw."""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""Methods of equal cost: the parameter with which each comes closest to a number of keys."""
+"""Parameters with which methods come closest to the cost of a number of keys."""
 
 import math
 from collections.abc import Callable

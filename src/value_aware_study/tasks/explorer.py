@@ -1,4 +1,4 @@
-"""What the token explorer shows of a model: recorded attention calls, method by method."""
+"""Data of the token explorer: keys that each method keeps in recorded attention calls."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -27,7 +27,7 @@ def explored_model(
     sizes: Sequence[int],
     heads: Collection[tuple[int, int]] | None = None,
 ) -> Model:
-    """What every method keeps in the heads of a model, on the first tokens of its first sequence.
+    """Lists the keys that every method keeps in a model's heads, on a sequence's first tokens.
 
     `calls` are the layers', in order; attention is restricted to `tokens`, which changes nothing
     where it is causal or the recorded sequence is no longer. `heads`: (layer, head), None = all.

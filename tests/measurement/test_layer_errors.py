@@ -20,6 +20,7 @@ from value_aware_attention.measurement.layer_errors import (
 )
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, OutputError
 from value_aware_attention.measurement.recorded import sample_rows
+from value_aware_attention.measurement.tasks import joined
 
 HEADS, KEYS, DIM = 3, 10, 4
 
@@ -95,7 +96,7 @@ def test_a_sampled_row_sees_what_its_mask_shows() -> None:
 def errors(windows: int = 4) -> list[LayerErrors]:
     """Of two layers, measured window by window."""
     return [
-        LayerErrors.joined(
+        joined(
             [
                 layer_errors(call(10 * window + layer), rows=4, search="fast", between=False)
                 for window in range(windows)
@@ -160,7 +161,7 @@ def test_matching_keys_pool_layers_and_heads_within_a_window() -> None:
 def test_windows_measured_apart_are_as_windows_measured_together() -> None:
     """Every query of a call, so that the rows are the same; and as JSON holds them."""
     calls = [call(seed) for seed in range(3)]
-    apart = LayerErrors.joined([layer_errors(each, rows=KEYS, search="fast") for each in calls])
+    apart = joined([layer_errors(each, rows=KEYS, search="fast") for each in calls])
     together = layer_errors(Call.joined(calls), rows=KEYS, search="fast")
     for name, path in together.paths.items():
         np.testing.assert_allclose(apart.paths[name], path, rtol=1e-9, atol=1e-14)

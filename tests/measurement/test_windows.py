@@ -8,7 +8,7 @@ from transformers import BartConfig, BartModel
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.hugging_face import replace_attention
-from value_aware_attention.measurement.tasks import Layerwise, Task, UnitSums, exactly
+from value_aware_attention.measurement.tasks import Layerwise, Task, UnitSums, exactly, joined
 from value_aware_attention.measurement.text_windows import TextWindows, text_windows
 from value_aware_attention.measurement.windows import metric_of, positions, windows_task
 
@@ -41,7 +41,7 @@ def test_the_kind_is_found_and_the_task_is_one(name: str) -> None:
 
 def whole(made: Task, method: Layerwise = exactly) -> UnitSums:
     """The sums of all windows."""
-    return UnitSums.joined([made.run(method, window) for window in range(made.parts)])
+    return joined([made.run(method, window) for window in range(made.parts)])
 
 
 @torch.no_grad()
