@@ -151,9 +151,10 @@ CODE = Rule(
     ),
 )
 ARGUMENT = Rule(
-    allowed="a finite number, true, false, text or a list",
-    holds=lambda v: (
-        isinstance(v, (str, list)) or (isinstance(v, (int, float)) and math.isfinite(v))
+    allowed="a finite number, true, false or a list of numbers",
+    holds=lambda v: all(
+        isinstance(one, (int, float)) and math.isfinite(one)
+        for one in (v if isinstance(v, list) else [v])
     ),
 )
 POSITIONS = replace(
@@ -286,6 +287,7 @@ OF_CONF = table(
         "{causal,masked,task}.optimizer.momentum": BELOW_ONE,
         "{causal,masked}.optimizer.max_grad_norm": NOT_NEGATIVE,
         "{causal,masked}.optimizer.fused": SWITCH,
+        "{causal,masked,task}.optimizer._target_": TEXT,
         "{causal,masked,task}.optimizer.*": ARGUMENT,
         "{kernel,length,attention,task,model,survey,evaluate,caches}.name": NAME,
         "{train_causal,train_masked,train_in_context}.name": NAME,

@@ -44,16 +44,9 @@ def test_it_trains_and_its_record_and_card_have_its_arguments(project: Path) -> 
     assert settings["beta_2"] == 0.98 and settings["momentum"] is None
 
 
-def test_a_value_that_is_no_number_is_refused_at_once(project: Path) -> None:
-    done = run(project, *TRAINING, "task.optimizer.momentum_decay=.inf")
+@pytest.mark.parametrize("value", ["inf", "fast"])
+def test_a_value_that_is_no_number_is_refused_at_once(project: Path, value: str) -> None:
+    done = run(project, *TRAINING, f"task.optimizer.momentum_decay={value}")
     assert done.returncode == 1
-    refusal = (
-        "task.optimizer.momentum_decay is inf; it must be a finite number, true, false, text or"
-    )
-    assert refusal in done.stderr
-
-
-def test_no_rule_is_missed(project: Path) -> None:
-    chosen = ("-k", "every_value_that_people_may_vary", "-p", "no:cacheprovider")
-    done = run(project, "-m", "pytest", "-q", *chosen, "tests/test_values.py")
-    assert done.returncode == 0, done.stdout
+    refusal = f"task.optimizer.momentum_decay is {value}; it must be a finite number, true, false"
+    assert refusal in done.stderr and "\n" not in done.stderr.strip()
