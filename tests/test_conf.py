@@ -137,21 +137,23 @@ def test_the_grid_has_the_methods_of_the_papers_figure_first() -> None:
 @pytest.mark.parametrize("name", options("attention"))
 def test_every_attention_builds_and_names_the_model(name: str) -> None:
     trained = composed("train_masked", [f"attention={name}", "scale=smoke"]).train_masked
-    evaluated = composed("evaluate", ["model=masked", f"attention={name}"]).evaluate
     attention, suffix = trained_attention(trained), "" if name == "exact" else f"_{name}"
-    assert trained.name == evaluated.name == f"masked_long{suffix}"
-    assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
-    assert evaluated.task.model._args_ == [evaluated.checkpoint]
+    assert trained.name == f"masked_long{suffix}"
     assert (attention is None) is (name == "exact")
     if attention is not None:
         assert isinstance(attention(0), Mixing if attention.is_mixing else Approximation)
 
 
+@pytest.mark.parametrize("model", ["masked_long", "causal_exponential"])
 @pytest.mark.parametrize(("name", "suffix"), [("exact", ""), ("lsh", "_lsh")])
-def test_a_causal_model_is_named_by_its_attention_too(name: str, suffix: str) -> None:
-    trained = composed("train_causal", [f"attention={name}"]).train_causal
-    evaluated = composed("evaluate", ["model=causal", f"attention={name}"]).evaluate
-    assert trained.name == evaluated.name == f"causal_exponential{suffix}"
+def test_a_model_is_evaluated_under_the_name_of_its_attention(
+    model: str, name: str, suffix: str
+) -> None:
+    kind = model.partition("_")[0]
+    app = f"train_{kind}"
+    trained = composed(app, [f"attention={name}"])[app]
+    evaluated = composed("evaluate", [f"model={kind}", f"attention={name}"]).evaluate
+    assert trained.name == evaluated.name == f"{model}{suffix}"
     assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
     assert evaluated.task.model._args_ == [evaluated.checkpoint]
 

@@ -19,16 +19,21 @@ QUICK = {
     "caches": "## Error on the observed queries",
     "optimal_value_aware": "call / fused",
     "patterns": "flex first call ms",
-    "peers --only FNet": "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
     "training_step": "With both GPT-2 does the same work",
 }
-"""Benchmark, with its options -> a part of what it prints last"""
+"""Benchmark, with its options -> a part of its page"""
+PEERS = (
+    "peers --only FNet",
+    "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
+)
 PAGES = {"faults": "checks.faults.suite", "mutants": "checks.mutants_page"}
 """Check -> the module of its page; a benchmark's is its own"""
 RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem != "values"]
 
 
-@pytest.mark.parametrize(("command", "shown"), QUICK.items(), ids=QUICK)
+@pytest.mark.parametrize(
+    ("command", "shown"), [*QUICK.items(), pytest.param(*PEERS, marks=pytest.mark.slow)]
+)
 def test_a_quick_run_prints_its_tables_and_writes_nothing(
     command: str,
     shown: str,
