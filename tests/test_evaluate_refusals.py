@@ -259,7 +259,7 @@ def test_tokens_of_another_tokenizer_are_refused_whatever_its_size(root: Path, a
 def test_a_record_is_replaced_after_what_belongs_to_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*arguments: object) -> str:
+    def fails(*arguments: object, **options: object) -> str:
         raise ValueError("no text to explore")
 
     monkeypatch.setattr(
