@@ -163,7 +163,7 @@ def test_a_scale_runs_through_dvc_without_git_and_goes_on_where_it_was(project: 
     models = [outputs / f"models/causal_elu{end}/model.safetensors" for end in ("", "_second")]
     assert models[0].read_bytes() != models[1].read_bytes()
     assert len((outputs / "seconds.json").read_text().splitlines()) == 11 + 2
-    (outputs / "records/masked_long.json").unlink()
-    shutil.rmtree(project / ".dvc/cache/runs")
-    _, *lines = command(project, "scale=again", "logger=none")
-    assert [line.split()[1] for line in lines[:-3]] == ["evaluate_masked@long:"]
+    record = outputs / "records/masked_long.json"
+    record.unlink()
+    lines = command(project, "scale=again", "logger=none")
+    assert lines[1].startswith("0 stages run in") and record.exists()  # from DVC's cache
