@@ -66,7 +66,7 @@ def commands(root: Path) -> list[tuple[str, list[str]]]:
     """Returns app and overrides of every stage of dvc.yaml and of a probe, the report's last."""
     found = [(app, overrides) for _, app, overrides in stages() if app not in TIMED]
     text = shutil.copy(REPOSITORY / "LICENSE", root.with_name("text.txt"))
-    model = f"model={root}/outputs/models/causal_exponential"
+    model = f"model={root}/outputs/{SCALE}/models/causal_exponential"
     probe = [model, f"text={text}", "caches=true", "probe.windows=2", "probe.length=96"]
     return [*sorted(found, key=lambda one: one[0] == LAST), ("probe", probe)]
 
