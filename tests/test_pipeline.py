@@ -87,8 +87,8 @@ def test_rows_run_in_an_order_that_they_can_and_share_one_stage(
         for name in row:
             made |= makes[name]
             others = set().union(*makes.values()) - made
-            needed = {dep.def_path for dep in stages()[name].deps}
-            assert not any(covers({one}, dep, "/") for one in others for dep in needed), name
+            read = {dep.def_path for dep in stages()[name].deps}
+            assert not any(covers({one}, dep, "/") for one in others for dep in read), name
     for one, other in combinations(ordered, 2):
         assert set(one) & set(other) == {SHARED}
 

@@ -26,7 +26,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "probe/a/record.json": probed().to_json(),
     }
     for name, text in texts.items():
-        file = root / "outputs" / name
+        file = root / "outputs/smoke" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     run_app("report", root)

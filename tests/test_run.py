@@ -43,7 +43,7 @@ def test_the_overrides_of_a_run_replace_those_of_the_run_before(params: Path) ->
     folder = params.parent / "größe # x"
     choice.choose(["scale=smoke", "causal.steps=3", "logger=none"])
     cfg = choice.checked()
-    assert (cfg.causal.steps, cfg.logger, cfg.masked.short.steps) == (3, None, 6)
+    assert (cfg.causal.steps, cfg.masked.short.steps) == (3, 6)
     choice.choose(["corpus=local", f"corpus.path='{folder}'"])
     cfg = choice.checked()
     assert (cfg.scale, cfg.causal.steps, cfg.corpus.path) == ("smoke", 6, str(folder))
@@ -98,7 +98,7 @@ def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
         ("paths.root=/big", "paths.root=/big .* work in a copy of the project"),
         ("causal.stesp=3", "stesp"),
         ("scale=huge", "huge"),
-        ("scale=gpu", "scale=gpu .* 8 days; trainer.accelerator=auto"),
+        ("scale=gpu", "scale=gpu .* 14 days; trainer.accelerator=auto"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_leaves_params_as_they_are(
@@ -163,7 +163,7 @@ def test_a_scale_runs_through_dvc_without_git_and_goes_on_where_it_was(project: 
     models = [outputs / f"models/causal_elu{end}/model.safetensors" for end in ("", "_second")]
     assert models[0].read_bytes() != models[1].read_bytes()
     assert len((outputs / "seconds.json").read_text().splitlines()) == 11 + 2
-    (outputs / "records/masked_long.json").unlink()
-    shutil.rmtree(project / ".dvc/cache/runs")
-    _, *lines = command(project, "scale=again", "logger=none")
-    assert [line.split()[1] for line in lines[:-3]] == ["evaluate_masked@long:"]
+    record = outputs / "records/masked_long.json"
+    record.unlink()
+    lines = command(project, "scale=again", "logger=none")
+    assert lines[1].startswith("0 stages run in") and record.exists()  # from DVC's cache
