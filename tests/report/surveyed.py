@@ -3,7 +3,7 @@
 from synthetic import RUN_ON, ends, error, record
 
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
-from value_aware_attention.measurement.record import Cell, Panel, Picture
+from value_aware_attention.measurement.record import Cell, Panel, Picture, TextRead
 from value_aware_study.report.results import Results
 
 LENGTHS = (128, 256, 512, 1024, 2048)
@@ -73,7 +73,7 @@ def benchmark_record(laws: Laws, left_out: str | None = None) -> dict:
     }
 
 
-TEXT = Text(description="synthetic", targets=50, units=40, recorded_units=8)
+TEXT = TextRead(description="synthetic", targets=50, units=40, recorded_units=8)
 
 
 def cell(approximation, parameters, budget, layer_error, value):
