@@ -21,4 +21,4 @@ class Layer:
     rotary: Rotary | None = None
     """None: the model does not rotate queries by their positions."""
     repeated: tuple[Tensor, Tensor, Tensor] | None = None
-    """Queries, keys and values (B, *heads, T, .) of the prefix as it is read again, after itself."""
+    """Queries, keys and values (B, *heads, T, .) of the prefix, read again after itself."""

@@ -28,7 +28,7 @@ IN_CACHE = 2**18
 """Largest number of weights searched at once on a CPU: more do not fit its cache"""
 EXCHANGED, FEW_KEYS = 3, 64
 """`search="best"` improves at most `EXCHANGED` starts; with `FEW_KEYS` keys or fewer it improves
-all of them. On 128 keys of three trained models all 11 starts left 0.2 to 1.6% less, in four times the
+all. On 128 keys of three trained models all 11 starts left 0.2 to 1.6% less, in four times the
 time; among ten keys the start that ends at the optimum is often far from it."""
 
 
