@@ -65,8 +65,8 @@ def encoder_texts(
     found = str(weights_folder(requirement=requirement, package=package, folder=folder))
     read = [document.text for corpus in texts.values() for document in corpus]
     windows = text_windows(read, load_tokenizer(found), length=length, windows=units * len(seeds))
-    texts = [Text(rows, rows, seed=seed) for rows, seed in _by_seed(windows.tokens, seeds)]
-    return Task(load_model(found), texts, "cosine")
+    parts = [Text(rows, rows, seed=seed) for rows, seed in _by_seed(windows.tokens, seeds)]
+    return Task(load_model(found), parts, "cosine")
 
 
 def _by_seed(
