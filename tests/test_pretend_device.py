@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
-from tests.tasks.test_tasks import causal_task, masked_task
+from tests.tasks.test_tasks import small_causal, small_masked
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
 from value_aware_attention import attention, error, flex, measurement
 from value_aware_attention.approximations import (
@@ -353,8 +353,8 @@ def test_one_step_measures_the_device(made: Any, monkeypatch: pytest.MonkeyPatch
 
 
 TASKS: dict[str, Callable[[Path, str], Task]] = {
-    "causal": lambda folder, where: causal_task(folder, 36, 20, 12, where),
-    "masked": lambda folder, where: masked_task(folder, 3, where),
+    "causal": lambda folder, where: small_causal(folder, 36, 20, 12, where),
+    "masked": lambda folder, where: small_masked(folder, 3, where),
 }
 CELLS = [
     measurement.Setting("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2)),

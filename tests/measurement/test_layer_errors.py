@@ -8,17 +8,16 @@ import torch
 
 from tests.recorded import recorded
 from value_aware_attention import kernels
-from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.attention import attention
 from value_aware_attention.call import Call
 from value_aware_attention.measurement.intervals import ratio_of_sums
-from value_aware_attention.measurement.keys_needed import keys_needed, matching_keys
+from value_aware_attention.measurement.keys_needed import keys_needed
 from value_aware_attention.measurement.layer_errors import (
     LayerErrors,
     layer_errors,
     output_error,
 )
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, OutputError
+from value_aware_attention.measurement.record import OBLIVIOUS, SHARES, OutputError
 from value_aware_attention.measurement.recorded import sample_rows
 from value_aware_attention.measurement.tasks import joined
 
@@ -68,16 +67,6 @@ def test_every_size_of_every_head_agrees_with_a_loop_over_rows(
         mean = np.mean(oblivious, axis=0)
         np.testing.assert_allclose(found.paths[OBLIVIOUS][0, head], mean, rtol=1e-4, atol=1e-9)
         assert found.squared_norm[0, head] == pytest.approx([np.mean(norms)], rel=1e-4)
-
-
-def test_value_aware_sizes_are_those_of_one_solve_and_its_last_is_exact() -> None:
-    measured = call(1)
-    found = layer_errors(measured, rows=KEYS).paths[AWARE][0]
-    assert np.shape(found) == (HEADS, DIM + 1)
-    path = OptimalValueAware(DIM + 1)
-    errors = path.path(measured.query.double(), measured.key.double(), measured.value.double())
-    np.testing.assert_allclose(found, errors[0].mean(dim=1), rtol=1e-4, atol=1e-9)
-    assert np.max(found[:, -1]) < 1e-9 < np.min(found[:, 0])
 
 
 def test_a_sampled_row_sees_what_its_mask_shows() -> None:
@@ -137,25 +126,6 @@ def test_errors_and_needed_keys_are_of_all_layers_of_each_layer_and_of_each_head
         ends = curve(made, row.method, row.layer, row.head)
         at = [part[min(row.r, len(part)) - 1] for part in ends]  # past the last size it is exact
         assert [row.error, row.low, row.high] == pytest.approx(at, rel=1e-5, abs=1e-25)
-
-
-def test_matching_keys_pool_layers_and_heads_within_a_window() -> None:
-    made = errors()
-    oblivious, aware, norm = (
-        sum(array.sum(axis=1) for array in arrays)
-        for arrays in (
-            [one.paths[OBLIVIOUS] for one in made],
-            [one.paths[AWARE] for one in made],
-            [one.squared_norm for one in made],
-        )
-    )
-    found = [row for row in record(made).matching_keys if row.layer is None]
-    assert [row.r for row in found] == [1, 2, DIM]
-    for row in found:
-        expected = matching_keys(oblivious, aware[:, row.r - 1], norm[:, 0])
-        assert {"keys": row.keys, "low": row.low, "high": row.high} == expected
-        assert row.low <= row.keys <= row.high
-        assert row.lower_quartile <= row.median <= row.upper_quartile
 
 
 def test_windows_measured_apart_are_as_windows_measured_together() -> None:

@@ -77,21 +77,6 @@ def small_causal(folder: Path, size: int, length: int, context: int, device: str
     )  # fmt: skip
 
 
-def test_perplexity_equals_a_brute_force_scorer(causal: Task, tmp_path: Path) -> None:
-    """Each target alone, from exactly the inputs its window may read."""
-    tokens = torch.from_numpy(np.load(tmp_path / "tokens.npy"))
-    total = 0.0
-    with torch.no_grad():
-        for target in range(len(tokens) - 1):
-            first = target // 8 * 8
-            inputs = tokens[max(0, first - 12) : target + 1]
-            logits = causal.model(inputs[None]).logits[0, -1]
-            total -= float(logits.log_softmax(-1)[tokens[target + 1]])
-    sums = causal.run(lambda layer: Exact())
-    assert sums.counts.sum() == len(tokens) - 1
-    assert sums.totals.sum() == pytest.approx(total, rel=1e-5)
-
-
 def one_loss(model: CausalLanguageModel, tokens: torch.Tensor, target: int, first: int) -> float:
     """-log p of the token after position `target`, given the inputs from `first` on."""
     logits = model(tokens[None, max(0, first) : target + 1]).logits[0, -1]

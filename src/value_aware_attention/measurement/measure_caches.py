@@ -95,17 +95,7 @@ def measure_caches(
     first = settings[0].after
     if any((s.after.prefix, s.after.rows) != (first.prefix, first.rows) for s in settings):
         raise ValueError("the settings differ in prefix or rows; measure them one by one")
-    found: list[list[_Part]] = []
-    work = task.parts * len(settings)
-    with tqdm(total=work, disable=None if progress else True, leave=False) as bar:
-        for part in range(task.parts):
-            exact = _ExactPart.of(task, part, settings)
-            found.append([])
-            for setting in settings:
-                bar.set_postfix_str(f"{setting.method} {setting.observed} r={setting.r}")
-                found[-1].append(exact.measured(setting))
-                bar.update()
-    parts = [joined(of_setting) for of_setting in zip(*found, strict=True)]
+    parts, exact = _measured(task, settings, progress)
     call, pairs = exact.measured_on[0].call, list(zip(parts, settings, strict=True))
     return CacheRecord(
         model=model_name,
@@ -126,6 +116,23 @@ def measure_caches(
         gaps=tuple(found for part, setting in pairs for found in part.gaps(setting)),
         run_on=run_on(call.query.device.type),
     )
+
+
+def _measured(
+    task: Task, settings: Sequence[CacheSetting], progress: bool
+) -> tuple[list["_Part"], "_ExactPart"]:
+    """Measures every setting on all parts; returns the last part of the exact model too."""
+    found: list[list[_Part]] = []
+    work = task.parts * len(settings)
+    with tqdm(total=work, disable=None if progress else True, leave=False) as bar:
+        for part in range(task.parts):
+            exact = _ExactPart.of(task, part, settings)
+            found.append([])
+            for setting in settings:
+                bar.set_postfix_str(f"{setting.method} {setting.observed} r={setting.r}")
+                found[-1].append(exact.measured(setting))
+                bar.update()
+    return [joined(of_setting) for of_setting in zip(*found, strict=True)], exact
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ class _Part:
         return tuple(gaps(errors, method=setting.method, observed=setting.observed, r=setting.r))
 
     def _relative(self, name: str) -> Array:
-        """Errors as parts of each layer's mean ||o||^2 a unit: no layer decides by its size.
+        """Divides errors by each layer's mean ||o||^2 of a unit, so that no layer dominates.
 
         A layer whose outputs are all 0 has errors of 0.
         """
@@ -251,7 +258,7 @@ class _ExactPart:
         return {name: units.double().cpu().numpy() for name, units in found.items()}
 
     def _references(self, setting: CacheSetting) -> dict[str, Array]:
-        """Errors of the best sets found; those of the served queries are looked for once a size."""
+        """Computes the errors of the best sets; those on served queries once for each size."""
         after, r = setting.after, setting.r
         if r not in self.best:
             found = [served_errors(each, after, r) for each in self.measured_on]
@@ -290,7 +297,7 @@ def _observed_by(after: AfterPrefix, calls: Sequence[Call]) -> Tensor:
 
 
 def _stacked(layers: Sequence[Float[Tensor, "B H"]]) -> Array:
-    """Numbers of all layers as (units, layers, heads)."""
+    """Stacks numbers of all layers as (units, layers, heads)."""
     array: Array = torch.stack(list(layers), dim=1).double().cpu().numpy()
     return array
 

@@ -122,8 +122,9 @@ def probe(
         task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
         progress=show is not None,
     )  # fmt: skip
-    for line in tables(record) if show else ():
-        show(line)
+    if show is not None:
+        for line in tables(record):
+            show(line)
     return Report(_of_windows(record, read))
 
 
