@@ -18,7 +18,7 @@ TESTED = (
     "tests/approximations/test_baselines.py",
     "tests/test_conf.py",  # in the survey, and an attention to train with
     "tests/test_evaluate_options.py",  # a cell of a causal and of a masked model
-    "tests/report/exhibits/test_figures.py",  # its label and mark
+    "tests/report/exhibits/test_every_r.py",  # its label and mark
 )
 
 

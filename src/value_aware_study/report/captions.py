@@ -1,4 +1,4 @@
-"""What captions say: scale, data, machine, and on how much the numbers were measured."""
+"""Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
 from collections.abc import Iterable, Mapping
 
@@ -34,13 +34,13 @@ OUTPUT_ERROR = (
 )
 MATCH = (
     "Keys chosen by attention weight (OVO) match r value-aware keys (OVA) from the smallest number "
-    "on whose output error is at most theirs, errors pooled: |o − õ|² summed over queries, heads "
-    "and layers. The 95% interval is over windows or sequences: the numbers of keys at which the "
-    "paired difference of the two errors may be zero (Student's t test, inverted)."
+    "on whose output error is at most that of the r keys, errors pooled: |o − õ|² summed over "
+    "queries, heads and layers. The 95% interval is over windows or sequences: the numbers of keys "
+    "at which the paired difference of the two errors may be zero (Student's t test, inverted)."
 )
 MATCH_OF_QUERIES = (
-    "Median and quartiles are over queries, each matched alone: the smallest number of its keys by "
-    "weight with at most its own error of r value-aware keys."
+    "Median and quartiles are over queries, each matched by itself: the fewest keys by weight "
+    "whose error for that query is at most that of its r value-aware keys."
 )
 CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
 CAUSAL = (
@@ -57,7 +57,7 @@ NO_RECORDS = "No model of this kind was evaluated."
 
 
 def keys(records: Iterable[Record], paper: int) -> str:
-    """A reminder that the same r is another share of the keys in a shorter sequence."""
+    """Says that r is a number of keys, whose share depends on the length of the sequence."""
     lengths = sorted({record.length for record in records})
     ours = " and ".join(map(str, lengths)) or "no"
     return f"r counts keys and is no share of them: ours have {ours} keys, the paper's {paper}."
@@ -69,13 +69,13 @@ def plural(count: int, unit: str) -> str:
 
 
 def measured_on(record: Record) -> str:
-    """How much text exact attention was evaluated on: "5,000 masked tokens in 90 sequences"."""
+    """The text that exact attention was evaluated on: "5,000 masked tokens in 90 sequences"."""
     kind = "masked token" if record.task == "masked" else "target"
     return f"{plural(record.text.targets, kind)} in {plural(record.text.units, record.unit)}"
 
 
 def recorded_on(records: Iterable[Record]) -> str:
-    """On how many units output errors and skewness were measured: not all of the evaluation's."""
+    """The number of units that output errors and skewness were measured on, a part of all."""
     models: dict[str, list[str]] = {}
     for record in records:
         if (units := record.text.recorded_units) is not None:
@@ -87,7 +87,7 @@ def recorded_on(records: Iterable[Record]) -> str:
 
 
 def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
-    """What numbers were measured on: said once, in the page's last section."""
+    """Hardware, threads and versions, for the page's last section."""
     versions = ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
     return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
 
@@ -97,7 +97,7 @@ def machine_of(record: Record) -> str:
 
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Scale and data of these records, and the machine, each pair once."""
+    """Scale and data of these records with their machine, each pair once."""
     said = (
         (f"Scale {one.scale}; data: {one.text.description}", machine_of(one)) for one in records
     )
@@ -109,7 +109,7 @@ def _setting(record: Record) -> str:
 
 
 def settings_of(records: Iterable[Record]) -> str:
-    """Scale and data alone, for what was measured on recorded attention calls."""
+    """Scale and data of these records, each pair once."""
     return " ".join(f"Ours: {setting}." for setting in dict.fromkeys(map(_setting, records)))
 
 
@@ -119,7 +119,7 @@ def _model(record: Record) -> str:
 
 
 def ours(records: Iterable[Record]) -> str:
-    """What our numbers were made on: scale and data once, then each model's sizes."""
+    """Scale and data of our numbers once, then each model's sizes."""
     models: dict[str, list[str]] = {}
     for record in records:
         models.setdefault(_setting(record), []).append(_model(record))
@@ -128,7 +128,7 @@ def ours(records: Iterable[Record]) -> str:
 
 
 def seeds(results: Results, drawn: str = "") -> str:
-    """That numbers have a range over seeds too, and how it is drawn; nothing without replicates."""
+    """Says that numbers also have a range over seeds; nothing where models were trained once."""
     times = len(results.trainings())
     if times == 1:
         return ""
@@ -136,7 +136,7 @@ def seeds(results: Results, drawn: str = "") -> str:
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
-    """A note that names the models that an exhibit would show too; none where all are there."""
+    """A note that names the expected models that were not evaluated; none where all were."""
     known = {record.model for record in results.records}
     missing = [name for name in expected if name not in known]
     return [f"Not evaluated yet: {', '.join(missing)}."] if missing else []

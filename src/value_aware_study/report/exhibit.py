@@ -1,4 +1,4 @@
-"""What the report is made of: a page of sections of exhibits, each with its numbers."""
+"""The parts of a report: a page of sections, their exhibits, and each exhibit's table."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 # A number at the start of a text, as page.js reads it: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
 NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")
 UNKNOWN = ("", "–")
-# What pdfLaTeX cannot read without further packages.
+# Characters that pdfLaTeX cannot read without further packages.
 MATHEMATICAL = str.maketrans(
     {"−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "α": r"$\alpha$"}
 )
@@ -62,7 +62,7 @@ class Table:
         return rows
 
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers alone, and so are aligned to the right; never the first."""
+        """Whether each column holds numbers alone and is aligned to the right; the first is not."""
         columns = [_numeric(column) for column in zip(*self.rows(), strict=True)]
         return [False, *columns[1:]] if columns else [False] * self.display.shape[1]
 
@@ -81,8 +81,8 @@ class Exhibit:
 
     `name` is its anchor and its files' stem. `notes` are paragraphs folded away. `charts` are the
     panels of the figure, as wide as their place; `table` holds their numbers, or stands alone.
-    `choices` name what the panels are of, as many for each; the page shows those of one.
-    What is `folded` is seen once its heading's detail is opened.
+    `choices` name equal parts of the panels, of which the page shows one. A `folded` exhibit is
+    seen once it is opened.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Exhibit:
 class Section:
     """Exhibits that answer one question; `name` is the anchor.
 
-    `machines` say what was measured, and on what; they stand in the page's last section.
+    `machines` pair measurements with the machine that made them, for the page's last section.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report; its first section is what is seen first."""
+    """The whole report, whose first section holds the answer."""
 
     title: str
     lead: str

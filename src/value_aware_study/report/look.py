@@ -116,7 +116,7 @@ KERNEL_MARKS = {
 }
 SHORT, LONG = Mark.of("grey", "square"), Mark.of("olive", "cross")
 OTHER = Mark.of("grey")
-"""Of what has no mark of its own."""
+"""The mark of a series without its own."""
 
 
 def kernel_mark(kernel: str) -> Mark:

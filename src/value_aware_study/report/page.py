@@ -25,21 +25,21 @@ from value_aware_study.report.look import COLOURS, THEME, png, specification
 __all__ = ["ENDINGS", "PAGE", "earlier_files", "write_page"]
 
 PAGE, OURS = "index.html", 'id="page-look"'
-"""The page's file, and what no page of others has"""
+"""The page's file, and a mark that only our pages have."""
 ENDINGS = (".csv", ".md", ".png", ".json")
-"""Of an exhibit's files"""
+"""Endings of an exhibit's files."""
 LARGEST = 8 * 2**20
-"""Bytes of index.html: what a mail takes, and what opens at once."""
+"""Most bytes of index.html, so that a mail takes it and it opens at once."""
 MOST_ROWS = 1000
-"""Rows of a table that the page shows; it names the file that holds a longer one."""
+"""Most rows of a table on the page; of a longer one the page names the file."""
 
 
 def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None) -> Path:
     """Writes index.html and each exhibit's .csv, .md, .png or .json to a folder; returns the page.
 
-    The same page gives the same bytes. Files appear once all of them are written, index.html last;
-    what a killed run left is removed, and what an earlier page wrote there and this one does not.
-    SHA256SUMS lists the page's files. `beside` are more files by name, with their texts. Raises
+    The same page gives the same bytes. Files appear once all of them are written, index.html last.
+    Leftovers of a killed run are removed, and files of an earlier page that this one does not
+    write. SHA256SUMS lists the page's files. `beside` are texts of further files by name. Raises
     ValueError for a page above 8 MB, and where a file of somebody else would be replaced.
     """
     folder = Path(folder)
@@ -65,7 +65,7 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
 
 
 def earlier_files(folder: Path) -> dict[str, str]:
-    """Reads the names and sha256 of what an earlier page wrote into a folder.
+    """Reads the names and sha256 of the files that an earlier page wrote into a folder.
 
     Raises ValueError where index.html or SHA256SUMS are not of such a page.
     """
@@ -119,7 +119,7 @@ def _html(page: Page) -> str:
 
 
 def _content(exhibit: Exhibit) -> dict[str, Any]:
-    """What the page's script draws, and what a table is copied as."""
+    """The charts for the page's script, and the texts that a table is copied as."""
     content: dict[str, Any] = {"charts": [specification(chart) for chart in exhibit.charts]}
     if exhibit.table and _shown(exhibit.table):
         content["csv"] = exhibit.table.csv()

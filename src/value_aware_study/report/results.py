@@ -121,7 +121,7 @@ class Results:
 
     @cached_property
     def _settings(self) -> pd.DataFrame:
-        """`settings` of every training."""
+        """The `settings` of every training."""
         groups: dict[str, list[Row]] = {}
         for row in self._rows:
             setting = {name: row[name] for name in row if name not in (*MEASURED, RANDOM_SEED)}
@@ -133,7 +133,7 @@ class Results:
 
     @cached_property
     def _nats(self) -> pd.DataFrame:
-        """`nats` of every training."""
+        """The `nats` of every training."""
         frame = self._settings.copy()
         causal = frame["metric"] == "perplexity"
         for name in ("value", "low", "high", "seeds_low", "seeds_high"):
@@ -170,7 +170,7 @@ class Results:
         }
 
     def models(self, *names: str) -> list[Record]:
-        """Those of these models that were evaluated, in the order of the names."""
+        """The evaluated models of these names, in the order of the names."""
         return [record for name in names for record in self.records if record.model == name]
 
     def of_checkpoints(self, records: Iterable[Record]) -> tuple[list[Record], list[Record]]:

@@ -176,7 +176,7 @@ def _error_and_distance(cell: CacheCell) -> str:
 
 
 def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
-    """What each task itself measures: right answers, or how far the predictions are from Bayes."""
+    """The tasks' own metrics: right answers, or the distance of the predictions from Bayes."""
     tasks = [(r, name) for r in records for name in OWN if name in r.exact]
     if not tasks:
         return None
@@ -211,7 +211,7 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
 
 
 def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
-    """Everything that was measured of every method, with intervals and the cost of choosing."""
+    """Every measurement of every method, with its interval and the cost of choosing."""
     rows = [
         {"texts": record.task, "keys": keys_of(record), "r": cell.r, "method": cell.method,
          "observed": shown(cell.observed), "measure": name, "value": one.value, "low": one.low,
@@ -244,7 +244,7 @@ def _of_draws(record: CacheRecord, cell: CacheCell, name: str) -> dict[str, floa
 
 
 def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
-    """What a method loses in four factors, pooled over layers and heads."""
+    """The loss of each method in four factors, pooled over layers and heads."""
     rows = [
         {"texts": record.task, "r": gap.r, "method": gap.method, "observed": shown(gap.observed)}
         | {name: getattr(gap, name) for name in GAPS}

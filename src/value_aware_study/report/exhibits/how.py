@@ -23,9 +23,9 @@ REPRODUCE = (
 
 
 def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibit:
-    """One row a model: what it is, and its metric with exact attention on how much text.
+    """One row a model: its sizes, its text, and its metric with exact attention.
 
-    `machines` are what other sections measured, and on what.
+    `machines` pair the measurements of other sections with the machine that made them.
     """
     ordered = sorted(results.records, key=lambda record: record.task != "causal")
     every = [one for record in ordered for one in (record, *results.replicates_of(record))]

@@ -1,0 +1,27 @@
+"""docs/add-a-figure.md, followed to the letter: a function, and a line of the page's contents."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from value_aware_study.report import contents
+from value_aware_study.report.exhibits import layers
+from value_aware_study.report.page import write_page
+
+PAGE = Path(__file__).parents[2] / "docs/add-a-figure.md"
+
+
+def test_a_figure_is_two_places(results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, line = re.findall(r"```\w+\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names = dict(vars(layers))
+    exec(function, names)
+    monkeypatch.setattr(layers, "keys_by_layer", names["keys_by_layer"], raising=False)
+    names = dict(vars(contents))
+    exec(inspect.getsource(contents._every_r).replace("    ]\n", f"{line}    ]\n"), names)
+    monkeypatch.setattr(contents, "_every_r", names["_every_r"])
+    monkeypatch.setattr("value_aware_study.report.page.png", lambda charts, rows: b"")
+    page = write_page(contents.report_page(results), tmp_path)
+    assert 'id="keys_by_layer"' in page.read_text()
+    assert {file.suffix for file in tmp_path.glob("keys_by_layer.*")} == {".csv", ".md", ".png"}
