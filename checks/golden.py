@@ -29,6 +29,8 @@ LAST = "report"
 """The app that runs after all others, whose records it reads"""
 VOLATILE = {"run_on", "seconds", "content_sha256", "code", "version", "sha256", "tokens_per_second"}
 """Keys of records whose values another hour or another version of the code changes"""
+TIMED_TABLE = "cache_cells"
+"""The table whose last column is the seconds of each choice; outputs/caches has its other numbers"""
 COMPUTED = ("outputs", "report")
 SCALE = "smoke"
 
@@ -89,7 +91,7 @@ def numbers(path: Path) -> str:
     if path.suffix == ".json":
         content = lasting(json.loads(path.read_text()))
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
-    if path.suffix in (".csv", ".md"):
+    if path.suffix in (".csv", ".md") and path.stem != TIMED_TABLE:
         return path.read_text()
     if path.suffix in (".safetensors", ".npy", ".jsonl", ".txt", ".tokens"):
         return f"{sha256(path.read_bytes()).hexdigest()}\n"
