@@ -32,7 +32,7 @@ from value_aware_attention.measurement import Setting, measure
 from value_aware_attention.models import build_roberta
 from value_aware_study.benchmarking.process import resident_peak
 from value_aware_study.data.batches import MaskedSequences
-from value_aware_study.tasks.masked import masked_task
+from value_aware_study.evaluation.texts import masked_task
 
 LENGTH, HEADS, HEAD_DIM = 4096, 12, 64
 MODELS = {

@@ -28,9 +28,8 @@ from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.measure import weights_hash
-from value_aware_attention.measurement.tasks import Task
-from value_aware_attention.measurement.text_windows import text_windows
-from value_aware_attention.measurement.windows import windows_task
+from value_aware_attention.measurement.task import Task
+from value_aware_attention.measurement.windows import text_windows, windows_task
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.packaged_weights import weights_folder
 

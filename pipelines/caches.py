@@ -19,7 +19,7 @@ def main(cfg: DictConfig) -> None:
     from pipelines.app.checkpoint import check_model
     from pipelines.app.tracking import log_curves, tracked
     from value_aware_attention.files import save_json
-    from value_aware_attention.measurement.measure_caches import cache_settings, measure_caches
+    from value_aware_attention.measurement.caches import cache_settings, measure_caches
     from value_aware_study.paths import inside
 
     file = inside(cfg.records, cfg.name, ".json")

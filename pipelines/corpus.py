@@ -19,7 +19,7 @@ PATHS = ("path", "evaluation_path")
 @app("corpus")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/<source>/<split>.jsonl and the counts of documents and copied words."""
-    from pipelines.app.provenance import file_hash
+    from pipelines.app.checkpoint import file_hash
     from pipelines.app.tracking import record_made
     from value_aware_study.data.corpora import write_corpus
     from value_aware_study.paths import check_apart

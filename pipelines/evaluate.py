@@ -33,8 +33,7 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     from pipelines.summary import row
     from value_aware_attention.measurement import measure
     from value_aware_attention.models.trained_attention import TrainedAttention
-    from value_aware_study.evaluation.grid import setting
-    from value_aware_study.evaluation.own_attention import own_record
+    from value_aware_study.evaluation.grid import own_record, setting
 
     task, hashes = instantiate(cfg.task, device=device), hashes_of(cfg)
     named = {"name": cfg.name, "description": cfg.data}
@@ -60,14 +59,13 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
 
 def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: str) -> Any:
     """Writes the record of the whole grid, after the summary and the explorer's share of it."""
+    from pipelines.app.checkpoint import file_hash
     from pipelines.app.evaluating import write_record, write_summary
-    from pipelines.app.provenance import file_hash
     from value_aware_attention.files import save_json
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement import measure
-    from value_aware_study.evaluation.baselines import count_models, longer_text
-    from value_aware_study.evaluation.grid import grid
-    from value_aware_study.evaluation.token_explorer import exploration
+    from value_aware_study.evaluation.explorer import exploration
+    from value_aware_study.evaluation.grid import count_models, grid, longer_text
     from value_aware_study.paths import inside
 
     cells = grid(plain(cfg.methods), plain(cfg.axes), task.length)

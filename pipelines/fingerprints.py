@@ -28,7 +28,7 @@ from pipelines.app import (
 )
 from pipelines.choice import checked
 from value_aware_attention.files import load_json
-from value_aware_attention.measurement.source import code_hashes, defining_module
+from value_aware_attention.measurement.store import code_hashes, defining_module
 
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "trainer", "choice"}

@@ -4,7 +4,7 @@ from typing import Any
 
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
-from value_aware_attention.probe.lines import match
+from value_aware_attention.probe import match
 
 SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 

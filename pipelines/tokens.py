@@ -16,7 +16,7 @@ from pipelines.app import app, write_json
 @app("tokens")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
-    from pipelines.app.provenance import file_hash
+    from pipelines.app.checkpoint import file_hash
     from pipelines.app.tracking import record_made
     from value_aware_attention.files import load_json, new_folder, write_checksums
     from value_aware_study.data.token_counts import merged_counts

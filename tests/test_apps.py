@@ -20,9 +20,9 @@ from pipelines.app import app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.measurement import Record
 from value_aware_attention.models import CausalLanguageModel, load_masked
+from value_aware_study.evaluation.texts import causal_task
 from value_aware_study.report.exhibits.claims import answers
 from value_aware_study.report.results import Results
-from value_aware_study.tasks.causal import causal_task
 
 ROOT = Path(__file__).parents[1]
 CHAIN = (

@@ -33,7 +33,7 @@ from value_aware_attention.distributed import (
 )
 from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.files import without_checksum
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.models import build_roberta, save_masked
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from pipelines.app.provenance import file_hash
+from pipelines.app.checkpoint import file_hash
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import GRID, write_masked
@@ -21,7 +21,7 @@ from tests.training.processes import write_tokens
 from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled
 from value_aware_attention.files import write_checksums
-from value_aware_attention.measurement.tasks import Task, UnitSums
+from value_aware_attention.measurement.task import Task, UnitSums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CAUSAL = "outputs/smoke/models/causal_elu"
@@ -197,7 +197,7 @@ def test_a_record_of_one_sequence_is_json_and_has_no_intervals(tmp_path: Path) -
 def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = import_module("value_aware_attention.measurement.cells")
+    measured = import_module("value_aware_attention.measurement.measure")
     whole = measured._metric
 
     def broken(sums: UnitSums, exact: UnitSums, metric: str) -> dict:
@@ -263,7 +263,7 @@ def test_a_record_is_replaced_after_what_belongs_to_it(
         raise ValueError("no text to explore")
 
     monkeypatch.setattr(
-        import_module("value_aware_study.evaluation.token_explorer"), "exploration", fails
+        import_module("value_aware_study.evaluation.explorer"), "exploration", fails
     )
     assert "no text to explore" in refusal(" ".join(["evaluate", "kernel=elu", *GRID]), root)
 

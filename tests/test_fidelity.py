@@ -13,7 +13,7 @@ from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import HubArticles
 from value_aware_study.data.tokenization import ByteLevelBPE, WordLevel
 from value_aware_study.data.tokens import SourceQuota, write_tokens
-from value_aware_study.tasks.causal import context_windows
+from value_aware_study.evaluation.texts import context_windows
 from value_aware_study.training.optimizers import InverseSquareRoot
 
 ROOT = Path(__file__).parents[1]

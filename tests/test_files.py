@@ -37,7 +37,7 @@ from value_aware_attention.files import (
     write_text,
 )
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.store import RecordCache
 
 FORK = multiprocessing.get_context("fork")
 

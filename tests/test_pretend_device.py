@@ -42,15 +42,13 @@ from value_aware_attention.approximations.closest_combination import SEARCHES, c
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import LayerOptions, measure
-from value_aware_attention.measurement.layer_errors import layer_errors
+from value_aware_attention.measurement.layers import layer_errors, skewness, skewness_gap
 from value_aware_attention.measurement.measure import weights_hash
-from value_aware_attention.measurement.skewness import skewness
-from value_aware_attention.measurement.skewness_gap import skewness_gap
-from value_aware_attention.measurement.tasks import Task
-from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
+from value_aware_attention.measurement.task import Task
+from value_aware_attention.models.trained_attention import FourierMixing, LinearMixing, RandomMixing
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
 from value_aware_study.benchmarking.process import peak_memory
-from value_aware_study.tasks.attention_picture import effective_weights, first_head
+from value_aware_study.evaluation.picture import effective_weights, first_head
 from value_aware_study.training.one_step import one_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

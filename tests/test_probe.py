@@ -24,13 +24,12 @@ from transformers import (
 
 from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.tasks import Task, UnitSums, joined
+from value_aware_attention.measurement.caches import CacheRecord
+from value_aware_attention.measurement.task import Task, UnitSums, joined
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_attention.probe import report
-from value_aware_attention.probe.lines import headline
+from value_aware_attention.probe import headline
 from value_aware_study.report.contents import write_probe
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +73,7 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
 def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
     record = probed("roberta", methods={"one": lambda r, layer: approximations.SlidingWindow(r)})
     cell = next(c for c in record.record.cells if c.parameters == {"r": 4})
-    task, _ = report.window_task(
+    task, _ = probe.window_task(
         model("roberta"), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0,
         draw=False,
     )  # fmt: skip
@@ -143,11 +142,11 @@ def test_the_cache_knows_the_weights(tmp_path: Path) -> None:
 
 def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
     shown: list[str] = []
-    report = probed(show=shown.append)
-    assert "\n".join([*shown, "", report.headline]) == str(report)
-    needed = report.keys_needed(0.05, layer=1)
+    probe = probed(show=shown.append)
+    assert "\n".join([*shown, "", probe.headline]) == str(probe)
+    needed = probe.keys_needed(0.05, layer=1)
     assert needed["optimal_v_aware"] <= needed["optimal_v_oblivious"] <= LENGTH
-    assert needed != report.keys_needed(0.01, layer=1)
+    assert needed != probe.keys_needed(0.01, layer=1)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -1,11 +1,29 @@
-"""Checks of the trained model that an app reads: present, whole, and of the scale asked for."""
+"""Checks that a checkpoint is a model of the run, and hashes the files that a record depends on."""
 
+from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from value_aware_attention.files import CHECKSUMS, checksum, load_json, unnamed
+from value_aware_attention.files import CARD, CHECKSUMS, checksum, load_json, unnamed
 from value_aware_attention.hugging_face.saved import check_files
+
+
+def file_hash(paths: Iterable[Path | str]) -> str:
+    """Computes a sha256 over names and sha256 of files and of every file below folders, in order.
+
+    A model's card and checksums are left out: no number depends on them. A file whose checksum was
+    compared before is not read again.
+    """
+    digest = sha256()
+    for path in map(Path, paths):
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            if file.name not in (CARD, CHECKSUMS):
+                digest.update(f"{file.name}\0{checksum(file)}\n".encode())
+    return digest.hexdigest()
+
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 AGAIN = "train the model again"

@@ -71,7 +71,10 @@ OF_HYDRA = {
 }
 """Rules of Hydra's options that would break an app."""
 GROUPS = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
-KERNELS, MIXING = "value_aware_attention.kernels.", "value_aware_attention.models.mixing."
+KERNELS, MIXING = (
+    "value_aware_attention.kernels.",
+    "value_aware_attention.models.trained_attention.",
+)
 READ = {"corpus": ("corpus.path", "corpus.evaluation_path"), "probe": ("probe.text",)}
 """App -> keys of the files that the user gives it."""
 

@@ -9,9 +9,8 @@ import torch
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app.checkpoint import check_checkpoint
+from pipelines.app.checkpoint import check_checkpoint, file_hash
 from pipelines.app.hydra_app import write_json
-from pipelines.app.provenance import file_hash
 from pipelines.app.tracking import tracked
 from pipelines.summary import SHORT, summary
 from value_aware_attention.call import chunked, max_elements_within

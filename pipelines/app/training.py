@@ -19,8 +19,8 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
+from pipelines.app.checkpoint import file_hash
 from pipelines.app.hydra_app import plain, write_json
-from pipelines.app.provenance import file_hash
 from pipelines.app.tracking import link, tracked
 from value_aware_attention.files import CARD, check_replaceable, new_folder
 from value_aware_attention.models.trained_attention import TrainedAttention

@@ -11,7 +11,7 @@ import torch
 from value_aware_attention import attention
 from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow, Strided
 from value_aware_attention.kernels import Elu
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.store import RecordCache
 from value_aware_study.benchmarking import process
 from value_aware_study.benchmarking.measurement import Plan, check, measure
 from value_aware_study.benchmarking.passes import PASSES, EagerAttention, Setting, Subject, layer_of

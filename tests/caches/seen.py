@@ -4,9 +4,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from value_aware_attention.attention import attention_state
 from value_aware_attention.caches import Observed
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_attention.partial import attention_state
 
 HEAD_DIM, VALUE_DIM = 4, 3
 

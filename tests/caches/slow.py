@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from value_aware_attention import attention
-from value_aware_attention.attention import masked_softmax
+from value_aware_attention.attention import attention_state, masked_softmax
 from value_aware_attention.caches import AfterPrefix, KeptKeys, Observed
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.layer import Layer
-from value_aware_attention.partial import attention_state
 
 
 class OneCache:

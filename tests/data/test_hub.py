@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tests.test_apps import run_app
-from value_aware_attention.hugging_face.hub import hub_answers
+from value_aware_attention.hugging_face.saved import hub_answers
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import HubDocuments
 from value_aware_study.data.tokenization import ByteLevelBPE
@@ -171,7 +171,7 @@ def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monke
     builder = Json(cache_dir=str(tmp_path), dataset_name="books", data_files=files, hash="0" * 40)
     builder.download_and_prepare()
     shutil.copytree(builder.cache_dir, tmp_path / "some___books/default/0.0.0" / ("0" * 40))
-    monkeypatch.setattr("value_aware_attention.hugging_face.hub.hub_answers", lambda: False)
+    monkeypatch.setattr("value_aware_attention.hugging_face.saved.hub_answers", lambda: False)
     assert read(far(tmp_path)) == read(hub())
     with pytest.raises(ValueError, match="split 'test' cannot be loaded"):
         read(far(tmp_path, splits={"test": None}))
@@ -205,7 +205,7 @@ def test_the_stage_says_in_one_line_that_the_connection_was_lost(tmp_path, monke
         raise httpx.ReadError("gone")
 
     monkeypatch.setattr("datasets.load_dataset", lost)
-    monkeypatch.setattr("value_aware_attention.hugging_face.hub.hub_answers", lambda: True)
+    monkeypatch.setattr("value_aware_attention.hugging_face.saved.hub_answers", lambda: True)
     with pytest.raises(SystemExit) as stop:
         run_app("corpus corpus=bookcorpus", tmp_path)
     message = str(stop.value)

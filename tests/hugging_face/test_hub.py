@@ -12,7 +12,7 @@ import torch
 
 from tests.test_apps import run_app
 from tests.test_distributed import write_masked
-from value_aware_attention.hugging_face import hub
+from value_aware_attention.hugging_face import saved
 from value_aware_attention.models import build_roberta, load_masked, warm_start
 from value_aware_study.data.tokenization import PretrainedTokenizer
 from value_aware_study.training.checkpoints import CheckpointFiles
@@ -33,7 +33,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_silent_hub_is_known_within_ten_seconds(silent: str) -> None:
     start = time.monotonic()
-    assert not hub.hub_answers()
+    assert not saved.hub_answers()
     assert time.monotonic() - start < 10
 
 
@@ -43,9 +43,9 @@ def test_so_is_one_whose_name_nobody_resolves(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://hub.example.org")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **options: ended.wait(60))
-    monkeypatch.setattr(hub, "SECONDS_TO_ANSWER", 0.5)
+    monkeypatch.setattr(saved, "SECONDS_TO_ANSWER", 0.5)
     start = time.monotonic()
-    assert not hub.hub_answers()
+    assert not saved.hub_answers()
     assert time.monotonic() - start < 5
     ended.set()
 
@@ -62,7 +62,7 @@ def test_so_is_one_whose_name_nobody_resolves(monkeypatch: pytest.MonkeyPatch) -
 def test_every_app_names_what_a_silent_hub_was_asked_for(
     tmp_path: Path, silent: str, command: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "SECONDS_TO_ANSWER", 0.5)
+    monkeypatch.setattr(saved, "SECONDS_TO_ANSWER", 0.5)
     (tmp_path / "text.txt").write_text("some words")
     with pytest.raises(SystemExit) as stop:
         run_app(command.format(text=tmp_path / "text.txt"), tmp_path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from value_aware_attention.measurement.intervals import estimate, ratio_of_sums
+from value_aware_attention.measurement.record import estimate, ratio_of_sums
 
 
 def test_with_equal_units_it_is_the_paired_t_interval() -> None:

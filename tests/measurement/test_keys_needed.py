@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from value_aware_attention.measurement.intervals import ratio_of_sums
-from value_aware_attention.measurement.keys_needed import (
+from value_aware_attention.measurement.layers import (
     keys_needed,
     matching_keys,
     matching_keys_of_queries,
 )
+from value_aware_attention.measurement.record import ratio_of_sums
 
 # Two units of norms 1 and 9 and eight keys: summed, their errors are 9.9, 8.8, 4.7, 3.6, ...
 OBLIVIOUS = np.array(

@@ -10,16 +10,15 @@ from tests.recorded import recorded
 from value_aware_attention import kernels
 from value_aware_attention.attention import attention
 from value_aware_attention.call import Call
-from value_aware_attention.measurement.intervals import ratio_of_sums
-from value_aware_attention.measurement.keys_needed import keys_needed
-from value_aware_attention.measurement.layer_errors import (
+from value_aware_attention.measurement.layers import (
     LayerErrors,
+    keys_needed,
     layer_errors,
     output_error,
 )
-from value_aware_attention.measurement.record import OBLIVIOUS, SHARES, OutputError
+from value_aware_attention.measurement.record import OBLIVIOUS, SHARES, OutputError, ratio_of_sums
 from value_aware_attention.measurement.recorded import sample_rows
-from value_aware_attention.measurement.tasks import joined
+from value_aware_attention.measurement.task import joined
 
 HEADS, KEYS, DIM = 3, 10, 4
 

@@ -26,13 +26,12 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.call import Call
-from value_aware_attention.measurement import LayerOptions, Record, layer_errors, measure
-from value_aware_attention.measurement import skewness_gap as gap
-from value_aware_attention.measurement.cells import Setting
-from value_aware_attention.measurement.keys_needed import matching_keys
-from value_aware_attention.measurement.layer_errors import oblivious_path, rounded
+from value_aware_attention.measurement import LayerOptions, Record, layers, measure
+from value_aware_attention.measurement import layers as gap
+from value_aware_attention.measurement.layers import matching_keys, oblivious_path, rounded
+from value_aware_attention.measurement.measure import Setting
 from value_aware_attention.measurement.recorded import sample_rows
-from value_aware_attention.measurement.tasks import Layerwise, UnitSums
+from value_aware_attention.measurement.task import Layerwise, UnitSums
 
 KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
 VALUE_DIM = 4
@@ -51,8 +50,8 @@ def random_call(
 def output_error(calls: list[Call], rows: int = 256, search: str = "default") -> dict:
     """The record of these layers, `rows` queries of each, as JSON holds it."""
     per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
-    layers = [layer_errors.layer_errors(call, rows=per_head, search=search) for call in calls]
-    made = layer_errors.output_error(layers, calls, search=search, unit="window", sizes=[1, 4])
+    layers = [layers.layer_errors(call, rows=per_head, search=search) for call in calls]
+    made = layers.output_error(layers, calls, search=search, unit="window", sizes=[1, 4])
     return json.loads(json.dumps(asdict(made)))
 
 
@@ -330,7 +329,7 @@ def test_degree_zero_takes_the_value_closest_to_the_mean_when_they_are_not_ortho
 
 def test_the_shares_would_show_a_wrong_key() -> None:
     """Both are measured on the key that is kept, not on the scores alone."""
-    from value_aware_attention.measurement.skewness_gap import _smallest
+    from value_aware_attention.measurement.layers import _smallest
 
     score = torch.tensor([[[[1.0, 2.0, 1.0], [3.0, 2.0, 1.0]]]], dtype=torch.float64)
     visible = torch.tensor([[[[True, True, True], [True, True, False]]]])

@@ -9,9 +9,9 @@ import pytest
 from tests.report.pages import exploration
 from tests.report.surveyed import cache_record
 from tests.report.synthetic import probed
-from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.caches import CacheRecord
 from value_aware_attention.measurement.record import Record
-from value_aware_study.tasks.exploration import Exploration
+from value_aware_study.evaluation.explorer import Exploration
 
 Edit = Callable[[dict[str, Any]], object]
 

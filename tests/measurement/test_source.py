@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from value_aware_attention.approximations import LSH, Exact, OptimalValueAware
-from value_aware_attention.measurement.source import import_closure, source_hash
+from value_aware_attention.measurement.store import import_closure, source_hash
 from value_aware_study.benchmarking.passes import Subject
 from value_aware_study.benchmarking.subjects import source_of
 

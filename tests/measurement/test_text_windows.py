@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probed import LENGTH, tokenizer, words
 
-from value_aware_attention.measurement.text_windows import text_windows
+from value_aware_attention.measurement.windows import text_windows
 
 CLOSING, BARE = tokenizer(), tokenizer(closes=False)
 

@@ -8,9 +8,14 @@ from transformers import BartConfig, BartModel
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.hugging_face import replace_attention
-from value_aware_attention.measurement.tasks import Layerwise, Task, UnitSums, exactly, joined
-from value_aware_attention.measurement.text_windows import TextWindows, text_windows
-from value_aware_attention.measurement.windows import metric_of, positions, windows_task
+from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
+from value_aware_attention.measurement.windows import (
+    TextWindows,
+    metric_of,
+    positions,
+    text_windows,
+    windows_task,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = {

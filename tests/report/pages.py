@@ -3,10 +3,10 @@
 import altair as alt
 import pandas as pd
 
+from value_aware_study.evaluation.explorer import Exploration, Head, Kept, Model, Query
 from value_aware_study.report.charts import bars, direction, dots, reference, toggled
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 from value_aware_study.report.look import Mark
-from value_aware_study.tasks.exploration import Exploration, Head, Kept, Model, Query
 
 SLY = "<script>alert(1)</script>"
 MARKS = {"by output": Mark.of("blue"), "by weight": Mark.of("vermillion", "square")}

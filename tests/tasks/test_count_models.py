@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 
 from value_aware_attention import kernels
 from value_aware_attention.measurement.recorded import evenly_spaced
-from value_aware_attention.measurement.tasks import Task
+from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import CausalBatches, MaskedSequences
-from value_aware_study.tasks import causal_counts
-from value_aware_study.tasks.causal import causal_task, context_windows
-from value_aware_study.tasks.causal_counts import CausalCounts
-from value_aware_study.tasks.kneser_ney import Bigram, pair_counts
-from value_aware_study.tasks.masked import masked_task
-from value_aware_study.tasks.masked_counts import MaskedCounts
+from value_aware_study.evaluation import counts
+from value_aware_study.evaluation.counts import Bigram, CausalCounts, MaskedCounts, pair_counts
+from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 VOCABULARY = 12
@@ -136,7 +133,7 @@ def test_counts_do_not_depend_on_the_blocks_they_are_taken_in(
 ) -> None:
     task, models = small_causal(tmp_path, None), causal_models(tmp_path)
     whole = models(task, task.run(None))
-    monkeypatch.setattr(causal_counts, "TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr(counts, "TOKENS_AT_ONCE", 7)
     assert models(task, task.run(None)) == whole
 
 

@@ -29,19 +29,17 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.call import Call
-from value_aware_attention.measurement import source
-from value_aware_attention.measurement.cells import Setting, cell_error
-from value_aware_attention.measurement.intervals import ratio_of_sums
-from value_aware_attention.measurement.measure import measure, setting_key
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement import store
+from value_aware_attention.measurement.layers import skewness, skewness_of
+from value_aware_attention.measurement.measure import Setting, cell_error, measure, setting_key
+from value_aware_attention.measurement.record import ratio_of_sums
 from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
-from value_aware_attention.measurement.skewness import skewness, skewness_of
-from value_aware_attention.measurement.tasks import Task
+from value_aware_attention.measurement.store import RecordCache
+from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.evaluation.grid import expand_axes
-from value_aware_study.tasks.causal import causal_task, context_windows
-from value_aware_study.tasks.masked import masked_task
+from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -174,7 +172,7 @@ def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path
 
 def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
     task = small_masked(tmp_path, None)
-    from value_aware_study.tasks.masked import _check_fit
+    from value_aware_study.evaluation.texts import _check_fit
 
     with pytest.raises(ValueError, match="vocabulary of 60, the tokens of 61"):
         _check_fit(task.model, 61, 12)
@@ -338,7 +336,7 @@ def test_the_source_hash_is_the_same_after_a_compilation(monkeypatch: pytest.Mon
     before = source_hash(LSH(4, 1, 0))
     left = f"__import_{optimal_value_aware.__name__.replace('.', '_dot_')}"  # as torch.compile does
     monkeypatch.setitem(vars(lsh), left, optimal_value_aware)
-    source.source_hash.cache_clear()
+    store.source_hash.cache_clear()
     assert source_hash(LSH(4, 1, 0)) == before
 
 

@@ -14,10 +14,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from value_aware_attention.approximations.patterns import Pattern, Piece
-from value_aware_attention.attention import attention_over
+from value_aware_attention.attention import AttentionState, attention_over, attention_state
 from value_aware_attention.call import Call, max_elements
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.partial import AttentionState, attention_state
 
 QUERIES_AT_ONCE = 64
 DENSE = 16

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Approximation
+from value_aware_attention.attention import AttentionState, attention_state, finite
 from value_aware_attention.call import Call, max_elements
-from value_aware_attention.partial import AttentionState, attention_state, finite
 
 CHUNK = 64
 """Positions in a chunk, whose pairs are scored directly under a causal mask"""

@@ -11,9 +11,9 @@ from torch.nn.functional import normalize
 
 from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.arguments import check_at_least, check_seed
+from value_aware_attention.attention import AttentionState, attention_state
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, power_of_two
-from value_aware_attention.partial import AttentionState, attention_state
 
 __all__ = ["LSH"]
 

@@ -10,16 +10,21 @@ from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
 from value_aware_attention.arguments import arguments_shown, check_at_least, check_choice
-from value_aware_attention.attention import attention
-from value_aware_attention.caches.groups import Groups
+from value_aware_attention.attention import attention, attention_state
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
-from value_aware_attention.caches.observed import KeptKeys, Observed, kept_state
-from value_aware_attention.caches.queries import OBSERVED, Choice, visible_pairs
+from value_aware_attention.caches.observed import (
+    OBSERVED,
+    Choice,
+    Groups,
+    KeptKeys,
+    Observed,
+    kept_state,
+    visible_pairs,
+)
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.layer import Layer
-from value_aware_attention.partial import attention_state
 
 __all__ = ["AfterPrefix"]
 

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from value_aware_attention.attention import finite
 from value_aware_attention.caches.method import available, protected
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.error import typical_unit
-from value_aware_attention.partial import finite
 
 __all__ = ["Rows", "eliminate", "eliminate_by_shares", "exchange", "extend"]
 

@@ -1,18 +1,23 @@
-"""Input of a cache method, the observed queries and keys, and its output, the kept keys."""
+"""The queries that a cache method observes, shared by the heads of a key-value group."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.attention import working_precision
+from value_aware_attention.attention import (
+    AttentionState,
+    attention_state,
+    finite,
+    working_precision,
+)
+from value_aware_attention.call import Call
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.layer import Rotary
-from value_aware_attention.partial import AttentionState, attention_state, finite
-
-__all__ = ["KeptKeys", "Observed", "kept_state"]
+from value_aware_attention.layer import Layer, Rotary
 
 
 @dataclass(frozen=True)
@@ -141,3 +146,195 @@ def kept_state(
     if visible is not None:
         visible = visible.take_along_dim(kept.indices[..., None, None, :], dim=-1)
     return attention_state(scores, taken.to(scores.dtype)[..., None, :, :], visible)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Tells which leading dimensions of a call have caches of their own, and which share them.
+
+    Queries share a cache along a dimension in which keys and values have size 1: a call of
+    grouped-query attention is query (B, heads, G, N, D) with key and value (B, heads, 1, M, .).
+    """
+
+    leading: tuple[int, ...]
+    own: tuple[int, ...]
+    """Dimensions along which caches differ."""
+    shared: tuple[int, ...]
+    """Dimensions along which queries share one."""
+
+    @classmethod
+    def of(cls, call: Call) -> "Groups":
+        """Reads them from the shapes of a call."""
+        leading = call.batch
+        caches = torch.broadcast_shapes(
+            call.key.shape[:-2], call.value.shape[:-2], (1,) * len(leading)
+        )
+        shared = tuple(d for d, size in enumerate(leading) if size > 1 and caches[d] == 1)
+        own = tuple(d for d in range(len(leading)) if d not in shared)
+        return cls(leading, own, shared)
+
+    def call(self, call: Call) -> Call:
+        """Returns the call as query (*own, G, N, D), key (*own, 1, M, D), value (*own, 1, M, V)."""
+        query = call.query.expand(*self.leading, -1, -1)
+        mask = None if call.attn_mask is None else self.of_queries(call.attn_mask)
+        key, value = (self.of_keys(x)[..., None, :, :] for x in (call.key, call.value))
+        query, layer = self.of_queries(query), self._layer(call.layer)
+        return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
+
+    def _layer(self, layer: Layer) -> Layer:
+        """Returns the facts about a layer with its heads in the same order."""
+        projection, repeated = layer.projection, layer.repeated
+        if projection is not None:
+            projection = self.of_queries(projection)
+        if repeated is not None:
+            query, key, value = repeated
+            repeated = (self.of_queries(query), self.of_keys(key), self.of_keys(value))
+        return replace(layer, projection=projection, repeated=repeated)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Moves shared dimensions of (..., a, b) behind the others, as one: (*own, G, a, b).
+
+        A dimension of size 1 that broadcasts stays one.
+        """
+        x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
+        if any(x.shape[d] > 1 for d in self.shared):
+            sizes = [self.leading[d] if d in self.shared else x.shape[d] for d in range(x.ndim - 2)]
+            x = x.expand(*sizes, -1, -1)
+        x = x.permute(*self.own, *self.shared, -2, -1)
+        return x.reshape(*x.shape[: len(self.own)], -1, *x.shape[-2:])
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Drops the shared dimensions, of size 1, from keys or values: (*own, M, .)."""
+        x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
+        own = [self.leading[d] for d in self.own]
+        x = x.permute(*self.own, *self.shared, -2, -1)
+        return x.reshape(*x.shape[: len(own)], *x.shape[-2:]).expand(*own, -1, -1)
+
+    def restored(self, x: Float[Tensor, "*own G N V"]) -> Float[Tensor, "*batch N V"]:
+        """Puts outputs back in the order of the call's leading dimensions."""
+        order = [*self.own, *self.shared]
+        x = x.reshape(*(self.leading[d] for d in order), *x.shape[-2:])
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return x.permute(*back, -2, -1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Holds a choice among a pool of keys, made when the queries `served` are still to come."""
+
+    call: Call
+    """query (*own, G, N, D), key (*own, 1, M, D)"""
+    pool: Int[Tensor, "*own K"]
+    in_pool: Bool[Tensor, "*own K"]
+    """False: padding"""
+    available: Bool[Tensor, "*own M"]
+    past: range
+    served: range
+    start: int
+    """The first key that is not chosen from, but seen by all that see it."""
+    rows: int
+
+    def attending(self, rows: Int[Tensor, " W"]) -> dict[str, Any]:
+        """Returns queries of the text with the pairs of the pool that they see."""
+        part = self.call.take(rows)
+        visible = visible_pairs(part)
+        if visible is not None:
+            visible = visible.take_along_dim(self.pool[..., None, None, :], dim=-1)
+        return {"query": part.query, "visible": visible, "positions": rows}
+
+    def spaced(self, among: range) -> Int[Tensor, " W"]:
+        """Returns `rows` of these rows, evenly spaced, the last among them."""
+        count = min(self.rows, len(among))
+        spaced = [among[(i + 1) * len(among) // count - 1] for i in range(count)]
+        return torch.tensor(spaced, device=self.pool.device)
+
+    def unpadded(self, rows: Int[Tensor, " W"]) -> Bool[Tensor, "*own 1 W K"]:
+        """Returns the pairs of rows and keys of which neither is padding."""
+        of_rows = self.available[..., rows.clamp_max(self.available.shape[-1] - 1)]
+        return (of_rows[..., :, None] & self.in_pool[..., None, :])[..., None, :, :]
+
+
+def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:
+    """Returns the visible pairs of a call with as many dimensions as its queries; None = all."""
+    visible = call.visible
+    if visible is None:
+        return None
+    return visible.reshape(*(1,) * (call.query.ndim - visible.ndim), *visible.shape)
+
+
+def last(choice: Choice) -> dict[str, Any]:
+    """Takes the last queries of the past, which attend as in the text."""
+    rows = choice.past[-choice.rows :]
+    return choice.attending(torch.tensor(rows, device=choice.pool.device))
+
+
+def causal(choice: Choice) -> dict[str, Any]:
+    """Takes queries of the whole past, which attend as in the text."""
+    return choice.attending(choice.spaced(choice.past))
+
+
+def noncausal(choice: Choice) -> dict[str, Any]:
+    """Takes queries of the whole past, which see every key, rotated to later positions."""
+    return turned(choice, choice.start)
+
+
+def turned(choice: Choice, by: int) -> dict[str, Any]:
+    """Takes queries of the whole past, which see every key, rotated by `by` positions."""
+    rows = choice.spaced(choice.past)
+    query = choice.call.query[..., rows, :]
+    if choice.past == choice.served:  # an encoder: nothing is later
+        return choice.attending(rows)
+    if choice.call.layer.rotary is not None:
+        query = choice.call.layer.rotary(query, torch.full_like(rows, by))
+    return {
+        "query": query,
+        "visible": choice.unpadded(rows),
+        "positions": rows + by,
+    }
+
+
+def repeat(choice: Choice) -> dict[str, Any]:
+    """Takes queries of the prefix read once more, which see every key and their own past."""
+    if choice.call.layer.repeated is None:
+        raise ValueError(
+            "observed is 'repeat': its queries are recorded by hugging_face.replace_attention in a "
+            "second pass; bare tensors have none"
+        )
+    query, key, value = choice.call.layer.repeated
+    rows = choice.spaced(range(query.shape[-2]))
+    seen = choice.unpadded(rows)
+    own = torch.arange(key.shape[-2], device=rows.device) <= rows[:, None]
+    own = own & choice.available[..., None, None, : key.shape[-2]] & seen.any(-1, keepdim=True)
+    scores = choice.call.kernel.log_similarity(query[..., rows, :], key[..., None, :, :])
+    return {
+        "query": query[..., rows, :],
+        "visible": seen,
+        "positions": rows + choice.start,
+        "beside": attention_state(scores, value[..., None, :, :], own),
+    }
+
+
+def hindsight(choice: Choice) -> dict[str, Any]:
+    """Takes the queries to come, with the later keys that they see beside.
+
+    Evenly spaced from the first query. With an encoder and `rows = N // 2`, these are the queries
+    that `noncausal` leaves out.
+    """
+    count = min(choice.rows, len(choice.served))
+    spaced = [choice.served[i * len(choice.served) // count] for i in range(count)]
+    rows = torch.tensor(spaced, device=choice.pool.device)
+    found = choice.attending(rows)
+    if choice.start == choice.call.keys:
+        return found
+    part = choice.call.take(rows)
+    scores = part.kernel.log_similarity(part.query, part.key[..., choice.start :, :])
+    pairs = visible_pairs(part)
+    visible = None if pairs is None else pairs[..., choice.start :]
+    later = part.value[..., choice.start :, :]
+    return found | {"beside": attention_state(scores, later, visible)}
+
+
+OBSERVED: Mapping[str, Callable[[Choice], dict[str, Any]]] = {
+    found.__name__: found for found in (last, causal, noncausal, repeat, hindsight)
+}
+"""By name: query (*own, G, W, D), visible, positions and beside of `Observed`."""

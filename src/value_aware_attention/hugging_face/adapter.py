@@ -23,19 +23,17 @@ from value_aware_attention.hugging_face.cache_layers import (
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
     attention_layers,
-    chosen_layers,
-    cross_attention_layers,
-    layer_kernel,
-)
-from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
-from value_aware_attention.hugging_face.refusals import (
     check_call,
     check_heads,
     check_method,
     check_methods,
     check_model,
+    chosen_layers,
+    cross_attention_layers,
+    layer_kernel,
     refuse_weights,
 )
+from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
 from value_aware_attention.kernels import Kernel, check_kernel
 
 __all__ = ["own_attention", "replace_attention", "set_attention"]

@@ -4,9 +4,8 @@ record = measurement.measure(task, {"window": lambda r, layer: SlidingWindow(r)}
 record.to_json()
 """
 
-from value_aware_attention.measurement.cells import Setting
-from value_aware_attention.measurement.measure import LayerOptions, measure
+from value_aware_attention.measurement.measure import LayerOptions, Setting, measure
 from value_aware_attention.measurement.record import Record
-from value_aware_attention.measurement.tasks import Task, Text
+from value_aware_attention.measurement.task import Task, Text
 
 __all__ = ["LayerOptions", "Record", "Setting", "Task", "Text", "measure"]

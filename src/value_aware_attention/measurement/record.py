@@ -1,43 +1,99 @@
-"""Record of a measurement: the only form in which numbers are kept, shown and compared.
+"""The record of an evaluation, strict JSON with estimates and the machine it ran on."""
 
-Frozen dataclasses that are written as JSON and read back without loss. A number that is not known
-(the interval of a single unit) is None; no number is NaN or infinite.
-"""
-
-from collections.abc import Mapping
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-from value_aware_attention.files import reading, without_checksum
-from value_aware_attention.measurement import strict_json
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import stdtrit
 
-__all__ = [
-    "AWARE",
-    "OBLIVIOUS",
-    "SHARES",
-    "VERSION",
-    "Attention",
-    "Baseline",
-    "Cell",
-    "CellError",
-    "Curve",
-    "EndMetric",
-    "ErrorAtSize",
-    "GapCell",
-    "JsonRecord",
-    "KeysNeeded",
-    "MatchingKeys",
-    "OutputError",
-    "Panel",
-    "Picture",
-    "Record",
-    "RunOn",
-    "Skewness",
-    "SkewnessGap",
-    "TextRead",
-    "read",
-]
+from value_aware_attention.approximations.closest_combination import engine
+from value_aware_attention.distributed import processes
+from value_aware_attention.files import parse_json, reading, without_checksum
+
+
+def to_json(content: Any, **options: Any) -> str:
+    """Serializes numbers, text, lists and dictionaries; `options` are those of `json.dumps`.
+
+    Raises ValueError with the keys that lead to the first number that is not finite.
+    """
+    for keys, number in _not_finite(content):
+        raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
+    return json.dumps(content, allow_nan=False, **options)
+
+
+def from_json(text: str) -> Any:
+    """Parses JSON; raises ValueError for anything else, NaN and numbers above 1e308 included."""
+    content = parse_json(text)
+    for keys, number in _not_finite(content):
+        raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
+    return content
+
+
+def _not_finite(content: Any, keys: str = "") -> Iterator[tuple[str, float]]:
+    """Yields NaN and infinite numbers, each with its keys: "cells.0.value"."""
+    if isinstance(content, float) and not math.isfinite(content):
+        yield keys, content
+    parts: Any = ()
+    if isinstance(content, Mapping):
+        parts = content.items()
+    elif isinstance(content, (list, tuple)):
+        parts = enumerate(content)
+    for key, part in parts:
+        yield from _not_finite(part, f"{keys}.{key}" if keys else str(key))
+
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A number with its 95% interval over units; None where it is not known, as of one unit."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def estimate(totals: NDArray[np.float64], counts: NDArray[np.float64]) -> Estimate:
+    """Computes a ratio of sums with its interval; None where it is not finite."""
+    if not counts.sum() > 0:
+        return Estimate(value=None, low=None, high=None)
+    ends = (float(x) for x in ratio_of_sums(totals, counts))
+    value, low, high = (x if np.isfinite(x) else None for x in ends)
+    return Estimate(value=value, low=low, high=high)
+
+
+def ratio_of_sums(
+    totals: NDArray[np.float64], counts: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Computes sum(t_u) / sum(n_u) over the units u of the first axis, and its 95% interval's ends.
+
+    Units (windows or sequences) are taken as independent, not their targets, which share a context:
+    Student's t with the variance of a ratio estimator. With t_u the difference of two methods'
+    losses it is the paired interval of their mean difference. Other axes are other ratios; they
+    broadcast. The ends of a single unit are NaN; so is 0 / 0.
+    """
+    units, count = len(counts), counts.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        estimate = totals.sum(axis=0) / count
+        if units < 2:
+            unknown = np.full_like(estimate, np.nan)
+            return estimate, unknown, unknown
+        deviation = totals - estimate * counts
+        error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
+    margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
+    return estimate, estimate - margin, estimate + margin
+
 
 VERSION = 1
 """Version of the schema, raised whenever older records cannot be read as new ones"""
@@ -62,7 +118,7 @@ class JsonRecord:
     def to_json(self) -> str:
         """Returns JSON with sorted keys. Raises ValueError for NaN and infinity."""
         content = {"version": self.version, **asdict(self)}  # type: ignore[call-overload]
-        return strict_json.to_json(content, indent=1, sort_keys=True) + "\n"
+        return to_json(content, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str, name: str = "the record") -> Self:
@@ -71,7 +127,7 @@ class JsonRecord:
         Raises ValueError for another schema version, and for anything that is no such record.
         """
         with reading(name, "make it again"):
-            content = strict_json.from_json(text)
+            content = from_json(text)
             if not isinstance(content, dict):
                 raise ValueError(f"it holds a {type(content).__name__}, not a record")
             version = content.get("version", "none")
@@ -424,3 +480,56 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
         wanted = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
         raise ValueError(f"{name} is {content!r:.80}; it must be a {wanted}")
     return content
+
+
+CPUINFO = Path("/proc/cpuinfo")
+PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
+
+
+def run_on(device: str = "cpu") -> RunOn:
+    """Describes hardware and versions, without anything that names a machine or a time.
+
+    `device` is the one that computes: its solver is named.
+    """
+    used = processor()
+    return RunOn(
+        hardware=torch.cuda.get_device_name() if torch.cuda.is_available() else cores_of(used),
+        processor=used,
+        threads=torch.get_num_threads(),
+        versions={"python": platform.python_version()} | dict(_versions()),
+        engine=engine(device),
+        processes=processes(),
+    )
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """Yields the versions of the installed packages."""
+    for name in PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:
+    """Finds the CPU's name, family and model, and the instruction set that PyTorch's vectors use.
+
+    Processors of one name can differ in the others, and sums in vectors of another width round
+    otherwise. None stands for a fact that the system does not tell.
+    """
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    fields = (line.partition(":") for line in reversed(lines))  # the first core's come last
+    told = {name.strip(): value.strip() for name, _, value in fields}
+    return {
+        "name": told.get("model name") or platform.processor() or platform.machine(),
+        "family": told.get("cpu family"),
+        "model": told.get("model"),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def cores_of(used: dict[str, str | None]) -> str:
+    """Names the cores that this process may use: "2 cores of AMD EPYC (family 25, ...)"."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    kind = [f"{name} {used[name]}" for name in ("family", "model") if used[name]]
+    return f"{cores} cores of {used['name']} ({', '.join([*kind, str(used['vectors'])])})"

@@ -1,8 +1,13 @@
-"""The end metric that fits a trained model, and its task on windows of a text."""
+"""Windows of a text for any language model or encoder, and the tokens that are hidden in them."""
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from random import Random
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -13,12 +18,140 @@ from transformers import (
 
 from value_aware_attention.hugging_face import attention_layers
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.masking import mask_tokens
-from value_aware_attention.measurement.tasks import Task, Text
-from value_aware_attention.measurement.text_windows import TextWindows
+from value_aware_attention.measurement.recorded import evenly_spaced
+from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.models.checkpoints import auto_class
 
-__all__ = ["metric_of", "positions", "vocabulary_size", "windows_task"]
+
+@dataclass(frozen=True)
+class TextWindows:
+    """Holds the windows read, their places among all of the text's windows, and its size."""
+
+    tokens: Int[Tensor, "W L"]
+    places: tuple[int, ...]
+    available: int
+    text_tokens: int
+    special_tokens: int
+    """Special tokens that the tokenizer put around each window"""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def share_read(self) -> float:
+        """Returns the share of the text's tokens that are in the windows."""
+        return len(self) * (self.length - self.special_tokens) / self.text_tokens
+
+
+def text_windows(
+    texts: str | Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    windows: int | None,
+    seed: int | None = None,
+    closed: bool = True,
+) -> TextWindows:
+    """Takes at most `windows` windows of `length` tokens, evenly spaced or drawn by `seed`.
+
+    The tokens of all `texts` are cut one after the other; a rest shorter than a window is left out.
+    Each window gets the special tokens that the tokenizer puts around a text; not `closed` leaves
+    out those at its end, for models that read on. Raises ValueError where the text is empty or does
+    not fill a window.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if not any(text.strip() for text in texts):
+        raise ValueError("the text is empty")
+    before, after = special_tokens(tokenizer, next(text for text in texts if text.strip()))
+    after = after if closed else []
+    read = length - len(before) - len(after)
+    if read < 1:
+        raise ValueError(f"length is {length}; it must be above {length - read}, special tokens")
+    encoded = [tokenizer(text, add_special_tokens=False, verbose=False) for text in texts]
+    tokens = list(chain.from_iterable(encoding["input_ids"] for encoding in encoded))
+    available = len(tokens) // read
+    if not available:
+        raise ValueError(
+            f"the text has {len(tokens)} tokens, a window of {length} needs {read} of them: give a "
+            f"longer text or a smaller length"
+        )
+    places = _places(available, windows, seed)
+    rows = [before + tokens[place * read : (place + 1) * read] + after for place in places]
+    special = len(before) + len(after)
+    return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), special)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int]]:
+    """Finds the special tokens that the tokenizer puts before and after a text."""
+    encoding = tokenizer(text[:100], return_special_tokens_mask=True)
+    tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
+    before = len(list(takewhile(bool, special)))
+    after = len(list(takewhile(bool, reversed(special))))
+    if before == len(tokens):  # nothing but special tokens: which side they are on is not known
+        return [], []
+    return list(tokens[:before]), list(tokens[len(tokens) - after :])
+
+
+def _places(available: int, windows: int | None, seed: int | None) -> list[int]:
+    if windows is not None and windows < 1:
+        raise ValueError(f"windows is {windows}; it must be at least 1")
+    if seed is None or windows is None or windows >= available:
+        return evenly_spaced(available, windows)
+    return sorted(Random(seed).sample(range(available), windows))
+
+
+IGNORED = -100  # the label that torch.nn.functional.cross_entropy leaves out
+
+
+def mask_tokens(
+    tokens: Tensor,
+    *,
+    generator: torch.Generator,
+    mask_token: int,
+    special_tokens: Sequence[int],
+    vocabulary_size: int,
+    fraction: float = 0.15,
+) -> tuple[Tensor, Tensor]:
+    """Hides a `fraction` of each sequence's ordinary tokens: (inputs, labels), both like `tokens`.
+
+    tokens (..., length) int64. Of the chosen tokens 80% become `mask_token`, 10% an ordinary token
+    drawn uniformly, 10% stay. Labels hold the original there, -100 elsewhere. Special tokens are
+    never chosen or drawn. Of n ordinary tokens in a sequence `fraction` n are chosen, rounded up or
+    down at random to keep the mean, as in fairseq.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie between 0 and 1, not {fraction}")
+    specials = torch.tensor(sorted(set(special_tokens)), dtype=torch.long)
+    ordinary = ~torch.isin(tokens, specials)
+    drawn = torch.rand(tokens.shape, generator=generator)
+    chosen = _lowest(drawn, ordinary, fraction, generator)
+    labels = torch.where(chosen, tokens, IGNORED)
+    kind = torch.rand(tokens.shape, generator=generator)
+    replacements = _ordinary_tokens(vocabulary_size, specials)
+    picks = torch.randint(len(replacements), tokens.shape, generator=generator)
+    inputs = torch.where(chosen & (kind < 0.8), mask_token, tokens)
+    inputs = torch.where(chosen & (kind >= 0.9), replacements[picks], inputs)
+    return inputs, labels
+
+
+def _lowest(drawn: Tensor, ordinary: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    rounding = torch.rand(drawn.shape[:-1], generator=generator)
+    counts = (fraction * ordinary.sum(-1) + rounding).floor()
+    ranks = drawn.masked_fill(~ordinary, 2.0).argsort(-1).argsort(-1)
+    return ranks < counts[..., None]
+
+
+def _ordinary_tokens(vocabulary_size: int, specials: Tensor) -> Tensor:
+    tokens = torch.arange(vocabulary_size)
+    tokens = tokens[~torch.isin(tokens, specials)]
+    if not len(tokens):
+        raise ValueError(f"a vocabulary of {vocabulary_size} holds nothing but special tokens")
+    return tokens
+
 
 MASKED_FRACTION = 0.15
 

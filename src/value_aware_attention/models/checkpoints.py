@@ -26,8 +26,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from value_aware_attention.hugging_face.hub import local_folder, only_local, why_not
-from value_aware_attention.hugging_face.saved import check_files
+from value_aware_attention.hugging_face.saved import check_files, local_folder, only_local, why_not
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")

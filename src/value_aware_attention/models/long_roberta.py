@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import AutoConfig, RobertaConfig, RobertaForMaskedLM
 
-from value_aware_attention.hugging_face.hub import only_local, why_not
+from value_aware_attention.hugging_face.saved import only_local, why_not
 
 __all__ = ["BlockPositions", "build_roberta", "read_config", "save_folded", "warm_start"]
 

@@ -11,8 +11,7 @@ from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.hugging_face import set_attention
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models.long_roberta import save_folded
-from value_aware_attention.models.mixing import Mixing, MixingSublayer
-from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.models.trained_attention import Mixing, MixingSublayer, TrainedAttention
 
 __all__ = ["attend_with", "load_masked", "masked_kernel", "save_masked"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from value_aware_attention.measurement.record_cache import RecordCache
+from value_aware_attention.measurement.store import RecordCache
 from value_aware_study.benchmarking.passes import (
     PASSES,
     Setting,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
-from value_aware_attention.measurement.source import source_hash
+from value_aware_attention.measurement.store import source_hash
 from value_aware_study.benchmarking.measurement import Plan, measure
 from value_aware_study.benchmarking.passes import Setting, Subject
 

@@ -289,7 +289,7 @@ class HubDocuments:
     def _load(self, hub_split: str) -> Any:
         import datasets  # slow to import: the other sources do without
 
-        from value_aware_attention.hugging_face.hub import hub_answers  # as slow
+        from value_aware_attention.hugging_face.saved import hub_answers  # as slow
 
         silent = not Path(self.path).exists() and not hub_answers()
         options = {"split": hub_split, "cache_dir": self.cache and str(self.cache)}

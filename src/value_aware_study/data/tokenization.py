@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from value_aware_attention.hugging_face.hub import hub_answers, local_folder, why_not
+from value_aware_attention.hugging_face.saved import hub_answers, local_folder, why_not
 
 SPECIALS = {
     "bos_token": "<s>",

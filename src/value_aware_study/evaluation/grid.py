@@ -1,14 +1,21 @@
-"""The grid of approximations that replace a model's attention, one setting a cell."""
+"""The grid of approximations of a model, its baselines, and its own attention."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from value_aware_attention.approximations import Approximation
-from value_aware_attention.measurement import Setting
-from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER
+from value_aware_attention.measurement import Record, Setting, Task
+from value_aware_attention.measurement.measure import end_metric, measure_own
+from value_aware_attention.measurement.record import Baseline, Cell, read
+from value_aware_attention.measurement.store import RecordCache, source_hash
+from value_aware_attention.measurement.task import UnitSums
+from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
 
 
 def grid(
@@ -56,3 +63,69 @@ def setting(name: str, option: Mapping[str, Any]) -> Setting:
 
     parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
     return Setting(name, parameters, build)
+
+
+def own_record(task: Task, attention: TrainedAttention, kernel: str, **options: Any) -> Record:
+    """Measures a model with the attention that it was trained with; the record has no grid.
+
+    `kernel` is the name that was asked for; where the method computes only another one, the record
+    names that, and none for a mixing. `options` are those of `measure_own`.
+    """
+    names = [known.__name__.lower() for known in attention.kernels]
+    computed = names[0] if names and kernel not in names else kernel
+    return replace(
+        measure_own(task, **options),
+        kernel=None if attention.is_mixing else computed,
+        trained_with=attention.name,
+        arguments=dict(attention.arguments),
+    )
+
+
+def count_models(
+    counted: Callable[[Task, UnitSums], Mapping[str, Baseline]],
+    task: Task,
+    exact: Cell,
+    *,
+    cache: str,
+    key: Mapping[str, Any],
+) -> dict[str, Baseline]:
+    """Scores models that count the training tokens on the targets of `task`, or reads the scores.
+
+    `exact` is the cell of exact attention, around which the intervals are; `key` names in the cache
+    the count models' settings and their training text.
+    """
+    sums = UnitSums(np.array(exact.unit_totals), np.array(exact.unit_counts))
+    identity = {
+        **key,
+        "source": source_hash(type(counted).__module__),
+        "text": task.digest(0),
+        "exact": exact.unit_totals,
+    }
+
+    def compute() -> dict[str, Any]:
+        return {name: asdict(model) for name, model in counted(task, sums).items()}
+
+    found = RecordCache(cache, {}).get(identity, compute)
+    return {name: read(Baseline, model) for name, model in found.items()}
+
+
+def longer_text(task: Any, longer: Mapping[str, Any] | None) -> dict[str, Baseline]:
+    """Scores a masked model on a longer model's text, cut into pieces of its own length.
+
+    `longer` configures the task of the longer sequences, whose masked tokens stay the same. Returns
+    nothing for the longest model, where a piece does not start as the model's own sequences do, and
+    where a source has less text than one of the longer sequences.
+    """
+    length = longer["sequences"]["length"] if longer else task.length
+    if length == task.length or length % task.length:
+        return {}
+    try:
+        cut = instantiate(longer)(model=task.model, device=task.device)
+    except InstantiationException as error:
+        if "fill no sequence" not in str(error):
+            raise
+        return {}
+    if (cut.texts[0].inputs[:, 0] != task.texts[0].inputs[0, 0]).any():
+        return {}
+    sums = cut.run(None)
+    return {"longer_text": Baseline(length=length, **end_metric(sums, sums, task.metric))}

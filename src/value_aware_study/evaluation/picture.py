@@ -4,15 +4,35 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from value_aware_attention.approximations import Exact
+from value_aware_attention.approximations import Exact, SparseApproximation
 from value_aware_attention.call import Call
 from value_aware_attention.measurement import Task
-from value_aware_attention.measurement.layer_errors import rounded
+from value_aware_attention.measurement.layers import rounded
 from value_aware_attention.measurement.record import Panel, Picture
-from value_aware_study.evaluation.equal_budgets import Contender
-from value_aware_study.tasks.attention_picture import effective_weights, first_head
+from value_aware_study.evaluation.budgets import Contender
+
+
+def first_head(call: Call, positions: int) -> Call:
+    """Cuts a call to its first sequence and head, and to its first positions."""
+    return call.unit(0, heads=slice(1), positions=positions)
+
+
+@torch.inference_mode()
+def effective_weights(method: nn.Module, call: Call) -> Float[Tensor, "N M"]:
+    """Finds W with output = W @ value: what the method uses for alpha, negative included.
+
+    A method that names its keys says so itself; any other is linear in the values, so that the
+    identity in their place reads W off.
+    """
+    if isinstance(method, SparseApproximation):
+        return method.select(**call.arguments()).dense(call.keys)[0, 0]
+    identity = torch.eye(call.keys, dtype=call.dtype, device=call.value.device)
+    weights: Tensor = method(**call.arguments() | {"value": identity})
+    return weights[0, 0]
 
 
 def picture(

@@ -7,9 +7,9 @@ from itertools import chain
 
 import pandas as pd
 
+from value_aware_study.evaluation.explorer import Exploration
 from value_aware_study.markdown import escaped
 from value_aware_study.report.look import Panel
-from value_aware_study.tasks.exploration import Exploration
 
 __all__ = ["Exhibit", "Page", "Section", "Table"]
 

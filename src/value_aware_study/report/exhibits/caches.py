@@ -10,12 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from value_aware_attention.measurement.cache_record import (
-    CacheCell,
-    CacheRecord,
-    Estimate,
-    estimate,
-)
+from value_aware_attention.measurement.caches import CacheCell, CacheRecord, Estimate, estimate
 from value_aware_study.report.charts import OUTPUT_ERROR, dots, toggled
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel

@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from value_aware_attention.measurement.intervals import ratio_of_sums
-from value_aware_attention.measurement.record import EndMetric, Record
+from value_aware_attention.measurement.record import EndMetric, Record, ratio_of_sums
 from value_aware_study.report import captions
 from value_aware_study.report.claim import VERDICTS, Answer, Finding
 from value_aware_study.report.exhibit import Exhibit, Table

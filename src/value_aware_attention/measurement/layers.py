@@ -1,13 +1,14 @@
-"""Output errors of each layer and head against exact attention, by the number of keys kept."""
+"""Errors, needed keys and skewness of the attention of single layers and heads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,32 +21,96 @@ from value_aware_attention.approximations import (
     ValueAwareKeysAttentionWeights,
 )
 from value_aware_attention.call import Call, max_elements
-from value_aware_attention.measurement.intervals import ratio_of_sums
-from value_aware_attention.measurement.keys_needed import (
-    keys_needed,
-    matching_keys,
-    matching_keys_of_queries,
-)
+from value_aware_attention.distributed import shared_map
+from value_aware_attention.kernels import Polynomial
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
     SHARES,
     Curve,
     ErrorAtSize,
+    GapCell,
     KeysNeeded,
     MatchingKeys,
     OutputError,
+    SkewnessGap,
+    ratio_of_sums,
 )
-from value_aware_attention.measurement.recorded import sample_rows
+from value_aware_attention.measurement.recorded import error_rows, sample_rows
 
-__all__ = [
-    "MATCHED",
-    "LayerErrors",
-    "layer_errors",
-    "oblivious_path",
-    "output_error",
-    "rounded",
-]
+Array = NDArray[np.float64]
+
+
+def keys_needed(curve: Array, share: float) -> int | None:
+    """Finds the smallest size with a relative error of at most `share`, else the last size.
+
+    The last size is all keys, or value_dim + 1 value-aware ones: both are exact. None where the
+    curve is not known (the interval of one unit, errors of a head whose outputs are all 0).
+    """
+    if np.isnan(curve).any():
+        return None
+    enough = curve <= share
+    return int(enough.argmax()) + 1 if enough.any() else len(curve)
+
+
+def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[str, int | None]:
+    """Finds `keys`, the fewest keys by weight with at most the error of r value-aware ones.
+
+    Errors are pooled: ||o - o~||^2 summed over the queries of a unit, (units, M) for 1 to M keys by
+    weight, (units,) for the r value-aware keys, as ||o||^2. All M keys suffice by definition.
+
+    `low` and `high` end the 95% interval over units: the numbers of keys at which the paired
+    difference of the two relative errors, with the interval of `ratio_of_sums`, may be 0 (a test
+    inverted, as in Fieller's theorem). None for a single unit.
+    """
+    ends = ratio_of_sums(oblivious - aware[:, None], squared_norm[:, None])
+    return {
+        name: keys_needed(curve, 0.0)
+        for name, curve in zip(("keys", "low", "high"), ends, strict=True)
+    }
+
+
+def matching_keys_of_queries(
+    oblivious: Array, aware: Array, seen: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Finds, for each query, the fewest keys by weight with at most its value-aware error.
+
+    `oblivious` (queries, M) and `aware` (queries,) are ||o - o~||^2; the keys that a query sees,
+    `seen` in number, suffice by definition.
+    """
+    enough = oblivious <= aware[:, None]
+    enough[np.arange(len(enough)), seen - 1] = True
+    return enough.argmax(axis=1) + 1
+
+
+def skewness(call: Call) -> dict[str, float]:
+    """Computes `skewness_of` the rows on which a layer's errors are measured, block by block."""
+    shapes, rows = [], []
+    for block in error_rows(call).blocks():
+        shapes.append(skewness_of(block.weights))
+        rows.append(block.query.shape[-2])
+    return {
+        name: sum(n / sum(rows) * shape[name] for n, shape in zip(rows, shapes, strict=True))
+        for name in shapes[0]
+    }
+
+
+def skewness_of(weights: Float[Tensor, "*batch N M"]) -> dict[str, float]:
+    """Averages measures of skewness over rows of attention weights alpha.
+
+    `largest_weight`: max_i alpha_i; `rows_over_half`: share of rows with a weight above 0.5, where
+    section 3 expects values to matter least; `effective_keys`: exp(entropy of alpha);
+    `keys_for_90_percent`: the fewest keys that hold 90% of the mass.
+    """
+    largest = weights.amax(dim=-1)
+    ordered = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+    return {
+        "largest_weight": largest.mean().item(),
+        "rows_over_half": (largest > 0.5).float().mean().item(),
+        "effective_keys": torch.special.entr(weights).sum(dim=-1).exp().mean().item(),
+        "keys_for_90_percent": (1 + (ordered < 0.9).sum(dim=-1)).float().mean().item(),
+    }
+
 
 KEYS_ONLY, MAUREY = "value_aware_keys_attention_weights", "maurey_bound"
 MATCHED = (1, 2, 4, 8, 16, 32)
@@ -59,7 +124,6 @@ BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
 """Methods between the two optimal ones"""
 POOLS: Mapping[str, tuple[int, ...]] = {"all": (1, 2), "layer": (2,), "head": ()}
 """The axes of (units, layers, heads, sizes) over which an error is pooled"""
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -316,3 +380,113 @@ def rounded(number: float) -> float:
 
 def _known(number: float) -> float | None:
     return None if np.isnan(number) else rounded(float(number))
+
+
+DEGREES = (0, 2, 4, 6)
+SIZES = (1, 4, 16)
+SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
+
+
+@torch.inference_mode()
+def skewness_gap(
+    calls: Sequence[Call], *, rows: int, search: str = "default", seed: int = 0
+) -> SkewnessGap:
+    """Measures, on `rows` queries of each head and unit, every layer under several kernels.
+
+    They are the layer's own kernel and polynomials of degree 0, 2, 4, 6 in its place (post hoc),
+    each with the skewness of its rows, the relative errors (summed squared error / summed squared
+    norm of the output) of attention's top r keys and of r value-aware keys, and the share of rows
+    where both keep the same key at r = 1. At degree 0 also: how often the value-aware key is
+    argmin ||v_i||, which section 3 derives for orthogonal values, and argmin ||v_i||^2 -
+    2 <v_i, mean v>, which Eq. 3 gives for any.
+
+    Keys come in a random order, different in every head: weights that tie, as all do at degree 0,
+    are taken in order, and the first tokens of a text are not like the others.
+    """
+    wanted = rows * len(calls[0].query) * calls[0].query.shape[1]
+
+    def measured(layer: int) -> list[GapCell]:
+        own_rows = _shuffled(sample_rows(calls[layer], wanted), seed + layer)
+        return [_cell(layer, weighed, search, own) for own, weighed in _kernels(own_rows)]
+
+    cells = chain.from_iterable(shared_map(measured, range(len(calls))))
+    return SkewnessGap(rows=sample_rows(calls[0], wanted).rows.numel(), cells=tuple(cells))
+
+
+def _kernels(rows: Call) -> Iterator[tuple[bool, Call]]:
+    yield True, rows
+    for degree in DEGREES:
+        yield False, replace(rows, kernel=Polynomial(degree))
+
+
+def _shuffled(rows: Call, seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(rows.key.shape[:-1], generator=generator).argsort(dim=-1)
+    order = order.to(rows.key.device)
+    key, value = (
+        x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1]))
+        for x in (rows.key, rows.value)
+    )
+    visible = rows.visible
+    if visible is not None:
+        visible = visible.gather(3, order[:, :, None].expand_as(visible))
+    return replace(rows, key=key, value=value, attn_mask=visible)
+
+
+def _cell(layer: int, rows: Call, search: str, own: bool) -> GapCell:
+    weights = rows.weights
+    shape = skewness_of(weights)
+    first = OptimalValueAware(1).select(**rows.arguments()).indices[..., 0]
+    same = first == weights.argmax(dim=-1)
+    sizes = [r for r in SIZES if r <= rows.key.shape[-2]]
+    norm = (weights @ rows.value).square().sum().item()
+    aware = OptimalValueAware(sizes[-1], search).path(**rows.arguments())
+    degree = rows.kernel.degree if isinstance(rows.kernel, Polynomial) else None
+    return GapCell(
+        layer=layer,
+        kernel=type(rows.kernel).__name__.lower(),
+        degree=degree,
+        own=own,
+        **{name: rounded(shape[name]) for name in SHAPE},
+        oblivious=_relative(oblivious_path(rows, sizes[-1]), norm, sizes),
+        aware=_relative(aware, norm, sizes),
+        same_first_key=_share(same),
+        **(_uniform(rows, first) if degree == 0 else {}),
+    )
+
+
+def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:
+    found = sizes if norm else []  # of outputs that are 0 no error is a share
+    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in found}
+
+
+def _uniform(rows: Call, first: Int[Tensor, "B H N"]) -> dict[str, float]:
+    """Compares the value-aware key at degree 0 (alpha = 1 / M) with two predictions, up to ties."""
+    weights = rows.weights
+    squared = rows.value.square().sum(dim=-1)[:, :, None].expand_as(weights)
+    to_mean = squared - 2 * (weights @ rows.value) @ rows.value.transpose(-2, -1)
+    return {
+        "smallest_norm_key": _share(_smallest(squared, rows.visible, first)),
+        "closest_to_mean_key": _share(_smallest(to_mean, rows.visible, first)),
+    }
+
+
+def _smallest(
+    score: Float[Tensor, "B H N M"],
+    visible: Bool[Tensor, "B H N M"] | None,
+    chosen: Int[Tensor, "B H N"],
+) -> Bool[Tensor, "B H N"]:
+    """Tells where no visible key's score is below the chosen one's, up to rounding."""
+    if visible is not None:
+        score = score.masked_fill(~visible, torch.inf)
+    scale = _rounding(score)
+    return score.gather(-1, chosen[..., None])[..., 0] <= score.amin(dim=-1) + scale
+
+
+def _rounding(score: Float[Tensor, "B H N M"]) -> float:
+    """Bounds the difference of sums of these numbers that are taken in another order."""
+    return 1e-12 * score[score.isfinite()].abs().max().item()
+
+
+def _share(rows: Bool[Tensor, "B H N"]) -> float:
+    return rounded(rows.double().mean().item())

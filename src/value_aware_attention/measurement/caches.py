@@ -1,11 +1,11 @@
-"""Measures what cache methods cost a trained model on queries that they have not observed."""
+"""Measures what cache methods cost a model, which of four things they lose, and their record."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,25 +15,205 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div
 from tqdm import tqdm
 
-from value_aware_attention.caches import AfterPrefix, CacheMethod, Recent, ValueAware
+from value_aware_attention.caches import (
+    AfterPrefix,
+    AttentionMatching,
+    CacheMethod,
+    Observed,
+    Recent,
+    ValueAware,
+)
 from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel, replace_attention
-from value_aware_attention.measurement.cache_gaps import gaps, served_errors
-from value_aware_attention.measurement.cache_record import (
-    CacheCell,
-    CacheGaps,
-    CacheRecord,
-    Estimate,
-    estimate,
-)
+from value_aware_attention.measurement.record import Estimate, JsonRecord, RunOn, estimate, run_on
 from value_aware_attention.measurement.recorded import ExactRows, recording
-from value_aware_attention.measurement.run_on import run_on
-from value_aware_attention.measurement.tasks import Task, Text, joined
+from value_aware_attention.measurement.task import Task, Text, joined
 from value_aware_attention.measurement.windows import vocabulary_size
 
-__all__ = ["CacheSetting", "cache_settings", "measure_caches"]
+VERSION = 2
+"""Version of the schema, raised whenever older records cannot be read as new ones"""
+DISTANCES = ("kl", "cosine_distance")
+"""Distances of the model's output from the exact one; every cell has one among its ends"""
 
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCell:
+    """One cache method with r keys, in all layers of the model, on queries it has not observed."""
+
+    method: str
+    observed: str
+    """The queries that it saw (`AfterPrefix`); "hindsight" is an oracle."""
+    r: int
+    joint: bool
+    """True: chosen by the error that the whole set leaves; False: by scores of single keys."""
+    refits: bool
+    """True: kept keys get biases and values of their own."""
+    error: Estimate
+    """Mean over layers of sum ||o - o~||^2 / sum ||o||^2, over units, heads and served queries of
+    the exact model"""
+    by_layer: tuple[float, ...]
+    ends: Mapping[str, Estimate]
+    """End metrics with the method in all layers, by name"""
+    by_unit: Mapping[str, tuple[float, ...]]
+    """"error" and each end metric of every unit, for paired comparisons"""
+    multiply_adds: float
+    """Multiply-adds of one choice for a key-value head, counted"""
+    seconds: float
+    """Time of one choice for a key-value head, measured"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGaps:
+    """Splits the error of a method on served queries, over the best found, into four factors.
+
+    Each is a ratio of sums, a layer's errors in parts of its ||o||^2: 1 = nothing is lost.
+    """
+
+    method: str
+    observed: str
+    r: int
+    layer: int | None
+    head: int | None
+    """Key-value head; None: pooled"""
+    criterion: Estimate
+    """Error of the method / of the best set found on the same observed queries; may be below 1"""
+    information: Estimate
+    """Error of the best set found on the observed queries / on the served queries themselves"""
+    sharing: Estimate
+    """Error of the best set on the served queries / of a set for each served query alone"""
+    weights: Estimate
+    """Error of the best set on the served queries / of that set with refitted biases and values"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRecord(JsonRecord):
+    """Cache methods measured on one model and task."""
+
+    version: ClassVar[int] = VERSION
+    made_by: ClassVar[str] = "make caches"
+    model: str
+    task: str
+    description: str
+    kernel: str
+    prefix: int | None
+    """Keys that are chosen from; None: all keys of an encoder"""
+    length: int
+    rows: int
+    """Observed queries of each head, at most"""
+    seeds: tuple[int, ...]
+    """The seed that each unit was drawn by"""
+    layers: int
+    key_value_heads: int
+    query_heads: int
+    head_dim: int
+    sharpest: tuple[tuple[float, ...], ...]
+    """Mean largest attention weight of served queries, by layer and query head"""
+    exact: Mapping[str, Estimate]
+    """End metrics of the exact model"""
+    cells: tuple[CacheCell, ...]
+    run_on: RunOn
+    gaps: tuple[CacheGaps, ...] = ()
+    scale: str = ""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def units(self) -> int:
+        """Counts the texts."""
+        return len(self.seeds)
+
+    def check(self) -> None:
+        """Raises ValueError for what no measurement writes."""
+        if not self.cells:
+            raise ValueError("it has no cells")
+        for place, cell in enumerate(self.cells):
+            if cell.r < 1:
+                raise ValueError(f"cells.{place}.r is {cell.r}; it must be at least 1")
+            if not cell.ends.keys() & set(DISTANCES):
+                raise ValueError(f"cells.{place}.ends has none of {', '.join(DISTANCES)}")
+            for name in ("error", *cell.ends):
+                if len(cell.by_unit.get(name, ())) != self.units:
+                    raise ValueError(f"cells.{place}.by_unit has not {self.units} units of {name}")
+
+
+REFERENCES = ("observed", "served", "alone", "refitted")
+"""Sets that a method is compared with: the best found on the rows that it observed, on the rows
+served, for each served query alone, and that on the rows served with refitted biases and values."""
+GAPS: Mapping[str, tuple[str, str]] = {
+    "criterion": ("method", "observed"),
+    "information": ("observed", "served"),
+    "sharing": ("served", "alone"),
+    "weights": ("served", "refitted"),
+}
+"""Each gap as a ratio of two errors"""
 Array = NDArray[np.float64]
+
+
+@torch.inference_mode()
+def served_errors(
+    measured: ExactRows, like: AfterPrefix, r: int
+) -> dict[str, Float[Tensor, "B H"]]:
+    """Computes the errors that the best sets of r keys leave on the queries they were found on.
+
+    `like` tells which keys are protected.
+    """
+    count = measured.rows.query.shape[-2]
+    served = like.like(ValueAware(r, search="best"), observed="hindsight", rows=count)
+    seen = served.observe(**measured.call.arguments(), layer=measured.call.layer)
+    kept = served.method.keep(seen)
+    refitted = AttentionMatching(r, served.method).keep(seen)
+    alone = _by_query(seen)
+    errors = {
+        "served": seen.error(kept),
+        "alone": alone.error(ValueAware(r).keep(alone)).sum(dim=-1),
+        "refitted": seen.error(refitted),
+    }
+    heads = measured.call.query.shape[:2]
+    return {name: error.double().reshape(heads) for name, error in errors.items()}
+
+
+def _by_query(seen: Observed) -> Observed:
+    """Gives every observed query a cache of its own."""
+    count = seen.query[..., 0].flatten(-2).shape[-1]
+
+    def apart(x: Tensor) -> Tensor:  # (*batch, G, W, .) -> (*batch, G W, 1, 1, .)
+        return x.flatten(-3, -2)[..., None, None, :]
+
+    def of_keys(x: Tensor | None) -> Tensor | None:  # (*batch, M) -> (*batch, G W, M)
+        return None if x is None else x.expand(*seen.batch, -1)[..., None, :].expand(*rows, -1)
+
+    rows = (*seen.batch, count)
+    visible, beside = seen.visible, seen.beside
+    return replace(
+        seen,
+        query=apart(seen.query),
+        key=seen.key[..., None, :, :].expand(*rows, -1, -1),
+        value=seen.value[..., None, :, :].expand(*rows, -1, -1),
+        visible=None if visible is None else apart(visible.expand(seen.log_similarity.shape)),
+        protected=of_keys(seen.protected),
+        available=of_keys(seen.available),
+        beside=None if beside is None else beside.rearranged(apart),
+        projection=None,
+        positions=None,
+    )
+
+
+def gaps(errors: Mapping[str, Array], *, method: str, observed: str, r: int) -> Iterator[CacheGaps]:
+    """Computes the gaps of a method from errors (units, layers, heads), pooled and for each head.
+
+    `errors` has those of the method under "method", and those of `REFERENCES`.
+    """
+    pools = {"all": (1, 2), "layer": (2,), "head": ()}
+    for axes in pools.values():
+        pooled = {name: error.sum(axis=axes) for name, error in errors.items()}
+        for place in np.ndindex(pooled["method"].shape[1:]):
+            layer, head = (*place, None, None)[:2]
+            found = {
+                gap: estimate(pooled[above][:, *place], pooled[below][:, *place])
+                for gap, (above, below) in GAPS.items()
+            }
+            yield CacheGaps(method=method, observed=observed, r=r, layer=layer, head=head, **found)
+
+
 SERVED = 64
 """Queries of each head and unit that errors are measured on; fewer where fewer are served."""
 

@@ -1,0 +1,346 @@
+"""Measures how many keys each layer and head of a trained model needs."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from value_aware_attention.approximations import (
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SlidingWindow,
+)
+from value_aware_attention.arguments import check_at_least
+from value_aware_attention.caches import CacheMethod, LeaveOneOut, ObservedAttention, ValueAware
+from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.caches import CacheRecord, cache_settings, measure_caches
+from value_aware_attention.measurement.measure import LayerOptions, Method, measure
+from value_aware_attention.measurement.record import (
+    AWARE,
+    OBLIVIOUS,
+    SHARES,
+    Cell,
+    KeysNeeded,
+    MatchingKeys,
+    OutputError,
+    Record,
+)
+from value_aware_attention.measurement.task import Task
+from value_aware_attention.measurement.windows import (
+    TextWindows,
+    metric_of,
+    positions,
+    text_windows,
+    vocabulary_size,
+    windows_task,
+)
+
+NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
+HEADLINE_SIZES = (4, 8, 16)
+DIGITS = {"perplexity": 2, "error": 1, "cosine": 4}
+UNITS = {"perplexity": "", "error": " %", "cosine": ""}
+WIDTH = 26
+
+
+def headline(record: Record) -> str:
+    """Says "On M, 4 value-aware keys match 70 (65 to 76) keys chosen by attention weight".
+
+    Errors are pooled over the layers; in brackets the 95% interval over windows.
+    """
+    measured = record.attention[0].output_error
+    oblivious, aware = (needed(measured, method, share=0.05) for method in (OBLIVIOUS, AWARE))
+    share = (
+        f"an output error of 5% takes {aware.keys:,} value-aware keys or {oblivious.keys:,} "
+        f"chosen by weight, of {measured.keys:,}"
+    )
+    pairs = [(r, found) for r in HEADLINE_SIZES if (found := match(measured, r)) is not None]
+    if not pairs:
+        return f"On {record.model}, {share}."
+    (r, found), *others = pairs
+    parts = [
+        f"{r} value-aware keys match {_count(found)} keys chosen by attention weight",
+        *(f"{r} match {_count(found)}" for r, found in others),
+    ]
+    return f"On {record.model}, {', '.join(parts)} (errors pooled over layers); {share}."
+
+
+def match(measured: OutputError, r: int, layer: int | None = None) -> MatchingKeys | None:
+    """Finds how many keys by weight match r value-aware ones; None where that was not measured."""
+    found = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
+    return next(found, None)
+
+
+def needed(
+    measured: OutputError, method: str, *, share: float, layer: int | None = None
+) -> KeysNeeded:
+    """Finds the keys that a method needs for an error of `share`, in a layer or (None) in all."""
+    place = (method, share, layer, None)
+    rows = measured.keys_needed
+    return next(row for row in rows if (row.method, row.share, row.layer, row.head) == place)
+
+
+def _count(found: MatchingKeys) -> str:
+    ends = "" if found.low is None else f" ({found.low:,} to {found.high:,})"
+    return f"{_keys(found.keys)}{ends}"
+
+
+def _keys(count: int | None) -> str:
+    return "none" if count is None else f"{count:,}"
+
+
+def tables(record: Record) -> Iterator[str]:
+    """Yields the lines of two tables: keys needed by layer, and the end metric by keys kept."""
+    exact, *cells = record.cells
+    methods = list(dict.fromkeys(cell.approximation for cell in cells))
+    yield from _layer_lines(record.attention[0].output_error)
+    names = "".join(f"{NAMES.get(name, name.replace('_', ' ')):>{WIDTH}}" for name in methods)
+    value = f"{_number(exact.value, record.metric)}{UNITS[record.metric]}"
+    yield from ("", f"{record.metric} of exact attention: {value}", f"{'keys':>6}{names}")
+    for first in range(0, len(cells), len(methods) or 1):
+        row = cells[first : first + len(methods)]
+        found = (f"  {_with_interval(cell, record.metric):>{WIDTH - 2}}" for cell in row)
+        yield f"{row[0].parameters['r']:>6,}" + "".join(found)
+
+
+def _layer_lines(measured: OutputError) -> Iterator[str]:
+    """Tabulates the keys that each layer needs, by weight and value-aware."""
+    yield f"{'keys needed':12}" + "".join(f"{f'{share:.0%} error':>{WIDTH}}" for share in SHARES)
+    yield f"{'layer':12}" + "".join(f"{'by weight  value-aware':>{WIDTH}}" for _ in SHARES)
+    for layer in (*range(measured.layers), None):
+        counts = [
+            tuple(needed(measured, m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE))
+            for share in SHARES
+        ]
+        cells = (f"{_keys(a):>{WIDTH - 13}}{_keys(b):>13}" for a, b in counts)
+        yield f"{'all' if layer is None else layer:<12}" + "".join(cells)
+
+
+def _with_interval(cell: Cell, metric: str) -> str:
+    value = _number(cell.value, metric)
+    if cell.low is None or cell.high is None:
+        return value
+    return f"{value} [{_number(cell.low, metric)}, {_number(cell.high, metric)}]"
+
+
+def _number(value: float, metric: str) -> str:
+    return f"{value:.2g}" if value >= 1e5 else f"{value:,.{DIGITS[metric]}f}"
+
+
+DEFAULT_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Report:
+    """Holds the record of a probe; `record.to_json()` keeps it."""
+
+    record: Record
+
+    @property
+    def headline(self) -> str:
+        """The finding in one sentence."""
+        return headline(self.record)
+
+    def keys_needed(self, share: float = 0.05, layer: int | None = None) -> dict[str, int | None]:
+        """Gives, by method, the fewest keys with at most that relative output error.
+
+        `share` is one of 0.01, 0.05 and 0.1; `layer` None pools all layers. None where every output
+        of the layer is 0.
+        """
+        measured = self.record.attention[0].output_error
+        return {
+            method: needed(measured, method, share=share, layer=layer).keys
+            for method in (OBLIVIOUS, AWARE)
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*tables(self.record), "", self.headline])
+
+
+def default_methods(search: str = "default") -> dict[str, Method]:
+    """Builds the methods whose end metric is measured: both optimal ones and a sliding window."""
+    return {
+        OBLIVIOUS: lambda r, layer: OptimalValueOblivious(r),
+        AWARE: lambda r, layer: OptimalValueAware(r, search),
+        "sliding_window": lambda r, layer: SlidingWindow(r),
+    }
+
+
+def probe(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    *,
+    windows: int | None = 8,
+    length: int | None = None,
+    rows: int = 32,
+    search: str = "default",
+    sizes: Sequence[int] | None = None,
+    kernel: Kernel | None = None,
+    methods: Mapping[str, Method] | None = None,
+    seed: int = 0,
+    draw: bool = False,
+    name: str | None = None,
+    cache: Path | str | None = None,
+    show: Callable[[str], None] | None = None,
+    kernels: Sequence[Kernel] = (),
+    between: bool = False,
+    skewness_gap: bool = False,
+) -> Report:
+    """Measures a trained model on windows of a text, and what few keys cost it.
+
+    Reads `windows` windows of `length` tokens (None: all of them; 512, or as many as the model has
+    positions), evenly spaced or, with `draw`, drawn by `seed`. Measured are, with 95% intervals
+    over windows: the end metric (error on 15% hidden tokens in percent, perplexity, or the cosine
+    of the last hidden states to the exact ones) with every method of `methods` in all layers, at
+    `sizes` keys (None: powers of two to head size + 1, and that); ||o - o~||^2 / ||o||^2 of every
+    layer and head on `rows` queries of each window; and the keys needed for 1%, 5% and 10% of it.
+
+    `kernel` None is the model's own; another is put into it post hoc. `kernels` are more for the
+    layers alone, on the model's own queries, keys and values; `between` and `skewness_gap` measure
+    more there (`measurement.LayerOptions`). With `cache`, a folder, what was computed before is
+    found again. With `show` a progress bar is drawn, and `show` gets the lines of the tables.
+    Raises ValueError, before any work, for what cannot be measured.
+    """
+    OptimalValueAware(1, search)  # refuses another search
+    check_at_least(1, rows=rows)
+    task, read = window_task(
+        model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed, draw=draw
+    )
+    methods = default_methods(search) if methods is None else methods
+    layers = LayerOptions(
+        rows=rows, search=search, between=between, skewness_gap=skewness_gap,
+        kernels=tuple(kernels), seed=seed,
+    )  # fmt: skip
+    record = measure(
+        task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
+        progress=show is not None,
+    )  # fmt: skip
+    if show is not None:
+        for line in tables(record):
+            show(line)
+    return Report(_of_windows(record, read))
+
+
+def _of_windows(record: Record, read: TextWindows) -> Record:
+    """Adds what share of the text was read."""
+    text = replace(
+        record.text,
+        available_units=read.available,
+        tokens=read.text_tokens,
+        share_read=read.share_read,
+    )
+    return replace(record, text=text)
+
+
+def window_task(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    *,
+    windows: int | None,
+    length: int | None,
+    kernel: Kernel | None,
+    seed: int,
+    draw: bool,
+) -> tuple[Task, TextWindows]:
+    """Returns the task that fits a model, and the windows read; ValueError where none does."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model is a {type(model).__name__}; give a model that transformers loaded"
+        )
+    if not callable(tokenizer):
+        raise ValueError(f"tokenizer is a {type(tokenizer).__name__}; give the model's")
+    metric, limit, vocabulary = metric_of(model), positions(model), vocabulary_size(model)
+    weights = next(model.parameters())
+    if weights.dtype == torch.float16 and weights.device.type == "cpu":
+        raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
+    length = length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
+    if limit is not None and length > limit:
+        raise ValueError(f"length is {length}; the model has {limit} positions")
+    if metric == "perplexity" and length < 2:
+        raise ValueError(
+            f"length is {length}; a causal model predicts from the second token on, so it must be "
+            f"at least 2"
+        )
+    read = text_windows(
+        text, tokenizer, length=length, windows=windows, seed=seed if draw else None,
+        closed=metric != "perplexity",
+    )  # fmt: skip
+    _check_vocabulary(read, vocabulary)
+    return windows_task(model, tokenizer, read, seed=seed, kernel=kernel), read
+
+
+def _check_vocabulary(read: TextWindows, size: int) -> None:
+    largest = int(read.tokens.max())
+    if largest >= size:
+        raise ValueError(
+            f"the tokenizer gives token {largest}, the model knows {size}: it is another model's"
+        )
+
+
+GAPS_OF = "SnapKV"
+PROTECTED = 2 + 4
+"""Number of first and last keys of a prefix that `AfterPrefix` always keeps"""
+
+
+def default_cache_methods() -> dict[str, Callable[[int], CacheMethod]]:
+    """Builds the methods that a probe compares: two scores, and joint sets."""
+    return {
+        GAPS_OF: lambda r: ObservedAttention(r, pool=5),
+        "DropKV": LeaveOneOut,
+        "value-aware": ValueAware,
+        "value-aware, refitted": lambda r: ValueAware(r, refit=True),
+    }
+
+
+def probe_caches(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    *,
+    windows: int | None = 8,
+    length: int | None = None,
+    rows: int = 128,
+    parts: Sequence[int] = (8, 4),
+    methods: Mapping[str, Callable[[int], CacheMethod]] | None = None,
+    seed: int = 0,
+    draw: bool = False,
+    name: str | None = None,
+    progress: bool = False,
+) -> CacheRecord:
+    """Measures cache methods on windows of a text: one key of each of `parts` is kept.
+
+    The first half of a window is the prefix of a causal model; an encoder has none, and half of its
+    queries are observed. Windows are read as `probe` reads them, and refused alike. The record has
+    the four gaps of SnapKV by layer and head; the other methods are those of `methods`, functions
+    of r. Raises ValueError for windows so short that r is below the protected keys, and for a model
+    whose output is not a number.
+    """
+    task, _ = window_task(
+        model, tokenizer, text, windows=windows, length=length, kernel=None, seed=seed, draw=draw
+    )
+    causal = attends_causally(attention_layers(model)[0])
+    half = task.length // 2
+    keys = half if causal else task.length
+    least = 2 * max(parts) * PROTECTED
+    if causal and task.length < least:
+        raise ValueError(
+            f"length is {task.length}; caches that keep one key of {max(parts)} of half a window, "
+            f"{PROTECTED} of them always, need a length of at least {least}"
+        )
+    task.layer_calls()  # refuses what is not a number
+    settings = cache_settings(
+        default_cache_methods() if methods is None else methods,
+        sizes=[max(1, keys // part) for part in parts],
+        observed=["last", "noncausal", "hindsight"] if causal else ["noncausal", "hindsight"],
+        gaps_of=[GAPS_OF],
+        prefix=half if causal else None,
+        rows=rows if causal else half,
+    )
+    return measure_caches(
+        task, settings, model_name=name or type(model).__name__, task_name="text",
+        progress=progress,
+    )  # fmt: skip

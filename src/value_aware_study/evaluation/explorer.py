@@ -1,0 +1,228 @@
+"""The token explorer: which keys each head keeps on a readable text, method by method."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from value_aware_attention.approximations import (
+    LeaveOneOutKeys,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SlidingWindow,
+    SparseApproximation,
+)
+from value_aware_attention.call import Call
+from value_aware_attention.files import without_checksum
+from value_aware_attention.measurement import Task
+
+WHOLE = 1000
+"""What the weights of a query sum to, but for rounding: they are kept in thousandths."""
+
+
+class Kept(NamedTuple):
+    """The keys that a method keeps for one query; an array of three in JSON."""
+
+    keys: tuple[int, ...]
+    weights: tuple[int, ...]
+    error: float | None
+    """||o - o~||^2 / ||o||^2; None where only o is zero."""
+
+
+class Query(NamedTuple):
+    """One query; an array of two in JSON."""
+
+    weights: tuple[int, ...]
+    """Exact attention weights; keys after the last are not seen, or have weight 0."""
+    kept: tuple[tuple[Kept, ...], ...]
+    """For each size, each method."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of one layer, with a query for every token."""
+
+    layer: int
+    head: int
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A text as a model reads it, and what some of its heads do."""
+
+    name: str
+    tokens: tuple[str, ...]
+    heads: tuple[Head, ...]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Everything that the explorer shows: some 0.7 KB for each query of each head."""
+
+    sizes: tuple[int, ...]
+    """Keys a query may keep."""
+    methods: tuple[str, ...]
+    models: tuple[Model, ...]
+
+    def to_json(self) -> str:
+        """As compact JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
+        """The models of all of them; ValueError where they are of different sizes or methods."""
+        first = explorations[0]
+        for other in explorations:
+            for name in ("sizes", "methods"):
+                given, known = getattr(other, name), getattr(first, name)
+                if given != known:
+                    raise ValueError(f"the {name} of explorations are {known} and {given}, not one")
+        models = tuple(model for exploration in explorations for model in exploration.models)
+        return cls(first.sizes, first.methods, models)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Exploration":
+        """The inverse of `to_json`; ValueError where a part is missing that is shown."""
+        read = without_checksum(json.loads(text))
+        models = tuple(
+            Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))
+            for model in read["models"]
+        )
+        found = cls(tuple(read["sizes"]), tuple(read["methods"]), models)
+        if not (found.sizes and found.methods and found.models):
+            raise ValueError("it has no sizes, no methods or no models")
+        for model in found.models:
+            if not model.tokens or not model.heads:
+                raise ValueError(f"{model.name} has no tokens or no heads")
+            if {len(head.queries) for head in model.heads} != {len(model.tokens)}:
+                raise ValueError(f"{model.name} has not a query for every token")
+        return found
+
+
+def _head(read: dict[str, Any]) -> Head:
+    queries = (
+        Query(
+            tuple(weights),
+            tuple(
+                tuple(Kept(tuple(keys), tuple(kept), error) for keys, kept, error in methods)
+                for methods in sizes
+            ),
+        )
+        for weights, sizes in read["queries"]
+    )
+    return Head(read["layer"], read["head"], tuple(queries))
+
+
+SizedMethod = Callable[[int], SparseApproximation]
+"""Number of keys a query may keep -> the method."""
+Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
+"""A method's weights on every key, and the relative output error they leave."""
+
+
+@torch.inference_mode()
+def explored_model(
+    name: str,
+    calls: Sequence[Call],
+    tokens: Sequence[str],
+    methods: Mapping[str, SizedMethod],
+    sizes: Sequence[int],
+    heads: Collection[tuple[int, int]] | None = None,
+) -> Model:
+    """Lists the keys that every method keeps in a model's heads, on a sequence's first tokens.
+
+    `calls` are the layers', in order; attention is restricted to `tokens`, which changes nothing
+    where it is causal or the recorded sequence is no longer. `heads`: (layer, head), None = all.
+    Raises ValueError where a call has fewer keys than there are tokens.
+    """
+    if calls[0].keys < len(tokens):
+        raise ValueError(f"{len(tokens)} tokens given for a call of {calls[0].keys} keys")
+    found = [
+        head
+        for layer, call in enumerate(calls)
+        for head in _explored_layer(layer, call.unit(0, positions=len(tokens)), methods, sizes)
+        if heads is None or (layer, head.head) in heads
+    ]
+    return Model(name, tuple(tokens), tuple(found))
+
+
+def _explored_layer(
+    layer: int, call: Call, methods: Mapping[str, SizedMethod], sizes: Sequence[int]
+) -> list[Head]:
+    exact = call.weights[0]
+
+    def chosen(method: SparseApproximation) -> Chosen:
+        weights = method.select(**call.arguments()).dense(call.keys)[0]
+        return weights, _relative_error(weights, exact, call.value[0])
+
+    by_size = [[chosen(method(size)) for method in methods.values()] for size in sizes]
+    heads, queries, _ = exact.shape
+    return [
+        Head(layer, head, tuple(_query((head, row), exact, by_size) for row in range(queries)))
+        for head in range(heads)
+    ]
+
+
+def _relative_error(
+    weights: Float[Tensor, "H N M"], exact: Float[Tensor, "H N M"], value: Float[Tensor, "H M V"]
+) -> Float[Tensor, "H N"]:
+    """||o - o~||^2 / ||o||^2 in fp64, from the difference of the weights: no digits cancel."""
+    difference = (exact.double() - weights) @ value.double()
+    output = exact.double() @ value.double()
+    return difference.square().sum(dim=-1) / output.square().sum(dim=-1)
+
+
+def _query(
+    at: tuple[int, int], exact: Float[Tensor, "H N M"], by_size: Sequence[Sequence[Chosen]]
+) -> Query:
+    kept = (
+        tuple(_kept(weights[at], error[at]) for weights, error in by_method)
+        for by_method in by_size
+    )
+    seen = exact[at].nonzero()[:, 0]
+    last = int(seen[-1]) + 1 if len(seen) else 0
+    return Query(_rounded(exact[at][:last]), tuple(kept))
+
+
+def _kept(weights: Float[Tensor, " M"], error: Float[Tensor, ""]) -> Kept:
+    keys = weights.nonzero()[:, 0]
+    relative = float(f"{error:.3g}") if error.isfinite() else None
+    return Kept(tuple(keys.tolist()), _rounded(weights[keys]), relative)
+
+
+def _rounded(weights: Float[Tensor, " K"]) -> tuple[int, ...]:
+    return tuple(round(WHOLE * weight) for weight in weights.tolist())
+
+
+EXPLORED = {
+    "chosen by weight (OVO)": OptimalValueOblivious,
+    "chosen for the output (OVA)": OptimalValueAware,
+    "leave one out": LeaveOneOutKeys,
+    "sliding window": SlidingWindow,
+}
+"""Labels and classes of the methods that the token explorer compares."""
+
+
+def exploration(
+    name: str,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    tokens: int,
+    sizes: Sequence[int],
+) -> Exploration:
+    """Explores the first `tokens` of the recorded text with the most tokens that are words."""
+    calls = task.layer_calls()
+    texts = [
+        [str(tokenizer.decode([token])) for token in task.first_tokens(tokens, unit)]
+        for unit in range(len(calls[0].query))
+    ]
+    unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))
+    shown = [call.unit(unit) for call in calls]
+    model = explored_model(name, shown, texts[unit], EXPLORED, sizes)
+    return Exploration(tuple(sizes), tuple(EXPLORED), (model,))

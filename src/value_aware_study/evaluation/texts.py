@@ -1,0 +1,212 @@
+"""Tasks of the study: trained models with their evaluation texts."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import RobertaForMaskedLM
+
+from value_aware_attention.hugging_face import own_kernel
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.recorded import evenly_spaced
+from value_aware_attention.measurement.task import Task, Text
+from value_aware_attention.measurement.windows import IGNORED, text_windows
+from value_aware_attention.models.causal_lm import CausalLanguageModel
+from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.data.in_context import InContextBatches, InContextTask
+from value_aware_study.data.packaged_weights import weights_folder
+from value_aware_study.data.text import Document
+from value_aware_study.data.tokens import read_tokens
+
+
+def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
+    """Lists (start, first scored, end) of each window over a stream of `targets` predictions.
+
+    A window holds at most `length` inputs; it scores the predictions first..end-1 and reads the up
+    to `context` inputs before them, as fairseq does; the first windows have less. Raises ValueError
+    unless 0 <= context < length.
+    """
+    if not 0 <= context < length:
+        raise ValueError(f"context is {context}; it must be at least 0 and below length, {length}")
+    for first in range(0, targets, length - context):
+        yield max(0, first - context), first, min(first + length - context, targets)
+
+
+def causal_task(
+    *,
+    model: CausalLanguageModel,
+    tokens: Path | str,
+    length: int,
+    context: int,
+    units: int | None,
+    batch_size: int,
+    recorded_units: int,
+    device: str,
+    kernel: Kernel | None = None,
+) -> Task:
+    """Scores a causal LM on a stream of tokens, read in windows; `units` None = all of them.
+
+    Fewer are taken evenly spaced, so that they sample the whole stream. Raises ValueError for a
+    stream no longer than `length`, or with tokens that the model does not have, and for a model
+    that was not trained with `kernel`; None = any.
+    """
+    if kernel is not None and kernel != own_kernel(model):
+        raise ValueError(f"the model was trained with {own_kernel(model)}, not with {kernel}")
+    stream = read_tokens(tokens, dimensions=1)
+    if len(stream) <= length:
+        raise ValueError(
+            f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
+            f"of {length}"
+        )
+    for token in (stream.min(), stream.max()):
+        if not 0 <= token < model.config.vocabulary_size:
+            raise ValueError(
+                f"the evaluation stream has the token {token}, the model a vocabulary of "
+                f"{model.config.vocabulary_size}; evaluate it on tokens made with its own "
+                f"tokenizer"
+            )
+    windows = list(context_windows(len(stream) - 1, length, context))
+    inputs, labels = [], []
+    for start, first, end in (windows[index] for index in evenly_spaced(len(windows), units)):
+        row = torch.from_numpy(stream[start : end + 1].astype(np.int64))
+        inputs.append(row[:-1])
+        labels.append(row[1:].clone())
+        labels[-1][: first - start] = IGNORED
+    model.to(device)  # type: ignore[arg-type]
+    return Task(
+        model, [Text(inputs, labels)], "perplexity", read=_causal_logits, batch_size=batch_size,
+        recorded_units=recorded_units, first_row=context, scored_rows=True,
+        head_dim=model.config.width // model.config.heads,
+    )  # fmt: skip
+
+
+def _causal_logits(
+    model: CausalLanguageModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
+) -> Float[Tensor, "S vocabulary"]:
+    """Applies the output layer to the scored positions alone."""
+    return linear(model.hidden(tokens)[asked], model.embedding.weight)
+
+
+def masked_task(
+    *,
+    model: RobertaForMaskedLM,
+    sequences: MaskedSequences,
+    seed: int,
+    units: int | None,
+    batch_size: int,
+    recorded_units: int,
+    device: str,
+    piece: int | None = None,
+) -> Task:
+    """Scores a masked LM on evaluation sequences; sequence i is masked from (seed, i) alone.
+
+    `units` None = all of them; fewer are taken evenly spaced over all sources. With `piece` each
+    sequence, masked as a whole, is read in parts of that many tokens, each by itself: a model of
+    shorter sequences is asked for the same tokens. Raises ValueError where the model has another
+    vocabulary or fewer positions than what it reads needs, where sequences cannot be cut so, and
+    where no token at all is masked.
+    """
+    whole = sequences.tokens([0]).shape[1]
+    length = piece or whole
+    if whole % length:
+        raise ValueError(f"piece is {piece}; it must divide the sequences' {whole} tokens")
+    _check_fit(model, sequences.vocabulary_size, length)
+    chosen = evenly_spaced(len(sequences), units)
+    rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
+    inputs, labels = (
+        torch.cat([row[name] for row in rows]).view(-1, length) for name in ("input_ids", "labels")
+    )
+    if not (labels >= 0).any():
+        raise ValueError(
+            f"no masked token in {len(rows)} sequences; masked.fraction is "
+            f"{sequences.fraction:g}, raise it or take more sequences"
+        )
+    model.to(device)  # type: ignore[arg-type]
+    return Task(
+        model, [Text(inputs, labels, whole // length)], "error", unit="sequence",
+        read=_masked_logits, batch_size=batch_size, recorded_units=recorded_units, scored_rows=True,
+        head_dim=model.config.hidden_size // model.config.num_attention_heads,
+    )  # fmt: skip
+
+
+def _masked_logits(
+    model: RobertaForMaskedLM, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
+) -> Float[Tensor, "S vocabulary"]:
+    """Applies the output layer to the masked positions alone."""
+    logits: Tensor = model.lm_head(model.roberta(tokens).last_hidden_state[asked])
+    return logits
+
+
+def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> None:
+    # RoBERTa counts positions from pad_token_id + 1
+    positions = model.config.max_position_embeddings - (model.config.pad_token_id or 0) - 1
+    if model.config.vocab_size != vocabulary_size:
+        raise ValueError(
+            f"the model has a vocabulary of {model.config.vocab_size}, the tokens of "
+            f"{vocabulary_size}; evaluate it on tokens made with its own tokenizer"
+        )
+    if positions < length:
+        raise ValueError(f"sequences of {length} tokens; the model has {positions} positions")
+
+
+def in_context_texts(
+    *, task: InContextTask, checkpoint: Path | str, seeds: Sequence[int], units: int
+) -> Task:
+    """Draws `units` rows a seed of a task that the model in `checkpoint` was trained on."""
+    texts = []
+    for seed in seeds:
+        rows = InContextBatches(task, batch_size=units, steps=1, seed=seed, split="evaluation")[0]
+        texts.append(Text(rows["input_ids"], rows["labels"], seed=seed))
+
+    def ends(output: Tensor, text: Text) -> Mapping[str, Tensor]:
+        inputs, labels = text.take(range(len(text.inputs)))
+        return task.metrics(output, {"input_ids": inputs, "labels": labels})
+
+    model = load_model(str(checkpoint))
+    return Task(model, texts, "perplexity", first_row=task.prefix, ends=ends)
+
+
+def stream_texts(
+    *, checkpoint: Path | str, tokens: Path | str, length: int, seeds: Sequence[int], units: int
+) -> Task:
+    """Takes `units` windows a seed of a stream of tokens, evenly spaced; half of each is prefix.
+
+    Raises ValueError for a stream too short for them.
+    """
+    stream = read_tokens(tokens, dimensions=1)
+    wanted = units * len(seeds)
+    if len(stream) < wanted * length:
+        raise ValueError(
+            f"the stream has {len(stream)} tokens; {wanted} windows of {length} need "
+            f"{wanted * length}"
+        )
+    step = len(stream) // wanted
+    windows = np.stack([stream[i * step : i * step + length] for i in range(wanted)])
+    every = torch.from_numpy(windows.astype(np.int64))
+    texts = [Text.of_tokens(rows, seed) for rows, seed in _by_seed(every, seeds)]
+    return Task(load_model(str(checkpoint)), texts, "perplexity", first_row=length // 2)
+
+
+def encoder_texts(
+    *, requirement: str, package: str, folder: str, texts: Mapping[str, Iterable[Document]],
+    length: int, seeds: Sequence[int], units: int,
+) -> Task:  # fmt: skip
+    """Takes `units` windows a seed of texts for an encoder whose weights come with a package."""
+    found = str(weights_folder(requirement=requirement, package=package, folder=folder))
+    read = [document.text for corpus in texts.values() for document in corpus]
+    windows = text_windows(read, load_tokenizer(found), length=length, windows=units * len(seeds))
+    rows = [Text(rows, rows, seed=seed) for rows, seed in _by_seed(windows.tokens, seeds)]
+    return Task(load_model(found), rows, "cosine")
+
+
+def _by_seed(
+    windows: Int[Tensor, "W L"], seeds: Sequence[int]
+) -> Iterator[tuple[Int[Tensor, "U L"], int]]:
+    """Deals the windows in turn, so that each seed has some of the whole text."""
+    for i, seed in enumerate(seeds):
+        yield windows[i :: len(seeds)], seed
