@@ -30,7 +30,7 @@ LAST = "report"
 VOLATILE = {"run_on", "seconds", "content_sha256", "code", "version", "sha256", "tokens_per_second"}
 """Keys of records whose values another hour or another version of the code changes"""
 TIMED_TABLE = "cache_cells"
-"""The table whose last column is the seconds of each choice; outputs/caches has its other numbers"""
+"""The table with the seconds of each choice; outputs/caches has its other numbers"""
 COMPUTED = ("outputs", "report")
 SCALE = "smoke"
 

@@ -24,8 +24,6 @@ from value_aware_attention.attention import (
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.layer import Layer
 
-__all__ = ["Call", "chunked", "max_elements", "max_elements_within"]
-
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
 BYTES_PER_ELEMENT = 64
 """Bytes that a method holds at its peak for each element of a block's largest matrix."""

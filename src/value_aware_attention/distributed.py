@@ -15,18 +15,6 @@ import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-__all__ = [
-    "all_gather",
-    "broadcast",
-    "in_order",
-    "is_first",
-    "own_device",
-    "own_share",
-    "processes",
-    "shared_map",
-    "started_processes",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -14,8 +14,6 @@ from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import weighted_sum
 
-__all__ = ["Approximation", "SparseApproximation", "refuse_non_finite"]
-
 FEW_DIGITS = 1e-8
 """Part of the largest ||v||^2 below which an error is nearly all rounding in fp32"""
 HIDDEN_DEFAULTS = {"engine": None, "share_query_key": False}

@@ -16,8 +16,6 @@ from value_aware_attention.approximations.patterns import (
 )
 from value_aware_attention.arguments import check_at_least, check_seed
 
-__all__ = ["BigBird"]
-
 
 class BigBird(FixedPattern):
     """Attends to a window, random keys and global positions (Zaheer et al., 2020, section 2).

@@ -9,8 +9,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
-__all__ = ["Exact"]
-
 
 class Exact(Approximation):
     """Computes Eq. 1 with every key: the baseline of every table."""

@@ -8,8 +8,6 @@ from value_aware_attention.approximations.ranked_keys import RankedKeys
 from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 
-__all__ = ["LeaveOneOutKeys", "output_change"]
-
 
 class LeaveOneOutKeys(RankedKeys):
     """Keeps the top r keys by alpha_i / (1 - alpha_i) ||o - v_i||, weighted by attention (Eq. 2).

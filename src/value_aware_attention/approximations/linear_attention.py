@@ -12,8 +12,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Elu
 
-__all__ = ["LinearAttention"]
-
 
 class LinearAttention(FeatureAttention):
     """Computes <Phi(q), Phi(k)> attention with Phi(x) = 1 + elu(x) (Katharopoulos et al., 2020).

@@ -10,8 +10,6 @@ from value_aware_attention.attention import attention_over
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 
-__all__ = ["Linformer"]
-
 POSITIONS_AT_ONCE = 64
 """Positions drawn together; the projection of a longer sequence extends that of a shorter one."""
 

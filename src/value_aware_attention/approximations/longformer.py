@@ -15,8 +15,6 @@ from value_aware_attention.approximations.patterns import (
 )
 from value_aware_attention.arguments import check_at_least
 
-__all__ = ["Longformer"]
-
 
 class Longformer(FixedPattern):
     """Attends to a dilated window and global positions (Beltagy et al., 2020, section 3.1).

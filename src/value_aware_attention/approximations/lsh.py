@@ -15,8 +15,6 @@ from value_aware_attention.attention import AttentionState, attention_state
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, power_of_two
 
-__all__ = ["LSH"]
-
 
 class LSH(Approximation):
     """Attends to keys of near hash (A.1): `rounds` of r = 2B keys each, normalised once over all.

@@ -8,8 +8,6 @@ from value_aware_attention.arguments import check_choice
 from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 
-__all__ = ["NormWeightedKeys"]
-
 NORMS = (1, 2)
 
 

@@ -10,8 +10,6 @@ from value_aware_attention.attention import weights_over
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 
-__all__ = ["Nystrom"]
-
 
 class Nystrom(Approximation):
     """Computes alpha(Q, K~) alpha(Q~, K~)^+ alpha(Q~, K) V; Q~, K~ are means (Xiong et al., 2021).

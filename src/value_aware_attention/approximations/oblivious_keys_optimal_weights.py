@@ -9,8 +9,6 @@ from value_aware_attention.approximations.approximation import SparseApproximati
 from value_aware_attention.call import Call
 from value_aware_attention.weights import or_overflow, top_keys
 
-__all__ = ["ObliviousKeysOptimalWeights"]
-
 
 class ObliviousKeysOptimalWeights(SparseApproximation):
     """Keeps the top r keys by alpha, with the weights that come closest to the exact output.

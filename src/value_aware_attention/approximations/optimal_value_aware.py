@@ -19,8 +19,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import or_overflow
 
-__all__ = ["OptimalValueAware"]
-
 NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
 """Largest ||o - o~|| that counts as none, relative to sum_i alpha_i ||v_i - o||"""
 ROUNDING = 8

@@ -7,8 +7,6 @@ from value_aware_attention.approximations.approximation import SparseApproximati
 from value_aware_attention.call import Call
 from value_aware_attention.weights import renormalised
 
-__all__ = ["OptimalValueOblivious"]
-
 
 class OptimalValueOblivious(SparseApproximation):
     """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate."""

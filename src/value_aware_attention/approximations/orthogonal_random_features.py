@@ -19,8 +19,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
-__all__ = ["OrthogonalRandomFeatures"]
-
 SCALINGS = ("performer", "paper")
 
 

@@ -20,8 +20,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
-__all__ = ["RandomFourierFeatures"]
-
 
 class RandomFourierFeatures(FeatureAttention):
     """Approximates exp(<q, k>) = exp((||q||^2 + ||k||^2) / 2) E[cos <w, q - k>] with Gaussian w.

@@ -6,8 +6,6 @@ from value_aware_attention.approximations.patterns import Pattern, random_keys
 from value_aware_attention.arguments import check_seed
 from value_aware_attention.error import Sizes
 
-__all__ = ["RandomKeys"]
-
 
 class RandomKeys(SparseFixedPattern):
     """Draws r different keys per query uniformly from all positions, weighted by attention.

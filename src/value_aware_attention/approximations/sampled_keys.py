@@ -8,8 +8,6 @@ from value_aware_attention.approximations.approximation import SparseApproximati
 from value_aware_attention.arguments import check_seed
 from value_aware_attention.call import Call
 
-__all__ = ["SampledKeys"]
-
 
 class SampledKeys(SparseApproximation):
     """Draws r keys from alpha with replacement, each weighted 1 / r: the output is unbiased.

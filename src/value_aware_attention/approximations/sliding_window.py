@@ -4,8 +4,6 @@ from value_aware_attention.approximations.fixed_pattern import SparseFixedPatter
 from value_aware_attention.approximations.patterns import Pattern, shifted_window, window
 from value_aware_attention.arguments import check_at_least
 
-__all__ = ["DilatedWindow", "SlidingWindow"]
-
 
 class SlidingWindow(SparseFixedPattern):
     """Keeps the r keys around each query, weighted by attention (section 4, sliding-window-r).

@@ -11,8 +11,6 @@ from value_aware_attention.approximations.patterns import (
 )
 from value_aware_attention.arguments import check_at_least
 
-__all__ = ["Fixed", "Strided"]
-
 
 class Strided(FixedPattern):
     """Keeps neighbours and every stride-th key: |i - j| < s or (i - j) mod s = 0.

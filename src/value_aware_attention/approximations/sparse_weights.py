@@ -10,8 +10,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import squared_output_error
 from value_aware_attention.weights import dense_weights, renormalised, smallest, weighted_sum
 
-__all__ = ["RowsInFp64", "SparseWeights", "rows_in_fp64"]
-
 
 @dataclass(frozen=True)
 class SparseWeights:

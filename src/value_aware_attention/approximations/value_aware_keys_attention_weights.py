@@ -13,8 +13,6 @@ from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import or_overflow, renormalised, usable
 
-__all__ = ["ValueAwareKeysAttentionWeights"]
-
 QUERIES_AT_ONCE = 128
 
 

@@ -26,8 +26,6 @@ from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.layer import Layer
 
-__all__ = ["AfterPrefix"]
-
 
 class AfterPrefix(Approximation):
     """Lets queries from `prefix` on see the keys that a cache method kept, and all later keys.

@@ -6,8 +6,6 @@ from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.refit import refitted
 
-__all__ = ["AttentionMatching"]
-
 
 class AttentionMatching(CacheMethod):
     """Refits log-biases and values of r keys, those of `method` or of the largest attention.

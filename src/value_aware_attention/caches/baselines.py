@@ -8,8 +8,6 @@ from value_aware_attention.arguments import check_seed
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 
-__all__ = ["Random", "Recent"]
-
 
 class Random(CacheMethod):
     """Draws r keys uniformly, others for each head and text of a batch; seed decides."""

@@ -8,8 +8,6 @@ from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import Observed
 
-__all__ = ["CriticalValues"]
-
 EPSILON = 1e-4
 """Added to scores, so that a key without any is still ranked by its value."""
 

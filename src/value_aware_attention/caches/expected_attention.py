@@ -10,8 +10,6 @@ from value_aware_attention.caches.method import CacheMethod, available
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.kernels import Exponential
 
-__all__ = ["ExpectedAttention"]
-
 
 class ExpectedAttention(CacheMethod):
     """Keeps the r keys with the largest E[exp(s q·k_j)], as weights, times ||v_j||.

@@ -23,8 +23,6 @@ from value_aware_attention.caches.method import available, protected
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.error import typical_unit
 
-__all__ = ["Rows", "eliminate", "eliminate_by_shares", "exchange", "extend"]
-
 NOTHING = 1e-6
 """Part of a row's kept mass that is taken to lie at 0, the output of a row that sees nothing"""
 DROPS = 64

@@ -8,8 +8,6 @@ from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod, available
 from value_aware_attention.caches.observed import Observed
 
-__all__ = ["KeyDiff", "KeyNorm"]
-
 
 class KeyDiff(CacheMethod):
     """Keeps the r keys least like the mean direction of all: smallest cos(k_j, mean k / ||k||).

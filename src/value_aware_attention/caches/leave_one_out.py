@@ -9,8 +9,6 @@ from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 
-__all__ = ["LeaveOneOut"]
-
 
 class LeaveOneOut(CacheMethod):
     """Keeps the r keys with the largest sum_i (alpha_ij / (1 - alpha_ij))^2 ||v_j - o_i||^2.

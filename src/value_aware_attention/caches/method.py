@@ -9,8 +9,6 @@ from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.kernels import check_kernel
 from value_aware_attention.weights import top_keys
 
-__all__ = ["CacheMethod", "available", "check_cache_method", "protected"]
-
 
 class CacheMethod(nn.Module):
     """Keeps r keys of a cache by what it observes; a method writes `scores`, or `keep` whole."""

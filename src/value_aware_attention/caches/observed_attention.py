@@ -8,8 +8,6 @@ from value_aware_attention.arguments import check_at_least, check_choice
 from value_aware_attention.caches.method import CacheMethod, protected
 from value_aware_attention.caches.observed import Observed
 
-__all__ = ["ObservedAttention"]
-
 
 class ObservedAttention(CacheMethod):
     """Keeps the r keys with the largest mean attention weight over observed queries and group.

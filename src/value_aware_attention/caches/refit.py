@@ -13,8 +13,6 @@ from torch import Tensor
 from value_aware_attention.caches.joint_set import Rows
 from value_aware_attention.caches.observed import KeptKeys, Observed
 
-__all__ = ["refitted"]
-
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Strengths of the pull of values to the original ones, in parts of the mean squared weight."""
 BIAS_RIDGE = 0.1

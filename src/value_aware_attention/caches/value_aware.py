@@ -22,8 +22,6 @@ from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
 from value_aware_attention.caches.refit import refitted
 
-__all__ = ["ValueAware"]
-
 IN_CACHE = 2**18
 """Largest number of weights searched at once on a CPU: more do not fit its cache"""
 EXCHANGED, FEW_KEYS = 3, 64

@@ -36,8 +36,6 @@ from value_aware_attention.hugging_face.layers import (
 from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
 from value_aware_attention.kernels import Kernel, check_kernel
 
-__all__ = ["own_attention", "replace_attention", "set_attention"]
-
 OWN = "value_aware_attention"
 """Name under which transformers calls the attention that `set_attention` put into a model"""
 

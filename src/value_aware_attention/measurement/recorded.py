@@ -17,15 +17,6 @@ from value_aware_attention.error import squared_output_error
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Kernel
 
-__all__ = [
-    "ExactRows",
-    "answers_alone",
-    "error_rows",
-    "evenly_spaced",
-    "recording",
-    "sample_rows",
-]
-
 QUERIES = 64
 """Limit of the queries of each head and unit that errors and skewness are measured on."""
 

@@ -19,8 +19,6 @@ from value_aware_attention.hugging_face.adapter import own_attention
 from value_aware_attention.kernels import KERNELS, Kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
 
-__all__ = ["CausalLanguageModel", "CausalLanguageModelConfig", "sinusoidal_positions"]
-
 
 class CausalLanguageModelConfig(PreTrainedConfig):
     """Holds sizes, kernel and attention of a `CausalLanguageModel`, all of them plain values.

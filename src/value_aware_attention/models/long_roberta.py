@@ -12,8 +12,6 @@ from transformers import AutoConfig, RobertaConfig, RobertaForMaskedLM
 
 from value_aware_attention.hugging_face.saved import only_local, why_not
 
-__all__ = ["BlockPositions", "build_roberta", "read_config", "save_folded", "warm_start"]
-
 POSITIONS = "roberta.embeddings.position_embeddings"
 SIZES = {
     "layers": "num_hidden_layers",

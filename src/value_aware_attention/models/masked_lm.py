@@ -13,8 +13,6 @@ from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models.long_roberta import save_folded
 from value_aware_attention.models.trained_attention import Mixing, MixingSublayer, TrainedAttention
 
-__all__ = ["attend_with", "load_masked", "masked_kernel", "save_masked"]
-
 WEIGHTS, METHOD_WEIGHTS = "model.safetensors", "attention.safetensors"
 
 

@@ -11,8 +11,6 @@ from value_aware_study.evaluation.explorer import Exploration
 from value_aware_study.markdown import escaped
 from value_aware_study.report.look import Panel
 
-__all__ = ["Exhibit", "Page", "Section", "Table"]
-
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # A number at the start of a text, as page.js reads it: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
 NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")

@@ -22,8 +22,6 @@ from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
-__all__ = ["ENDINGS", "PAGE", "earlier_files", "write_page"]
-
 PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and a mark that only our pages have."""
 ENDINGS = (".csv", ".md", ".png", ".json")

@@ -9,8 +9,6 @@ import torch
 from value_aware_study.data.batches import Batch
 from value_aware_study.training.modules import LanguageModeling
 
-__all__ = ["one_step"]
-
 
 def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
     """Measures loss (nats), seconds and peak memory (GiB) of a training step on `batch`.

@@ -10,20 +10,6 @@ from torch import Tensor
 from value_aware_attention.call import Call
 from value_aware_attention.weights import renormalised, smallest
 
-__all__ = [
-    "BEAM",
-    "GROUPS",
-    "INDEPENDENCE",
-    "LOOKS",
-    "NEARLY",
-    "SEARCHES",
-    "SMALLEST",
-    "WIDE",
-    "Problem",
-    "flatten",
-    "unresolved",
-]
-
 SEARCHES = ("fast", "default", "best")
 GROUPS = 16
 """Number of interleaved groups of keys; the steepest of each group is looked at closely."""
