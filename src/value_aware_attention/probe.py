@@ -1,4 +1,10 @@
-"""Measures how many keys each layer and head of a trained model needs."""
+"""Counts the keys that a trained model's attention needs on a text, by layer and head.
+
+    report = probe.probe(model, tokenizer, text)
+    print(report.headline)
+
+`docs/probe.md` says what is measured and how.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +43,8 @@ from value_aware_attention.measurement.windows import (
     vocabulary_size,
     windows_task,
 )
+
+__all__ = ["Report", "default_cache_methods", "default_methods", "probe", "probe_caches"]
 
 NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
 HEADLINE_SIZES = (4, 8, 16)
