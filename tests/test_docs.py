@@ -19,7 +19,7 @@ PACKAGES = "value_aware_attention|value_aware_study|pipelines|benchmarks|checks"
 MODULE = re.compile(rf"\b(?:{PACKAGES})(?:\.\w+)+")
 FOLDERS = r"conf|docs|src|pipelines|tests|benchmarks|checks|notebooks|\.github"
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
-EXAMPLE = re.compile("largest_values|LargestValues")  # of docs/add-a-method.md, which is run
+EXAMPLE = re.compile("largest_values|LargestValues|nadam")  # of pages that are run
 FETCHED = re.compile(r"""<(?:script|img|iframe)[^>]*src=["']?https?:|<link[^>]*href=["']?https?:""")
 
 
