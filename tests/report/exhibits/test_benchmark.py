@@ -115,13 +115,6 @@ def test_sentences_carry_the_measured_numbers() -> None:
     assert not dense.holds and "1 of 6 methods" not in dense.sentence
 
 
-def test_a_method_left_out_is_said_and_not_compared() -> None:
-    measured = Measurements(benchmark_record(DISAGREES, left_out="linformer"))
-    sentences = [f.sentence for a in answers(measured) for f in a.findings]
-    assert not any("the linformer:" in sentence for sentence in sentences)
-    assert any("the linformer_quarter:" in sentence for sentence in sentences)
-
-
 def test_nothing_measured_is_not_an_answer() -> None:
     empty = benchmark_record({}) | {"methods": {}}
     assert {a.verdict for a in answers(Measurements(empty))} == {"not measured"}
@@ -147,30 +140,6 @@ def exhibits(section: Section) -> dict:
 
 def rows(chart: object) -> list[dict]:
     return [row for data in chart.to_dict()["datasets"].values() for row in data]
-
-
-def test_the_section_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
-    given = benchmark_record(AGREES, left_out="nystrom")
-    for folder in ("first", "second"):
-        section = survey_section(surveyed([survey_record()], [], given))
-        write_page(Page("", "", [section]), tmp_path / folder)
-    names = {path.name for path in (tmp_path / "first").iterdir()}
-    tables = ("forward", "forward_backward", "memory", "exponents", "methods", "cells")
-    assert {f"{table}.{kind}" for table in tables for kind in ("csv", "md")} < names
-    assert {"time_memory_long.png", "time_memory_short.png", "exponents.png"} < names
-    assert {"distance.png", "patterns.png", "distance.csv", "survey_claims.md"} < names
-    for path in (tmp_path / "first").iterdir():
-        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
-    assert list(exhibits(section)) == [
-        *("distance", "patterns", "survey_claims", "time_memory_long", "time_memory_short"),
-        *("exponents", "forward", "forward_backward", "memory", "methods", "cells"),
-    ]
-    notes = " ".join(exhibits(section)["forward_backward"].notes)
-    assert "Left out: the nystrom at 2,048 tokens (too slow)." in notes
-    assert "Not measured yet: models trained with a method." in section.lead
-    arguments = exhibits(section)["methods"].table.markdown()
-    assert "stride = √L" in arguments and "rank = min(L, 64)" in arguments
-    assert "length = 0.25 L" in arguments
 
 
 def test_tokens_and_names_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
