@@ -11,7 +11,7 @@ reference of more digits: there every input moves by its last bit. Writes
 results/benchmarks/numerics.json and .md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.attention import attention, working_precision
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_study.cards import cards
+from value_aware_study.cards import cache_cards, cards
 
 HEADS, HEAD_DIM, QUERIES, KEYS, MANY_KEYS = 4, 64, 32, 512, 8192
 LANDMARKS, KEPT = 64, 16
@@ -41,21 +41,8 @@ DTYPES = {
     "fp64": torch.float64,
 }
 Inputs = tuple[Tensor, Tensor, Tensor]
-Caches = dict[str, Callable[[int], caches.CacheMethod]]
-CACHES: Caches = {
-    "Random": lambda r: caches.Random(r, seed=0),
-    "Recent": caches.Recent,
-    "ObservedAttention": caches.ObservedAttention,
-    "KeyDiff": caches.KeyDiff,
-    "KeyNorm": caches.KeyNorm,
-    "ExpectedAttention": caches.ExpectedAttention,
-    "LeaveOneOut": caches.LeaveOneOut,
-    "CriticalValues": lambda r: caches.CriticalValues(caches.ObservedAttention(r)),
-    "AttentionMatching": caches.AttentionMatching,
-    "ValueAware": caches.ValueAware,
-    "ValueAware, fast": lambda r: caches.ValueAware(r, search="fast"),
-    "ValueAware, refit": lambda r: caches.ValueAware(r, refit=True),
-}
+CACHES = {card.label: card.method for card in cache_cards().values()}
+"""Every cache method of conf/cache, by its label"""
 
 
 @dataclass(frozen=True)

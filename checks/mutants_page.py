@@ -8,8 +8,8 @@ from typing import Any
 import value_aware_attention.approximations
 import value_aware_attention.caches
 import value_aware_attention.hugging_face.masks
-import value_aware_attention.measurement.recorded
-import value_aware_attention.measurement.windows  # noqa: F401
+import value_aware_attention.measurement.masking
+import value_aware_attention.measurement.recorded  # noqa: F401
 from benchmarks.record import header, markdown, setting
 
 KEPT = ("file", "function", "line", "operator", "before", "after")

@@ -16,7 +16,7 @@ from torch import nn
 
 from pipelines.app import app, composed
 from pipelines.app.training import class_name
-from value_aware_attention.measurement.windows import IGNORED
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import build_roberta
 from value_aware_study.training.modules import LanguageModeling
 from value_aware_study.training.one_step import one_step

@@ -1,10 +1,11 @@
-"""Composes the method cards of conf/approximation into the configs of the apps that use them.
+"""Composes the method cards of conf/ into the configs of the apps that use them.
 
-Hydra finds the stored configs like files of conf/: `evaluate_methods`, `survey_methods` and
-`benchmark_methods`, which these apps name in their defaults, and the options of `attention`.
+Hydra finds the stored configs like files of conf/: `evaluate_methods`, `survey_methods`,
+`benchmark_methods` and `caches_methods`, which these apps name in their defaults, and the options
+of `attention`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,18 @@ from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app.cross_checks import is_added_value, is_code
-from value_aware_study.cards import CARDS, Card, cards
+from value_aware_study.cards import APPROXIMATIONS, CacheCard, Card, cache_cards, cards
 
 VAR_KEYWORD = Parameter.VAR_KEYWORD
 
 
-def register_methods(folder: Path = CARDS) -> None:
+def register_methods(folder: Path = APPROXIMATIONS) -> None:
     """Stores each app's part of the cards of a folder, without importing their classes."""
     known = cards(folder)
     store = ConfigStore.instance()
     for app, section in (("evaluate", evaluate), ("survey", survey), ("benchmark", benchmark)):
         store.store(f"{app}_methods", {app: section(known.values())})
+    store.store("caches_methods", {"caches": caches(cache_cards().values())})
     for name, card in known.items():
         # models attend with exact attention by default (conf/attention/exact.yaml)
         if name != "exact" and card.train is not None:
@@ -60,6 +62,12 @@ def benchmark(known: Iterable[Card]) -> dict[str, Any]:
         for name, entry in card.benchmark.items()
     }
     return {"methods": entries}
+
+
+def caches(known: Collection[CacheCard]) -> dict[str, Any]:
+    """Composes the cache methods, and the queries that some of them are measured with alone."""
+    only = {card.name: list(card.only) for card in known if card.only is not None}
+    return {"methods": {card.name: card.build() for card in known}, "only": only}
 
 
 def attention(card: Card) -> dict[str, Any]:

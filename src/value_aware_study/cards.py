@@ -1,7 +1,7 @@
-"""Method cards: one file per method, conf/approximation/<name>.yaml, with everything to say of it.
+"""Method cards: a file of conf/approximation or conf/cache for each method, the only list it is on.
 
-A file holds the arguments of an approximation, which apps compose, and under `card` the facts that
-apps and the report need. Only a checkout has these files; the library itself reads none.
+A file holds the arguments of a method, which apps compose, and under `card` the facts that apps and
+the report need. Only a checkout has these files; the library itself reads none.
 """
 
 import math
@@ -9,16 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
-CARDS = Path(__file__).parents[2] / "conf" / "approximation"
+CONF = Path(__file__).parents[2] / "conf"
+APPROXIMATIONS, CACHE_METHODS = CONF / "approximation", CONF / "cache"
+
+
+GIVEN = ("name", "path", "target", "arguments")
+"""Fields of a card that its file gives outside of `card`"""
+C = TypeVar("C", bound="MethodCard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
-    """Describes one method: `target` called with `arguments`, how it is shown and varied."""
+class MethodCard:
+    """One method: `target` called with `arguments`, its name, and its place among others."""
 
     name: str
     """The option's name."""
@@ -29,7 +37,30 @@ class Card:
     label: str
     """Its name in tables and figures."""
     place: float = math.inf
-    """Where it stands in tables, legends and records, smallest first."""
+    """Its place in tables, legends and records, smallest first."""
+
+    def build(self, **changes: Any) -> dict[str, Any]:
+        """Returns what Hydra instantiates: the target and its arguments, some of them changed."""
+        return {"_target_": self.target, **self.arguments, **changes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCard(MethodCard):
+    """A cache method, whose arguments take the number of keys from `caches.r`."""
+
+    only: Sequence[str] | None = None
+    """The observed queries that it is measured with; None = all."""
+
+    def method(self, r: int) -> Any:
+        """Builds the method with r keys."""
+        whole = OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()})
+        return instantiate(whole.method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(MethodCard):
+    """An approximation, and how it is shown, measured and varied."""
+
     kernels: Sequence[str] = ()
     """The kernels that it approximates, as its class says; none = all."""
     causal: bool = True
@@ -51,12 +82,10 @@ class Card:
     None = not in the survey."""
     benchmark: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Entries of the benchmark, as conf/benchmark.yaml describes them."""
+    explored: str = ""
+    """Its name in the token explorer, which shows methods with r keys; empty = not shown."""
     train: Mapping[str, Any] | None = field(default_factory=dict)
     """Arguments that differ in a model trained with it; None = it gives no gradients."""
-
-    def build(self, **changes: Any) -> dict[str, Any]:
-        """Returns the config that Hydra instantiates: target and arguments, with `changes`."""
-        return {"_target_": self.target, **self.arguments, **changes}
 
     def curve(self, setting: Mapping[str, Any]) -> str:
         """Names the curve that a setting belongs to: "LSH, 4 rounds"."""
@@ -76,29 +105,35 @@ class Card:
         return own
 
 
+def cards(folder: Path = APPROXIMATIONS) -> Mapping[str, Card]:
+    """Reads the cards of approximations as `read_cards` does."""
+    return read_cards(Card, folder)
+
+
+def cache_cards(folder: Path = CACHE_METHODS) -> Mapping[str, CacheCard]:
+    """Reads the cards of cache methods as `read_cards` does."""
+    return read_cards(CacheCard, folder)
+
+
 @cache
-def cards(folder: Path = CARDS) -> Mapping[str, Card]:
+def read_cards(kind: type[C], folder: Path) -> Mapping[str, C]:
     """Reads the cards of a folder, by option name, in the order of their places.
 
     Raises ValueError, naming file and key, for a card without a label, with a key that is none of
-    `Card`, or with the label of another; FileNotFoundError where there are no cards.
+    its kind, or with the label of another; FileNotFoundError where there are no cards.
     """
-    read = sorted(map(_read, folder.glob("*.yaml")), key=lambda card: (card.place, card.name))
-    if not read:
+    found = [_read(kind, file) for file in folder.glob("*.yaml")]
+    if not found:
         raise FileNotFoundError(f"{folder} holds no method cards; run from a checkout")
-    first: dict[str, Card] = {}
-    for card in read:
+    first: dict[str, C] = {}
+    for card in sorted(found, key=lambda card: (card.place, card.name)):
         other = first.setdefault(card.label, card)
         if other is not card:
             raise ValueError(f"{card.path}: card.label is {card.label!r}, as in {other.path}")
-    return {card.name: card for card in read}
+    return {card.name: card for card in first.values()}
 
 
-GIVEN = ("name", "path", "target", "arguments")
-KEYS = tuple(f.name for f in fields(Card) if f.name not in GIVEN)
-
-
-def _read(file: Path) -> Card:
+def _read(kind: type[C], file: Path) -> C:
     """Reads the card of one file."""
     path = "/".join(file.parts[-3:])  # wherever the checkout is
     try:
@@ -111,7 +146,8 @@ def _read(file: Path) -> Card:
     for key, value in (("_target_", target), ("card.label", card.get("label"))):
         if not value:
             raise ValueError(f"{path}: {key} is missing")
+    known = [field.name for field in fields(kind) if field.name not in GIVEN]
     for key in card:
-        if key not in KEYS:
-            raise ValueError(f"{path}: card.{key} is unknown; a card has {', '.join(KEYS)}")
-    return Card(name=file.stem, path=path, target=target, arguments=arguments, **card)
+        if key not in known:
+            raise ValueError(f"{path}: card.{key} is unknown; a card has {', '.join(known)}")
+    return kind(name=file.stem, path=path, target=target, arguments=arguments, **card)

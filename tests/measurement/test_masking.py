@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_attention.measurement.windows import mask_tokens
+from value_aware_attention.measurement.masking import mask_tokens
 
 SPECIALS = [0, 1, 2, 3, 4]
 VOCABULARY = 50

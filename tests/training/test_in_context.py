@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.app import composed
 from tests.test_apps import ROOT, run_app
-from value_aware_attention.measurement.windows import IGNORED
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_study.data.in_context import AssociativeRecall, InContextBatches, InContextTask
 from value_aware_study.training.decoder import build_decoder, sharpest_weights
 from value_aware_study.training.modules import InContextTraining

@@ -1,5 +1,7 @@
 """Keys kept without looking at them: drawn at random, or the latest."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,6 +19,10 @@ class Random(CacheMethod):
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r)
         self.seed = check_seed(seed)
+
+    @classmethod
+    def starts(cls, r: int) -> Sequence[CacheMethod]:
+        return ()  # another draw is as good
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         generator = torch.Generator().manual_seed(self.seed)

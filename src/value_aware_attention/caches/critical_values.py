@@ -1,5 +1,7 @@
 """Half of the keys by a method's score, the others by the score times their projected value."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.observed_attention import ObservedAttention
 
 EPSILON = 1e-4
 """Added to scores, so that a key without any is still ranked by its value."""
@@ -26,6 +29,10 @@ class CriticalValues(CacheMethod):
             raise ValueError(f"method is a {type(method).__name__}; it must be one that has scores")
         self.method = method
         self.kernels = method.kernels
+
+    @classmethod
+    def starts(cls, r: int) -> Sequence[CacheMethod]:
+        return (cls(ObservedAttention(r)),)
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         scores = self.method.scores(seen)

@@ -1,5 +1,7 @@
 """The interface of every cache method: one set of keys for all later queries."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -29,6 +31,11 @@ class CacheMethod(nn.Module):
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         """Scores the keys, of which the r largest are kept."""
         raise NotImplementedError(f"{type(self).__name__} has neither scores nor keep")
+
+    @classmethod
+    def starts(cls, r: int) -> Sequence["CacheMethod"]:
+        """Lists the settings that `ValueAware` compares its set with; () of other than scores."""
+        return () if cls.scores is CacheMethod.scores else (cls(r),)
 
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:

@@ -1,5 +1,7 @@
 """Keys kept by the attention that the observed queries pay them."""
 
+from collections.abc import Sequence
+
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
@@ -28,6 +30,10 @@ class ObservedAttention(CacheMethod):
         if pool % 2 == 0:
             raise ValueError(f"pool is {pool}; it must be odd, to lie around its key")
         self.aggregate = check_choice(("mean", "max"), aggregate=aggregate)
+
+    @classmethod
+    def starts(cls, r: int) -> Sequence[CacheMethod]:
+        return cls(r), cls(r, pool=5), cls(r, aggregate="max")
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         weights = seen.weights

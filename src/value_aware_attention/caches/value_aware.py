@@ -1,13 +1,12 @@
 """Set of keys whose joint choice changes the observed outputs least."""
 
+from itertools import chain
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from value_aware_attention.arguments import check_choice
-from value_aware_attention.caches.baselines import Recent
-from value_aware_attention.caches.critical_values import CriticalValues
-from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.joint_set import (
     Rows,
     eliminate,
@@ -15,13 +14,12 @@ from value_aware_attention.caches.joint_set import (
     exchange,
     extend,
 )
-from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
-from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
-from value_aware_attention.caches.observed_attention import ObservedAttention
 from value_aware_attention.caches.refit import refitted
 
+PACKAGE = "value_aware_attention."
+"""Package whose scoring methods are compared: a user's own would change the choice"""
 IN_CACHE = 2**18
 """Largest number of weights searched at once on a CPU: more do not fit its cache"""
 EXCHANGED, FEW_KEYS = 3, 64
@@ -64,21 +62,10 @@ class ValueAware(CacheMethod):
         return refitted(seen, kept) if self.refit else kept
 
     def _others(self, seen: Observed) -> list[CacheMethod]:
-        """Lists the scoring methods, whose sets are starts, or results where they are better."""
-        weights = ObservedAttention(self.r)
-        found: list[CacheMethod] = [
-            weights,
-            ObservedAttention(self.r, pool=5),
-            ObservedAttention(self.r, aggregate="max"),
-            KeyDiff(self.r),
-            KeyNorm(self.r),
-            LeaveOneOut(self.r),
-            CriticalValues(weights),
-            Recent(self.r),
-        ]
-        if isinstance(seen.kernel, ExpectedAttention.kernels):
-            found.append(ExpectedAttention(self.r))
-        return found
+        """Lists the scoring methods, whose sets are starts or stand where they are better."""
+        ours = (m for m in CacheMethod.__subclasses__() if m.__module__.startswith(PACKAGE))
+        methods = chain.from_iterable(method.starts(self.r) for method in ours)
+        return [one for one in methods if not one.kernels or isinstance(seen.kernel, one.kernels)]
 
     def _best(self, rows: Rows, others: Bool[Tensor, "S B M"]) -> Bool[Tensor, "B M"]:
         """Searches, and takes the set that leaves the least error."""

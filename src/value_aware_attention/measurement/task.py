@@ -20,8 +20,8 @@ from value_aware_attention.call import Call
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.hugging_face import attention_layers, own_kernel, replace_attention
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.recorded import answers_alone, evenly_spaced, recording
-from value_aware_attention.measurement.windows import IGNORED
 
 
 class ScoredRows:
@@ -283,9 +283,9 @@ class Task:
         """
         layers = []
         for row in self.recorded_rows(part):
-            inputs = self.texts[part].inputs[row][None].to(self.device)
+            inputs, labels = (x.to(self.device) for x in self.texts[part].take([row]))
             with recording(self.model, kernel=self.given_kernel) as calls:
-                output = self.read(self.model, inputs, torch.ones_like(inputs, dtype=torch.bool))
+                output = self.read(self.model, inputs, labels >= 0)
             _check_numbers(output, calls)
             layers.append(calls)
         joined = map(Call.joined, zip(*layers, strict=True))

@@ -1,6 +1,6 @@
-"""Windows of a text for any language model or encoder, and the tokens that are hidden in them."""
+"""Windows of a text, on which any language model or encoder is measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, takewhile
@@ -18,6 +18,7 @@ from transformers import (
 
 from value_aware_attention.hugging_face import attention_layers
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.masking import mask_tokens
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.models.checkpoints import auto_class
@@ -102,55 +103,6 @@ def _places(available: int, windows: int | None, seed: int | None) -> list[int]:
     if seed is None or windows is None or windows >= available:
         return evenly_spaced(available, windows)
     return sorted(Random(seed).sample(range(available), windows))
-
-
-IGNORED = -100  # the label that torch.nn.functional.cross_entropy leaves out
-
-
-def mask_tokens(
-    tokens: Tensor,
-    *,
-    generator: torch.Generator,
-    mask_token: int,
-    special_tokens: Sequence[int],
-    vocabulary_size: int,
-    fraction: float = 0.15,
-) -> tuple[Tensor, Tensor]:
-    """Hides a `fraction` of each sequence's ordinary tokens: (inputs, labels), both like `tokens`.
-
-    tokens (..., length) int64. Of the chosen tokens 80% become `mask_token`, 10% an ordinary token
-    drawn uniformly, 10% stay. Labels hold the original there, -100 elsewhere. Special tokens are
-    never chosen or drawn. Of n ordinary tokens in a sequence `fraction` n are chosen, rounded up or
-    down at random to keep the mean, as in fairseq.
-    """
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction must lie between 0 and 1, not {fraction}")
-    specials = torch.tensor(sorted(set(special_tokens)), dtype=torch.long)
-    ordinary = ~torch.isin(tokens, specials)
-    drawn = torch.rand(tokens.shape, generator=generator)
-    chosen = _lowest(drawn, ordinary, fraction, generator)
-    labels = torch.where(chosen, tokens, IGNORED)
-    kind = torch.rand(tokens.shape, generator=generator)
-    replacements = _ordinary_tokens(vocabulary_size, specials)
-    picks = torch.randint(len(replacements), tokens.shape, generator=generator)
-    inputs = torch.where(chosen & (kind < 0.8), mask_token, tokens)
-    inputs = torch.where(chosen & (kind >= 0.9), replacements[picks], inputs)
-    return inputs, labels
-
-
-def _lowest(drawn: Tensor, ordinary: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    rounding = torch.rand(drawn.shape[:-1], generator=generator)
-    counts = (fraction * ordinary.sum(-1) + rounding).floor()
-    ranks = drawn.masked_fill(~ordinary, 2.0).argsort(-1).argsort(-1)
-    return ranks < counts[..., None]
-
-
-def _ordinary_tokens(vocabulary_size: int, specials: Tensor) -> Tensor:
-    tokens = torch.arange(vocabulary_size)
-    tokens = tokens[~torch.isin(tokens, specials)]
-    if not len(tokens):
-        raise ValueError(f"a vocabulary of {vocabulary_size} holds nothing but special tokens")
-    return tokens
 
 
 MASKED_FRACTION = 0.15

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from value_aware_attention.measurement.windows import mask_tokens
+from value_aware_attention.measurement.masking import mask_tokens
 from value_aware_study.data.tokens import AGAIN, check_vocabulary, read_tokens, rearrange
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch

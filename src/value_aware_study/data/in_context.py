@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 from torch.utils.data import Dataset
 
-from value_aware_attention.measurement.windows import IGNORED
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_study.data.text import SPLITS
 
 SMALLEST, HELD = 0.25, 0.3

@@ -6,20 +6,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
+from hydra.utils import instantiate
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from value_aware_attention.approximations import (
-    LeaveOneOutKeys,
-    OptimalValueAware,
-    OptimalValueOblivious,
-    SlidingWindow,
     SparseApproximation,
 )
 from value_aware_attention.call import Call
 from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement import Task
+from value_aware_study.cards import cards
 
 WHOLE = 1000
 """What the weights of a query sum to, but for rounding: they are kept in thousandths."""
@@ -199,15 +197,6 @@ def _rounded(weights: Float[Tensor, " K"]) -> tuple[int, ...]:
     return tuple(round(WHOLE * weight) for weight in weights.tolist())
 
 
-EXPLORED = {
-    "chosen by weight (OVO)": OptimalValueOblivious,
-    "chosen for the output (OVA)": OptimalValueAware,
-    "leave one out": LeaveOneOutKeys,
-    "sliding window": SlidingWindow,
-}
-"""Labels and classes of the methods that the token explorer compares."""
-
-
 def exploration(
     name: str,
     task: Task,
@@ -224,5 +213,10 @@ def exploration(
     ]
     unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))
     shown = [call.unit(unit) for call in calls]
-    model = explored_model(name, shown, texts[unit], EXPLORED, sizes)
-    return Exploration(tuple(sizes), tuple(EXPLORED), (model,))
+    methods = {
+        card.explored: partial(instantiate, card.build())
+        for card in cards().values()
+        if card.explored
+    }
+    model = explored_model(name, shown, texts[unit], methods, sizes)
+    return Exploration(tuple(sizes), tuple(methods), (model,))

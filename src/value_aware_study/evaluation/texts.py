@@ -12,9 +12,10 @@ from transformers import RobertaForMaskedLM
 
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
-from value_aware_attention.measurement.windows import IGNORED, text_windows
+from value_aware_attention.measurement.windows import text_windows
 from value_aware_attention.models.causal_lm import CausalLanguageModel
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.batches import MaskedSequences

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.kernels import Exponential
-from value_aware_attention.measurement.windows import IGNORED
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models.long_roberta import read_config
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.trained_attention import TrainedAttention

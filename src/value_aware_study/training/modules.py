@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaForCausalLM, PreTrainedModel, RobertaForMaskedLM
 
-from value_aware_attention.measurement.windows import IGNORED
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import Batch, MicroBatch, row_count, rows_of
 from value_aware_study.data.in_context import InContextTask

@@ -11,31 +11,13 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from value_aware_attention.measurement.caches import CacheCell, CacheRecord, Estimate, estimate
+from value_aware_study.cards import cache_cards
 from value_aware_study.report.charts import OUTPUT_ERROR, dots, toggled
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.measured import FLOOR
 from value_aware_study.report.words import DASH, intervals, number, with_interval
 
-LABELS = {
-    "random": "random",
-    "recent": "recent (StreamingLLM)",
-    "key_norm": "key norm",
-    "key_diff": "KeyDiff",
-    "expected_attention": "ExpectedAttention",
-    "observed_attention": "mean attention (TOVA, H2O)",
-    "snapkv": "SnapKV",
-    "largest_attention": "largest attention (KVzip)",
-    "critical_values": "CriticalKV",
-    "leave_one_out": "leave-one-out (DropKV)",
-    "value_aware": "value-aware",
-    "value_aware_fast": "value-aware, fast search",
-    "value_aware_best": "value-aware, best search",
-    "attention_matching": "attention matching, its own keys",
-    "leave_one_out_refitted": "attention matching, DropKV's keys",
-    "value_aware_refitted": "value-aware, refitted",
-}
-"""Labels of the methods of conf/caches.yaml; other methods have their own names."""
 MARKS = {
     "hindsight (oracle)": Mark.of("grey", "cross"),
     "last": Mark.of("blue"),
@@ -91,7 +73,9 @@ def shown(observed: str) -> str:
 
 
 def label(method: str) -> str:
-    return LABELS.get(method, method)
+    """Returns the label of a method's card; of a method without one, its name."""
+    card = cache_cards().get(method)
+    return card.label if card else method
 
 
 def distance(cell: CacheCell) -> Estimate:

@@ -6,6 +6,7 @@ The token explorer stands with them: single queries behind those means.
 import altair as alt
 import pandas as pd
 
+from value_aware_study.cards import cards
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     OPACITY,
@@ -44,10 +45,7 @@ from value_aware_study.report.words import (
     signed,
 )
 
-BASELINES = (
-    *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
-    *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys"),
-)
+BASELINES = [name for name, card in cards().items() if card.oracle and name not in OPTIMAL]
 """Methods that Figure 5 draws beside the two oracles."""
 SMALLEST = 1e-3
 """Output error below which Figure 4 counts a setting as exact, and leaves it out."""

@@ -1,0 +1,54 @@
+"""BERT's masking (Devlin et al. 2019, section 3.1), as A.1 uses it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # the label that torch.nn.functional.cross_entropy leaves out
+
+
+def mask_tokens(
+    tokens: Tensor,
+    *,
+    generator: torch.Generator,
+    mask_token: int,
+    special_tokens: Sequence[int],
+    vocabulary_size: int,
+    fraction: float = 0.15,
+) -> tuple[Tensor, Tensor]:
+    """Hides a `fraction` of each sequence's ordinary tokens: (inputs, labels), both like `tokens`.
+
+    tokens (..., length) int64. Of the chosen tokens 80% become `mask_token`, 10% an ordinary token
+    drawn uniformly, 10% stay. Labels hold the original there, -100 elsewhere. Special tokens are
+    never chosen or drawn. Of n ordinary tokens in a sequence `fraction` n are chosen, rounded up or
+    down at random to keep the mean, as in fairseq.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie between 0 and 1, not {fraction}")
+    specials = torch.tensor(sorted(set(special_tokens)), dtype=torch.long)
+    ordinary = ~torch.isin(tokens, specials)
+    drawn = torch.rand(tokens.shape, generator=generator)
+    chosen = _lowest(drawn, ordinary, fraction, generator)
+    labels = torch.where(chosen, tokens, IGNORED)
+    kind = torch.rand(tokens.shape, generator=generator)
+    replacements = _ordinary_tokens(vocabulary_size, specials)
+    picks = torch.randint(len(replacements), tokens.shape, generator=generator)
+    inputs = torch.where(chosen & (kind < 0.8), mask_token, tokens)
+    inputs = torch.where(chosen & (kind >= 0.9), replacements[picks], inputs)
+    return inputs, labels
+
+
+def _lowest(drawn: Tensor, ordinary: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    rounding = torch.rand(drawn.shape[:-1], generator=generator)
+    counts = (fraction * ordinary.sum(-1) + rounding).floor()
+    ranks = drawn.masked_fill(~ordinary, 2.0).argsort(-1).argsort(-1)
+    return ranks < counts[..., None]
+
+
+def _ordinary_tokens(vocabulary_size: int, specials: Tensor) -> Tensor:
+    tokens = torch.arange(vocabulary_size)
+    tokens = tokens[~torch.isin(tokens, specials)]
+    if not len(tokens):
+        raise ValueError(f"a vocabulary of {vocabulary_size} holds nothing but special tokens")
+    return tokens
