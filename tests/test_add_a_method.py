@@ -57,7 +57,7 @@ def test_the_page_adds_five_places() -> None:
 
 
 def test_the_method_of_the_page_passes_the_tests_of_every_method(project: Path) -> None:
-    python(project, "-m", "pipelines.method_tables")
+    python(project, "-m", "docs.methods_table")
     assert "| `LargestValues(r)` |" in (project / "docs/methods.md").read_text(encoding="utf-8")
     chosen = ("-k", "largest_values or LargestValues or up_to_date or every_public_method")
     said = python(project, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen, *TESTED)

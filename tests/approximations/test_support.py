@@ -8,8 +8,8 @@ import torch
 from hydra.utils import get_class
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
 
-from pipelines.method_tables import METHODS as METHOD_DOCS
-from pipelines.method_tables import TABLE, renewed
+from docs.methods_table import METHODS as METHOD_DOCS
+from docs.methods_table import TABLE, renewed
 from value_aware_attention import approximations
 from value_aware_attention.approximations.support import KERNELS as ALL_KERNELS
 from value_aware_attention.approximations.support import methods, support
@@ -61,7 +61,7 @@ def test_gradients(method: Method) -> None:
 def test_the_table_of_methods_is_up_to_date() -> None:
     text = (ROOT / METHOD_DOCS).read_text()
     without = TABLE.sub(r"\1", text)
-    assert without != text == renewed(without), "python -m pipelines.method_tables writes it"
+    assert without != text == renewed(without), "python -m docs.methods_table writes it"
     assert len(ALL_KERNELS) == len(KERNELS)
 
 

@@ -1,6 +1,6 @@
 """Writes the table of methods in docs/methods.md, from their cards and classes.
 
-python -m pipelines.method_tables
+python -m docs.methods_table
 """
 
 import re
@@ -14,7 +14,7 @@ from value_aware_attention.approximations.support import KERNELS, Support, suppo
 from value_aware_study.cards import Card, cards
 
 METHODS = Path("docs/methods.md")
-TABLE = re.compile(r"(<!-- python -m pipelines\.method_tables -->\n)(?:\|.*\n)*")
+TABLE = re.compile(r"(<!-- python -m docs\.methods_table -->\n)(?:\|.*\n)*")
 
 
 def main() -> None:
