@@ -119,8 +119,8 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
 
 
 def shipped_grid(length: int, *given: str) -> list[Setting]:
-    section = plain(composed("evaluate", given).evaluate)
-    return grid(section["methods"], section["axes"], length)
+    cfg = composed("evaluate", given).evaluate
+    return grid(plain(cfg.methods), plain(cfg.axes), length)
 
 
 def test_the_grid_has_the_methods_of_the_papers_figure_first() -> None:
