@@ -35,7 +35,7 @@ def choose(given: Sequence[str]) -> DictConfig:
         from pipelines.app.training import check_gpu
 
         every = [f"scale={cfg.scale}", *(overrides if given else params["overrides"])]
-        check_gpu(cfg, every[0], lambda: plan.operations(plan.rows(cfg.plan, every)))
+        check_gpu(cfg, every[0], lambda: plan.total_operations(plan.rows(cfg.plan, every)))
     if given:
         of_scale = values_of_scale("laptop") | values_of_scale(cfg.scale)
         axes = {

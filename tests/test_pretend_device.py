@@ -49,7 +49,7 @@ from value_aware_attention.models.trained_attention import FourierMixing, Linear
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
 from value_aware_study.benchmarking.process import peak_memory
 from value_aware_study.evaluation.picture import effective_weights, first_head
-from value_aware_study.training.one_step import one_step
+from value_aware_study.training.plan import one_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 exact = import_module("value_aware_attention.attention")  # the package has a function of this name

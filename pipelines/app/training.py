@@ -28,6 +28,7 @@ from value_aware_study.paths import check_apart, inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.model_card import model_card
 from value_aware_study.training.modules import LanguageModeling
+from value_aware_study.training.plan import class_name
 
 CHANGES_NOTHING = ("run", "trainer", "data", "card")
 """Sections of a training's config that a killed run may continue with other values of."""
@@ -191,11 +192,6 @@ def memory_shortage_named(cfg: DictConfig) -> Iterator[None]:
             f"larger trainer.accumulate takes the same steps in less memory, and so does "
             f"trainer.checkpoint_activations=true"
         ) from None
-
-
-def class_name(component: Mapping[str, Any]) -> str:
-    """Returns the name of the class that a config instantiates."""
-    return str(component["_target_"].rpartition(".")[2])
 
 
 def metrics(

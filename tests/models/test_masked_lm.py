@@ -16,7 +16,7 @@ from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Elu
 from value_aware_attention.models import TrainedAttention, attend_with, load_masked, save_masked
 from value_aware_study.training.modules import MaskedTraining
-from value_aware_study.training.one_step import one_step
+from value_aware_study.training.plan import one_step
 
 LEARNED = TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0})
 ATTENTIONS = {

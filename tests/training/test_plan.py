@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.tiny import causal_batch, masked_batch, masked_module, module_for
-from value_aware_study.training.one_step import one_step
+from value_aware_study.training.plan import one_step
 
 
 @pytest.mark.parametrize("masked", [False, True])
