@@ -12,9 +12,10 @@ from typing import Any
 from pipelines.app import ending_with_one_line
 from pipelines.app.values import read_params
 from value_aware_attention.files import load_json, reading
+from value_aware_study.paths import SUMMARY, TIMES
 
 REPORT, PUBLISHED, OUTPUTS = Path("report"), Path("results"), Path("outputs")
-SUMMARY, CLAIMS, TIMES = "summary.json", "claims.csv", "seconds.json"
+CLAIMS = "claims.csv"
 AGAIN, RESTORE = "make it again (make repro)", "restore it (git restore results), or remove it"
 
 

@@ -3,6 +3,8 @@
 python -m pipelines.workspace workspace.entity=NAME [workspace.project=...]
 """
 
+from functools import partial
+
 import wandb
 import wandb_workspaces.reports.v2 as panels
 import wandb_workspaces.workspaces as workspaces
@@ -26,31 +28,20 @@ def main(cfg: DictConfig) -> None:
 
 def built(entity: str, project: str) -> workspaces.Workspace:
     """Composes the sections: curves against r, the summaries compared, and training."""
+    against_r = partial(panels.LinePlot, title_x="r, keys kept", log_x=True)
     curves = [
-        panels.LinePlot(
-            title=f"{metric}, {models}: lower is better",
-            metric_regex=f"{metric}/.*",
-            title_x="r, keys kept",
-            title_y=metric,
-            log_x=True,
-        )
+        against_r(title=f"{models}: lower is better", metric_regex=f"{metric}/.*", title_y=metric)
         for metric, models in METRICS.items()
     ]
-    errors = panels.LinePlot(
+    errors = against_r(
         title="Relative output error: lower is better",
         metric_regex="relative output error/.*",
-        title_x="r, keys kept",
-        log_x=True,
         log_y=True,
     )
-    columns = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4", "match_4")
-    compared = panels.ParallelCoordinatesPlot(
-        title="Models compared",
-        columns=[
-            panels.ParallelCoordinatesPlotColumn(metric=panels.SummaryMetric(name))
-            for name in columns
-        ],
-    )
+    names = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4", "match_4")
+    columns = [panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names]
+    compared = panels.ParallelCoordinatesPlot(title="Models compared", columns=columns)
+    training = panels.LinePlot(metric_regex="(train|evaluation)/.*")
     return workspaces.Workspace(
         entity=entity,
         project=project,
@@ -58,9 +49,7 @@ def built(entity: str, project: str) -> workspaces.Workspace:
         sections=[
             workspaces.Section(name="Loss against r", panels=[*curves, errors], is_open=True),
             workspaces.Section(name="Models compared", panels=[compared], is_open=True),
-            workspaces.Section(
-                name="Training", panels=[panels.LinePlot(metric_regex="(train|evaluation)/.*")]
-            ),
+            workspaces.Section(name="Training", panels=[training]),
         ],
     )
 

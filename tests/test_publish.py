@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.publish import check_published
 from tests.report.synthetic import probed
 from tests.test_apps import ROOT, run_app
+from value_aware_study.report.packed import check_published
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RUN = {"summary.json", "seconds.json"}

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+SUMMARY, TIMES = "summary.json", "seconds.json"
+"""Files of a published run beside its page: end metrics of each model, seconds of each stage"""
 LONGEST = 200
 """Most bytes of a name: file systems take 255, of which endings and unfinished files need some"""
 
