@@ -29,8 +29,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
     """Measures the model's grid, one cell of it, or the attention that it was trained with."""
     from pipelines.app.evaluating import hashes_of, tracked_by_first, write_record
+    from pipelines.app.summary import row
     from pipelines.app.tracking import log_record
-    from pipelines.summary import row
     from value_aware_attention.measurement import measure
     from value_aware_attention.models.trained_attention import TrainedAttention
     from value_aware_study.evaluation.grid import own_record, setting

@@ -26,7 +26,7 @@ from pipelines.app import (
     scale_of_params,
     write_json,
 )
-from pipelines.choice import checked
+from pipelines.app.choice import checked
 from value_aware_attention.files import load_json
 from value_aware_attention.measurement.store import code_hashes, defining_module
 

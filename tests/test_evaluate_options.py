@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from pipelines import summary
+from pipelines.app import summary
 from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.test_distributed import write_masked

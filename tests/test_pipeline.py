@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipelines import fingerprints
 from pipelines.app import composed as compose
-from pipelines.choice import AXES
+from pipelines.app.choice import AXES
 from pipelines.repro import ENCODER, SHARED, TARGETS, Running, needed
 
 ROOT = Path(__file__).parents[1]

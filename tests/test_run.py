@@ -9,8 +9,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from pipelines import choice, repro
-from pipelines.app import composed, scale_of_params
+from pipelines import repro
+from pipelines.app import choice, composed, scale_of_params
 
 ROOT = Path(__file__).parents[1]
 PARAMS = (ROOT / "params.yaml").read_text()

@@ -11,8 +11,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app.checkpoint import check_checkpoint, file_hash
 from pipelines.app.hydra_app import write_json
+from pipelines.app.summary import SHORT, summary
 from pipelines.app.tracking import tracked
-from pipelines.summary import SHORT, summary
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import is_first, own_device, started_processes
 from value_aware_attention.files import save_json, write_text

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app.hydra_app import plain
-from pipelines.summary import row, summary
+from pipelines.app.summary import row, summary
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.record import Cell
 

@@ -1,4 +1,4 @@
-"""The few numbers of a record that runs are compared by, and its cells as lines of a table."""
+"""Summarises a record for the comparison of runs, and its cells as rows of a table."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
 def row(record: Record, cell: Cell) -> dict[str, Any]:
-    """A cell as a line of a table."""
+    """Makes a row of a table of a cell."""
     metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
     error = {"relative_output_error": cell.error.relative} if cell.error else {}
     named = {"model": record.model, "approximation": cell.approximation}
@@ -18,10 +18,11 @@ def row(record: Record, cell: Cell) -> dict[str, Any]:
 
 
 def summary(record: Record) -> dict[str, float]:
-    """The few numbers of a model that runs are compared by.
+    """Returns the numbers of a model that runs are compared by.
 
-    Its metric with exact attention, and with 1, 4 and d + 1 keys chosen by weight (OVO) and for the
-    output (OVA); `match_4`, how many keys by weight match 4 value-aware ones.
+    These are its metric with exact attention and with 1, 4 and d + 1 keys chosen by weight (OVO)
+    and for the output (OVA), and `match_4`, the number of keys by weight that match 4 value-aware
+    ones.
     """
     found = {"exact": record.cells[0].value}
     for cell in record.cells:
