@@ -21,26 +21,6 @@ from value_aware_study.data.text import SPLITS
 from value_aware_study.paths import inside
 
 
-def merged_counts(
-    documents: Mapping[str, Any], causal: Mapping[str, Any], masked: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Merges the counts of the corpus with those of the causal and of the masked tokens."""
-    merged = {
-        name: {
-            split: documents[name][split]
-            | causal["sources"].get(name, {}).get(split, {})
-            | masked["sources"].get(name, {}).get(split, {})
-            for split in splits
-        }
-        for name, splits in documents.items()
-    }
-    return {
-        "sources": merged,
-        "vocabulary_size": masked["vocabulary_size"],
-        "causal_vocabulary_size": causal["vocabulary_size"],
-    }
-
-
 if TYPE_CHECKING:  # slow to import, and reading tokens needs neither
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
@@ -383,3 +363,23 @@ def rearrange(instances: Tokens, length: int) -> Tokens:
 def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
     """Returns the smallest of uint16 and int32 that holds every id."""
     return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)
+
+
+def merged_counts(
+    documents: Mapping[str, Any], causal: Mapping[str, Any], masked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Merges the counts of the corpus with those of the causal and of the masked tokens."""
+    merged = {
+        name: {
+            split: documents[name][split]
+            | causal["sources"].get(name, {}).get(split, {})
+            | masked["sources"].get(name, {}).get(split, {})
+            for split in splits
+        }
+        for name, splits in documents.items()
+    }
+    return {
+        "sources": merged,
+        "vocabulary_size": masked["vocabulary_size"],
+        "causal_vocabulary_size": causal["vocabulary_size"],
+    }
