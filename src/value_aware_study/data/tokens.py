@@ -20,7 +20,6 @@ from value_aware_study.data.corpora import read_texts
 from value_aware_study.data.text import SPLITS
 from value_aware_study.paths import inside
 
-
 if TYPE_CHECKING:  # slow to import, and reading tokens needs neither
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
