@@ -19,7 +19,9 @@ PACKAGES = "value_aware_attention|value_aware_study|pipelines|benchmarks|checks"
 MODULE = re.compile(rf"\b(?:{PACKAGES})(?:\.\w+)+")
 FOLDERS = r"conf|docs|src|pipelines|tests|benchmarks|checks|notebooks|\.github"
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
-EXAMPLE = re.compile("largest_values|LargestValues|nadam")  # of pages that are run
+EXAMPLE = re.compile(
+    "largest_values|LargestValues|[Ll]arge_?[Vv]alues|nadam"
+)  # of pages that are run
 FETCHED = re.compile(r"""<(?:script|img|iframe)[^>]*src=["']?https?:|<link[^>]*href=["']?https?:""")
 
 

@@ -87,6 +87,10 @@ class Card(MethodCard):
     train: Mapping[str, Any] | None = field(default_factory=dict)
     """Arguments that differ in a model trained with it; None = it gives no gradients."""
 
+    def method(self, r: int) -> Any:
+        """Builds the method with r keys a query."""
+        return instantiate(self.build(r=r))
+
     def curve(self, setting: Mapping[str, Any]) -> str:
         """Names the curve that a setting belongs to: "LSH, 4 rounds"."""
         parts = [self.label]

@@ -119,7 +119,7 @@ def test_every_method_is_the_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["polynomial", "elu"])
-@pytest.mark.parametrize("name", ["observed_attention", "value_aware_default"])
+@pytest.mark.parametrize("name", ["observed_attention", "value_aware"])
 def test_every_kernel_is_the_loop(name: str, kernel: str) -> None:
     check_loop(after(SEEING[name](R), observed="hindsight"), kernel)
 
@@ -432,7 +432,6 @@ def test_its_text_tells_settings_apart() -> None:
     built = [
         *(after(METHODS[name](r)) for name in METHODS for r in (R, PREFIX)),
         after(caches.Random(R, seed=1)),
-        after(caches.ExpectedAttention(R)),
         *(after(caches.KeyNorm(R), **{name: 3}) for name in ("rows", "sinks", "recent", "every")),
         *(after(caches.KeyNorm(R), observed=observed) for observed in OBSERVED[1:]),
         *(after(caches.KeyNorm(R), prefix=prefix) for prefix in (None, 7)),

@@ -57,7 +57,7 @@ def recorded(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[dict]:
 def test_every_method_runs_and_restores(model: PreTrainedModel, observed: str) -> None:
     inputs = batch("left", rows=2)
     before = logits(model, inputs)
-    some = ("expected_attention", "critical_values", "value_aware_refit")
+    some = ("expected_attention", "critical_values", "value_aware_refitted")
     for name in METHODS if observed == "noncausal" else some:
         with replace_attention(model, after(METHODS[name](R), observed=observed)):
             found = logits(model, inputs)

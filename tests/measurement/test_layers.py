@@ -50,8 +50,8 @@ def random_call(
 def output_error(calls: list[Call], rows: int = 256, search: str = "default") -> dict:
     """The record of these layers, `rows` queries of each, as JSON holds it."""
     per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
-    layers = [layers.layer_errors(call, rows=per_head, search=search) for call in calls]
-    made = layers.output_error(layers, calls, search=search, unit="window", sizes=[1, 4])
+    errors = [layers.layer_errors(call, rows=per_head, search=search) for call in calls]
+    made = layers.output_error(errors, calls, search=search, unit="window", sizes=[1, 4])
     return json.loads(json.dumps(asdict(made)))
 
 

@@ -138,7 +138,7 @@ def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
     [
         ("task=chess", ("chess", "copying", "markov", "recall")),
         ("task=recall in_context.recall.pairs=1", ("pairs is 1", "at least 2")),
-        ("task=recall in_context.recall.prefix=13", ("prefix is 13", "even")),
+        ("task=recall in_context.recall.prefix=13", ("prefix 13", "even")),
         ("task=markov in_context.markov.states=1", ("states is 1", "at least 2")),
         ("task=copying task.steps=0", ("task.steps is 0", "at least 1")),
         ("in_context.heads=3", ("in_context.width is 16", "in_context.heads, which is 3")),

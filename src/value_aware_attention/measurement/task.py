@@ -182,7 +182,8 @@ class Task:
     A number is computed and kept part by part, so that one part more computes that part alone.
     `metric` is "perplexity", "error" (percent), or "cosine" (of hidden states to the exact ones, at
     every position with a label). `kernel` None is the model's own. Layers are measured on
-    `recorded_units` rows of full length of a part, evenly spaced; None = all of them. Tokens before
+    `recorded_units` rows of a part with `length` tokens (None: the most that a row has), evenly
+    spaced; None = all of them. Tokens before
     `first_row` of such a row only give context. `scored_rows` lets the last layer attend for the
     scored positions alone. `ends` are more end metrics, for `measure_caches`.
     """
@@ -199,6 +200,7 @@ class Task:
         batch_size: int = 1,
         recorded_units: int | None = None,
         first_row: int = 0,
+        length: int | None = None,
         head_dim: int | None = None,
         scored_rows: bool = False,
         ends: Ends | None = None,
@@ -209,7 +211,7 @@ class Task:
         self.read = read or (causal if metric == "perplexity" else output_at)
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.first_row, self.scored_rows, self.ends = first_row, scored_rows, ends
-        self.length = max(len(row) for text in texts for row in text.inputs)
+        self.length = length or max(len(row) for text in texts for row in text.inputs)
         self.parts = len(texts)
         self.device = next(model.parameters()).device
         self.exact: dict[tuple[int, int], Tensor] = {}

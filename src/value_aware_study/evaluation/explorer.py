@@ -3,11 +3,9 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from hydra.utils import instantiate
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -214,10 +212,6 @@ def exploration(
     ]
     unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))
     shown = [call.unit(unit) for call in calls]
-    methods = {
-        card.explored: partial(instantiate, card.build())
-        for card in cards().values()
-        if card.explored
-    }
+    methods = {card.explored: card.method for card in cards().values() if card.explored}
     model = explored_model(name, shown, texts[unit], methods, sizes)
     return Exploration(tuple(sizes), tuple(methods), (model,))

@@ -81,7 +81,7 @@ def causal_task(
     model.to(device)  # type: ignore[arg-type]
     return Task(
         model, [Text(inputs, labels)], "perplexity", read=_causal_logits, batch_size=batch_size,
-        recorded_units=recorded_units, first_row=context, scored_rows=True,
+        recorded_units=recorded_units, first_row=context, length=length, scored_rows=True,
         head_dim=model.config.width // model.config.heads,
     )  # fmt: skip
 
