@@ -37,7 +37,7 @@ from value_aware_attention.approximations import (
     OrthogonalRandomFeatures,
     SlidingWindow,
 )
-from value_aware_attention.models.trained_attention import FourierMixing
+from value_aware_attention.models.mixing import FourierMixing
 from value_aware_study.benchmarking.passes import EagerAttention
 from value_aware_study.benchmarking.process import import_once, in_fresh_process, resident_peak
 

@@ -21,7 +21,7 @@ from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting
 from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
-from value_aware_attention.models.trained_attention import Mixing
+from value_aware_attention.models.mixing import Mixing
 from value_aware_study.cards import cards
 from value_aware_study.data.in_context import InContextTask
 from value_aware_study.evaluation.grid import grid, setting

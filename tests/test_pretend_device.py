@@ -45,7 +45,7 @@ from value_aware_attention.measurement import LayerOptions, measure
 from value_aware_attention.measurement.layers import layer_errors, skewness, skewness_gap
 from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.task import Task
-from value_aware_attention.models.trained_attention import FourierMixing, LinearMixing, RandomMixing
+from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
 from value_aware_study.benchmarking.process import peak_memory
 from value_aware_study.evaluation.picture import effective_weights, first_head

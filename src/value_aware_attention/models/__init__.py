@@ -8,12 +8,8 @@ from value_aware_attention.models.long_roberta import (
     warm_start,
 )
 from value_aware_attention.models.masked_lm import attend_with, load_masked, save_masked
-from value_aware_attention.models.trained_attention import (
-    FourierMixing,
-    LinearMixing,
-    RandomMixing,
-    TrainedAttention,
-)
+from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
+from value_aware_attention.models.trained_attention import TrainedAttention
 
 __all__ = [
     "BlockPositions",

@@ -11,7 +11,8 @@ from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.hugging_face import set_attention
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models.long_roberta import save_folded
-from value_aware_attention.models.trained_attention import Mixing, MixingSublayer, TrainedAttention
+from value_aware_attention.models.mixing import Mixing, MixingSublayer
+from value_aware_attention.models.trained_attention import TrainedAttention
 
 WEIGHTS, METHOD_WEIGHTS = "model.safetensors", "attention.safetensors"
 
