@@ -16,8 +16,7 @@ from value_aware_attention.models import (
     attend_with,
     build_roberta,
 )
-from value_aware_attention.models.mixing import Mixing
-from value_aware_attention.models.trained_attention import MixingSublayer
+from value_aware_attention.models.mixing import Mixing, MixingSublayer
 
 MODULE = "value_aware_attention.models.trained_attention"
 SIZE = {"length": 12, "width": 16, "seed": 0}
