@@ -18,7 +18,7 @@ from value_aware_attention.models import (
 )
 from value_aware_attention.models.mixing import Mixing, MixingSublayer
 
-MODULE = "value_aware_attention.models.trained_attention"
+MODULE = "value_aware_attention.models.mixing"
 SIZE = {"length": 12, "width": 16, "seed": 0}
 MIXINGS = {
     "FourierMixing": TrainedAttention(f"{MODULE}.FourierMixing", {}),
