@@ -338,7 +338,7 @@ def test_no_record_names_the_machine(made: Path) -> None:
             ("operations of training", "hours", "trainer.accelerator=auto"),
         ),
         (
-            "train_causal scale=gpu trainer.accelerator=gpu",
+            "train_causal scale=gpu trainer.accelerator=gpu paths.outputs={made}/outputs/smoke",
             ("operations of training", "hours", "trainer.accelerator=auto"),
         ),
         ("report report.records=/no/such/folder", ("/no/such/folder", "no records")),
