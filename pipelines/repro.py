@@ -150,7 +150,8 @@ class Running:
         if stage:
             with self.lock:
                 self.seconds[stage] = round(time.monotonic() - since, 1)
-                place = f"{self.order.index(stage) + 1:>2}/{len(self.order)}"
+                order = list(dict.fromkeys([*self.order, stage]))  # the page may come on top
+                place = f"{order.index(stage) + 1:>2}/{len(order)}"
                 print(f"{place} {stage}: {self.seconds[stage]:,.0f} s", flush=True)
                 write_json(self.file, verdict.kept(self.file) | self.seconds)
 

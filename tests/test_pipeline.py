@@ -105,6 +105,8 @@ def test_a_stage_that_fails_is_named_below_its_output(
     said = capfd.readouterr()
     assert said.out == " 1/3 a: 0 s\n" and said.err == "Running stage 'b':\nwhy\n"
     assert set(json.loads(running.file.read_text())) == {"a"}
+    running.follow(["true"], "report")  # on top of the rows
+    assert capfd.readouterr().out == " 4/4 report: 0 s\n"
 
 
 def file_deps(stage: PipelineStage) -> set[str]:
