@@ -50,9 +50,10 @@ STAGE = re.compile(r"Running stage '(.+)'|Stage '.+' .*skipping")
 QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
-def main(given: Sequence[str]) -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Runs a target of `TARGETS`, if none is named the report, with a scale and overrides."""
     with ending_with_one_line():
+        given = sys.argv[1:] if given is None else given
         name, *overrides = given if given and "=" not in given[0] else ["report", *given]
         if name not in TARGETS:
             raise ValueError(f"what to run is {name}; it must be {' or '.join(TARGETS)}")
@@ -164,4 +165,4 @@ class Running:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -6,9 +6,7 @@
 Without git too. A run that was ended goes on with the same command.
 """
 
-import sys
-
 from pipelines.repro import main
 
 if __name__ == "__main__":
-    main(["report", *sys.argv[1:]])
+    main()

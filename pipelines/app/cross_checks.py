@@ -73,7 +73,7 @@ OF_HYDRA = {
 GROUPS = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
 KERNELS, MIXING = (
     "value_aware_attention.kernels.",
-    "value_aware_attention.models.trained_attention.",
+    "value_aware_attention.models.mixing.",
 )
 READ = {"corpus": ("corpus.path", "corpus.evaluation_path"), "probe": ("probe.text",)}
 """App -> keys of the files that the user gives it."""

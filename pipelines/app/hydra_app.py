@@ -83,6 +83,8 @@ def read_arguments(name: str, short: Collection[str]) -> list[str]:
     register_methods()
     if options in (["-m"], ["--multirun"]):  # other options are Hydra's to read
         check_sweep(name, overrides)
+    elif any("${" in one for one in parsed.overrides):  # Hydra would name a key of its own
+        check_job(name, overrides)
     return overrides
 
 
@@ -93,7 +95,8 @@ def run_job(
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
 
     def checked(section: DictConfig) -> Any:
-        overrides = HydraConfig.get().overrides.task
+        # Hydra leaves keys of its own out of the overrides that it names for a job
+        overrides = HydraConfig.get().overrides.task if is_sweep else given
         with first_speaks():
             check_all(cfg, name, overrides)
         if not is_sweep and os.environ.get("RANK", "0") == "0":
