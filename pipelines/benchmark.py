@@ -15,7 +15,7 @@ from pipelines.app import app, plain, write_json
 def main(cfg: DictConfig) -> None:
     """Writes the record, and one metric a method."""
     from pipelines.app.tracking import tracked
-    from value_aware_attention.measurement.record import run_on
+    from value_aware_attention.measurement.run_on import run_on
     from value_aware_attention.measurement.store import RecordCache
     from value_aware_study.benchmarking.measurement import Plan, measure, training_times
     from value_aware_study.benchmarking.subjects import (

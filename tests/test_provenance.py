@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from value_aware_attention.measurement.record import cores_of, processor, run_on
+from value_aware_attention.measurement.run_on import cores_of, processor, run_on
 
 CORE = "processor\t: {}\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
 

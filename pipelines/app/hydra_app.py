@@ -217,7 +217,7 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
     """
     # imported here: it brings torch, and what composes a config refuses a wrong one before that
     from value_aware_attention.files import save_json, write_text
-    from value_aware_attention.measurement.record import to_json
+    from value_aware_attention.measurement.strict_json import to_json
 
     try:
         text = to_json(content, indent=1, sort_keys=True)

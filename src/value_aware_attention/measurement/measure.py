@@ -43,11 +43,11 @@ from value_aware_attention.measurement.record import (
     TextRead,
     ratio_of_sums,
     read,
-    run_on,
-    to_json,
 )
 from value_aware_attention.measurement.recorded import ExactRows
+from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache, source_hash
+from value_aware_attention.measurement.strict_json import to_json
 from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
 
 ENDS = ("low", "high", "difference_low", "difference_high")

@@ -1,56 +1,16 @@
 """The record of an evaluation, strict JSON with estimates and the machine it ran on."""
 
-import json
-import math
-import os
-import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from value_aware_attention.approximations.closest_combination import engine
-from value_aware_attention.distributed import processes
-from value_aware_attention.files import parse_json, reading, without_checksum
-
-
-def to_json(content: Any, **options: Any) -> str:
-    """Serializes numbers, text, lists and dictionaries; `options` are those of `json.dumps`.
-
-    Raises ValueError with the keys that lead to the first number that is not finite.
-    """
-    for keys, number in _not_finite(content):
-        raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
-    return json.dumps(content, allow_nan=False, **options)
-
-
-def from_json(text: str) -> Any:
-    """Parses JSON; raises ValueError for anything else, NaN and numbers above 1e308 included."""
-    content = parse_json(text)
-    for keys, number in _not_finite(content):
-        raise ValueError(f"{keys or 'the number'} is {number}, which JSON does not have")
-    return content
-
-
-def _not_finite(content: Any, keys: str = "") -> Iterator[tuple[str, float]]:
-    """Yields NaN and infinite numbers, each with its keys: "cells.0.value"."""
-    if isinstance(content, float) and not math.isfinite(content):
-        yield keys, content
-    parts: Any = ()
-    if isinstance(content, Mapping):
-        parts = content.items()
-    elif isinstance(content, (list, tuple)):
-        parts = enumerate(content)
-    for key, part in parts:
-        yield from _not_finite(part, f"{keys}.{key}" if keys else str(key))
-
+from value_aware_attention.files import reading, without_checksum
+from value_aware_attention.measurement.strict_json import from_json, to_json
 
 CONFIDENCE = 0.95
 
@@ -480,56 +440,3 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
         wanted = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
         raise ValueError(f"{name} is {content!r:.80}; it must be a {wanted}")
     return content
-
-
-CPUINFO = Path("/proc/cpuinfo")
-PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
-
-
-def run_on(device: str = "cpu") -> RunOn:
-    """Describes hardware and versions, without anything that names a machine or a time.
-
-    `device` is the one that computes: its solver is named.
-    """
-    used = processor()
-    return RunOn(
-        hardware=torch.cuda.get_device_name() if torch.cuda.is_available() else cores_of(used),
-        processor=used,
-        threads=torch.get_num_threads(),
-        versions={"python": platform.python_version()} | dict(_versions()),
-        engine=engine(device),
-        processes=processes(),
-    )
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    """Yields the versions of the installed packages."""
-    for name in PACKAGES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
-
-
-def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:
-    """Finds the CPU's name, family and model, and the instruction set that PyTorch's vectors use.
-
-    Processors of one name can differ in the others, and sums in vectors of another width round
-    otherwise. None stands for a fact that the system does not tell.
-    """
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    fields = (line.partition(":") for line in reversed(lines))  # the first core's come last
-    told = {name.strip(): value.strip() for name, _, value in fields}
-    return {
-        "name": told.get("model name") or platform.processor() or platform.machine(),
-        "family": told.get("cpu family"),
-        "model": told.get("model"),
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def cores_of(used: dict[str, str | None]) -> str:
-    """Names the cores that this process may use: "2 cores of AMD EPYC (family 25, ...)"."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kind = [f"{name} {used[name]}" for name in ("family", "model") if used[name]]
-    return f"{cores} cores of {used['name']} ({', '.join([*kind, str(used['vectors'])])})"

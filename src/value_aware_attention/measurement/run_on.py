@@ -1,0 +1,65 @@
+"""Hardware and versions that a number was measured with."""
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from value_aware_attention.approximations.closest_combination import engine
+from value_aware_attention.distributed import processes
+from value_aware_attention.measurement.record import RunOn
+
+CPUINFO = Path("/proc/cpuinfo")
+PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
+
+
+def run_on(device: str = "cpu") -> RunOn:
+    """Describes hardware and versions, without anything that names a machine or a time.
+
+    `device` is the one that computes: its solver is named.
+    """
+    used = processor()
+    return RunOn(
+        hardware=torch.cuda.get_device_name() if torch.cuda.is_available() else cores_of(used),
+        processor=used,
+        threads=torch.get_num_threads(),
+        versions={"python": platform.python_version()} | dict(_versions()),
+        engine=engine(device),
+        processes=processes(),
+    )
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """Yields the versions of the installed packages."""
+    for name in PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:
+    """Finds the CPU's name, family and model, and the instruction set that PyTorch's vectors use.
+
+    Processors of one name can differ in the others, and sums in vectors of another width round
+    otherwise. None stands for a fact that the system does not tell.
+    """
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    fields = (line.partition(":") for line in reversed(lines))  # the first core's come last
+    told = {name.strip(): value.strip() for name, _, value in fields}
+    return {
+        "name": told.get("model name") or platform.processor() or platform.machine(),
+        "family": told.get("cpu family"),
+        "model": told.get("model"),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def cores_of(used: dict[str, str | None]) -> str:
+    """Names the cores that this process may use: "2 cores of AMD EPYC (family 25, ...)"."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    kind = [f"{name} {used[name]}" for name in ("family", "model") if used[name]]
+    return f"{cores} cores of {used['name']} ({', '.join([*kind, str(used['vectors'])])})"
