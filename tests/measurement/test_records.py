@@ -11,7 +11,7 @@ from tests.report.surveyed import cache_record
 from tests.report.synthetic import probed
 from value_aware_attention.measurement.caches import CacheRecord
 from value_aware_attention.measurement.record import Record
-from value_aware_study.evaluation.explorer import Exploration
+from value_aware_study.evaluation.exploration import Exploration
 
 Edit = Callable[[dict[str, Any]], object]
 

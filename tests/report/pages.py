@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from value_aware_study.evaluation.explorer import Exploration, Head, Kept, Model, Query
+from value_aware_study.evaluation.exploration import Exploration, Head, Kept, Model, Query
 from value_aware_study.report.charts import bars, direction, dots, reference, toggled
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 from value_aware_study.report.look import Mark

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.pages import SLY, small_page
-from value_aware_study.evaluation.explorer import Exploration
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import page as page_module
 from value_aware_study.report.exhibit import Page
 from value_aware_study.report.page import write_page

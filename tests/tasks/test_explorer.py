@@ -16,7 +16,8 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.call import Call
-from value_aware_study.evaluation.explorer import WHOLE, Exploration, Kept, Model, explored_model
+from value_aware_study.evaluation.exploration import WHOLE, Exploration, Kept, Model
+from value_aware_study.evaluation.explorer import explored_model
 
 METHODS = {
     "OVA": OptimalValueAware,

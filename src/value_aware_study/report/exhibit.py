@@ -7,7 +7,7 @@ from itertools import chain
 
 import pandas as pd
 
-from value_aware_study.evaluation.explorer import Exploration
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.markdown import escaped
 from value_aware_study.report.look import Panel
 

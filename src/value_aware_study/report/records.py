@@ -8,7 +8,7 @@ from value_aware_attention.files import CONTENT_SHA256, load_json, reading
 from value_aware_attention.measurement.caches import CacheRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_attention.measurement.record import read as check_kind
-from value_aware_study.evaluation.explorer import Exploration
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.results import Results
 
 AGAIN = "make it again (dvc repro)"

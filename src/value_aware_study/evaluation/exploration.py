@@ -1,0 +1,105 @@
+"""The record behind the token explorer: what each head of a model does with one short text."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from value_aware_attention.files import without_checksum
+
+WHOLE = 1000
+"""What the weights of a query sum to, but for rounding: they are kept in thousandths."""
+
+
+class Kept(NamedTuple):
+    """The keys that a method keeps for one query; an array of three in JSON."""
+
+    keys: tuple[int, ...]
+    weights: tuple[int, ...]
+    error: float | None
+    """||o - o~||^2 / ||o||^2; None where only o is zero."""
+
+
+class Query(NamedTuple):
+    """One query; an array of two in JSON."""
+
+    weights: tuple[int, ...]
+    """Exact attention weights; keys after the last are not seen, or have weight 0."""
+    kept: tuple[tuple[Kept, ...], ...]
+    """For each size, each method."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of one layer, with a query for every token."""
+
+    layer: int
+    head: int
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A text as a model reads it, and what some of its heads do."""
+
+    name: str
+    tokens: tuple[str, ...]
+    heads: tuple[Head, ...]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Everything that the explorer shows: some 0.7 KB for each query of each head."""
+
+    sizes: tuple[int, ...]
+    """Keys a query may keep."""
+    methods: tuple[str, ...]
+    models: tuple[Model, ...]
+
+    def to_json(self) -> str:
+        """As compact JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
+        """The models of all of them; ValueError where they are of different sizes or methods."""
+        first = explorations[0]
+        for other in explorations:
+            for name in ("sizes", "methods"):
+                given, known = getattr(other, name), getattr(first, name)
+                if given != known:
+                    raise ValueError(f"the {name} of explorations are {known} and {given}, not one")
+        models = tuple(model for exploration in explorations for model in exploration.models)
+        return cls(first.sizes, first.methods, models)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Exploration":
+        """The inverse of `to_json`; ValueError where a part is missing that is shown."""
+        read = without_checksum(json.loads(text))
+        models = tuple(
+            Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))
+            for model in read["models"]
+        )
+        found = cls(tuple(read["sizes"]), tuple(read["methods"]), models)
+        if not (found.sizes and found.methods and found.models):
+            raise ValueError("it has no sizes, no methods or no models")
+        for model in found.models:
+            if not model.tokens or not model.heads:
+                raise ValueError(f"{model.name} has no tokens or no heads")
+            if {len(head.queries) for head in model.heads} != {len(model.tokens)}:
+                raise ValueError(f"{model.name} has not a query for every token")
+        return found
+
+
+def _head(read: dict[str, Any]) -> Head:
+    queries = (
+        Query(
+            tuple(weights),
+            tuple(
+                tuple(Kept(tuple(keys), tuple(kept), error) for keys, kept, error in methods)
+                for methods in sizes
+            ),
+        )
+        for weights, sizes in read["queries"]
+    )
+    return Head(read["layer"], read["head"], tuple(queries))
