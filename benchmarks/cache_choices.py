@@ -26,12 +26,9 @@ from benchmarks.record import finish, header, markdown, options, setting
 from pipelines.app import composed
 from value_aware_attention import caches
 from value_aware_attention.caches.observed import OBSERVED, Choice, turned
-from value_aware_attention.measurement.caches import (
-    CacheRecord,
-    cache_settings,
-    estimate,
-    measure_caches,
-)
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.caches import cache_settings, measure_caches
+from value_aware_attention.measurement.record import estimate
 from value_aware_attention.measurement.task import Task
 
 TEXTS = ("recall", "markov", "copying", "docstrings")

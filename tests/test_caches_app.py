@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from value_aware_attention.measurement.caches import CacheRecord
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_study.report.contents import cache_section
 from value_aware_study.training.decoder import build_decoder
 

@@ -24,12 +24,12 @@ from transformers import (
 
 from value_aware_attention import approximations, kernels, probe
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.caches import CacheRecord
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.task import Task, UnitSums, joined
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_attention.probe import headline
 from value_aware_study.report.contents import write_probe
 
 ROOT = Path(__file__).parents[1]

@@ -3,8 +3,8 @@
 from typing import Any
 
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.headline import match
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
-from value_aware_attention.probe import match
 
 SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 

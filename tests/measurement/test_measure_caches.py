@@ -8,12 +8,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from value_aware_attention import caches, hugging_face
 from value_aware_attention.measurement import Task, Text
-from value_aware_attention.measurement.caches import (
-    CacheCell,
-    CacheRecord,
-    cache_settings,
-    measure_caches,
-)
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_attention.measurement.caches import cache_settings, measure_caches
 from value_aware_attention.measurement.recorded import ExactRows, recording
 
 PAGE = Path(__file__).parents[2] / "docs/caches.md"

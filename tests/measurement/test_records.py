@@ -9,7 +9,7 @@ import pytest
 from tests.report.pages import exploration
 from tests.report.surveyed import cache_record
 from tests.report.synthetic import probed
-from value_aware_attention.measurement.caches import CacheRecord
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration
 

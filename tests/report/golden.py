@@ -12,7 +12,7 @@ from surveyed import AGREES, benchmark_record, cache_cell, cache_record, cell, s
 from synthetic import ends, gap_cell, probed, trained_again, with_attention, with_cells
 
 from tests.report.pages import exploration
-from value_aware_attention.measurement.caches import CacheGaps, Estimate
+from value_aware_attention.measurement.cache_record import CacheGaps, Estimate
 from value_aware_attention.measurement.record import Baseline, SkewnessGap
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.records import read

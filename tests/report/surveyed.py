@@ -2,7 +2,7 @@
 
 from synthetic import RUN_ON, ends, error, record
 
-from value_aware_attention.measurement.caches import CacheCell, CacheRecord, Estimate
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
 from value_aware_attention.measurement.record import Cell, Panel, Picture, TextRead
 from value_aware_study.report.results import Results
 

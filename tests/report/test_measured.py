@@ -4,7 +4,7 @@ import pytest
 from synthetic import curve, output_error, probed, without_attention
 from synthetic import match as match_of
 
-from value_aware_attention.probe import match as matching_keys
+from value_aware_attention.measurement.headline import match as matching_keys
 from value_aware_study.report.exhibits import layers
 from value_aware_study.report.measured import (
     error_rows,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from value_aware_attention.files import with_checksum
-from value_aware_attention.measurement.caches import CacheRecord
+from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.record import OutputError, Record
-from value_aware_attention.probe import headline
 from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (

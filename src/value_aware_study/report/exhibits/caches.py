@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from value_aware_attention.measurement.caches import CacheCell, CacheRecord, Estimate, estimate
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_attention.measurement.record import Estimate, estimate
 from value_aware_study.cards import cache_cards
 from value_aware_study.report.charts import OUTPUT_ERROR, dots, toggled
 from value_aware_study.report.exhibit import Exhibit, Table

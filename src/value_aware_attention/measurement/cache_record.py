@@ -1,0 +1,111 @@
+"""Record of cache methods measured on a model, kept as `record.Record` is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from value_aware_attention.measurement.record import Estimate, JsonRecord, RunOn
+
+VERSION = 2
+"""Version of the schema, raised whenever older records cannot be read as new ones"""
+DISTANCES = ("kl", "cosine_distance")
+"""Distances of the model's output from the exact one; every cell has one among its ends"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCell:
+    """One cache method with r keys, in all layers of the model, on queries it has not observed."""
+
+    method: str
+    observed: str
+    """The queries that it saw (`AfterPrefix`); "hindsight" is an oracle."""
+    r: int
+    joint: bool
+    """True: chosen by the error that the whole set leaves; False: by scores of single keys."""
+    refits: bool
+    """True: kept keys get biases and values of their own."""
+    error: Estimate
+    """Mean over layers of sum ||o - o~||^2 / sum ||o||^2, over units, heads and served queries of
+    the exact model"""
+    by_layer: tuple[float, ...]
+    ends: Mapping[str, Estimate]
+    """End metrics with the method in all layers, by name"""
+    by_unit: Mapping[str, tuple[float, ...]]
+    """"error" and each end metric of every unit, for paired comparisons"""
+    multiply_adds: float
+    """Multiply-adds of one choice for a key-value head, counted"""
+    seconds: float
+    """Time of one choice for a key-value head, measured"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGaps:
+    """Splits the error of a method on served queries, over the best found, into four factors.
+
+    Each is a ratio of sums, a layer's errors in parts of its ||o||^2: 1 = nothing is lost.
+    """
+
+    method: str
+    observed: str
+    r: int
+    layer: int | None
+    head: int | None
+    """Key-value head; None: pooled"""
+    criterion: Estimate
+    """Error of the method / of the best set found on the same observed queries; may be below 1"""
+    information: Estimate
+    """Error of the best set found on the observed queries / on the served queries themselves"""
+    sharing: Estimate
+    """Error of the best set on the served queries / of a set for each served query alone"""
+    weights: Estimate
+    """Error of the best set on the served queries / of that set with refitted biases and values"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRecord(JsonRecord):
+    """Cache methods measured on one model and task."""
+
+    version: ClassVar[int] = VERSION
+    made_by: ClassVar[str] = "make caches"
+    model: str
+    task: str
+    description: str
+    kernel: str
+    prefix: int | None
+    """Keys that are chosen from; None: all keys of an encoder"""
+    length: int
+    rows: int
+    """Observed queries of each head, at most"""
+    seeds: tuple[int, ...]
+    """The seed that each unit was drawn by"""
+    layers: int
+    key_value_heads: int
+    query_heads: int
+    head_dim: int
+    sharpest: tuple[tuple[float, ...], ...]
+    """Mean largest attention weight of served queries, by layer and query head"""
+    exact: Mapping[str, Estimate]
+    """End metrics of the exact model"""
+    cells: tuple[CacheCell, ...]
+    run_on: RunOn
+    gaps: tuple[CacheGaps, ...] = ()
+    scale: str = ""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def units(self) -> int:
+        """Counts the texts."""
+        return len(self.seeds)
+
+    def check(self) -> None:
+        """Raises ValueError for what no measurement writes."""
+        if not self.cells:
+            raise ValueError("it has no cells")
+        for place, cell in enumerate(self.cells):
+            if cell.r < 1:
+                raise ValueError(f"cells.{place}.r is {cell.r}; it must be at least 1")
+            if not cell.ends.keys() & set(DISTANCES):
+                raise ValueError(f"cells.{place}.ends has none of {', '.join(DISTANCES)}")
+            for name in ("error", *cell.ends):
+                if len(cell.by_unit.get(name, ())) != self.units:
+                    raise ValueError(f"cells.{place}.by_unit has not {self.units} units of {name}")
