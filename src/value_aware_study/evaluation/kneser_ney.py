@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.integer]
+Integers = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 UNKNOWN = -1
@@ -15,7 +16,7 @@ UNKNOWN = -1
 class _Order(NamedTuple):
     """Holds the n-grams of one order, sorted by `keys`: number of the context times V + token."""
 
-    keys: NDArray[np.int64]
+    keys: Integers
     kept: Probabilities
     """max(c - D(c), 0) / c(context) of each n-gram"""
     rest: Probabilities
@@ -48,7 +49,7 @@ class KneserNey:
         self.order, self.size = order, vocabulary_size
         rows = rows.astype(np.int64)
         before = np.pad(rows, ((0, 0), (1, 0)), constant_values=vocabulary_size)
-        self.orders = []
+        self.orders: list[_Order] = []
         contexts = np.zeros_like(rows)  # the empty context has number 0
         for n in range(1, order + 1):
             keys = contexts * vocabulary_size + rows[:, n - 1 :]
@@ -74,7 +75,7 @@ class KneserNey:
             found = np.where(seen & known, order.kept[place], 0.0) + rest * found
         return found
 
-    def _number(self, contexts: Tokens) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _number(self, contexts: Tokens) -> tuple[Integers, NDArray[np.bool_]]:
         """Finds the number of each context, (rows,), and whether a token ever followed it."""
         number = np.zeros(len(contexts), dtype=np.int64)
         known = (contexts != UNKNOWN).all(axis=1)
@@ -84,24 +85,22 @@ class KneserNey:
         return number, known & (number < len(self.orders[contexts.shape[1]].rest))
 
 
-def _smoothed(keys: NDArray[np.int64], counts: NDArray[np.int64], size: int) -> _Order:
+def _smoothed(keys: Integers, counts: Integers, size: int) -> _Order:
     """Discounts the counts of an order's n-grams."""
-    n1, n2, n3, n4 = (max(1, np.count_nonzero(counts == times)) for times in (1, 2, 3, 4))
+    n1, n2, n3, n4 = np.bincount(counts, minlength=5)[1:5].clip(min=1)
     y = n1 / (n1 + 2 * n2)
     estimates = np.array([y, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
     estimates[estimates <= 0] = y  # too few n-grams for an estimate
     discount = estimates[np.minimum(counts, 3)]
     context = keys // size
-    total = np.bincount(context, counts)
+    total = np.bincount(context, counts).astype(np.float64)
     kept = (counts - discount) / total[context]
     rest = np.ones_like(total)
     np.divide(np.bincount(context, discount), total, out=rest, where=total > 0)
     return _Order(keys, kept, rest)
 
 
-def _find(
-    keys: NDArray[np.int64], asked: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _find(keys: Integers, asked: Integers) -> tuple[Integers, NDArray[np.bool_]]:
     """Finds the place of each asked number among sorted keys, and whether it is there."""
     place = np.searchsorted(keys, asked).clip(max=len(keys) - 1)
     return place, keys[place] == asked
