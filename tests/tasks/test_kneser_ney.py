@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from value_aware_study.evaluation.kneser_ney import UNKNOWN, KneserNey
+from value_aware_study.evaluation.kneser_ney import UNKNOWN, KneserNey, log_likelihood
 
 SIZE = 5
 TEXTS = arrays(
@@ -56,8 +56,9 @@ class Slow:
 @settings(max_examples=60, deadline=None)
 @given(TEXTS, st.integers(1, 4), st.data())
 def test_probabilities_are_those_of_the_slow_recursion_and_sum_to_one(rows, order, data) -> None:
-    model, slow = KneserNey(rows, order=order, vocabulary_size=SIZE), Slow(rows.tolist(), order)
+    model = KneserNey(rows, order=order, vocabulary_size=SIZE)
     length = data.draw(st.integers(0, order - 1))
+    slow = Slow(rows.tolist(), length + 1)
     context = tuple(data.draw(st.lists(st.integers(0, SIZE - 1), min_size=length, max_size=length)))
     contexts = np.tile(np.array(context, dtype=np.int64), (SIZE, 1))
     found = model.probabilities(contexts, np.arange(SIZE))
@@ -66,14 +67,44 @@ def test_probabilities_are_those_of_the_slow_recursion_and_sum_to_one(rows, orde
     assert (found > 0).all()
 
 
-@given(TEXTS, st.integers(1, 3))
-def test_a_context_ends_after_an_unknown_token(rows, known) -> None:
+@given(TEXTS, st.integers(0, 2))
+def test_the_tokens_up_to_an_unknown_one_are_left_out(rows, place) -> None:
     model = KneserNey(rows, order=4, vocabulary_size=SIZE)
-    whole = np.tile(rows[:1, :3], (SIZE, 1))
-    hidden = whole.copy()
-    hidden[:, : 3 - known + 1] = UNKNOWN
-    shorter = model.probabilities(whole[:, 3 - known + 1 :], np.arange(SIZE))
-    assert model.probabilities(hidden, np.arange(SIZE)) == pytest.approx(shorter)
+    contexts = np.tile(rows[:1, :3], (SIZE, 1))
+    contexts[:, place] = UNKNOWN
+    found = model.probabilities(contexts, np.arange(SIZE))
+    contexts[:, :place] = 0
+    assert (found == model.probabilities(contexts, np.arange(SIZE))).all()
+    assert found.sum() == pytest.approx(1)
+    if place == 2:
+        continued = Slow(rows.tolist(), 2).counts[0]
+        lower = KneserNey(rows, order=2, vocabulary_size=SIZE)
+        unseen = lower.probabilities(np.full((SIZE, 1), UNKNOWN), np.arange(SIZE))
+        assert found == pytest.approx(unseen)
+        assert found.argmax() in {gram[0] for gram in continued}
+
+
+@given(TEXTS, st.integers(1, 3), st.data())
+def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, data) -> None:
+    model = KneserNey(rows, order=order, vocabulary_size=SIZE)
+    width = order - 1
+    tokens = st.lists(st.integers(0, SIZE - 1), min_size=width, max_size=width)
+    left, right = (np.array([data.draw(tokens)], dtype=np.int64) for _ in range(2))
+    hidden = data.draw(st.integers(0, width))  # first unknown token on the right
+    right[:, hidden:] = UNKNOWN
+    found = log_likelihood(model, left, np.arange(SIZE)[None], right)
+    for candidate in range(SIZE):
+        text = [*left[0], candidate, *right[0, :hidden]]
+        expected = sum(
+            np.log(
+                model.probabilities(
+                    np.array([text[i - width : i]], dtype=np.int64).reshape(1, width),
+                    np.array([text[i]]),
+                )
+            )
+            for i in range(width, len(text))
+        )
+        assert found[0, candidate] == pytest.approx(expected.item())
 
 
 def test_no_n_gram_spans_two_rows() -> None:

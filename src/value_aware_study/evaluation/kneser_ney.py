@@ -1,26 +1,33 @@
-"""Estimates n-gram models of any order by interpolated modified Kneser-Ney smoothing."""
+"""Estimates n-gram models by interpolated modified Kneser-Ney smoothing."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.integer]
 Integers = NDArray[np.int64]
+Tokens = NDArray[np.integer]
 Probabilities = NDArray[np.float64]
 
 UNKNOWN = -1
-"""Token of a context that says nothing, as a masked one: the context ends after it."""
+"""Token of a context that says nothing, such as a mask: the tokens up to it are left out."""
+
+
+class _Discounted(NamedTuple):
+    """Holds the discounted counts of the n-grams of one order."""
+
+    kept: Probabilities
+    """max(c - D(c), 0) / c(context) of each n-gram"""
+    rest: Probabilities
+    """Mass that the discounts leave to the lower order, by number of the context"""
 
 
 class _Order(NamedTuple):
     """Holds the n-grams of one order, sorted by `keys`: number of the context times V + token."""
 
     keys: Integers
-    kept: Probabilities
-    """max(c - D(c), 0) / c(context) of each n-gram"""
-    rest: Probabilities
-    """Mass that the discounts leave to the lower order, by number of the context"""
+    highest: _Discounted
+    lower: _Discounted
 
 
 class KneserNey:
@@ -33,7 +40,8 @@ class KneserNey:
     c counts occurrences at the highest order, and below it the different tokens that stand before
     the n-gram, the start of a row among them; n1 to n4 are the n-grams of an order whose count is
     1 to 4, at least 1. Below the unigrams every token has probability 1 / V. A context that was
-    never seen leaves all mass to the lower order.
+    never seen leaves all mass to the lower order. The models of all orders up to `order` share
+    their n-grams.
 
     `rows` are token numbers (rows, length) below `vocabulary_size`; no n-gram spans two rows.
     Raises ValueError for an order below 1 or rows shorter than it.
@@ -46,58 +54,60 @@ class KneserNey:
             raise ValueError(
                 f"rows have {rows.shape[1]} tokens; order {order} needs at least {order}"
             )
-        self.order, self.size = order, vocabulary_size
+        self.vocabulary_size = size = vocabulary_size
         rows = rows.astype(np.int64)
-        before = np.pad(rows, ((0, 0), (1, 0)), constant_values=vocabulary_size)
+        before = np.pad(rows, ((0, 0), (1, 0)), constant_values=size)
         self.orders: list[_Order] = []
         contexts = np.zeros_like(rows)  # the empty context has number 0
         for n in range(1, order + 1):
-            keys = contexts * vocabulary_size + rows[:, n - 1 :]
+            keys = contexts * size + rows[:, n - 1 :]
             found, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
             numbers = numbers.reshape(keys.shape)
-            if n < order:
-                preceded = numbers * (vocabulary_size + 1) + before[:, : numbers.shape[1]]
-                counts = np.bincount(np.unique(preceded) // (vocabulary_size + 1))
-            self.orders.append(_smoothed(found, counts, vocabulary_size))
+            preceded = np.unique(numbers * (size + 1) + before[:, : numbers.shape[1]])
+            different = np.bincount(preceded // (size + 1))
+            self.orders.append(
+                _Order(found, *(_discounted(found // size, c) for c in (counts, different)))
+            )
             contexts = numbers[:, :-1]
 
     def probabilities(self, contexts: Tokens, following: Tokens) -> Probabilities:
-        """Computes p(following | context), row by row.
+        """Computes p_n(following | context), row by row.
 
-        `contexts` are (rows, n) tokens, the nearest one last, `following` (rows,) tokens. Tokens up
-        to the last `UNKNOWN` of a context are left out of it.
+        `contexts` are (rows, n - 1) tokens, the nearest one last, `following` (rows,) tokens. The
+        tokens up to the last `UNKNOWN` of a context are left out of it.
         """
-        found = np.full(len(following), 1 / self.size)
-        for n, order in enumerate(self.orders[: contexts.shape[1] + 1], start=1):
-            context, known = self._number(contexts[:, contexts.shape[1] - n + 1 :])
-            place, seen = _find(order.keys, context * self.size + following)
-            rest = np.where(known, order.rest[np.where(known, context, 0)], 1.0)
-            found = np.where(seen & known, order.kept[place], 0.0) + rest * found
+        found = np.full(len(following), 1 / self.vocabulary_size)
+        for n in range(1, contexts.shape[1] + 2):
+            order = self.orders[n - 1]
+            counted = order.highest if n == contexts.shape[1] + 1 else order.lower
+            number, known = self._number(contexts[:, contexts.shape[1] + 1 - n :])
+            known &= number < len(counted.rest)  # else no token ever followed
+            place, seen = _find(order.keys, number * self.vocabulary_size + following)
+            rest = counted.rest[np.where(known, number, 0)]
+            found *= np.where(known, rest, 1.0)
+            found += np.where(known & seen, counted.kept[place], 0.0)
         return found
 
     def _number(self, contexts: Tokens) -> tuple[Integers, NDArray[np.bool_]]:
-        """Finds the number of each context, (rows,), and whether a token ever followed it."""
-        number = np.zeros(len(contexts), dtype=np.int64)
-        known = (contexts != UNKNOWN).all(axis=1)
+        """Finds the number of each context, (rows,), and whether it occurs."""
+        number, known = np.zeros(len(contexts), dtype=np.int64), np.ones(len(contexts), dtype=bool)
         for order, token in zip(self.orders, contexts.T, strict=False):
-            number, seen = _find(order.keys, number * self.size + token)
-            known &= seen
-        return number, known & (number < len(self.orders[contexts.shape[1]].rest))
+            number, seen = _find(order.keys, number * self.vocabulary_size + token)
+            known &= seen & (token != UNKNOWN)
+        return number, known
 
 
-def _smoothed(keys: Integers, counts: Integers, size: int) -> _Order:
-    """Discounts the counts of an order's n-grams."""
+def _discounted(contexts: Integers, counts: Integers) -> _Discounted:
+    """Discounts the counts of an order's n-grams, sorted by the numbers of their contexts."""
     n1, n2, n3, n4 = np.bincount(counts, minlength=5)[1:5].clip(min=1)
     y = n1 / (n1 + 2 * n2)
     estimates = np.array([y, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
     estimates[estimates <= 0] = y  # too few n-grams for an estimate
     discount = estimates[np.minimum(counts, 3)]
-    context = keys // size
-    total = np.bincount(context, counts).astype(np.float64)
-    kept = (counts - discount) / total[context]
+    total = np.bincount(contexts, counts).astype(np.float64)
     rest = np.ones_like(total)
-    np.divide(np.bincount(context, discount), total, out=rest, where=total > 0)
-    return _Order(keys, kept, rest)
+    np.divide(np.bincount(contexts, discount), total, out=rest, where=total > 0)
+    return _Discounted((counts - discount) / total[contexts], rest)
 
 
 def _find(keys: Integers, asked: Integers) -> tuple[Integers, NDArray[np.bool_]]:
@@ -109,20 +119,19 @@ def _find(keys: Integers, asked: Integers) -> tuple[Integers, NDArray[np.bool_]]
 def log_likelihood(
     model: KneserNey, left: Tokens, candidates: Tokens, right: Tokens
 ) -> Probabilities:
-    """Computes log p(candidate, right | left) of each candidate, up to a constant: a cloze score.
+    """Computes log p(candidate, right | left) of each candidate, up to a constant.
 
-    `left` and `right` are (rows, order - 1) tokens around each gap, `candidates` (rows, K); returns
-    (rows, K). A token `UNKNOWN` on the right leaves out its own factor and those after it.
+    `left` and `right` are the (rows, n - 1) tokens before and after each gap of a text,
+    `candidates` (rows, K); returns (rows, K). The factors of the tokens after a gap end at the
+    first `UNKNOWN` one.
     """
     rows, count = candidates.shape
-    around = [np.repeat(side, count, axis=0) for side in (left, right)]
-    sequence = np.column_stack([around[0], candidates.ravel(), around[1]])
+    before, after = (np.repeat(side, count, axis=0) for side in (left, right))
+    text = np.column_stack([before, candidates.ravel(), after])
     width = left.shape[1]
-    score = np.log(model.probabilities(sequence[:, :width], sequence[:, width]))
-    known = np.ones(len(sequence), dtype=bool)
-    for place in range(width + 1, sequence.shape[1]):
-        known &= sequence[:, place] != UNKNOWN
-        asked = sequence[known]
-        found = model.probabilities(asked[:, place - width : place], asked[:, place])
-        score[known] += np.log(found)
+    score = np.log(model.probabilities(before, text[:, width]))
+    for place in range(width + 1, text.shape[1]):
+        known = (text[:, width + 1 : place + 1] != UNKNOWN).all(axis=1)
+        context = text[known, place - width : place]
+        score[known] += np.log(model.probabilities(context, text[known, place]))
     return score.reshape(rows, count)
