@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from hydra.utils import get_class
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
@@ -26,6 +28,20 @@ def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[Ten
     """Draws queries, keys and values of one shape."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(3)]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that any operation makes."""
+
+    size = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
+        self.size = max(self.size, *(x.untyped_storage().nbytes() for x in tensors), 0)
+        return made
 
 
 class Method(NamedTuple):

@@ -60,6 +60,13 @@ def observed(
     )
 
 
+def rotary(query: Tensor, shift: Tensor) -> Tensor:
+    """Turns two pairs of coordinates, the second one slower, as a rotary embedding does."""
+    angle = shift[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
+    cos, sin = (x.to(query.dtype).repeat(1, 2) for x in (angle.cos(), angle.sin()))
+    return query * cos + torch.cat([-query[..., 2:], query[..., :2]], dim=-1) * sin
+
+
 def kinds(**fixed: object) -> st.SearchStrategy[Observed]:
     """Every kind that is not fixed."""
     drawn = {

@@ -1,5 +1,6 @@
 """The joint error of a set, by recomputing it: costs of dropping and adding, and the searches."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -199,10 +200,9 @@ def test_an_exchange_ends_where_none_of_one_key_helps() -> None:
 def test_keys_are_exchanged_for_less_error_alone() -> None:
     """The best of all sets stays, nor are its keys exchanged for copies that are as good."""
     seen = observed(5)
-    names = {name: getattr(seen, name) for name in seen.__dataclass_fields__}
-    for name, dim in (("key", -2), ("value", -2), ("visible", -1), ("available", -1)):
-        names[name] = torch.cat([names[name]] * 3, dim=dim)
-    seen = Observed(**names)
+    copied = {"key": -2, "value": -2, "visible": -1, "available": -1}
+    copies = {name: torch.cat([getattr(seen, name)] * 3, dim=d) for name, d in copied.items()}
+    seen = replace(seen, **copies)
     rows, indices = Rows.of(seen), best_set(seen, 3).indices
     for shift in (0, 5, 10):
         best = torch.zeros_like(rows.available).scatter(-1, (indices + shift) % 15, value=True)

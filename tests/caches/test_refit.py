@@ -1,6 +1,7 @@
 """Biases and values of kept keys: least squares, chosen by rows that were held out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,8 +43,7 @@ def test_two_equal_keys_merged_with_log_two_lose_nothing(beside: bool) -> None:
     seen = observed(6, beside=beside)
     key, value = (x.clone() for x in (seen.key, seen.value))
     key[:, 4], value[:, 4] = key[:, 1], value[:, 1]
-    names = seen.__dataclass_fields__
-    seen = Observed(**{name: getattr(seen, name) for name in names} | {"key": key, "value": value})
+    seen = replace(seen, key=key, value=value)
     indices = torch.tensor([0, 1, 2, 3, 5]).expand(2, -1)
     merged = torch.tensor([0.0, math.log(2), 0.0, 0.0, 0.0], dtype=torch.float64).expand(2, -1)
     assert (seen.error(KeptKeys(indices, merged)) < 1e-24).all()

@@ -26,7 +26,6 @@ from value_aware_attention.approximations import (
     Exact,
     OptimalValueAware,
     OptimalValueOblivious,
-    SlidingWindow,
 )
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.kernels import Elu, Exponential
@@ -228,20 +227,6 @@ def test_every_config_of_a_composite_model_gets_back_its_own() -> None:
     assert [config._attn_implementation for config in names] == before
 
 
-def test_two_models_at_once() -> None:
-    one, two = sharp("roberta"), sharp("gpt2")
-    inputs = batch()
-    exact = logits(one, inputs), logits(two, inputs)
-    with replace_attention(one, OptimalValueOblivious(1)):
-        with replace_attention(two, SlidingWindow(2)):
-            both = logits(one, inputs), logits(two, inputs)
-        assert torch.equal(logits(one, inputs), both[0])
-        assert torch.equal(logits(two, inputs), exact[1])
-    with replace_attention(two, SlidingWindow(2)):
-        assert torch.equal(logits(two, inputs), both[1])
-    assert torch.equal(logits(one, inputs), exact[0])
-
-
 def test_layers_can_be_chosen_and_get_different_objects(model: PreTrainedModel) -> None:
     inputs, count = batch(), len(attention_layers(model))
     expected, made = logits(model, inputs), {}
@@ -284,20 +269,6 @@ def test_layers_are_counted_in_the_order_they_are_called(model: PreTrainedModel)
         assert order == list(range(model.config.num_hidden_layers))
 
 
-def test_heads_can_be_chosen(either: PreTrainedModel) -> None:
-    inputs, method = batch(), OptimalValueOblivious(1)
-    expected = logits(either, inputs)
-    found = {}
-    for heads in ((), (0,), (1, 3), (0, 1, 2, 3), None):
-        with replace_attention(either, method, heads=heads, layers=[0]):
-            found[heads] = logits(either, inputs)
-    torch.testing.assert_close(found[()], expected, **CLOSE)
-    torch.testing.assert_close(found[0, 1, 2, 3], found[None])
-    different = [found[heads] for heads in ((), (0,), (1, 3), None)]
-    for number, one in enumerate(different):
-        assert all((one - other).abs().max() > 1e-3 for other in different[:number])
-
-
 def test_a_chosen_head_gets_the_method_and_the_others_the_exact_output() -> None:
     model, recorded = sharp("llama"), {}
 
@@ -317,17 +288,6 @@ def test_a_chosen_head_gets_the_method_and_the_others_the_exact_output() -> None
     assert recorded["heads"] == 1
     assert (replaced[..., 2, :] == 7).all()
     assert torch.equal(replaced[..., [0, 1, 3], :], exact[..., [0, 1, 3], :])
-
-
-def test_key_and_value_heads_are_repeated_for_their_queries() -> None:
-    model, recorder = sharp("llama"), Recorder()
-    with replace_attention(model, recorder, layers=[0]):
-        logits(model, batch())
-    key, value = recorder.calls[0]["key"], recorder.calls[0]["value"]
-    assert key.shape[1] == value.shape[1] == 4
-    for x in (key, value):
-        assert torch.equal(x[:, 0], x[:, 1]) and torch.equal(x[:, 2], x[:, 3])
-        assert not torch.equal(x[:, 0], x[:, 2])
 
 
 def test_the_kernel_has_the_models_own_scaling_unless_another_is_given() -> None:

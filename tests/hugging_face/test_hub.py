@@ -71,16 +71,6 @@ def test_every_app_names_what_a_silent_hub_was_asked_for(
     assert name in message and "not answer" in message and "folder" in message
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["train_masked length=short length.warm_start=./nowhere", "probe model=./nowhere text={t}"],
-)
-def test_a_folder_that_is_not_there_is_named_as_one(tmp_path: Path, command: str) -> None:
-    (tmp_path / "t.txt").write_text("some words")
-    with pytest.raises(SystemExit, match=r"^error: \./nowhere: no such folder$"):
-        run_app(command.format(t=tmp_path / "t.txt"), tmp_path)
-
-
 def test_a_missing_folder_of_a_tokenizer_is_named_as_one() -> None:
     with pytest.raises(FileNotFoundError, match=r"^\./nowhere: no such folder$"):
         PretrainedTokenizer(path="./nowhere").build([])

@@ -64,21 +64,6 @@ def test_the_interval_holds_the_sizes_whose_difference_may_be_zero(
             assert high[size - 1] > 0
 
 
-def test_the_interval_covers_the_match_of_all_text_about_95_times_in_100() -> None:
-    generator = np.random.default_rng(0)
-    curve = 0.9 ** np.arange(60)  # by weight: at 20 keys 0.9^19, the mean of the value-aware keys
-    covered = 0
-    for _ in range(300):
-        norm = generator.uniform(5, 15, size=10)
-        level = generator.lognormal(0, 0.2, size=10)
-        noise = generator.lognormal(0, 0.3, size=10) / np.exp(0.3**2 / 2)
-        oblivious = (norm * level)[:, None] * curve
-        oblivious[:, -1] = 0.0
-        found = matching_keys(oblivious, norm * level * noise * curve[19], norm)
-        covered += found["low"] <= 20 <= found["high"]
-    assert covered >= 0.92 * 300
-
-
 def test_a_single_unit_has_a_match_without_an_interval() -> None:
     found = matching_keys(OBLIVIOUS[:1], np.array([0.65]), NORM[:1])
     assert found == {"keys": 4, "low": None, "high": None}

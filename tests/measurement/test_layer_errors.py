@@ -8,6 +8,7 @@ import torch
 
 from tests.recorded import recorded
 from value_aware_attention import kernels
+from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.attention import attention
 from value_aware_attention.call import Call
 from value_aware_attention.measurement.layers import (
@@ -31,54 +32,21 @@ def call(seed: int, *, is_causal: bool = False, masked: bool = False) -> Call:
     return recorded(2 * query, key, value, kernels.Exponential(), is_causal, 0, mask)
 
 
-def visible(of: Call) -> torch.Tensor:
-    seen = torch.ones(KEYS, KEYS, dtype=torch.bool)
-    if of.is_causal:
-        seen = seen.tril()
-    return seen if of.attn_mask is None else seen & of.attn_mask[0, 0]
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_every_size_of_every_head_agrees_with_a_loop_over_rows(
-    is_causal: bool, masked: bool
-) -> None:
+def test_errors_are_of_every_size_and_head(is_causal: bool, masked: bool) -> None:
+    """With all queries of a call, whose rows attend as they do in the model."""
     measured = call(0, is_causal=is_causal, masked=masked)
-    found = layer_errors(measured, rows=KEYS)
-    seen = visible(measured)
-    for head in range(HEADS):
-        query, key, value = (
-            x[0, head].double() for x in (measured.query, measured.key, measured.value)
-        )
-        norms, oblivious = [], []
-        for row in range(KEYS):
-            keys = seen[row].nonzero()[:, 0]
-            alpha = (query[row] @ key[keys].T * DIM**-0.5).softmax(-1)
-            output = alpha @ value[keys]
-            norms.append(float(output.square().sum()))
-            order = alpha.argsort(descending=True)
-            errors = []
-            for size in range(1, KEYS + 1):
-                top = order[:size]
-                kept = alpha[top] / alpha[top].sum() @ value[keys[top]]
-                errors.append(float((kept - output).square().sum()))
-            oblivious.append(errors)
-        mean = np.mean(oblivious, axis=0)
-        np.testing.assert_allclose(found.paths[OBLIVIOUS][0, head], mean, rtol=1e-4, atol=1e-9)
-        assert found.squared_norm[0, head] == pytest.approx([np.mean(norms)], rel=1e-4)
-
-
-def test_a_sampled_row_sees_what_its_mask_shows() -> None:
-    measured = call(2, is_causal=True, masked=True)
-    sampled = sample_rows(measured, 2 * HEADS)
-    output = attention(
-        measured.query, measured.key, measured.value, kernel=measured.kernel,
-        attn_mask=visible(measured),
-    ).double()  # fmt: skip
-    found = sampled.weights @ sampled.value
-    for head in range(HEADS):
-        for row in found[0, head]:
-            assert (output[0, head] - row).abs().sum(dim=-1).min() < 1e-5
+    found, given = layer_errors(measured, rows=KEYS), measured.arguments()
+    for r in range(1, KEYS + 1):
+        errors = OptimalValueOblivious(r).select(**given).error.mean(dim=-1)
+        path = found.paths[OBLIVIOUS][..., r - 1]
+        np.testing.assert_allclose(path, errors, rtol=1e-4, atol=1e-9)
+    output = attention(**given)
+    norm = output.square().sum(-1).mean(-1)
+    np.testing.assert_allclose(found.squared_norm[..., 0], norm, rtol=1e-4)
+    rows = sample_rows(measured, 10**6)
+    torch.testing.assert_close(rows.weights @ rows.value, output.double(), atol=1e-5, rtol=1e-5)
 
 
 def errors(windows: int = 4) -> list[LayerErrors]:

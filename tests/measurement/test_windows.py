@@ -37,13 +37,6 @@ def task(name: str, windows: int = 3, kernel: kernels.Kernel | None = None) -> T
     return windows_task(model(name), tokenizer(), read(name, windows), kernel=kernel)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_kind_is_found_and_the_task_is_one(name: str) -> None:
-    made = task(name)
-    assert made.metric == KINDS[name] and made.parts == 3
-    assert made.head_dim == (4 if name == "llama" else 8)
-
-
 def whole(made: Task, method: Layerwise = exactly) -> UnitSums:
     """The sums of all windows."""
     return joined([made.run(method, window) for window in range(made.parts)])
@@ -104,18 +97,6 @@ def test_cosine_is_one_for_exact_attention_and_the_mean_over_tokens_otherwise() 
         cosine = dots / exact[window].norm(dim=-1) / other[window].norm(dim=-1)
         assert sums.totals[window] == pytest.approx(float(cosine.sum()), rel=1e-4)
     assert sums.mean() < 0.99
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_layer_calls_are_by_query_head_with_the_masks_of_the_model(name: str) -> None:
-    made = task(name)
-    calls = made.layer_calls(1)
-    assert len(calls) == 2
-    for call in calls:
-        assert call.query.shape[:3] == (1, 4 if name == "llama" else 2, LENGTH)
-        assert call.is_causal == (made.metric == "perplexity")
-        seen = None if call.attn_mask is None else call.attn_mask.expand(1, 1, LENGTH, LENGTH)
-        assert seen is None or (seen if not call.is_causal else seen.tril()).sum() > LENGTH
 
 
 @pytest.mark.parametrize("name", ["gpt2", "our_causal"])

@@ -78,13 +78,6 @@ def test_a_folded_model_gives_the_same_logits_in_plain_transformers(tmp_path: Pa
     positions_of(model)  # saving left the model itself alone
 
 
-def test_saving_a_plain_model(tmp_path: Path) -> None:
-    model = roberta(length=8, block=8)
-    save_folded(model, tmp_path)
-    again = RobertaForMaskedLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(tokens(8)).logits, model(tokens(8)).logits)
-
-
 def test_warm_start_keeps_the_first_block_and_repeats_it(tmp_path: Path) -> None:
     short = roberta(length=8, block=8)
     save_folded(short, tmp_path)
