@@ -1,6 +1,8 @@
 """Kernels and exact attention: definitions, numerical edges, gradients, public references."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -74,12 +76,6 @@ def test_large_polynomial_scores_do_not_overflow() -> None:
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("degree", [-2, 1, 2.0, "2", True])
-def test_odd_or_negative_degrees_are_refused(degree: object) -> None:
-    with pytest.raises(ValueError, match="even integer >= 0"):
-        kernels.Polynomial(degree=degree)  # type: ignore[arg-type]
-
-
 def test_low_precision_is_accumulated_in_fp32() -> None:
     query, key, _ = (x.bfloat16() for x in draw(64, 8))
     weights = attention_weights(query, key, kernel=kernels.Elu())
@@ -126,38 +122,6 @@ def test_relative_errors_of_outputs_of_very_different_sizes() -> None:
     torch.testing.assert_close(found, torch.tensor([1e36, 1.0, torch.inf, torch.inf]))
 
 
-@pytest.mark.parametrize(
-    ("approximate", "exact", "message"),
-    [
-        (torch.ones(16, 8), torch.ones(16, 1), r"approximate \(16, 8\), exact \(16, 1\): both"),
-        (torch.ones(16, 8), torch.ones(1, 2, 16, 8), r"approximate \(16, 8\), exact \(1, 2, 16, 8"),
-        (torch.tensor(1.0), torch.tensor(1.0), r"approximate \(\), exact \(\): both must have one"),
-        (torch.ones(3, 0), torch.ones(3, 0), r"approximate \(3, 0\), .* value_dim >= 1\)$"),
-        (
-            torch.ones(3, 2).int(),
-            torch.ones(3, 2),
-            "approximate is torch.int32; it must be a tensor",
-        ),
-        (
-            torch.ones(3, 2),
-            [[1.0, 2.0]],
-            "exact is of type list; it must be a tensor of floating-point",
-        ),
-    ],
-)
-def test_outputs_that_cannot_be_compared_are_refused(
-    approximate: object, exact: object, message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        error.relative_output_error(approximate, exact)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -1, -0.5, "1", True, [1.0]])
-def test_scales_that_are_no_number_or_negative_are_refused(scale: object) -> None:
-    with pytest.raises(ValueError, match=r"^scale is .*; it must be None or a finite number >= 0$"):
-        kernels.Exponential(scale)  # type: ignore[arg-type]
-
-
 def test_scales_and_degrees_may_be_numpys() -> None:
     assert kernels.Exponential(np.float32(0.5)) == kernels.Exponential(0.5)
     assert str(kernels.Polynomial(np.int64(4))) == "Polynomial(degree=4)"
@@ -200,6 +164,54 @@ def test_scales_and_degrees_may_be_numpys() -> None:
 def test_arguments_that_attention_cannot_take_are_named(given: dict, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         attention(**{"query": X, "key": X, "value": X} | given)
+
+
+def refused(message: str, build: Callable[[], object]) -> object:
+    return pytest.param(message, build, id=message)
+
+
+@pytest.mark.parametrize(
+    ("message", "build"),
+    [
+        *(
+            refused("degree is .*even integer >= 0", partial(kernels.Polynomial, degree=degree))
+            for degree in (-2, 1, 2.0, "2", True)
+        ),
+        *(
+            refused(
+                "scale is .*; it must be None or a finite number >= 0$",
+                partial(kernels.Exponential, scale),
+            )
+            for scale in (math.nan, math.inf, -1, -0.5, "1", True, [1.0])
+        ),
+        *(
+            refused(message, partial(error.relative_output_error, approximate, exact))
+            for approximate, exact, message in (
+                (
+                    torch.ones(16, 8),
+                    torch.ones(16, 1),
+                    r"approximate \(16, 8\), exact \(16, 1\): both",
+                ),
+                (
+                    torch.ones(16, 8),
+                    torch.ones(1, 2, 16, 8),
+                    r"approximate \(16, 8\), exact \(1, 2, 16, 8",
+                ),
+                (
+                    torch.tensor(1.0),
+                    torch.tensor(1.0),
+                    r"approximate \(\), exact \(\): both must have one",
+                ),
+                (X[:, :0], X[:, :0], r"approximate \(3, 0\), .* value_dim >= 1\)$"),
+                (X.int(), X, "approximate is torch.int32; it must be a tensor"),
+                (X, [[1.0, 2.0]], "exact is of type list; it must be a tensor of floating-point"),
+            )
+        ),
+    ],
+)
+def test_other_bad_arguments_are_named(message: str, build: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build()
 
 
 def test_an_error_that_is_no_number_is_not_zero() -> None:

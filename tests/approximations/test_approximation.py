@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -115,14 +114,7 @@ def test_counts_may_be_numpys_and_show_as_pythons() -> None:
         assert max_elements() == 5
 
 
-@pytest.mark.parametrize(
-    "given", [True, np.True_, 4.0, np.float64(4), "4", np.array([4, 4])], ids=repr
-)
-def test_what_is_no_integer_is_no_count(given: object) -> None:
-    with pytest.raises(ValueError, match=r"^r is .*; it must be an integer >= 1$"):
-        OptimalValueOblivious(given)  # type: ignore[arg-type]
-
-
+X = torch.ones(4, 2)
 COUNT = "it must be an integer >= 1"
 REFUSED: dict[Callable[[], object], str] = {
     lambda: SlidingWindow(0): rf"r is 0; {COUNT}",
@@ -150,6 +142,14 @@ REFUSED: dict[Callable[[], object], str] = {
     lambda: approximations.RandomFourierFeatures(0, 0): COUNT,
     lambda: approximations.OrthogonalRandomFeatures(4, 0, scaling="none"): r"performer, paper",
     **{lambda r=r: OptimalValueAware(r): rf"r is .*{COUNT}" for r in (0, -1, 1.5, True, "3", None)},
+    **{
+        lambda r=r: OptimalValueOblivious(r): r"^r is .*; it must be an integer >= 1$"
+        for r in (True, np.True_, 4.0, np.float64(4), "4", np.array([4, 4]))
+    },
+    lambda: LSH(2, 1, 0)(X, X[:3], X[:3]): "4 queries and 3 keys",
+    lambda: Linformer(9, 0)(X, X, X): "rank is 9; it must be at most the 4 keys",
+    lambda: approximations.Nystrom(9)(X, X, X): "landmarks is 9; it must be at most the 4 keys",
+    **{lambda n=n: chunked(n).__enter__(): "elements is" for n in (0, -1, 1.5)},
     lambda: OptimalValueAware(1, search="slow"): r"search is 'slow'.*fast, default, best",
     lambda: OptimalValueAware(1, engine="fortran"): r"engine is 'fortran'.*compiled.*torch",
 }
@@ -239,12 +239,6 @@ def test_the_allowance_ends_with_its_context() -> None:
         raise KeyError
     assert max_elements() == before == max_elements_within(1) == 2**24
     assert max_elements_within(0.25) == 2**22 and max_elements_within(1e-12) == 1
-
-
-@pytest.mark.parametrize("numbers", [0, -1, 1.5])
-def test_an_allowance_of_nothing_is_refused(numbers: Any) -> None:
-    with pytest.raises(ValueError, match="elements is"), chunked(numbers):
-        pass
 
 
 @pytest.mark.parametrize("method", SPARSE.values(), ids=SPARSE)

@@ -174,15 +174,6 @@ def test_the_pseudo_inverse_has_finite_gradients(scale: float) -> None:
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
-@pytest.mark.parametrize(
-    ("build", "named"),
-    [(lambda: Linformer(9, 0), "rank is 9"), (lambda: Nystrom(9), "landmarks is 9")],
-)
-def test_more_than_the_keys_is_refused(build: object, named: str) -> None:
-    with pytest.raises(ValueError, match=f"{named}; it must be at most the 8 keys"):
-        build()(*(torch.zeros(8, 4),) * 3)
-
-
 def test_costs_are_counted() -> None:
     sizes = {"queries": 100, "keys": 100, "head_dim": 8, "value_dim": 4}
     assert budget(Linformer(10, 0), **sizes) == 10 * 12 * 2

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import FNetConfig, RobertaForMaskedLM
 from transformers.models.fnet.modeling_fnet import FNetFourierTransform
 
@@ -161,10 +161,3 @@ def test_a_causal_model_has_no_place_for_it() -> None:
         with pytest.raises(ValueError, match=f"^{attention.name} lets every position see all"):
             attention.check_trainable(kernel=Exponential(), length=12, head_dim=8, is_causal=True)
         attention.check_trainable(kernel=Exponential(), length=12, head_dim=8, is_causal=False)
-
-
-def test_layers_of_random_matrices_differ() -> None:
-    layers = attend_with(plain(), MIXINGS["RandomMixing"]).roberta.encoder.layer
-    first, second = (layer.attention.mixing for layer in layers)
-    assert not torch.equal(first.positions, second.positions)
-    assert isinstance(first, nn.Module)
