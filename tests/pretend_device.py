@@ -97,14 +97,12 @@ class PretendTensor(Tensor):
 class PretendDevice(TorchDispatchMode):
     """Within the context there is a device cuda:0.
 
-    `waits` counts, by the line of the library, what made the host wait for the device; `uploads`
-    the copies to it, which wait as well.
+    `waits` counts, by the line of the library, what made the host wait for the device.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
-        self.uploads: Counter[str] = Counter()
         self._named, self._contexts = _Named(), ExitStack()
 
     def __enter__(self) -> Self:
@@ -158,23 +156,17 @@ class PretendDevice(TorchDispatchMode):
         return _as_pretend(result) if on_device else result
 
     def _count(self, operation: Any, args: Any, given: list[Tensor], on_device: bool) -> None:
-        waits = uploads = 0
+        waits = int(operation in WAITING)
         if operation in COPIES:
             to_device = on_device if operation is aten._to_copy else _pretend(given[0])
-            if to_device != _pretend(given[-1]):
-                uploads, waits = int(to_device), int(not to_device)
+            waits = int(_pretend(given[-1]) and not to_device)
         elif operation in INDEXING:
             indices = [x for x in args[1] if x is not None]
-            uploads = sum(not _pretend(x) for x in indices)
             # Where one mask is True, CUDA fills in a number without asking how often.
             if operation is aten.index or args[2].numel() > 1 or len(indices) > 1:
                 waits = sum(x.dtype == torch.bool for x in indices)
-        elif operation in WAITING:
-            waits = 1
         if waits:
             self.waits[_place()] += waits
-        if uploads:
-            self.uploads[_place()] += uploads
 
 
 class _Named(TorchFunctionMode):

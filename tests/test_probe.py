@@ -453,14 +453,7 @@ def test_a_model_of_the_hub_has_the_hash_of_its_files(
         run(folder, f"model={name} text={{text.txt}} probe.sizes=[1]", tmp_path)
 
 
-def test_pickled_weights_and_models_of_approximations_are_refused(
-    folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(folder / "bert", tmp_path / "pickled")
-    (tmp_path / "pickled/model.safetensors").unlink()
-    torch.save(model("bert").state_dict(), tmp_path / "pickled/pytorch_model.bin")
-    with pytest.raises(SystemExit, match="cannot be loaded"):
-        run(tmp_path, f"model={{pickled}} text={folder}/text.txt", tmp_path)
+def test_a_model_trained_with_an_approximation_is_refused(folder: Path, tmp_path: Path) -> None:
     attention = TrainedAttention("value_aware_attention.approximations.SlidingWindow", {"r": 4})
     save_masked(attend_with(model("our_masked"), attention), folder / "windowed")
     with pytest.raises(SystemExit, match="was trained with SlidingWindow"):

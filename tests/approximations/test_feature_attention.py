@@ -1,6 +1,7 @@
 """Attention through feature maps: equal to slow references, causal without a leak, and in O(L)."""
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -198,6 +199,15 @@ def test_features_converge_but_the_papers_random_ones(causal: bool) -> None:
     assert performer[0] > 2 * performer[1] > 4 * performer[2]
     paper = mean_errors(partial(OrthogonalRandomFeatures, scaling="paper"), causal)
     assert paper[2] > 0.8 * paper[0]
+
+
+def test_the_papers_projection_has_orthonormal_columns_and_performers_orthogonal_rows() -> None:
+    paper = OrthogonalRandomFeatures(64, 0, "paper").projection(16)
+    torch.testing.assert_close(paper.T @ paper, torch.eye(16), atol=1e-5, rtol=0)
+    assert paper.norm(dim=1).mean() == pytest.approx(math.sqrt(16 / 64), rel=0.1)
+    performer = OrthogonalRandomFeatures(16, 0).projection(16)
+    gram = performer @ performer.T
+    torch.testing.assert_close(gram, torch.diag(gram.diagonal()), atol=1e-4, rtol=0)
 
 
 def test_a_fourier_normaliser_near_zero_keeps_the_output_bounded() -> None:

@@ -82,30 +82,21 @@ def test_the_error_of_a_set_is_that_of_attention_to_it(seen: Observed, flags: li
             assert ((found[cache] - by_attention).abs() <= 1e-12 * size[cache]).all()
 
 
+@pytest.mark.parametrize("adds", [False, True], ids=["dropping", "adding"])
 @quick
-@given(kinds(), SETS)
-def test_costs_of_dropping_are_recomputed_errors(seen: Observed, flags: list[bool]) -> None:
+@given(seen=kinds(), flags=SETS)
+def test_costs_are_recomputed_errors(seen: Observed, flags: list[bool], adds: bool) -> None:
     rows = Rows.of(seen)
     kept = sets_of(rows, flags)
-    cost, before = rows._dropping(rows._state(kept), kept), error(rows, kept, first=kept)
+    cost = rows.cost_of_adding(kept) if adds else rows._dropping(rows._state(kept), kept)
+    allowed = ~kept & rows.available if adds else kept & ~rows.protected
+    before = error(rows, kept, first=kept)
+    assert (cost[~allowed] == torch.inf).all()
     for key in range(M):
-        droppable = (kept & ~rows.protected)[:, key]
-        assert (cost[~droppable, key] == torch.inf).all()
-        expected = error(rows, changed(kept, key), first=kept) - before
-        assert close(cost[:, key].where(droppable, expected), expected, rows, kept)
-
-
-@quick
-@given(kinds(), SETS)
-def test_costs_of_adding_are_recomputed_errors(seen: Observed, flags: list[bool]) -> None:
-    rows = Rows.of(seen)
-    kept = sets_of(rows, flags)
-    cost, before = rows.cost_of_adding(kept), error(rows, kept, first=kept)
-    for key in range(M):
-        addable = (~kept & rows.available)[:, key]
-        assert (cost[~addable, key] == torch.inf).all()
-        expected = error(rows, changed(kept, key), first=kept) - before
-        assert close(cost[:, key].where(addable, expected), expected, rows, changed(kept, key))
+        other = changed(kept, key)
+        expected = error(rows, other, first=kept) - before
+        found = cost[:, key].where(allowed[:, key], expected)
+        assert close(found, expected, rows, other if adds else kept)
 
 
 @quick

@@ -251,14 +251,9 @@ def test_layers_can_be_chosen_and_get_different_objects(model: PreTrainedModel) 
 def test_layers_are_counted_in_the_order_they_are_called(model: PreTrainedModel) -> None:
     order: list[int] = []
 
-    class Numbered(Recorder):
-        def forward(self, *inputs, **options):
-            order.append(self.number)
-            return super().forward(*inputs, **options)
-
     def numbered(layer: int) -> nn.Module:
-        method = Numbered()
-        method.number = layer
+        method = Exact()
+        method.register_forward_hook(lambda *call: order.append(layer))
         return method
 
     with replace_attention(model, numbered):
@@ -363,14 +358,13 @@ def test_exact_has_the_gradients_of_eager(either: PreTrainedModel) -> None:
 def test_set_attention_takes_masks_and_refuses_as_replace_attention_does() -> None:
     model, inputs = sharp("llama"), batch("left")
     expected = logits(model, inputs)
-    with pytest.raises(
-        ValueError, match="approximation is of type Exact; it must be a function from"
+    for given, named in (
+        (Exact(), "approximation is of type Exact; it must be a function from"),
+        (lambda layer: None, r"approximation\(0\) is None; it must be a module"),
+        (lambda layer: LSH(4, 1, layer), "LSH does not support causal .*LlamaForCausalLM is"),
     ):
-        set_attention(model, Exact())
-    with pytest.raises(ValueError, match=r"approximation\(0\) is None; it must be a module"):
-        set_attention(model, lambda layer: None)
-    with pytest.raises(ValueError, match=r"LSH does not support causal .*LlamaForCausalLM is"):
-        set_attention(model, lambda layer: LSH(4, 1, layer))
+        with pytest.raises(ValueError, match=named):
+            set_attention(model, given)
     assert torch.equal(logits(model, inputs), expected)
     set_attention(model, lambda layer: Exact())
     torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)

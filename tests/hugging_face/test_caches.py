@@ -289,26 +289,25 @@ def test_an_exception_inside_the_second_pass_leaves_the_model_as_it_was() -> Non
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_layers_and_heads_that_are_not_named_stay_exact(model: PreTrainedModel) -> None:
-    inputs = batch("left")
-    before = logits(model, inputs)
-    layers, heads = len(attention_layers(model)), range(4)
-    for observed in ("noncausal", "repeat"):
-        method = after(caches.ValueAware(R), observed=observed)
-        with replace_attention(model, method):
-            every = logits(model, inputs)
-        for none in ({"layers": []}, {"heads": []}):
-            with replace_attention(model, method, **none):
-                torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
-        with replace_attention(model, method, layers=range(layers), heads=heads):
-            torch.testing.assert_close(logits(model, inputs), every, **CLOSE)
-        some = []
-        for part in ({"layers": [0]}, {"heads": [0, 3]}):
-            with replace_attention(model, method, **part):
-                some.append(logits(model, inputs))
-        for found in some:
-            assert not torch.allclose(found, before, **CLOSE)
-            assert not torch.allclose(found, every, **CLOSE)
+@pytest.mark.parametrize("observed", ["noncausal", "repeat"])
+def test_layers_and_heads_that_are_not_named_stay_exact(
+    model: PreTrainedModel, observed: str
+) -> None:
+    inputs, method = batch("left"), after(caches.ValueAware(R), observed=observed)
+
+    def replaced(**part: object) -> Tensor:
+        with replace_attention(model, method, **part):
+            return logits(model, inputs)
+
+    exact, every, layer, heads = (
+        replaced(**part) for part in ({"layers": []}, {}, {"layers": [0]}, {"heads": [0, 3]})
+    )
+    torch.testing.assert_close(exact, logits(model, inputs), **CLOSE)
+    torch.testing.assert_close(replaced(heads=[]), exact, **CLOSE)
+    everything = {"layers": range(len(attention_layers(model))), "heads": range(4)}
+    torch.testing.assert_close(replaced(**everything), every, **CLOSE)
+    for found in (layer, heads):
+        assert not any(torch.allclose(found, other, **CLOSE) for other in (exact, every))
 
 
 def test_generation_with_a_cache_is_refused_in_one_line(model: PreTrainedModel) -> None:

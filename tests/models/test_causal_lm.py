@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
-from value_aware_attention.approximations import Exact
+from tests.hugging_face.models import Recorder
+from tests.training.tiny import LearnedScale
+from value_aware_attention.approximations import SlidingWindow
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, TrainedAttention
@@ -96,25 +97,16 @@ def test_initial_loss_is_near_uniform_and_gradients_are_finite(kernel: Kernel) -
     assert all(p.grad.abs().max() > 0 for p in model.parameters() if p.grad is not None)
 
 
-class Recorder(nn.Module):
-    def __init__(self, layer: int, calls: list[object]) -> None:
-        super().__init__()
-        self.layer, self.calls = layer, calls
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
-        self.calls.append((self.layer, tuple(query.shape), options))
-        return scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
 def test_a_replaced_attention_is_called_with_the_models_kernel_and_gone_afterwards() -> None:
-    model, calls = tiny(Elu()), []
+    model, made = tiny(Elu()), [Recorder() for _ in range(3)]
     exact = logits(model)
-    with replace_attention(model, lambda layer: Recorder(layer, calls)):
-        assert not torch.allclose(logits(model), exact, atol=1e-3)
-    options = {"kernel": Elu(), "attn_mask": None, "is_causal": True}
-    assert calls == [(layer, (2, 2, 12, 8), options) for layer in range(3)]
-    with replace_attention(model, Exact()):
+    with replace_attention(model, lambda layer: made[layer]):
         assert torch.equal(logits(model), exact)
+    for (call,) in (recorder.calls for recorder in made):
+        assert call["query"].shape == (2, 2, 12, 8) and call["kernel"] == Elu()
+        assert call["attn_mask"] is None and call["is_causal"]
+    with replace_attention(model, SlidingWindow(1)):
+        assert not torch.allclose(logits(model), exact, atol=1e-3)
     assert own_kernel(model) == Elu() and torch.equal(logits(model), exact)
 
 
@@ -222,7 +214,9 @@ def test_training_with_a_window_over_everything_is_training_with_exact(kernel: K
 
 
 def test_a_model_with_an_attention_of_its_own_comes_back(tmp_path: Path) -> None:
-    learned = TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0})
+    learned = TrainedAttention(
+        f"{LearnedScale.__module__}.LearnedScale", {"head_dim": 8, "seed": 0}
+    )
     model = tiny(trained_attention=learned)
     factors = [layer.attention.approximation.scale for layer in model.layers]
     assert len({id(p) for p in model.parameters()} & {id(p) for p in factors}) == 3

@@ -1,7 +1,5 @@
 """Mixing without attention: the definitions, FNet's own sublayer, padding."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -46,18 +44,6 @@ def model(request: pytest.FixtureRequest) -> RobertaForMaskedLM:
         for weights in layer.attention.mixing.parameters():
             weights.data *= 20  # as it starts, linear mixing adds next to nothing
     return model
-
-
-def test_fourier_mixing_is_the_sum_of_its_definition() -> None:
-    x = hidden(3, 5)
-    expected = torch.zeros(3, 5, dtype=torch.float64)
-    for k in range(3):
-        for j in range(5):
-            for n in range(3):
-                for d in range(5):
-                    angle = 2 * math.pi * (k * n / 3 + j * d / 5)
-                    expected[k, j] += x[n, d] * math.cos(angle)
-    torch.testing.assert_close(FourierMixing()(x), expected)
 
 
 def test_the_sublayer_is_that_of_transformers_fnet() -> None:
