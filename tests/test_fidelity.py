@@ -1,4 +1,4 @@
-"""The paper's recipe from text to targets and settings, each against a count made another way."""
+"""The paper's recipe, from vocabularies and targets to the settings of Table 4 and appendix A.2."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_the_word_level_vocabularies_of_wikitext_103_and_2(types: int, entries: 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """WikiText's layout, read as the hub's, without the hub's cache folder of this machine."""
+    """Writes a corpus from files in WikiText's layout, with a cache folder of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
         splits = {"train": "train", "test": "evaluation"}

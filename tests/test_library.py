@@ -13,7 +13,7 @@ LIBRARY, STUDY = (ROOT / "src" / name for name in ("value_aware_attention", "val
 
 
 def imported(file: Path) -> set[str]:
-    """Modules of all imports of a file, those within functions too."""
+    """Finds the modules that a file imports, within functions too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -24,7 +24,7 @@ def imported(file: Path) -> set[str]:
 
 
 def packages(folder: Path) -> set[str]:
-    """Top packages that the files of a folder import."""
+    """Finds the top packages that the files of a folder import."""
     return {name.partition(".")[0] for file in folder.rglob("*.py") for name in imported(file)}
 
 

@@ -1,4 +1,4 @@
-"""The probe from the outside: as an API on tiny models, and as an app on folders and files."""
+"""The probe measures tiny models, as an API and as an app on folders and files."""
 
 import json
 import re
@@ -214,7 +214,7 @@ def test_a_layer_whose_scores_overflow_is_named(layer: int) -> None:
 
 
 def silenced(layers: range, rows: slice) -> BertModel:
-    """A model in which these values of these layers are 0, as of heads that were pruned."""
+    """Builds a model whose values are 0 in these rows and layers, as in pruned heads."""
     made = model("bert")
     for layer in layers:
         value = made.encoder.layer[layer].attention.self.value
@@ -258,7 +258,7 @@ def test_a_model_whose_values_are_all_0_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints with and without a tokenizer, and texts."""
+    """Saves checkpoints, with and without a tokenizer, and texts."""
     made = tmp_path_factory.mktemp("probe")
     for name in ("roberta", "gpt2", "llama", "bert"):
         model(name).save_pretrained(made / name)
@@ -326,7 +326,7 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are empty files: drawing them takes seconds."""
+    """Leaves figures empty, because drawing them takes seconds."""
     monkeypatch.setattr("value_aware_study.report.page.png", lambda charts, rows: b"")
 
 

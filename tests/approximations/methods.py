@@ -1,4 +1,4 @@
-"""The one list of methods that drives every test of what all approximations promise."""
+"""Lists the methods of every test that holds for all approximations."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +45,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 class Method(NamedTuple):
-    """How to build a method, and what its class supports."""
+    """Builds a method, and tells what its class supports."""
 
     build: Callable[[], Approximation]
     exact_when_full: Callable[[], Approximation] | None = None
@@ -60,7 +60,7 @@ class Method(NamedTuple):
 
     @property
     def kernel(self) -> str | None:
-        """The only kernel that it approximates; None: all of them."""
+        """Names the only kernel that it approximates; None: all of them."""
         names = [kernel.__name__.lower() for kernel in self.supported.kernels]
         return names[0] if len(names) == 1 else None
 
@@ -202,7 +202,7 @@ SETTINGS = {
 
 
 def by_card(card: Card) -> Method:
-    """A method without a setting above, as its card has it.
+    """Builds a method without a setting above from its card.
 
     A method that keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
     """

@@ -1,4 +1,4 @@
-"""What `SparseApproximation` promises for every method: finite inputs, bounded blocks."""
+"""Every sparse approximation refuses inputs that are not finite, and works in bounded blocks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -59,7 +59,7 @@ def test_a_row_that_keeps_masked_keys_alone_has_the_error_of_zeros() -> None:
 
 
 def test_what_no_row_sees_is_in_no_error() -> None:
-    """Nor where all visible keys are kept, and the little that is left is computed in fp64."""
+    """Also where all visible keys are kept, and the small error is computed in fp64."""
     query, key, value = draw()
     visible = torch.arange(LENGTH) < 5
     value[..., 5:, :] = torch.nan

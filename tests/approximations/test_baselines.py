@@ -1,4 +1,4 @@
-"""The baselines that explain what value-aware gains, against slow references and their claims."""
+"""The baselines of value-aware attention equal slow references and hold their claims."""
 
 import sys
 from collections.abc import Callable
@@ -53,7 +53,7 @@ OURS = {name: BUILD[name] for name in list(BUILD)[:5]} | {
 
 
 def slow(name: str, alpha: Tensor, value: Tensor, visible: Tensor, r: int, row: int) -> Tensor:
-    """The reference's weights on every key for one query."""
+    """Computes the reference's weights on every key for one query."""
     if name == "oblivious_keys_optimal_weights":
         return reference.oblivious_keys_optimal_weights(alpha, value, visible, r)
     if name in ("kobayashi", "vatp"):
@@ -105,7 +105,7 @@ def test_every_baseline_equals_its_reference(
 def test_no_choice_depends_on_the_scale_of_the_values(
     name: str, seed: int, r: int, exponent: int, mask: str
 ) -> None:
-    """Bit for bit where it is a power of two, and errors scale, as far as fp32 has their size."""
+    """Powers of two leave the choice unchanged bit for bit, and errors scale with them."""
     query, key, value = (x.float() for x in draw(seed, 2, 9, 3))
     visible = torch.rand(9, 9, generator=torch.Generator().manual_seed(seed)) > 0.4
     options = {"f": {}, "c": {"is_causal": True}, "r": {"attn_mask": visible}}[mask]
@@ -148,7 +148,7 @@ def test_weights_are_a_distribution_on_visible_keys(
 
 
 def peaked(seed: int) -> tuple[list[Tensor], dict]:
-    """Rows whose largest weight is 1 in fp32, all else tiny."""
+    """Draws rows whose largest weight is 1 in fp32."""
     query, key, value = (x.float() for x in draw(seed, 8, 4))
     return [40 * query, 40 * key, value], {"kernel": Exponential(1.0)}
 
@@ -169,7 +169,7 @@ def test_a_key_with_all_the_weight_comes_first() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_key_with_nearly_all_the_weight_is_kept(dtype: torch.dtype) -> None:
-    """As alpha nears 1 neither 1 - alpha nor o - v has a digit left, and their quotient none."""
+    """As alpha nears 1, rounding leaves no digit of 1 - alpha, of o - v, and of their quotient."""
     query, key, value = draw(3, 4, 300, 64)
     key = torch.nn.functional.normalize(key, dim=-1)
     query = key * torch.linspace(5.0, 60.0, 300, dtype=key.dtype)[:, None]  # alpha up to 1 - 1e-26

@@ -1,4 +1,4 @@
-"""The solver against brute force, its slow versions, and what geometry promises."""
+"""The solver is held to brute force, to slow versions and to geometry."""
 
 import functools
 import os
@@ -45,7 +45,7 @@ quick = settings(max_examples=12, deadline=None)
 
 
 def solved(given: Problem, r: int, search: str, engine: str) -> Tensor:
-    """The errors (H, N) of a solution, once it has proved to be a member of C_r."""
+    """Checks that a solution lies in C_r and returns its errors (H, N)."""
     indices, weights = solve(given, r, search, engine)
     keys = given.value.shape[-2]
     assert indices.shape == weights.shape and indices.shape[-1] <= min(r, keys)
@@ -110,7 +110,7 @@ def test_nothing_beats_brute_force_and_one_key_equals_it(
 
 
 def reference_errors(given: Problem, answer: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The errors (H, N) that the reference leaves which answers (value, output) with weights."""
+    """Computes the errors (H, N) of a reference that maps (value, output) to weights."""
     return torch.stack(
         [
             torch.stack(
@@ -217,7 +217,7 @@ def test_one_key_more_than_the_width_reaches_the_output(
 def test_no_more_keys_are_used_than_the_rank_of_the_values_needs(
     engine: str, search: str, values: str, width: int, enough: int, sizes: tuple[int, ...]
 ) -> None:
-    """As many as the rank and one (Carathéodory's theorem), also where all 12 are allowed."""
+    """One more than the rank are enough (Carathéodory's theorem), also where all 12 are allowed."""
     instance = draw(7, queries=10, keys=12, width=width, values=values)
     for r in sizes:
         _, weights = solve(instance, r, search, engine)
@@ -257,7 +257,7 @@ def test_nearly_all_weight_on_one_key(engine: str, search: str, dtype: torch.dty
 
 
 def moved(instance: Problem, seed: int, size: float) -> Problem:
-    """The same problem turned, shifted, scaled, and with its keys in another order."""
+    """Turns, shifts and scales a problem, and puts its keys in another order."""
     keys, width = instance.value.shape[1:]
     generator = torch.Generator().manual_seed(seed)
     turn = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q
@@ -270,7 +270,7 @@ def moved(instance: Problem, seed: int, size: float) -> Problem:
 @every_search
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_hardly_a_choice_is_decided_by_rounding(engine: str, search: str, size: float) -> None:
-    """Sets that promise the same error to the last digit are told apart by it, and it by luck."""
+    """Rounding decides only between sets whose errors agree to the last digit."""
     instance = draw(16, heads=8, queries=8, keys=20, width=10)
     for r, often in ((1, 0), (2, 0.02), (4, 0.05), (8, 0.15)):
         before, after = (solved(x, r, search, engine) for x in (instance, moved(instance, r, size)))
@@ -341,7 +341,7 @@ def test_both_engines_find_the_same(search: str, values: str, r: int) -> None:
 
 
 def test_both_engines_look_closely_at_as_many_keys_of_a_large_set() -> None:
-    """At four for one of 60: fewer than the groups of keys, so that the number matters."""
+    """At four keys, for a set of 60: fewer than the groups, so that the number matters."""
     instance = draw(20, queries=8, keys=400, width=64, weights="flat")
     supports = []
     for each in ENGINES:
@@ -393,7 +393,7 @@ def test_given_keys_are_weighed_around_a_value_far_away(engine: str) -> None:
 def test_the_best_weights_on_given_keys(
     engine: str, seed: int, keys: int, width: int, values: str, hidden: bool
 ) -> None:
-    """Where some are hidden these get no weight; the second query sees none."""
+    """Hidden keys get no weight, and all are hidden from the second query."""
     instance = draw(seed, queries=3, keys=keys, width=width, values=values)
     generator = torch.Generator().manual_seed(seed)
     visible = torch.rand(1, 3, keys, generator=generator) > 0.4 * hidden
@@ -450,7 +450,7 @@ def test_without_a_compiler_the_search_runs_in_torch_and_says_so(
 
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a cache with a library, which a compiler that takes no time has built."""
+    """Fills a cache by a compiler that only copies the library, and yields the cache's folder."""
     above, compiler = tmp_path / "cache", tmp_path / "c++"
     built = getattr(compiled.library(), "_name", "")
     compiler.write_text(
@@ -468,7 +468,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def built_in(folder: Path) -> list[str]:
-    """The folders that the compiler of `cached` was told to write to."""
+    """Lists the folders that the compiler of `cached` was told to write to."""
     return (folder.parents[1] / "built").read_text().split()
 
 

@@ -1,4 +1,4 @@
-"""What every approximation promises: masks, causality, dtypes, empty rows, gradients, errors."""
+"""Every approximation handles masks, causality, dtypes, empty rows, gradients and bad input."""
 
 from collections.abc import Callable
 from unittest.mock import patch
@@ -49,7 +49,7 @@ def kernel(request: pytest.FixtureRequest, method: Method) -> Kernel:
 
 
 def entries(method: Method) -> list[Callable[..., object]]:
-    """The ways to call a method: the module itself, and where it has them `select` and `path`."""
+    """Lists the ways to call a method: itself, and its `select` and `path` if it has them."""
     made = method.build()
     return [made, *(getattr(made, name) for name in ("select", "path") if hasattr(made, name))]
 
@@ -156,7 +156,7 @@ SHARED: dict[str, Callable[..., Inputs]] = {
 def test_leading_dimensions_broadcast(
     inputs: Inputs, method: Method, kernel: Kernel, shared: Callable[..., Inputs]
 ) -> None:
-    """Outputs, and the errors of `select` and `path`."""
+    """Broadcast inputs give the outputs of expanded ones, and the errors of `select` and `path`."""
     some = shared(*inputs)
     expanded = [x.expand(2, 3, -1, -1) for x in some]
     for call in entries(method):
@@ -178,7 +178,7 @@ def test_nothing_random_depends_on_the_global_state(inputs: Inputs, method: Meth
 
 
 def test_draws_of_inference_mode_can_be_trained_through(method: Method) -> None:
-    """At a width that no other test has drawn for."""
+    """Projections are drawn in inference mode, at a width of this test alone."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(KEYS, 11, generator=generator) for _ in range(3))
     options = {"kernel": KERNELS[method.kernel or "elu"]}
@@ -226,7 +226,7 @@ def test_a_mask_means_what_it_broadcasts_to(name: str, data: st.DataObject) -> N
 
 
 def test_precisions_may_differ(inputs: Inputs, method: Method, kernel: Kernel) -> None:
-    """All are taken in the largest that is given."""
+    """All inputs are computed with in the highest precision given."""
     for place in range(3):
         mixed = [x.double() if i == place else x for i, x in enumerate(inputs)]
         output = method.build()(*mixed, kernel=kernel)
@@ -239,7 +239,7 @@ def test_precisions_may_differ(inputs: Inputs, method: Method, kernel: Kernel) -
 def test_scores_that_overflow_give_no_ordinary_numbers(
     inputs: Inputs, method: Method, kernel: Kernel, causal: bool
 ) -> None:
-    """Where exact attention is NaN."""
+    """They give NaN where exact attention does."""
     approximation, value = method.build(), inputs[2]
     if causal and not method.causal:
         pytest.skip("the method refuses causal masks")
@@ -303,7 +303,7 @@ def test_what_is_no_number_is_refused_by_name(
 def test_nan_is_nan_where_it_is_not_looked_for(
     inputs: Inputs, method: Method, kernel: Kernel, name: str
 ) -> None:
-    """In training; no method makes an ordinary number of it."""
+    """In training NaN is not looked for, and no method makes an ordinary number of it."""
     approximation = method.build()
     if name == "key" and getattr(approximation, "share_query_key", False):
         pytest.skip("its keys are its queries")

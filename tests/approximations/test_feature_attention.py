@@ -1,4 +1,4 @@
-"""Attention through feature maps: equal to slow references, causal without a leak, and in O(L)."""
+"""Attention through feature maps equals slow references, is causal, and takes O(L) memory."""
 
 import importlib
 import math
@@ -47,7 +47,7 @@ def kernel(method: FeatureAttention) -> Kernel:
 
 
 def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> Tensor:
-    """The weights of one query on the keys it sees."""
+    """Computes the weights of one query on the keys it sees."""
     if isinstance(method, LinearAttention):
         every = torch.ones(len(key), dtype=torch.bool)
         return reference.attention_weights(query, key, reference.elu, every)
@@ -64,7 +64,7 @@ def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> T
 def test_against_the_reference(
     method: FeatureAttention, kernel: Kernel, causal: bool, hidden: int
 ) -> None:
-    """Also where the first keys are hidden, so that causal rows see nothing at all."""
+    """Also where the first keys are hidden, so that the first causal rows see none."""
     query, key, value = draw(1, LENGTH, 6)
     mask = None if hidden == 0 else torch.arange(LENGTH) >= hidden
     output = method(query / 2, key / 2, value, kernel=kernel, is_causal=causal, attn_mask=mask)
@@ -226,7 +226,7 @@ def test_a_fourier_normaliser_near_zero_keeps_the_output_bounded() -> None:
 def test_memory_grows_linearly(
     method: FeatureAttention, kernel: Kernel, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The largest tensor made on the way, counted: four times the length, at most four times it."""
+    """At four times the length the largest tensor is at most four times as large."""
 
     def largest(length: int) -> int:
         inputs = draw(10, 1, length, 8, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Linformer and Nystrom against slow references, their identities, and what others published."""
+"""Linformer and Nystrom equal slow references and published packages."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from value_aware_attention.error import budget
 
 
 def padded(inputs: list[Tensor], hidden: int) -> tuple[list[Tensor], Tensor]:
-    """The inputs with positions that hold something in front, between and behind, hidden."""
+    """Inserts hidden positions in front of the inputs, between and behind them."""
     length = inputs[0].shape[0] + hidden
     generator = torch.Generator().manual_seed(hidden)
     shown = torch.randperm(length, generator=generator)[: length - hidden].sort().values

@@ -43,7 +43,7 @@ def test_lsh_with_two_chunks_is_exact_for_any_rounds(length: int, rounds: int, s
 
 
 def test_lsh_sorts_padding_behind_everything_else() -> None:
-    """16 tokens and 4 hidden ones in chunks of 4: the hidden ones have the last to themselves."""
+    """With 16 tokens and 4 hidden ones in chunks of 4, the hidden ones fill the last chunk."""
     query, key, value = draw(4, 20, 5)
     rotation = torch.randn(5, 5, generator=torch.Generator().manual_seed(7)).double()
     hashes = [torch.cat([-x @ rotation.T, x @ rotation.T], -1).argmax(-1) for x in (query, key)]
@@ -58,7 +58,7 @@ def test_lsh_sorts_padding_behind_everything_else() -> None:
 
 
 def test_a_token_that_sees_nothing_else_attends_to_itself() -> None:
-    """One visible token among hidden ones has itself; the hidden ones' rows do not matter."""
+    """A visible token among hidden ones attends to itself."""
     query, _, value = draw(1, 6, 4)
     method = LSH(4, 2, 0, share_query_key=True)
     mask = torch.arange(6)[None] == 2

@@ -1,4 +1,4 @@
-"""The optimal choices of keys: references, identities of section 3, and what they promise."""
+"""The optimal choices of keys equal references and keep their promises."""
 
 import itertools
 
@@ -57,7 +57,7 @@ def test_oblivious_and_aware_1_against_their_references(
 
 
 def outlier(where: int, size: float, *, attended: bool = True) -> list[torch.Tensor]:
-    """64 fp32 queries, keys and values of width 8; one value multiplied, with weight or without."""
+    """Draws 64 fp32 rows of width 8 and multiplies one value, which is attended to or not."""
     query, key, value = (x.float() for x in draw(1, 64, 8))
     value[where] *= size
     if not attended:
@@ -68,7 +68,7 @@ def outlier(where: int, size: float, *, attended: bool = True) -> list[torch.Ten
 def exactly(
     chosen: SparseWeights, inputs: list[torch.Tensor], mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """In fp64, measured from each row's o: ||o - o~||, all ||o - v||, and ||o||."""
+    """Computes ||o - o~||, all ||o - v|| and ||o|| in fp64, measured from each row's o."""
     query, key, value = inputs
     alpha = attention_weights(query, key, attn_mask=mask).double()
     output = alpha / alpha.sum(-1, keepdim=True) @ value.double()
@@ -106,7 +106,7 @@ def test_a_value_far_away_takes_no_digits_from_the_others(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e20])
 def test_what_is_called_optimal_is(engine: str, size: float) -> None:
-    """Also where fp64 does not reach: then nothing is claimed."""
+    """Beyond the digits of fp64 nothing is called optimal."""
     for where, attended in ((0, False), (20, False), (20, True)):
         for r, causal in itertools.product((1, 2, 9), (False, True)):
             inputs = outlier(where, size, attended=attended)
@@ -123,7 +123,7 @@ def test_what_is_called_optimal_is(engine: str, size: float) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e20])
 def test_values_a_row_does_not_see_do_not_move_it(engine: str, size: float) -> None:
-    """Not even by rounding: neither the future under a causal mask nor padding."""
+    """Neither the future nor padding moves a row, not even by rounding."""
     padding = torch.ones(1, 64, dtype=torch.bool)
     padding[0, 63] = False
     for r, options in itertools.product((1, 4, 9), ({"is_causal": True}, {"attn_mask": padding})):

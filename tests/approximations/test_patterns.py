@@ -1,4 +1,4 @@
-"""Fixed patterns: the pairs they keep, how they compose, and attention over them."""
+"""Fixed patterns keep the pairs of references, compose as sets, and give masked attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ def drawn_keys(r: int, seed: int, keys: int, causal: bool) -> list[list[int]]:
 
 
 def expected_keys(method: FixedPattern, position: int, keys: int) -> list[int]:
-    """The keys of one query without a causal mask, by the reference of its method."""
+    """Lists the keys of one query without a causal mask, by the reference of its method."""
     match method:
         case SlidingWindow(r=r):
             return reference.sliding_window(position, keys, r)
@@ -71,7 +71,7 @@ def expected_keys(method: FixedPattern, position: int, keys: int) -> list[int]:
 
 
 def expected_past(method: FixedPattern, position: int, keys: int) -> list[int]:
-    """The keys of one query under a causal mask: windows and draws of the past, else j <= i."""
+    """Lists the keys of one query under a causal mask: windows and draws of its past, or j <= i."""
     match method:
         case SlidingWindow(r=r):
             return list(range(max(0, position - r + 1), position + 1))
@@ -159,7 +159,7 @@ def method(request: pytest.FixtureRequest) -> FixedPattern:
 
 
 def dense(method: FixedPattern, tensors: list[Tensor], mask: Tensor | None, **options: Any) -> Any:
-    """Exact attention under the mask of the reference."""
+    """Computes exact attention under the mask of the reference."""
     queries, keys = tensors[0].shape[-2], tensors[1].shape[-2]
     pattern = expected_mask(method, queries, keys, is_causal=options.pop("is_causal", False))
     return attention(*tensors, attn_mask=pattern if mask is None else pattern & mask, **options)
@@ -247,7 +247,7 @@ def test_pieces_are_disjoint_and_what_they_say(pattern: Pattern, queries: int) -
 
 @dataclass(frozen=True)
 class Counting:
-    """The exponential kernel, which notes how many pairs it was asked for."""
+    """Computes the exponential kernel and counts the pairs it is asked for."""
 
     counts: list[int] = field(default_factory=list)
 
@@ -258,7 +258,7 @@ class Counting:
 
 
 def work(method: FixedPattern, **options: Any) -> list[int]:
-    """How many pairs each block of one head scores at L = 4096."""
+    """Counts the pairs that each block of one head scores at L = 4096."""
     kernel = Counting()
     x = torch.zeros(LONG, 1)
     method(x, x, x, kernel=kernel, **options)

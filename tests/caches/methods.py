@@ -1,4 +1,4 @@
-"""The cache methods of conf/cache, which drive every test of what all of them promise."""
+"""Lists the cache methods of conf/cache for every test that holds for all of them."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""AfterPrefix: what later queries see, by its definition in loops, and what never changes it."""
+"""AfterPrefix equals its definition in loops; padding, batches and blocks never change it."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ def after(method: CacheMethod, **options: object) -> AfterPrefix:
 
 
 def left_padding(hidden: int = 3, dimensions: int = 4) -> Tensor:
-    """The first text of two begins with padding."""
+    """Masks the first tokens of the first text of two, as left padding."""
     mask = torch.ones(2, *(1,) * (dimensions - 2), N, dtype=torch.bool)
     mask[0, ..., :hidden] = False
     return mask
@@ -72,7 +72,7 @@ def check_loop(
 
 
 def of_head(layer: Layer | None, at: tuple[int, int]) -> Layer | None:
-    """What a layer tells of one of its key-value heads."""
+    """Reduces what is known of a layer to one of its key-value heads."""
     if layer is None:
         return None
     projection = None if layer.projection is None else layer.projection[at[1]]
@@ -83,7 +83,7 @@ def of_head(layer: Layer | None, at: tuple[int, int]) -> Layer | None:
 
 
 def known_layer() -> Layer:
-    """Everything that an adapter may know of a layer of two groups of two heads."""
+    """Builds all that an adapter may know of a layer of two groups of two heads."""
     generator = torch.Generator().manual_seed(5)
     again = 7
     sizes = ((2, 2, 2, again, D), (2, 2, 1, again, D), (2, 2, 1, again, V))
@@ -98,7 +98,7 @@ def known_layer() -> Layer:
 def test_it_is_the_loop(
     name: str, observed: str, kernel: str, every: int | None, known: bool
 ) -> None:
-    """Of every method, whatever it observes, however often it chooses, and whatever is known."""
+    """Every method, with any observed queries, any number of choices and any kernel."""
     method = SEEING[name](R)
     if method.refits or observed == "repeat":
         every = None
@@ -114,7 +114,7 @@ def test_it_is_the_loop(
 def test_no_row_sees_what_comes_after_it(
     inputs: Inputs, name: str, observed: str, every: int | None
 ) -> None:
-    """Neither attention nor any choice, from the first row after the prefix on."""
+    """Neither attention nor a choice of keys looks ahead."""
     if METHODS[name](R).refits:
         every = None
     method = after(METHODS[name](R), observed=observed, every=every)
@@ -147,7 +147,7 @@ def test_it_is_exact_where_nothing_is_dropped(inputs: Inputs, name: str) -> None
 
 @st.composite
 def masks(draw: st.DrawFn) -> Tensor:
-    """A mask of any shape that broadcasts to (2, 2, N, N)."""
+    """Draws a mask of any shape that broadcasts to (2, 2, N, N)."""
     sizes = draw(st.tuples(*(st.sampled_from(sorted({1, size})) for size in (2, 2, N, N))))
     shape = sizes[draw(st.integers(0, 3)) :]
     seed = draw(st.integers(0, 2**16))
@@ -178,7 +178,7 @@ def test_masks_of_every_shape_are_the_loop(
 
 @pytest.mark.parametrize("name", SEEING)
 def test_left_padding_is_the_text_without_it(name: str) -> None:
-    """Where as many rows are seen; positions are relative."""
+    """Both observe the same number of rows."""
     hidden = 3
     padded, mask = text(2, 2), left_padding(hidden)
     bare = tuple(x[0, :, hidden:] for x in padded)
@@ -192,7 +192,7 @@ def test_left_padding_is_the_text_without_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_values_of_padding_move_nothing(name: str) -> None:
-    """Nor take digits from those of keys, as a mean over all of them would."""
+    """Nor do they cost digits, as a mean over all values would."""
     query, key, value = text(2, 2)
     mask, method = left_padding(), after(METHODS[name](R))
     padding = ~mask[:, :, 0, :, None]

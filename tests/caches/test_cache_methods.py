@@ -1,4 +1,4 @@
-"""Every cache method by its formula, in loops, and what all of them promise of what they keep."""
+"""Every cache method equals its formula in loops, and keeps valid keys."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ quick = settings(deadline=None, max_examples=20)
 
 
 def rows_of(seen: Observed, cache: int) -> list[tuple[Tensor, Tensor]]:
-    """The weights (M) and the output (V) of every query of a group, one by one."""
+    """Computes the weights (M) and the output (V) of every query of a group, one by one."""
     pairs = []
     for head in range(seen.query.shape[1]):
         for row in range(seen.query.shape[2]):
@@ -228,7 +228,7 @@ def test_more_keys_than_there_are_and_fewer_than_protected_are_refused(name: str
 def test_no_choice_depends_on_the_scale_of_the_values(
     name: str, seen: Observed, exponent: int
 ) -> None:
-    """Of a power of two, which rounds nothing.
+    """A power of two rounds nothing.
 
     Scores are public and have squares of values, and `ValueAware` starts from what they choose.
     """
@@ -318,7 +318,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_multiply_adds_are_those_of_a_choice_of_4_of_16_keys(name: str) -> None:
-    """By 8 rows, of 4 numbers in a key and 3 in a value."""
+    """Chosen by 8 rows, with 4 numbers in a key and 3 in a value."""
     count = METHODS[name](4).multiply_adds(8, 16, 4, 3)
     assert isinstance(count, float) and count == pytest.approx(COUNTS[name])
     assert METHODS[name](4).multiply_adds(8, 32, 4, 3) >= count

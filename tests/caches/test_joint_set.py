@@ -1,4 +1,4 @@
-"""The joint error of a set, by recomputing it: costs of dropping and adding, and the searches."""
+"""Costs of dropping and adding are recomputed errors, and searches follow them."""
 
 from dataclasses import replace
 from unittest.mock import patch
@@ -27,7 +27,7 @@ SETS = st.lists(st.booleans(), min_size=2 * M, max_size=2 * M)
 
 
 def sets_of(rows: Rows, flags: list[bool]) -> Tensor:
-    """Any set of keys that are not padding, with the protected ones."""
+    """Builds a set of keys that are not padding, with the protected ones."""
     return (torch.tensor(flags).view(2, M) | rows.protected) & rows.available
 
 
@@ -50,7 +50,7 @@ def error(rows: Rows, kept: Tensor, first: Tensor | None = None) -> Tensor:
 
 
 def changed(kept: Tensor, key: int) -> Tensor:
-    """The sets with this key dropped, or added."""
+    """Returns the sets with this key dropped, or added."""
     other = kept.clone()
     other[:, key] ^= True
     return other
@@ -117,7 +117,7 @@ def test_running_costs_are_recomputed_after_every_drop(seen: Observed, order: li
 
 
 def slowly_eliminated(rows: Rows, r: int) -> Tensor:
-    """Padding first, then each time the key whose loss leaves the least recomputed error."""
+    """Drops padding, then each time the key whose loss leaves the least recomputed error."""
     kept = rows.available.clone()
     for cache in range(len(kept)):
         while kept[cache].sum() > r:

@@ -1,4 +1,4 @@
-"""The set that ValueAware finds: beside every set there is, every other method, and a bound."""
+"""ValueAware's set is compared with every set, with every scoring method and with a bound."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 def not_above(found: torch.Tensor, bound: torch.Tensor, seen: Observed) -> bool:
-    """At most the bound, up to the rounding of distances."""
+    """Tells whether an error is at most the bound, up to the rounding of distances."""
     size = seen.value.square().sum((-2, -1)) * seen.query.shape[-2]
     return bool((found <= bound * (1 + 1e-6) + ROUNDING[seen.value.dtype] ** 2 * size).all())
 

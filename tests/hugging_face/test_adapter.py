@@ -1,4 +1,4 @@
-"""The adapter: exact equals eager whatever is hidden, a lost mask shows, everything restores."""
+"""The adapter computes what eager attention does under every mask, and restores the model."""
 
 import gc
 import weakref
@@ -41,7 +41,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 @pytest.fixture(params=("roberta", "llama"))
 def either(request: pytest.FixtureRequest) -> PreTrainedModel:
-    """An encoder and a decoder, for what does not depend on the architecture."""
+    """Builds an encoder and a decoder, for tests that need no other architecture."""
     return sharp(request.param)
 
 
@@ -65,7 +65,7 @@ def test_a_dropped_mask_shows(model: PreTrainedModel, padding: str) -> None:
 
 @pytest.mark.parametrize("kind", ("modernbert", "mistral", "modernbert-decoder"))
 def test_windows_of_a_models_own_are_kept(kind: str) -> None:
-    """With texts longer than its window, and a window other than in the other tests."""
+    """Windows of 4 tokens hide part of a text of 12."""
     model = sharp(kind)
     inputs = batch(length=12)
     wide = logits(model, inputs)
@@ -119,7 +119,7 @@ def test_it_restores_after_an_exception_and_contexts_nest(either: PreTrainedMode
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_contexts_may_be_left_in_any_order(either: PreTrainedModel, order: tuple[int, ...]) -> None:
-    """As by generators and cells of a notebook: the innermost one still open computes."""
+    """The innermost context that is still open computes, as with generators or notebook cells."""
     inputs, known = batch(), set(AttentionInterface._global_mapping)
     alone = []
     for r in (1, 2, 4):
@@ -200,7 +200,7 @@ def test_nothing_keeps_a_model_or_a_method_alive() -> None:
 
 
 def test_every_config_of_a_composite_model_gets_back_its_own() -> None:
-    """What the private attribute is for: transformers has no way to ask for the names."""
+    """Only a private attribute of transformers tells the names that are put back."""
     from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 99}
@@ -300,7 +300,7 @@ def test_the_kernel_has_the_models_own_scaling_unless_another_is_given() -> None
 
 
 def test_causal_masks_arrive_as_is_causal_and_padding_alone() -> None:
-    """So that methods can be fast, and those that need shared keys refuse only what they must."""
+    """Methods without a mask for every pair can then take a padded text."""
     recorder = Recorder()
     for kind, padding in (
         ("llama", "none"),

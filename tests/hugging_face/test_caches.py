@@ -22,7 +22,7 @@ ROTATED = ("llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi")
 
 @pytest.fixture(params=("llama", "gpt2"))
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    """Four query heads: over two key-value heads, and over as many."""
+    """Builds models of four query heads, with two key-value heads and with four."""
     return sharp(request.param)
 
 
@@ -31,7 +31,7 @@ def after(method: CacheMethod, **options: object) -> AfterPrefix:
 
 
 def recorded(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[dict]:
-    """What each layer attends with, keys and values with a head for each of the query's."""
+    """Records the call of each layer, with keys and values repeated for every query head."""
     recorder = Recorder()
     with replace_attention(model, recorder):
         logits(model, inputs)
@@ -79,7 +79,7 @@ def test_an_encoder_keeps_one_set_for_all_queries(observed: str) -> None:
 
 
 def test_heads_of_a_group_keep_the_same_keys() -> None:
-    """The first layer is the approximation of its four heads as two groups of two."""
+    """The first layer's output is that of the method on two groups of two heads."""
     model, inputs = sharp("llama"), batch("left")
     call, spy = recorded(model, inputs)[0], Spy(caches.ObservedAttention(R))
     method, outputs = after(spy, observed="causal"), []
@@ -99,7 +99,7 @@ def test_heads_of_a_group_keep_the_same_keys() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt", "phi"])
 def test_the_output_projection_is_found(kind: str) -> None:
-    """The module's own output is the heads' outputs through it, but for its bias."""
+    """Projected with it, the heads' outputs are the module's own output up to its bias."""
     model, inputs = sharp(kind), batch("none", rows=1)
     spy = Spy(caches.KeyNorm(12))
     caught: list[tuple[Tensor, Tensor]] = []
@@ -137,7 +137,7 @@ def test_methods_are_shown_the_projection_of_their_group() -> None:
 
 @pytest.mark.parametrize("kind", ROTATED)
 def test_queries_are_turned_as_the_model_turns_them(kind: str) -> None:
-    """Its own queries at positions that are 5 later."""
+    """Queries turned by 5 are those that the model computes at positions 5 later."""
     model, inputs = sharp(kind), batch("none", rows=2)
     rotary = rotary_of(model)
     places = torch.arange(12)[None]
@@ -197,7 +197,7 @@ def test_positions_that_are_given_are_those_of_the_second_pass() -> None:
 
 
 def test_what_was_recorded_serves_one_call_alone() -> None:
-    """A part of the model that is called by itself reads nothing again, and gets nothing old."""
+    """A part of the model called by itself makes no second pass and gets no earlier queries."""
     model, inputs = sharp("llama"), batch("none")
     expected = r"^observed is 'repeat': its queries are recorded by hugging_face[^\n]*$"
     with replace_attention(model, after(caches.Recent(R), observed="repeat")):
@@ -224,7 +224,7 @@ def test_repeated_queries_are_those_of_the_prefix_read_twice(
 
 
 def test_the_second_pass_ends_with_the_models_positions() -> None:
-    """64 of them: of a prefix of 40 the first 24 tokens are repeated, of 64 none."""
+    """With 64 positions the first 24 tokens of a prefix of 40 are repeated, and none of 64."""
     model = sharp("gpt2")
     inputs = batch("none", rows=1, length=64)
     spy = Spy(caches.ObservedAttention(R))
@@ -267,7 +267,7 @@ def test_what_cannot_be_repeated_is_refused() -> None:
 
 
 class Fails(nn.Module):
-    """Raises where it is called."""
+    """Raises an error when it is called."""
 
     def forward(self, *inputs: Tensor, **options: object) -> Tensor:
         raise RuntimeError("on purpose")

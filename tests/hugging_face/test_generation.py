@@ -1,4 +1,4 @@
-"""Generation with a cache: a query at a time, the past's keys, and the answer of the whole text."""
+"""Generation with a cache equals generation that reads the whole text for every token."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ NEW = 5
 
 
 def generated(model: PreTrainedModel, inputs: dict, **options: object) -> torch.Tensor:
-    """The scores of the tokens generated, greedily."""
+    """Generates tokens greedily and returns their scores."""
     config = GenerationConfig(
         max_new_tokens=NEW,
         min_new_tokens=NEW,

@@ -1,4 +1,4 @@
-"""How many keys by weight match value-aware ones: brute force, coverage, and the corners."""
+"""The number of keys by weight that match value-aware ones, and its interval."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_the_match_is_the_first_size_with_at_most_the_summed_error(
 
 
 def test_errors_are_summed_and_not_divided_unit_by_unit() -> None:
-    """The unit of small norm is far from exact: a mean of ratios would ask for all keys."""
+    """A mean of ratios would ask for all keys, for the unit of small norm alone."""
     oblivious = np.array([[0.9, 0.9, 0.0], [9.0, 1.0, 0.0]])
     aware, norm = np.array([0.1, 4.0]), np.array([1.0, 9.0])
     ratios = (oblivious / norm[:, None]).mean(axis=0)

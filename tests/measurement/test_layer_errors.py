@@ -40,7 +40,7 @@ def call(seed: int, *, is_causal: bool = False, masked: bool = False) -> Call:
 def test_errors_are_of_every_size_and_head(
     kernel: kernels.Kernel, is_causal: bool, masked: bool
 ) -> None:
-    """With all queries of a call, whose rows attend as they do in the model."""
+    """Measured on all queries of a call, whose rows attend as in the model."""
     measured = replace(call(0, is_causal=is_causal, masked=masked), kernel=kernel)
     given = measured.arguments()
     with chunked(4 * 7 * KEYS * DIM):  # seven rows at a time
@@ -57,7 +57,7 @@ def test_errors_are_of_every_size_and_head(
 
 
 def errors(windows: int = 4) -> list[LayerErrors]:
-    """Of two layers, measured window by window."""
+    """Measures two layers window by window."""
     return [
         joined(
             [
@@ -76,7 +76,7 @@ def record(layers: list[LayerErrors]) -> OutputError:
 def curve(
     layers: list[LayerErrors], method: str, layer: int | None, head: int | None
 ) -> tuple[np.ndarray, ...]:
-    """The relative error at every size with its ends, of one pool of layers and heads."""
+    """Computes the relative error of a pool of layers and heads, with its interval."""
     chosen = layers if layer is None else [layers[layer]]
     heads = slice(None) if head is None else slice(head, head + 1)
     totals, norms = (
@@ -103,7 +103,7 @@ def test_errors_and_needed_keys_are_of_all_layers_of_each_layer_and_of_each_head
 
 
 def test_windows_measured_apart_are_as_windows_measured_together() -> None:
-    """Every query of a call, so that the rows are the same; and as JSON holds them."""
+    """With every query of a call, and after a round trip through JSON."""
     calls = [call(seed) for seed in range(3)]
     apart = joined([layer_errors(each, rows=KEYS, search="fast") for each in calls])
     together = layer_errors(Call.joined(calls), rows=KEYS, search="fast")

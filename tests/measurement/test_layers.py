@@ -44,7 +44,7 @@ def random_call(
 
 
 def output_error(calls: list[Call], rows: int = 256, search: str = "default") -> dict:
-    """The record of these layers, `rows` queries of each, as JSON holds it."""
+    """Measures `rows` queries of each of these layers and returns the record as JSON holds it."""
     per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
     errors = [layers.layer_errors(call, rows=per_head, search=search) for call in calls]
     made = layers.output_error(errors, calls, search=search, unit="window", sizes=[1, 4])
@@ -52,13 +52,13 @@ def output_error(calls: list[Call], rows: int = 256, search: str = "default") ->
 
 
 def skewness_gap(calls: list[Call], rows: int = 256, **options: object) -> dict:
-    """The same of section 3's argument."""
+    """Measures section 3's argument on `rows` queries of each layer, as JSON holds it."""
     per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
     return json.loads(json.dumps(asdict(gap.skewness_gap(calls, rows=per_head, **options))))
 
 
 def call_of(alpha: list[float], value: torch.Tensor, kernel: object = None) -> Call:
-    """One query whose exponential attention weights are `alpha`."""
+    """Builds a call of one query whose exponential attention weights are `alpha`."""
     key = torch.tensor(alpha, dtype=torch.float64).log()[None, None, :, None]
     query = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     kernel = kernels.Exponential(scale=1.0) if kernel is None else kernel
@@ -194,7 +194,7 @@ def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
 
 
 def test_maureys_bound_is_the_expected_error_of_keys_drawn_from_alpha() -> None:
-    """Enumerated: every pair of draws with its probability."""
+    """Its value at two keys is the sum over every pair of draws, times their probability."""
     call = replace(random_call(5, length=6), value=random_call(6, length=6).value + 100)
     bound = output_error([call], rows=12)["methods"]["maurey_bound"]
     rows = sample_rows(call, 12)
@@ -322,7 +322,7 @@ def test_the_gap_is_between_errors_relative_to_the_norm_of_the_output() -> None:
 
 @pytest.fixture
 def task() -> Task:
-    """Two sequences that a tiny BERT reads."""
+    """Lets a tiny BERT read two sequences."""
     torch.manual_seed(0)
     config = BertConfig(
         hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,

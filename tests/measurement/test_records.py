@@ -1,4 +1,4 @@
-"""What no measurement writes is refused by the record's name, though its types are right."""
+"""Records with values that no measurement writes are refused by name."""
 
 import json
 import math

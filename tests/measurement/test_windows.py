@@ -93,7 +93,7 @@ def task(name: str, windows: int = 3, kernel: kernels.Kernel | None = None) -> T
 
 
 def whole(made: Task, method: Layerwise = exactly) -> UnitSums:
-    """The sums of all windows."""
+    """Sums the end metric over all windows."""
     return joined([made.run(method, window) for window in range(made.parts)])
 
 

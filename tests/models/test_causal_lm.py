@@ -1,4 +1,4 @@
-"""The causal LM against fairseq's architecture, and the swapping and saving of its parts."""
+"""The causal LM equals torch's layers; its attention is replaced, trained and saved."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def logits(model: CausalLanguageModel, read: Tensor | None = None) -> Tensor:
 
 
 def torch_decoder(model: CausalLanguageModel) -> nn.TransformerEncoder:
-    """The same network from torch's own layers, with the weights of `model`."""
+    """Builds the network from torch's own layers, with the weights of `model`."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
     decoder = nn.TransformerEncoder(layer, 3, norm=nn.LayerNorm(16), enable_nested_tensor=False)
     for theirs, ours in zip(decoder.layers, model.layers, strict=True):
@@ -188,7 +188,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
 
 
 def trained(attention: TrainedAttention | None, kernel: Kernel, steps: int = 4) -> Tensor:
-    """Logits after a few steps of plain gradient descent on sharpened attention."""
+    """Returns logits after a few steps of gradient descent on sharpened attention."""
     model = tiny(kernel, trained_attention=attention).double()
     for layer in model.layers:
         layer.attention.query_key_value.weight.data *= 4

@@ -1,4 +1,4 @@
-"""Mixing without attention: the definitions, FNet's own sublayer, padding."""
+"""Mixing without attention equals FNet's sublayer, and ignores padding."""
 
 import pytest
 import torch

@@ -88,7 +88,7 @@ def test_what_is_no_method_or_no_argument_of_one_is_refused(
 
 
 def described(value: object) -> PreTrainedConfig:
-    """A model's config that names this as its attention."""
+    """Builds a model's config that names this as its attention."""
     config = PreTrainedConfig()
     config.trained_attention = value
     return config
