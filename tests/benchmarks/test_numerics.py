@@ -1,9 +1,12 @@
 """The table of low precision holds every method, and says what is far from fp64."""
 
+import torch
+
 from benchmarks import numerics
 from benchmarks.numerics import CACHES, MethodCall, cell, inputs_of_every_kind
 from value_aware_attention import approximations, caches
 from value_aware_attention.approximations import Approximation
+from value_aware_attention.call import Call
 
 
 def test_every_cache_method_and_approximation_is_in_the_table() -> None:
@@ -37,3 +40,21 @@ def test_rows_that_choose_other_keys_are_counted() -> None:
         other = numerics.other_keys(case, (query, near, value), (query, nearer, value))
         assert other.shape == (1, 4, 32) and other.any() and other.sum() % together == 0
         assert not numerics.other_keys(case, (query, key, value), (query, key, value)).any()
+
+
+class Overflowing(Approximation):
+    """Exact attention that overflows in fp16's range."""
+
+    def approximate(self, call: Call) -> torch.Tensor:
+        return call.output() * (1e30 if call.query.dtype == torch.float32 else 1.0)
+
+    def multiply_adds(self, sizes: object) -> float:
+        return 0.0
+
+
+def test_what_is_not_finite_or_far_is_bold() -> None:
+    inputs = inputs_of_every_kind(64, 64)["ordinary"]
+    one = cell("overflow", MethodCall(Overflowing()), "ordinary", inputs, "fp16")
+    assert one.non_finite_rows == one.rows and one.far
+    far = cell("far", MethodCall(Overflowing()), "ordinary", inputs, "fp32")
+    assert far.far and numerics._text(far).startswith("**") and "not finite" in numerics._text(one)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from checks.values import suite
-from checks.values.cases import NEW, ValueCase
+from checks.values.cases import NEW, ValueCase, cases
 
 CASE = ValueCase(
     kind="type",
@@ -49,3 +49,18 @@ def test_a_case_is_wrong_where_its_line_is_another_or_a_file_changed() -> None:
         found = {"outcomes": {CASE.name: right | changes}}
         assert suite.wrong(CASE, found).startswith(said)
         assert bool(suite.wrong(CASE, found)) is bool(said)
+
+
+def test_the_page_counts_what_came_of_cases_now_and_before() -> None:
+    some = [case for case in cases() if case.exit][:9]
+    soon = {case.name: suite.kept(case, outcome(1, f"error: {case.line}")) for case in some}
+    late = {case.name: suite.kept(case, outcome(1, "x", seconds=9)) for case in some}
+    before = {"outcomes": late, "commit": "0" * 40, "every": 4}
+    counted = {
+        group: [suite.counts(one, is_new=group) for one in (before, {"outcomes": soon})]
+        for group in (True, False)
+    }
+    assert sum(columns[0][suite.MORE] for columns in counted.values()) == 9
+    assert sum(columns[1][suite.LINE] for columns in counted.values()) == 9
+    assert sum(columns[1][suite.SOON] for columns in counted.values()) == 9
+    assert not any(columns[0][suite.SOON] for columns in counted.values())

@@ -111,3 +111,24 @@ def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
         with torch.no_grad():
             nats.append(rows.metrics(model(batch["input_ids"]).logits, batch)["nats"])
     assert record["loss"] == pytest.approx(float(torch.cat(nats).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("task=chess", ("chess", "copying", "markov", "recall")),
+        ("task=markov in_context.markov.states=1", ("states is 1", "at least 2")),
+        ("task=copying task.steps=0", ("task.steps is 0", "at least 1")),
+        ("in_context.heads=3", ("in_context.width is 16", "in_context.heads, which is 3")),
+        ("trainer.accumulate=3", ("batch_size", "is 4", "trainer.accumulate, which is 3")),
+    ],
+)
+def test_what_cannot_be_trained_ends_with_one_line(
+    tmp_path: Path, given: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_app(f"train_in_context {given}", tmp_path)
+    message = str(stop.value)
+    assert message.startswith("error: ") and "\n" not in message
+    assert all(word in message for word in words), message
+    assert not (tmp_path / "outputs").exists()
