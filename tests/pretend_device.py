@@ -1,4 +1,4 @@
-"""A pretend accelerator: tensors that say they are on cuda:0, and refuse the CPU's as it would.
+"""Pretends that tensors are on cuda:0, and refuses the CPU's as CUDA would.
 
 Their numbers are held on the CPU and every op runs there, so results are the CPU's, and no GPU is
 needed to find a tensor made without a device, a CPU generator used for a draw on the device, a
@@ -45,7 +45,7 @@ FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
 
 
 class PretendTensor(Tensor):
-    """Numbers on the CPU, in `held`; cuda:0 to everyone who asks.
+    """Holds its numbers on the CPU, in `held`, and claims to be on cuda:0.
 
     To torch's C++ it is on the meta device: a CPU-only build has no autograd for CUDA.
     """
@@ -95,16 +95,14 @@ class PretendTensor(Tensor):
 
 
 class PretendDevice(TorchDispatchMode):
-    """Within the context there is a device cuda:0.
+    """Provides a device cuda:0 within its context.
 
-    `waits` counts, by the line of the library, what made the host wait for the device; `uploads`
-    the copies to it, which wait as well.
+    `waits` counts, by the line of the library, what made the host wait for the device.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
-        self.uploads: Counter[str] = Counter()
         self._named, self._contexts = _Named(), ExitStack()
 
     def __enter__(self) -> Self:
@@ -158,27 +156,21 @@ class PretendDevice(TorchDispatchMode):
         return _as_pretend(result) if on_device else result
 
     def _count(self, operation: Any, args: Any, given: list[Tensor], on_device: bool) -> None:
-        waits = uploads = 0
+        waits = int(operation in WAITING)
         if operation in COPIES:
             to_device = on_device if operation is aten._to_copy else _pretend(given[0])
-            if to_device != _pretend(given[-1]):
-                uploads, waits = int(to_device), int(not to_device)
+            waits = int(_pretend(given[-1]) and not to_device)
         elif operation in INDEXING:
             indices = [x for x in args[1] if x is not None]
-            uploads = sum(not _pretend(x) for x in indices)
             # Where one mask is True, CUDA fills in a number without asking how often.
             if operation is aten.index or args[2].numel() > 1 or len(indices) > 1:
                 waits = sum(x.dtype == torch.bool for x in indices)
-        elif operation in WAITING:
-            waits = 1
         if waits:
             self.waits[_place()] += waits
-        if uploads:
-            self.uploads[_place()] += uploads
 
 
 class _Named(TorchFunctionMode):
-    """ "cuda" is cuda:0; torch.tensor(..., device=) is a copy of a CPU tensor."""
+    """Reads "cuda" as cuda:0; torch.tensor(..., device=) copies a CPU tensor."""
 
     meta = False
     """Whether the call in hand names the device meta."""
@@ -235,7 +227,7 @@ def _as_pretend(x: Any) -> Any:
 
 @cache
 def _written(func: Any) -> list[tuple[int, str]]:
-    """Place and name of the arguments that an op writes to, and returns."""
+    """Finds place and name of the arguments that an op writes to and returns."""
     arguments = enumerate(func._schema.arguments)
     return [(i, a.name) for i, a in arguments if a.alias_info and a.alias_info.is_write]
 
@@ -246,7 +238,7 @@ def _argument(args: Any, kwargs: Any, place: tuple[int, str]) -> Any:
 
 
 def _refuse_mixtures(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> None:
-    """RuntimeError where tensors on the CPU meet some on the device, as CUDA has it."""
+    """Raises RuntimeError where tensors on the CPU meet some on the device, as CUDA does."""
     operation = func.overloadpacket
     if operation in INDEXING:
         indices = [x for x in args[1] if x is not None]
@@ -263,7 +255,7 @@ def _refuse_mixtures(func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> 
 
 
 def _place() -> str:
-    """file:line of the library (else of whoever called) that the op comes from."""
+    """Returns file:line of the library, or of the caller, that the op comes from."""
     frame, caller = sys._getframe(1), None
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Attention calls as they are recorded from a model's layers."""
+"""Builds attention calls like those recorded from a model's layers."""
 
 from dataclasses import replace
 
@@ -17,6 +17,6 @@ def recorded(
     first_row: int = 0,
     mask: Tensor | None = None,
 ) -> Call:
-    """A call whose rows before `first_row` only give context."""
+    """Builds a call whose rows before `first_row` only give context."""
     call = Call.of(query, key, value, kernel=kernel, attn_mask=mask, is_causal=is_causal)
     return replace(call, first_row=first_row)

@@ -21,9 +21,9 @@ __all__ = ["CHECKED", "check_shapes", "checked"]
 
 LIBRARY = (
     *("approximations", "attention", "caches", "call", "error", "flex", "hugging_face", "kernels"),
-    *("measurement", "models", "partial", "probe", "weights"),
+    *("measurement", "models", "layer", "probe", "weights"),
 )
-STUDY = ("benchmarking", "data", "tasks", "training")
+STUDY = ("benchmarking", "data", "evaluation", "training")
 CHECKED = (
     *(f"value_aware_attention.{name}" for name in LIBRARY),
     *(f"value_aware_study.{name}" for name in STUDY),

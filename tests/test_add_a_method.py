@@ -56,6 +56,7 @@ def test_the_page_adds_five_places() -> None:
     assert len(blocks()) == 5
 
 
+@pytest.mark.slow
 def test_the_method_of_the_page_passes_the_tests_of_every_method(project: Path) -> None:
     python(project, "-m", "docs.methods_table")
     assert "| `LargestValues(r)` |" in (project / "docs/methods.md").read_text(encoding="utf-8")

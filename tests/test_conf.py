@@ -4,6 +4,7 @@ import re
 from functools import cache
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
@@ -54,8 +55,17 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("app", APPS)
-@pytest.mark.parametrize("scale", options("scale"))
+def scaled() -> list[Any]:
+    """Pairs every app with every scale; all but smoke and laptop are slow."""
+    quick = ("smoke", "laptop")
+    return [
+        pytest.param(app, scale, marks=[] if scale in quick else [pytest.mark.slow])
+        for app in APPS
+        for scale in options("scale")
+    ]
+
+
+@pytest.mark.parametrize(("app", "scale"), scaled())
 def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
     cfg = composed(app, [f"scale={scale}", *ASKED.get(app, [])])
     assert cfg.scale == scale

@@ -1,4 +1,4 @@
-"""Evaluations that several processes share: the numbers of one, and errors that end all of them."""
+"""Several processes that share an evaluation write the record of one, and fail together."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_alone_a_process_computes_everything() -> None:
 
 
 def together(count: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
-    """Exit codes of `count` processes with the environment that torchrun gives them."""
+    """Starts `count` processes in the environment of torchrun and returns their exit codes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -87,7 +87,7 @@ def evaluate_app(root: Path, *values: str) -> None:
 
 
 def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
-    """What the stages `tokens` and `train_masked` leave, random: three sequences, of 16 tokens."""
+    """Writes random outputs of the stages `tokens` and `train_masked`, for three sequences."""
     folder = root / "outputs/smoke/tokens/masked"
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     names = [*special, *(f"w{i}" for i in range(VOCABULARY - len(special)))]
@@ -148,7 +148,7 @@ def test_more_processes_than_batches_still_agree_on_what_was_computed_before(roo
 
 
 def finds_what_the_first_has(folder: Path) -> None:
-    """Each process looks into a folder of its own, as one that does not see a new file yet."""
+    """Reads a cache in a folder of its own, like a process that does not see a new file yet."""
     cache = RecordCache(folder / os.environ["RANK"], {})
     with started():
         assert cache.get({"a": 1}, lambda: pytest.fail("computed again")) == {"found": 1}
@@ -164,7 +164,7 @@ def test_all_processes_do_what_the_first_one_finds_in_the_cache(tmp_path: Path) 
 
 
 def fails_in_the_second(said: str) -> None:
-    """Its first process waits for a number that the second one never sends."""
+    """Fails in the second process, while the first one waits for its number."""
 
     distributed.SECONDS_TO_SPEAK = 1.0  # nobody ends the processes here
 

@@ -1,11 +1,11 @@
-"""The paper's recipe from text to targets and settings, each against a count made another way."""
+"""The paper's recipe, from vocabularies and targets to the settings of Table 4 and appendix A.2."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
 from pipelines.app import composed as compose
 from value_aware_study.data.batches import masked_sequences
@@ -30,7 +30,7 @@ def test_the_word_level_vocabularies_of_wikitext_103_and_2(types: int, entries: 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """WikiText's layout, read as the hub's, without the hub's cache folder of this machine."""
+    """Writes a corpus from files in WikiText's layout, with a cache folder of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
         splits = {"train": "train", "test": "evaluation"}
@@ -98,44 +98,61 @@ def test_inverse_square_root_is_fairseqs_at_every_step() -> None:
     np.testing.assert_allclose([schedule(n) for n in range(31_520)], expected, rtol=1e-9)
 
 
-def composed(app: str, *overrides: str) -> DictConfig:
-    return compose(app, ["scale=paper", *overrides])[app]
+MASKED = {
+    "positions.block": 512,
+    "module.schedule.peak": 5e-6,
+    "module.schedule.warmup_proportion": 0.1,
+    "module.schedule.steps": 2_476_000,
+    "fit.steps": 2_476_000,
+    "module.schedule._target_": "value_aware_study.training.optimizers.LinearWarmupDecay",
+    "module.optimizer._target_": "value_aware_study.training.optimizers.BertAdam",
+    "module.optimizer.betas": [0.9, 0.98],
+    "module.optimizer.weight_decay": 0.01,
+    "module.optimizer.max_grad_norm": 5.0,
+    "positions.dropout": 0.0,
+    "seed": 42,
+    "trainer.accumulate": 1,
+    "fraction": 0.15,
+}
+"""Table 4's settings of both lengths, which read 8 x 512 tokens a step."""
+SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
+    "ROBERTA-512": (
+        "train_masked length=short",
+        MASKED | {"positions.length": 512, "batches.batch_size": 8},
+    ),
+    "ROBERTA-4096": (
+        "train_masked length=long",
+        MASKED | {"positions.length": 4096, "batches.batch_size": 1},
+    ),
+    "causal": (
+        "train_causal",
+        {
+            "model.layers": 6,
+            "model.width": 512,
+            "model.heads": 8,
+            "batches.length": 512,
+            "batches.batch_size": 128,
+            "fit.steps": 20 * 1_576,
+            "module.schedule.peak": 5e-4,
+            "module.schedule.warmup_steps": 4000,
+            "module.schedule._target_": "value_aware_study.training.optimizers.InverseSquareRoot",
+            "module.optimizer._target_": "torch.optim.AdamW",
+            "module.optimizer.betas": [0.9, 0.98],
+            "module.optimizer.eps": 1e-8,
+            "module.optimizer.weight_decay": 0.01,
+        },
+    ),
+    "evaluation": ("evaluate", {"task.length": 512, "task.context": 400, "task.units": None}),
+    "tokens": ("tokens", {"score_first": True}),
+}
+"""Table 4 and appendix A.2: an app with its group, and the values of its keys."""
 
 
-TABLE_4 = {"short": ("ROBERTA-512", 8, 512, "n"), "long": ("ROBERTA-4096", 8, 4096, "y")}
-
-
-@pytest.mark.parametrize("length", TABLE_4)
-def test_table_4_at_the_papers_scale(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("command", "expected"), SETTINGS.values(), ids=SETTINGS)
+def test_the_papers_scale_has_the_settings_of_table_4_and_appendix_a2(
+    command: str, expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
-    cfg = composed("train_masked", f"length={length}")
-    _, batch_size, sequence_length, q_part = TABLE_4[length]
-    module, schedule = cfg.module, cfg.module.schedule
-    assert cfg.positions.length == sequence_length
-    assert cfg.batches.batch_size * sequence_length == batch_size * 512  # BSZ x ISZ tokens a step
-    assert ("y" if cfg.positions.length > cfg.positions.block else "n") == q_part
-    assert (schedule.peak, schedule.warmup_proportion) == (5e-6, 0.1)
-    assert schedule.steps == cfg.fit.steps == 2_476_000
-    assert schedule._target_.endswith("LinearWarmupDecay")
-    optimizer = module.optimizer
-    assert optimizer._target_.endswith("BertAdam") and list(optimizer.betas) == [0.9, 0.98]
-    assert (optimizer.weight_decay, optimizer.max_grad_norm) == (0.01, 5.0)
-    assert (cfg.positions.dropout, cfg.seed, cfg.trainer.accumulate) == (0.0, 42, 1)
-    assert cfg.fraction == 0.15
-
-
-def test_appendix_a2_at_the_papers_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    cfg = composed("train_causal")
-    model, schedule = cfg.model, cfg.module.schedule
-    assert (model.layers, model.width, model.width // model.heads) == (6, 512, 64)
-    assert cfg.batches.length == 512 and cfg.batches.batch_size == 128
-    assert cfg.fit.steps == 31_520 == 20 * 1_576
-    assert (schedule.peak, schedule.warmup_steps) == (5e-4, 4000)
-    assert schedule._target_.endswith("InverseSquareRoot")
-    optimizer = cfg.module.optimizer
-    assert optimizer._target_ == "torch.optim.AdamW" and list(optimizer.betas) == [0.9, 0.98]
-    assert (optimizer.eps, optimizer.weight_decay) == (1e-8, 0.01)
-    task = composed("evaluate").task
-    assert (task.length, task.context, task.units) == (512, 400, None)  # every window
-    assert composed("tokens").score_first
+    app, *group = command.split()
+    cfg = compose(app, ["scale=paper", *group])[app]
+    assert {key: OmegaConf.select(cfg, key) for key in expected} == expected

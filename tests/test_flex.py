@@ -1,4 +1,4 @@
-"""FlexAttention and plain torch compute the same, and nothing falls back unseen."""
+"""FlexAttention agrees with plain torch, and every fallback is announced."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is dep
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_compilations() -> Iterator[None]:
-    """Seconds each: eight of the tests compile, one of them for a shape of its own."""
+    """Limits compilations, which take seconds each, to ten."""
     before = counters["stats"]["unique_graphs"]
     yield
     assert counters["stats"]["unique_graphs"] - before <= 10
@@ -47,7 +47,7 @@ def agree(build: Callable[[str], FixedPattern], kernel: Kernel, **options: objec
 
 
 def test_strided_and_padding() -> None:
-    """The same compiled function without and with hidden keys, and with none left to see."""
+    """One compiled function serves texts without padding, with padding, and of padding alone."""
     for seen in ((KEYS, KEYS), (100, 0)):
         visible = torch.arange(KEYS) < torch.tensor(seen).view(2, 1, 1, 1)
         agree(lambda engine: Strided(7, engine=engine), Exponential(), attn_mask=visible)
@@ -59,7 +59,7 @@ def test_causal_window() -> None:
 
 @pytest.fixture
 def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA: exact attention takes FlexAttention where it can."""
+    """Lets exact attention prefer FlexAttention, as it does on CUDA."""
     monkeypatch.setattr(flex, "is_preferred", lambda query, key: True)
 
 
@@ -153,7 +153,7 @@ def test_under_autocast_a_model_gives_flex_its_low_precision(
 
 
 class OnCuda(Tensor):
-    """A tensor that says it is on a GPU."""
+    """Claims to be on a GPU."""
 
     is_cuda = True
 
@@ -234,7 +234,7 @@ def test_a_block_mask_first_made_for_an_evaluation_serves_training() -> None:
 
 
 def test_a_compiled_model_keeps_its_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found by its identity: another one in every call would be compiled for every time."""
+    """Patterns are cached by identity: a new one in every call would be compiled every time."""
     seen = []
 
     def record(query: Tensor, key: Tensor, value: Tensor, *options: object) -> Tensor:

@@ -1,4 +1,4 @@
-"""The app over a pretrained encoder: on a tiny one in a package made here, and on the real one."""
+"""The app measures a pretrained encoder: a tiny one in a package made here."""
 
 import sys
 from importlib import import_module
@@ -35,7 +35,7 @@ LENGTH = 12
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package with a tiny encoder, which fails when it is imported."""
+    """Installs a package with a tiny encoder, which must be found without an import."""
     folder = tmp_path / "site/tiny_encoder"
     torch.manual_seed(0)
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 17}
@@ -128,7 +128,7 @@ def test_what_is_missing_is_said_in_one_line(
 def test_the_encoder_that_is_committed_about_is_the_one_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its own shape, and the pin in the requirements."""
+    """It is pinned in the requirements, and has six layers of twelve heads."""
     monkeypatch.chdir(ROOT)
     cfg = composed()
     assert cfg.requirement in (ROOT / "requirements-dev.txt").read_text().split()

@@ -1,4 +1,4 @@
-"""Problems for the tests of the optimal choices: values and weights of every character."""
+"""Draws problems for the tests of the optimal choices, with values and weights of every kind."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def draw(
     weights: str = "usual",
     dtype: torch.dtype = torch.float64,
 ) -> Problem:
-    """Values of one of VALUES, and weights softmax(standard normal / temperature)."""
+    """Draws values of one of VALUES, and weights softmax(standard normal / temperature)."""
     generator = torch.Generator().manual_seed(seed)
     raw = torch.randn(heads, keys, width, generator=generator, dtype=torch.float64)
     scores = torch.randn(heads, queries, keys, generator=generator, dtype=torch.float64)
@@ -47,7 +47,7 @@ def problem(
     visible: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Problem:
-    """Values (H, M, V), rounded to `dtype` and centred, and weights (H, N, M).
+    """Builds a problem of values (H, M, V), rounded to `dtype` and centred, and weights (H, N, M).
 
     The output is rounded once, at the end: rounded more often, it could leave the hull of values
     that lie far from the origin.
@@ -60,20 +60,20 @@ def problem(
 
 
 def spread(value: Tensor) -> Tensor:
-    """max ||v - mean v|| per head (H,): what errors are small or large against."""
+    """Computes max ||v - mean v|| per head (H,), the scale of errors."""
     value = value.double()
     return (value - value.mean(dim=-2, keepdim=True)).norm(dim=-1).amax(dim=-1)
 
 
 def errors(given: Problem, indices: Tensor, weights: Tensor) -> Tensor:
-    """||o - sum_s w_s v_s||^2 (H, N) in fp64, with the values centred on o."""
+    """Computes ||o - sum_s w_s v_s||^2 (H, N) in fp64, with the values centred on o."""
     heads = torch.arange(len(indices))[:, None, None]
     centred = given.value.double()[heads, indices] - given.output.double()[:, :, None]
     return (weights.double()[..., None] * centred).sum(dim=-2).square().sum(dim=-1)
 
 
 def attended(given: Problem) -> Tensor:
-    """||o|| + sum_i alpha_i ||v_i - o|| per row (H, N) in fp64: what a row's rounding is a part of.
+    """Computes ||o|| + sum_i alpha_i ||v_i - o|| per row (H, N) in fp64, the scale of its rounding.
 
     A value far away that a row does not attend to makes nothing larger.
     """

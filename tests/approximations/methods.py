@@ -1,12 +1,14 @@
-"""The one list of methods that drives every test of what all approximations promise."""
+"""Lists the methods of every test that holds for all approximations."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from hydra.utils import get_class
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
@@ -28,8 +30,22 @@ def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[Ten
     return [torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(3)]
 
 
+class LargestTensor(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that any operation makes."""
+
+    size = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
+        self.size = max(self.size, *(x.untyped_storage().nbytes() for x in tensors), 0)
+        return made
+
+
 class Method(NamedTuple):
-    """How to build a method, and what its class supports."""
+    """Builds a method, and tells what its class supports."""
 
     build: Callable[[], Approximation]
     exact_when_full: Callable[[], Approximation] | None = None
@@ -44,7 +60,7 @@ class Method(NamedTuple):
 
     @property
     def kernel(self) -> str | None:
-        """The only kernel that it approximates; None: all of them."""
+        """Names the only kernel that it approximates; None: all of them."""
         names = [kernel.__name__.lower() for kernel in self.supported.kernels]
         return names[0] if len(names) == 1 else None
 
@@ -186,7 +202,7 @@ SETTINGS = {
 
 
 def by_card(card: Card) -> Method:
-    """A method without a setting above, as its card has it.
+    """Builds a method without a setting above from its card.
 
     A method that keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
     """

@@ -1,18 +1,15 @@
-"""What `SparseApproximation` promises for every method: finite inputs, bounded blocks."""
+"""Every sparse approximation refuses inputs that are not finite, and works in bounded blocks."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from methods import METHODS, Method
+from methods import METHODS, LargestTensor, Method
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from value_aware_attention import approximations, caches
 from value_aware_attention.approximations import (
@@ -62,7 +59,7 @@ def test_a_row_that_keeps_masked_keys_alone_has_the_error_of_zeros() -> None:
 
 
 def test_what_no_row_sees_is_in_no_error() -> None:
-    """Nor where all visible keys are kept, and the little that is left is computed in fp64."""
+    """Also where all visible keys are kept, and the small error is computed in fp64."""
     query, key, value = draw()
     visible = torch.arange(LENGTH) < 5
     value[..., 5:, :] = torch.nan
@@ -117,19 +114,13 @@ def test_counts_may_be_numpys_and_show_as_pythons() -> None:
         assert max_elements() == 5
 
 
-@pytest.mark.parametrize(
-    "given", [True, np.True_, 4.0, np.float64(4), "4", np.array([4, 4])], ids=repr
-)
-def test_what_is_no_integer_is_no_count(given: object) -> None:
-    with pytest.raises(ValueError, match=r"^r is .*; it must be an integer >= 1$"):
-        OptimalValueOblivious(given)  # type: ignore[arg-type]
-
-
+X = torch.ones(4, 2)
 COUNT = "it must be an integer >= 1"
 REFUSED: dict[Callable[[], object], str] = {
     lambda: SlidingWindow(0): rf"r is 0; {COUNT}",
     lambda: approximations.DilatedWindow(3, 0): r"dilation is 0",
-    lambda: approximations.RandomKeys(2, -1): r"seed is -1",
+    lambda: approximations.NormWeightedKeys(4, norm=3): r"norm is 3; it must be one of 1, 2$",
+    lambda: approximations.NormWeightedKeys(4, norm=True): r"norm is True; it must be one of",
     lambda: approximations.Strided(0): r"stride is 0",
     lambda: approximations.Fixed(0, 1): r"stride is 0",
     lambda: approximations.Fixed(4, 0): r"summary is 0",
@@ -140,20 +131,25 @@ REFUSED: dict[Callable[[], object], str] = {
     lambda: approximations.BigBird(0, 1, (), 0): r"window is 0",
     lambda: approximations.BigBird(1, 0, (), 0): r"random is 0",
     lambda: approximations.BigBird(1, 1, (1.5,), 0): r"global position is 1\.5",
-    lambda: approximations.BigBird(1, 1, (), -1): r"seed is -1",
     lambda: approximations.Strided(2, engine="fast"): r"engine is 'fast'; .* one of flex, torch",
     lambda: SlidingWindow(2, engine="fast"): r"engine is 'fast'",
     lambda: LSH(5, 1, 0): r"must be even",
     lambda: Linformer(0, 0): COUNT,
-    lambda: Linformer(2, -1): r"seed is -1",
     lambda: Linformer(8, 0, length=7): r"it must be an integer >= 8",
     lambda: approximations.Nystrom(0): COUNT,
     lambda: approximations.Nystrom(2, iterations=0): COUNT,
     lambda: approximations.Nystrom(True): COUNT,
     lambda: approximations.RandomFourierFeatures(0, 0): COUNT,
-    lambda: approximations.RandomFourierFeatures(4, -1): r"seed is -1",
     lambda: approximations.OrthogonalRandomFeatures(4, 0, scaling="none"): r"performer, paper",
     **{lambda r=r: OptimalValueAware(r): rf"r is .*{COUNT}" for r in (0, -1, 1.5, True, "3", None)},
+    **{
+        lambda r=r: OptimalValueOblivious(r): r"^r is .*; it must be an integer >= 1$"
+        for r in (True, np.True_, 4.0, np.float64(4), "4", np.array([4, 4]))
+    },
+    lambda: LSH(2, 1, 0)(X, X[:3], X[:3]): "4 queries and 3 keys",
+    lambda: Linformer(9, 0)(X, X, X): "rank is 9; it must be at most the 4 keys",
+    lambda: approximations.Nystrom(9)(X, X, X): "landmarks is 9; it must be at most the 4 keys",
+    **{lambda n=n: chunked(n).__enter__(): "elements is" for n in (0, -1, 1.5)},
     lambda: OptimalValueAware(1, search="slow"): r"search is 'slow'.*fast, default, best",
     lambda: OptimalValueAware(1, engine="fortran"): r"engine is 'fortran'.*compiled.*torch",
 }
@@ -245,32 +241,11 @@ def test_the_allowance_ends_with_its_context() -> None:
     assert max_elements_within(0.25) == 2**22 and max_elements_within(1e-12) == 1
 
 
-@pytest.mark.parametrize("numbers", [0, -1, 1.5])
-def test_an_allowance_of_nothing_is_refused(numbers: Any) -> None:
-    with pytest.raises(ValueError, match="elements is"), chunked(numbers):
-        pass
-
-
-class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that any operation makes."""
-
-    size = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, Tensor):
-                self.size = max(self.size, x.untyped_storage().nbytes())
-        return made
-
-
 @pytest.mark.parametrize("method", SPARSE.values(), ids=SPARSE)
 def test_nothing_as_large_as_all_weights_is_held(method: Method) -> None:
     """4 rows of 256 keys in 4 heads are 16 KiB of fp32; all weights would be 1 MiB."""
     tensors = draw()
-    with chunked(4 * HEADS * LENGTH), Largest() as largest, torch.no_grad():
+    with chunked(4 * HEADS * LENGTH), LargestTensor() as largest, torch.no_grad():
         method.build()(*tensors)
     assert 0 < largest.size <= 160 * 1024  # patterns take 64 queries, whatever is allowed
 
@@ -278,6 +253,6 @@ def test_nothing_as_large_as_all_weights_is_held(method: Method) -> None:
 def test_every_key_kept_is_summed_block_by_block() -> None:
     """With r = M the indices alone would be 2 MiB."""
     tensors = draw()
-    with chunked(4 * HEADS * LENGTH), Largest() as largest, torch.no_grad():
+    with chunked(4 * HEADS * LENGTH), LargestTensor() as largest, torch.no_grad():
         OptimalValueOblivious(LENGTH)(*tensors)
     assert largest.size <= 80 * 1024

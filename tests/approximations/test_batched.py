@@ -1,4 +1,4 @@
-"""The parts of the torch search: what saves work may not decide, and has to save it."""
+"""Shortcuts of the torch search save work and change no result."""
 
 from dataclasses import replace
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from value_aware_attention.call import BYTES_PER_ELEMENT, chunked
 
 
 def test_children_have_one_name_exactly_where_they_are_the_same_set() -> None:
-    """{a} + b and {b} + a are: of the two the beam extends one."""
+    """{a} + b and {b} + a are one set, which the beam extends once."""
     parents: list[tuple[Tensor, Tensor]] = []
     names: list[Tensor] = []
     errors, survivors = batched._child_errors, batched._survivors
@@ -55,7 +55,7 @@ def test_children_have_one_name_exactly_where_they_are_the_same_set() -> None:
 def test_a_row_is_separated_where_no_weights_on_its_keys_are_as_good(
     seed: int, keys: int, width: int
 ) -> None:
-    """Never where some are; and always from half of what is left on keys that lie in one place."""
+    """Never where some are as good; always, at half the error, where all keys lie in one place."""
     instance = draw(seed, queries=1, keys=keys + 1, width=width)
     value, output = instance.value[0, :keys], 3 * instance.output[0, 0]
     share = torch.arange(keys + 1.0, dtype=value.dtype)[1:]
@@ -104,7 +104,7 @@ def test_no_more_rows_are_searched_at_once_than_the_cache_of_a_cpu_has_room_for(
 
 
 def test_rows_are_extended_where_that_may_help_alone() -> None:
-    """Not a row at its optimum, nor one that a plane shows to end above what is enough."""
+    """A row at its optimum is not extended, nor one whose lower bound exceeds its best error."""
     optimal, open_ = [[2.0, 0.5], [1.0, 0.0]], [[2.0, 1.0], [2.0, -1.0]]
     atoms = torch.tensor([optimal, open_, open_])
     enough = torch.tensor([torch.inf, 1.5, torch.inf])
@@ -126,7 +126,7 @@ def test_rows_are_extended_where_that_may_help_alone() -> None:
 def test_what_is_left_of_a_set_after_a_drop_keeps_its_digits(
     bend: float, dtype: torch.dtype
 ) -> None:
-    """Of three values nearly on a line the first, whose part in the last row is nearly all."""
+    """Of three values nearly on a line the first is dropped."""
     value = torch.tensor([[1.0, 0.0, 0.0], [2.0, 1.0, 0.0], [3.0, 2.0, bend]], dtype=dtype)
     scale, zero = value.square().sum(-1).amax()[None], torch.zeros(1, dtype=dtype)
     sets = batched._ActiveSets.of_one(value[:1], torch.tensor([0]), scale, zero, 3)

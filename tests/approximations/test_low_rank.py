@@ -1,4 +1,4 @@
-"""Linformer and Nystrom against slow references, their identities, and what others published."""
+"""Linformer and Nystrom equal slow references and published packages."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from value_aware_attention.error import budget
 
 
 def padded(inputs: list[Tensor], hidden: int) -> tuple[list[Tensor], Tensor]:
-    """The inputs with positions that hold something in front, between and behind, hidden."""
+    """Inserts hidden positions in front of the inputs, between and behind them."""
     length = inputs[0].shape[0] + hidden
     generator = torch.Generator().manual_seed(hidden)
     shown = torch.randperm(length, generator=generator)[: length - hidden].sort().values
@@ -40,15 +40,6 @@ def test_linformer_against_its_reference(name: str) -> None:
     expected = reference.linformer(query, key, value, getattr(reference, name), *projections)
     output = method(query, key, value, kernel=KERNELS[name])
     torch.testing.assert_close(output, expected, atol=1e-7, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_linformer_with_the_identity_is_exact(name: str) -> None:
-    query, key, value = draw(1, 12, 4)
-    method = Linformer(12, 0, length=12).double()
-    method.key_projection.data = method.value_projection.data = torch.eye(12).double()
-    output = method(query, key, value, kernel=KERNELS[name])
-    torch.testing.assert_close(output, attention(query, key, value, kernel=KERNELS[name]))
 
 
 def test_an_untrained_linformer_projects_keys_and_values_by_one_gaussian_matrix() -> None:
@@ -84,17 +75,6 @@ def test_a_learned_linformer_trains_both_projections_and_refuses_longer_sequence
     with pytest.raises(ValueError, match="11 keys; the trained length is 10"):
         method(*(torch.zeros(11, 4),) * 3)
     assert not list(Linformer(3, 0).parameters()) and not Linformer(3, 0).state_dict()
-
-
-def test_linformer_drawn_in_inference_mode_can_be_trained_through() -> None:
-    query, key, value = (x.float() for x in draw(2, 9, 4))
-    method = Linformer(3, 0)
-    with torch.inference_mode():
-        before = method(query, key, value)
-    key.requires_grad_()
-    after = method(query, key, value)
-    after.sum().backward()
-    assert torch.equal(before, after.detach()) and key.grad.isfinite().all()
 
 
 def test_linformer_equals_the_linformer_package() -> None:
@@ -192,15 +172,6 @@ def test_the_pseudo_inverse_has_finite_gradients(scale: float) -> None:
     value = draw(7, 20, 4)[2].float()
     Nystrom(5)(*leaves, value).square().sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
-
-
-@pytest.mark.parametrize(
-    ("build", "named"),
-    [(lambda: Linformer(9, 0), "rank is 9"), (lambda: Nystrom(9), "landmarks is 9")],
-)
-def test_more_than_the_keys_is_refused(build: object, named: str) -> None:
-    with pytest.raises(ValueError, match=f"{named}; it must be at most the 8 keys"):
-        build()(*(torch.zeros(8, 4),) * 3)
 
 
 def test_costs_are_counted() -> None:

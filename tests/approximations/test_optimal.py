@@ -1,4 +1,4 @@
-"""The optimal choices of keys: references, identities of section 3, and what they promise."""
+"""The optimal choices of keys equal references and keep their promises."""
 
 import itertools
 
@@ -20,7 +20,7 @@ from value_aware_attention.approximations import (
     ValueAwareKeysAttentionWeights,
 )
 from value_aware_attention.attention import attention_weights
-from value_aware_attention.kernels import Exponential, Polynomial
+from value_aware_attention.kernels import Exponential
 
 SIMILARITIES = {name: getattr(reference, name) for name in KERNELS}
 seeds = st.integers(0, 2**31)
@@ -53,55 +53,11 @@ def test_oblivious_and_aware_1_against_their_references(
     assert aware.optimal is not None and aware.optimal.all()
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@every_search
-def test_few_keys_against_brute_force(name: str, search: str) -> None:
-    """What is proved optimal is; the rest is never better, for the paper's kernels and masks."""
-    query, key, value = draw(2, 10, 6)
-    for r, causal in itertools.product((1, 2, 3), (False, True)):
-        options = {"kernel": KERNELS[name], "is_causal": causal}
-        output = attention(query, key, value, **options)
-        chosen = OptimalValueAware(r, search).select(query, key, value, **options)
-        assert chosen.optimal is not None
-        for row in range(10):
-            shown = value[: row + 1] if causal else value
-            best = reference_solver.brute_force(shown, output[row], r)
-            optimum = reference_solver.squared_error(best, shown, output[row]).item()
-            assert chosen.error[row] >= optimum - 1e-12
-            if chosen.optimal[row]:
-                assert chosen.error[row].item() == pytest.approx(optimum, abs=1e-12)
-            else:
-                assert r > 1 and len(shown) > r
-
-
-@every_solver
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_values_far_from_the_origin_are_told_apart(
-    search: str, engine: str, dtype: torch.dtype
-) -> None:
-    """Spread 1e-3 around 100: the error is small against the spread, not only against 100."""
-    query, key, value = draw(4, 40, 8)
-    inputs = [x.to(dtype) for x in (query, key, 100 + 1e-3 * value)]
-    alpha = attention_weights(*inputs[:2]).double()
-    centred = inputs[2].double() - inputs[2].double().mean(0)
-    errors = []
-    for r in (1, 4, 9):
-        chosen = OptimalValueAware(r, search, engine).select(*inputs)
-        left = chosen.dense(40).double() @ centred - alpha / alpha.sum(-1, keepdim=True) @ centred
-        errors.append(left.norm(dim=-1).max() / spread(centred))
-        reported = chosen.error.double().sqrt() - left.norm(dim=-1)
-        assert reported.abs().max() <= 1e-4 * spread(centred)
-        if r == 1:
-            exact = (alpha @ centred)[:, None] - centred
-            assert (left.norm(dim=-1) <= exact.norm(dim=-1).amin(-1) * (1 + 1e-3)).all()
-    assert errors[2] <= 1e-4 < errors[1] < errors[0]
-
-
 # One value far from all others
 
 
 def outlier(where: int, size: float, *, attended: bool = True) -> list[torch.Tensor]:
-    """64 fp32 queries, keys and values of width 8; one value multiplied, with weight or without."""
+    """Draws 64 fp32 rows of width 8 and multiplies one value, which is attended to or not."""
     query, key, value = (x.float() for x in draw(1, 64, 8))
     value[where] *= size
     if not attended:
@@ -112,7 +68,7 @@ def outlier(where: int, size: float, *, attended: bool = True) -> list[torch.Ten
 def exactly(
     chosen: SparseWeights, inputs: list[torch.Tensor], mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """In fp64, measured from each row's o: ||o - o~||, all ||o - v||, and ||o||."""
+    """Computes ||o - o~||, all ||o - v|| and ||o|| in fp64, measured from each row's o."""
     query, key, value = inputs
     alpha = attention_weights(query, key, attn_mask=mask).double()
     output = alpha / alpha.sum(-1, keepdim=True) @ value.double()
@@ -150,7 +106,7 @@ def test_a_value_far_away_takes_no_digits_from_the_others(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e20])
 def test_what_is_called_optimal_is(engine: str, size: float) -> None:
-    """Also where fp64 does not reach: then nothing is claimed."""
+    """Beyond the digits of fp64 nothing is called optimal."""
     for where, attended in ((0, False), (20, False), (20, True)):
         for r, causal in itertools.product((1, 2, 9), (False, True)):
             inputs = outlier(where, size, attended=attended)
@@ -167,7 +123,7 @@ def test_what_is_called_optimal_is(engine: str, size: float) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e20])
 def test_values_a_row_does_not_see_do_not_move_it(engine: str, size: float) -> None:
-    """Not even by rounding: neither the future under a causal mask nor padding."""
+    """Neither the future nor padding moves a row, not even by rounding."""
     padding = torch.ones(1, 64, dtype=torch.bool)
     padding[0, 63] = False
     for r, options in itertools.product((1, 4, 9), ({"is_causal": True}, {"attn_mask": padding})):
@@ -186,16 +142,6 @@ def test_values_a_row_does_not_see_do_not_move_it(engine: str, size: float) -> N
             # Batched products round by how many rows they hold; beyond 1e18 rows go to fp64.
             torch.testing.assert_close(*kept, rtol=0, atol=5e-6)
             torch.testing.assert_close(*(x[seen] for x in error), rtol=1e-4, atol=1e-10)
-
-
-def test_the_halves_of_the_gain_beside_a_value_far_away() -> None:
-    inputs = outlier(20, 1e6, attended=False)
-    aware = ValueAwareKeysAttentionWeights(1).select(*inputs)
-    left, distance, norm = exactly(aware, inputs)
-    assert (left <= distance.amin(-1) * (1 + 1e-5)).all()
-    oblivious = OptimalValueOblivious(9).select(*inputs)
-    weighed = ObliviousKeysOptimalWeights(9).select(*inputs)
-    assert (exactly(weighed, inputs)[0] <= exactly(oblivious, inputs)[0] + 5e-6 * norm).all()
 
 
 # What a selection is
@@ -246,24 +192,6 @@ def test_half_precision_is_solved_in_fp32() -> None:
         assert method(query, key, value).dtype == dtype
 
 
-def test_leading_dimensions_broadcast() -> None:
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 3, 7, 4, generator=generator, dtype=torch.float64)
-    key = torch.randn(3, 12, 4, generator=generator, dtype=torch.float64)
-    value = torch.randn(2, 1, 12, 5, generator=generator, dtype=torch.float64)  # shared by heads
-    mask = torch.rand(2, 1, 7, 12, generator=generator) > 0.3
-    method = OptimalValueAware(3)
-    chosen = method.select(query, key, value, attn_mask=mask)
-    path = method.path(query, key, value, attn_mask=mask)
-    assert chosen.indices.shape == (2, 3, 7, 3) and path.shape == (2, 3, 7, 3)
-    for batch, head in itertools.product(range(2), range(3)):
-        one = (query[batch, head], key[head], value[batch, 0])
-        alone = method.select(*one, attn_mask=mask[batch, 0])
-        torch.testing.assert_close(alone.error, chosen.error[batch, head], rtol=1e-8, atol=1e-16)
-        alone_path = method.path(*one, attn_mask=mask[batch, 0])
-        torch.testing.assert_close(alone_path, path[batch, head], rtol=1e-8, atol=1e-16)
-
-
 def test_no_queries_no_heads_one_key(subtests: pytest.Subtests) -> None:
     for engine, search in itertools.product(ENGINES, SEARCHES):
         with subtests.test(engine=engine, search=search):
@@ -275,26 +203,6 @@ def test_no_queries_no_heads_one_key(subtests: pytest.Subtests) -> None:
             single = method.select(torch.ones(2, 4), torch.ones(1, 4), torch.ones(1, 2))
             torch.testing.assert_close(single.weights.sum(-1), torch.ones(2))
             assert (single.error == 0).all()
-
-
-@every_solver
-@pytest.mark.parametrize("size", [2.0**-40, 2.0**40])
-def test_tiny_and_huge_values_in_fp32(search: str, engine: str, size: float) -> None:
-    """A power of two changes no digit, unless a square of a square leaves the range of fp32."""
-    query, key, value = (x.float() for x in draw(28, 24, 8))
-    for method in (
-        OptimalValueAware(1, search, engine),
-        OptimalValueAware(3, search, engine),
-        OptimalValueAware(9, search, engine),
-        ObliviousKeysOptimalWeights(4),
-    ):
-        before = method.select(query, key, value)
-        after = method.select(query, key, value * size)
-        torch.testing.assert_close(after.dense(24), before.dense(24), rtol=1e-3, atol=1e-5)
-        if isinstance(method, OptimalValueAware):
-            path = method.path(query, key, value)
-            scaled = method.path(query, key, value * size) / size**2
-            torch.testing.assert_close(scaled, path, rtol=1e-3, atol=1e-9)
 
 
 # Against the other choices
@@ -347,6 +255,7 @@ def test_the_path_holds_the_error_of_every_size(search: str, engine: str, inputs
             error = OptimalValueAware(r, search, engine).select(*given, is_causal=causal).error
             assert (path[:, r - 1] <= error * (1 + 1e-7) + slack).all()
             oblivious = ObliviousKeysOptimalWeights(r).select(*given, is_causal=causal).error
+            assert (error <= oblivious * (1 + 1e-7) + slack).all()
             assert (path[:, r - 1] <= oblivious * (1 + 1e-7) + slack).all()
             if r in (1, 8):
                 torch.testing.assert_close(path[:, r - 1], error, rtol=1e-7, atol=float(slack))
@@ -395,58 +304,4 @@ def test_the_example_of_section_3() -> None:
     assert OptimalValueOblivious(1).select(query, key, value, kernel=kernel).indices.item() == 2
 
 
-def test_equation_3_ranks_as_the_distance_does() -> None:
-    query, key, value = draw(7, 10, 6)
-    alpha = attention_weights(query, key)
-    for row in range(10):
-        a, output = alpha[row], alpha[row] @ value
-        gram = value @ value.T
-        others = gram @ a - gram.diagonal() * a
-        equation_3 = gram.diagonal() * (0.5 - a) - others
-        distance = ((output - value) ** 2).sum(-1)
-        torch.testing.assert_close(equation_3, (distance - output @ output) / 2)
-
-
-def test_degree_0_weighs_all_keys_alike_and_aware_1_takes_the_value_nearest_the_mean() -> None:
-    query, key, value = draw(9, 12, 4)
-    kernel = Polynomial(degree=0)
-    output = attention(query, key, value, kernel=kernel)
-    torch.testing.assert_close(output, value.mean(0).expand(12, -1))
-    orthogonal = torch.linalg.qr(torch.randn(12, 12).double()).Q * torch.linspace(1, 2, 12)[:, None]
-    chosen = OptimalValueAware(1).select(query, key, orthogonal, kernel=kernel)
-    assert (chosen.indices == 0).all()  # section 3: argmin ||v_i||^2
-
-
-def test_dropping_one_key_errs_by_its_share() -> None:
-    """OVO-(M-1) errs by alpha_j / (1 - alpha_j) ||o - v_j||."""
-    query, key, value = draw(11, 9, 5)
-    alpha = attention_weights(query, key)
-    smallest, dropped = alpha.min(dim=-1)
-    expected = smallest / (1 - smallest) * (alpha @ value - value[dropped]).norm(dim=-1)
-    chosen = OptimalValueOblivious(8).select(query, key, value)
-    torch.testing.assert_close(chosen.error.sqrt(), expected)
-
-
-def test_keys_orthogonal_to_the_query_have_no_weight() -> None:
-    """<q, k> ** 2 = 0 for all but three keys: three keys give the output, two do not."""
-    query, key, value = draw(20, 12, 6)
-    key[3:] = key[3:] - (key[3:] @ query[0])[:, None] * query[0] / query[0].square().sum()
-    query = torch.zeros_like(query).index_fill(1, torch.tensor([0]), 1.0)[:2]
-    key[3:, 0] = 0.0
-    options = {"kernel": Polynomial()}
-    for r, exact in ((2, False), (3, True), (4, True)):
-        chosen = OptimalValueAware(r).select(query, key, value, **options)
-        assert ((chosen.error <= 1e-18) == exact).all()
-
-
 # Bad input
-
-
-def test_nothing_random_is_left() -> None:
-    inputs = draw(26, 24, 6)
-    for engine, search in itertools.product(ENGINES, SEARCHES):
-        torch.manual_seed(0)
-        first = OptimalValueAware(4, search, engine).select(*inputs)
-        torch.manual_seed(1)
-        again = OptimalValueAware(4, search, engine).select(*inputs)
-        assert (first.indices == again.indices).all() and (first.weights == again.weights).all()

@@ -1,9 +1,9 @@
-"""The cache methods of conf/cache, which drive every test of what all of them promise."""
+"""Lists the cache methods of conf/cache for every test that holds for all of them."""
 
 from collections.abc import Callable
 
 from value_aware_attention import kernels
-from value_aware_attention.caches import CacheMethod
+from value_aware_attention.caches import CacheMethod, KeptKeys, Observed
 from value_aware_study.cards import cache_cards
 
 KERNELS = {
@@ -23,6 +23,21 @@ SCORING = {name: build for name, build in SEEING.items() if build(1).starts(1)}
 """Those that choose keys one by one, by what they see."""
 
 REFITTING = {name: build for name, build in SEEING.items() if build(1).refits}
+
+
+class Spy(CacheMethod):
+    """Keeps what a method keeps, and records that and what the method was shown."""
+
+    def __init__(self, method: CacheMethod) -> None:
+        super().__init__(method.r)
+        self.method, self.refits = method, method.refits
+        self.kept: list[KeptKeys] = []
+        self.seen: list[Observed] = []
+
+    def keep(self, seen: Observed) -> KeptKeys:
+        self.seen.append(seen)
+        self.kept.append(self.method.keep(seen))
+        return self.kept[-1]
 
 
 def refuses(method: CacheMethod, kernel: kernels.Kernel) -> bool:

@@ -1,4 +1,4 @@
-"""Queries and keys of every kind, for what chooses among them."""
+"""Draws queries and keys of every kind for methods that choose keys."""
 
 import torch
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def observed(
     kernel: Kernel = Exponential(),
     dtype: torch.dtype = torch.float64,
 ) -> Observed:
-    """Random queries, keys and values; the first `padding` keys of the first cache are padding.
+    """Draws queries, keys and values; the first `padding` keys of the first cache are padding.
 
     `causal`: row i sees the keys up to i, and the first row nothing. `beside`: three other keys,
     which a last row sees alone where it is causal too. `protected`: so many of the last keys.
@@ -60,8 +60,15 @@ def observed(
     )
 
 
+def rotary(query: Tensor, shift: Tensor) -> Tensor:
+    """Turns two pairs of coordinates, the second one slower, as a rotary embedding does."""
+    angle = shift[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
+    cos, sin = (x.to(query.dtype).repeat(1, 2) for x in (angle.cos(), angle.sin()))
+    return query * cos + torch.cat([-query[..., 2:], query[..., :2]], dim=-1) * sin
+
+
 def kinds(**fixed: object) -> st.SearchStrategy[Observed]:
-    """Every kind that is not fixed."""
+    """Draws caches of every kind that is not fixed."""
     drawn = {
         "seed": st.integers(0, 2**20),
         "sharpness": st.sampled_from([0.1, 1.0, 6.0]),
@@ -75,7 +82,7 @@ def kinds(**fixed: object) -> st.SearchStrategy[Observed]:
 
 
 def one_of(seen: Observed, number: int) -> Observed:
-    """A batch of one of its caches."""
+    """Returns a batch of one of its caches."""
     part = slice(number, number + 1)
     options = {
         name: x if x is None else x[part]

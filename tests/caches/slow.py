@@ -42,7 +42,7 @@ class OneCache:
         return output
 
     def without_prefix(self, method: AfterPrefix) -> Tensor:
-        """The same where one set serves every query."""
+        """Computes the output where one set serves every query."""
         pool = torch.arange(len(self.key))
         kept = method.method.keep(self.observed(method, pool, len(self.key)))
         return self.served(kept, pool, range(self.query.shape[1]), len(self.key))
@@ -59,7 +59,7 @@ class OneCache:
         return masked_softmax(scores + bias, mask & (bias > -torch.inf)) @ value
 
     def observed(self, method: AfterPrefix, pool: Tensor, start: int) -> Observed:
-        """What the method may look at, by the sentences that describe `observed`."""
+        """Builds what the method may look at, by the sentences that describe `observed`."""
         past = range(self.query.shape[1]) if method.prefix is None else range(start)
         served = past if method.prefix is None else range(start, self.query.shape[1])
         rows, query, beside = spaced(past, method.rows), self.query, None
@@ -100,19 +100,19 @@ class OneCache:
         return attention_state(self.kernel.log_similarity(query, key), value, visible)
 
     def unpadded(self, rows: list[int], pool: Tensor) -> Tensor:
-        """Every pair of a row and a key of which neither is padding."""
+        """Marks every pair of a row and a key of which neither is padding."""
         return (self.available[rows][:, None] & self.available[pool]).expand(
             len(self.query), -1, -1
         )
 
     def again(self, rows: list[int], keys: int) -> Tensor:
-        """The pairs of the prefix read once more: causal, without padding."""
+        """Marks the causal pairs of the prefix read once more, without padding."""
         causal = torch.tensor([[key <= row for key in range(keys)] for row in rows])
         unpadded = self.available[rows][:, None] & self.available[:keys]
         return (causal & unpadded).expand(len(self.query), -1, -1)
 
     def protected(self, method: AfterPrefix, pool: Tensor) -> Tensor | None:
-        """The places in the pool of the first and last keys that are not padding."""
+        """Finds the places in the pool of the first and last keys that are not padding."""
         if method.prefix is None:
             return None
         places = [place for place, name in enumerate(pool) if self.available[name]]
@@ -121,6 +121,6 @@ class OneCache:
 
 
 def spaced(among: range, count: int) -> list[int]:
-    """At most `count` of these rows, evenly spaced, the last among them."""
+    """Takes at most `count` of these rows, evenly spaced, the last among them."""
     count = min(count, len(among))
     return [among[(place + 1) * len(among) // count - 1] for place in range(count)]

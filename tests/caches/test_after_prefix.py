@@ -1,4 +1,4 @@
-"""AfterPrefix: what later queries see, by its definition in loops, and what never changes it."""
+"""AfterPrefix equals its definition in loops; padding, batches and blocks never change it."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.caches.methods import KERNELS, METHODS, REFITTING, SEEING, refuses
+from tests.caches.methods import KERNELS, METHODS, REFITTING, SEEING, Spy, refuses
+from tests.caches.seen import rotary
 from tests.caches.slow import OneCache
 from value_aware_attention import attention, caches
 from value_aware_attention.approximations import OptimalValueOblivious, chunked
-from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
+from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Elu, Exponential
 from value_aware_attention.layer import Layer
@@ -39,7 +40,7 @@ def after(method: CacheMethod, **options: object) -> AfterPrefix:
 
 
 def left_padding(hidden: int = 3, dimensions: int = 4) -> Tensor:
-    """The first text of two begins with padding."""
+    """Masks the first tokens of the first text of two, as left padding."""
     mask = torch.ones(2, *(1,) * (dimensions - 2), N, dtype=torch.bool)
     mask[0, ..., :hidden] = False
     return mask
@@ -48,21 +49,6 @@ def left_padding(hidden: int = 3, dimensions: int = 4) -> Tensor:
 def causal(mask: Tensor | None = None) -> Tensor:
     visible = torch.ones(N, N, dtype=torch.bool).tril()
     return visible if mask is None else visible & mask
-
-
-class Spy(CacheMethod):
-    """Keeps what a method keeps, and what it was shown."""
-
-    def __init__(self, method: CacheMethod) -> None:
-        super().__init__(method.r)
-        self.method, self.refits = method, method.refits
-        self.kept: list[KeptKeys] = []
-        self.seen: list[Observed] = []
-
-    def keep(self, seen: Observed) -> KeptKeys:
-        self.seen.append(seen)
-        self.kept.append(self.method.keep(seen))
-        return self.kept[-1]
 
 
 def check_loop(
@@ -86,7 +72,7 @@ def check_loop(
 
 
 def of_head(layer: Layer | None, at: tuple[int, int]) -> Layer | None:
-    """What a layer tells of one of its key-value heads."""
+    """Reduces what is known of a layer to one of its key-value heads."""
     if layer is None:
         return None
     projection = None if layer.projection is None else layer.projection[at[1]]
@@ -96,16 +82,8 @@ def of_head(layer: Layer | None, at: tuple[int, int]) -> Layer | None:
     return Layer(projection, layer.rotary, repeated)
 
 
-def rotary(query: Tensor, shift: Tensor) -> Tensor:
-    """Turns two pairs of coordinates, the second one slower."""
-    angle = shift[:, None] * torch.tensor([1.0, 0.1])
-    cos, sin = (x.to(query.dtype).repeat(1, 2) for x in (angle.cos(), angle.sin()))
-    half = torch.cat([-query[..., 2:], query[..., :2]], dim=-1)
-    return query * cos + half * sin
-
-
 def known_layer() -> Layer:
-    """Everything that an adapter may know of a layer of two groups of two heads."""
+    """Builds all that an adapter may know of a layer of two groups of two heads."""
     generator = torch.Generator().manual_seed(5)
     again = 7
     sizes = ((2, 2, 2, again, D), (2, 2, 1, again, D), (2, 2, 1, again, V))
@@ -113,131 +91,35 @@ def known_layer() -> Layer:
     return Layer(torch.randn(2, 2, V, 5, generator=generator), rotary, repeated)
 
 
-@pytest.mark.parametrize("name", SEEING)
-def test_every_method_is_the_loop(name: str) -> None:
-    check_loop(after(SEEING[name](R), observed="noncausal"))
-
-
-@pytest.mark.parametrize("kernel", ["polynomial", "elu"])
-@pytest.mark.parametrize("name", ["observed_attention", "value_aware"])
-def test_every_kernel_is_the_loop(name: str, kernel: str) -> None:
-    check_loop(after(SEEING[name](R), observed="hindsight"), kernel)
-
-
 @pytest.mark.parametrize("observed", [*OBSERVED, "repeat"])
-@pytest.mark.parametrize("name", ["expected_attention", "critical_values", "attention_matching"])
-def test_whatever_is_observed_it_is_the_loop(name: str, observed: str) -> None:
-    check_loop(after(SEEING[name](R), observed=observed), layer=known_layer())
-
-
-@pytest.mark.parametrize("observed", OBSERVED)
-@pytest.mark.parametrize("every", [1, 2, 4])
-def test_a_growing_cache_is_the_loop(observed: str, every: int) -> None:
-    check_loop(after(caches.ObservedAttention(R), observed=observed, every=every))
-
-
-@pytest.mark.parametrize("every", [N - PREFIX, N])
-@pytest.mark.parametrize("observed", OBSERVED)
-def test_choosing_again_after_all_rows_is_choosing_once(
-    inputs: Inputs, observed: str, every: int
+@pytest.mark.parametrize("name", SEEING)
+@settings(deadline=None, max_examples=4)
+@given(st.sampled_from(list(KERNELS)), st.sampled_from([None, 1, 2, 4, N]), st.booleans())
+def test_it_is_the_loop(
+    name: str, observed: str, kernel: str, every: int | None, known: bool
 ) -> None:
-    once, again = (
-        after(caches.LeaveOneOut(R), observed=observed, every=rows) for rows in (None, every)
-    )
-    assert torch.equal(again(*inputs, is_causal=True), once(*inputs, is_causal=True))
-
-
-@pytest.mark.parametrize("leading", [(), (2,), (2, 2)])
-@pytest.mark.parametrize("padded", [False, True])
-def test_rows_of_the_prefix_are_those_of_exact_attention(
-    leading: tuple[int, ...], padded: bool
-) -> None:
-    inputs = text(*leading)
-    mask = left_padding(dimensions=len(leading) + 2)[: 2 if leading else 1] if padded else None
-    mask = mask[0] if mask is not None and not leading else mask
-    method = after(caches.KeyNorm(R))
-    found = method(*inputs, attn_mask=mask, is_causal=True)
-    exact = attention(*inputs, attn_mask=mask, is_causal=True)
-    torch.testing.assert_close(found[..., :PREFIX, :], exact[..., :PREFIX, :])
-    assert not torch.allclose(found[..., PREFIX:, :], exact[..., PREFIX:, :])
-    prefix = tuple(x[..., :PREFIX, :] for x in inputs)
-    hidden = None if mask is None else mask[..., :PREFIX]
-    alone = attention(*prefix, attn_mask=hidden, is_causal=True)
-    assert torch.equal(found[..., :PREFIX, :], alone)  # of a longer text, but for rounding
-    drawn = causal(mask)
-    whole, exact = method(*inputs, attn_mask=drawn), attention(*inputs, attn_mask=drawn)
-    assert torch.equal(whole[..., :PREFIX, :], exact[..., :PREFIX, :])
-    torch.testing.assert_close(whole, found, **CLOSE)
-
-
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - REFITTING.keys()))
-def test_keeping_the_whole_prefix_is_exact(inputs: Inputs, name: str) -> None:
-    method = after(METHODS[name](PREFIX))
-    for mask in (None, left_padding()):
-        found = method(*inputs, attn_mask=mask, is_causal=True)
-        exact = attention(*inputs, attn_mask=mask, is_causal=True)
-        torch.testing.assert_close(found, exact, **CLOSE)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_prefix_of_the_whole_text_is_exact(inputs: Inputs, name: str) -> None:
-    method = after(METHODS[name](R), prefix=N)
-    exact = attention(*inputs, is_causal=True)
-    assert torch.equal(method(*inputs, is_causal=True), exact)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_it_is_a_mask_of_kept_and_later_keys(inputs: Inputs, name: str) -> None:
-    """Unless weights or values are refitted; then no later row is what that mask gives."""
-    spy = Spy(METHODS[name](R))
-    found = after(spy, observed="causal")(*inputs, is_causal=True)
-    (kept,) = spy.kept
-    assert kept.indices.shape == (2, 2, R) and (kept.indices.diff(dim=-1) > 0).all()
-    visible = torch.ones(2, 2, N, dtype=torch.bool)
-    visible[..., :PREFIX] = False
-    visible = visible.scatter(-1, kept.indices, value=True)[..., None, :] & causal()
-    expected = attention(*inputs, attn_mask=visible)
-    close = torch.isclose(found, expected, **CLOSE)[..., PREFIX:, :]
-    assert close.all() or (name in REFITTING and kept.value is not None)
-
-
-def test_a_dropped_key_changes_no_later_row(inputs: Inputs) -> None:
-    method = after(caches.Recent(R), sinks=0)
-    before = method(*inputs, is_causal=True)
-    query, key, value = (x.clone() for x in inputs)
-    key[..., : PREFIX - R, :] *= 7.0
-    value[..., : PREFIX - R, :] -= 100.0
-    changed = method(query, key, value, is_causal=True)
-    assert torch.equal(changed[..., PREFIX:, :], before[..., PREFIX:, :])
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("observed", OBSERVED)
-def test_later_tokens_change_no_choice_but_hindsight(
-    inputs: Inputs, name: str, observed: str
-) -> None:
-    spy = Spy(METHODS[name](R))
-    changed = tuple(x.clone() for x in inputs)
-    for x in changed:
-        x[..., PREFIX:, :] *= -5.0
-    for some in (inputs, changed):
-        after(spy, observed=observed)(*some, is_causal=True)
-    before, later = spy.kept
-    seen, seen_later = (seen.query for seen in spy.seen)
-    if observed == "hindsight":
-        assert not torch.equal(seen, seen_later)
-        return
-    assert torch.equal(seen, seen_later) and torch.equal(before.indices, later.indices)
-    assert torch.equal(before.log_weight, later.log_weight)
-    assert before.value is None or torch.equal(before.value, later.value)
+    """Every method, with any observed queries, any number of choices and any kernel."""
+    method = SEEING[name](R)
+    if method.refits or observed == "repeat":
+        every = None
+    if refuses(method, KERNELS[kernel]):
+        kernel = "exponential"
+    layer = known_layer() if known or observed == "repeat" else None
+    check_loop(after(method, observed=observed, every=every), kernel, layer)
 
 
 @pytest.mark.parametrize("every", [None, 2])
 @pytest.mark.parametrize("observed", OBSERVED[:-1])
-def test_no_row_sees_what_comes_after_it(inputs: Inputs, observed: str, every: int | None) -> None:
-    method = after(caches.ObservedAttention(R), observed=observed, every=every)
+@pytest.mark.parametrize("name", METHODS)
+def test_no_row_sees_what_comes_after_it(
+    inputs: Inputs, name: str, observed: str, every: int | None
+) -> None:
+    """Neither attention nor a choice of keys looks ahead."""
+    if METHODS[name](R).refits:
+        every = None
+    method = after(METHODS[name](R), observed=observed, every=every)
     before = method(*inputs, is_causal=True)
-    for first in range(PREFIX, N):
+    for first in (PREFIX, PREFIX + 1, N - 1):
         changed = tuple(x.clone() for x in inputs)
         for x in changed:
             x[..., first:, :] *= -9.0
@@ -246,9 +128,26 @@ def test_no_row_sees_what_comes_after_it(inputs: Inputs, observed: str, every: i
         assert not torch.allclose(found[..., first:, :], before[..., first:, :])
 
 
+@pytest.mark.parametrize("leading", [(), (2,), (2, 2)])
+def test_rows_of_the_prefix_are_those_of_exact_attention(leading: tuple[int, ...]) -> None:
+    """Bit for bit those of the prefix alone."""
+    inputs = text(*leading)
+    found = after(caches.KeyNorm(R))(*inputs, is_causal=True)[..., :PREFIX, :]
+    assert torch.equal(found, attention(*(x[..., :PREFIX, :] for x in inputs), is_causal=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_is_exact_where_nothing_is_dropped(inputs: Inputs, name: str) -> None:
+    exact = attention(*inputs, is_causal=True)
+    assert torch.equal(after(METHODS[name](R), prefix=N)(*inputs, is_causal=True), exact)
+    if name not in REFITTING:
+        found = after(METHODS[name](PREFIX))(*inputs, is_causal=True)
+        torch.testing.assert_close(found, exact, **CLOSE)
+
+
 @st.composite
 def masks(draw: st.DrawFn) -> Tensor:
-    """A mask of any shape that broadcasts to (2, 2, N, N)."""
+    """Draws a mask of any shape that broadcasts to (2, 2, N, N)."""
     sizes = draw(st.tuples(*(st.sampled_from(sorted({1, size})) for size in (2, 2, N, N))))
     shape = sizes[draw(st.integers(0, 3)) :]
     seed = draw(st.integers(0, 2**16))
@@ -279,7 +178,7 @@ def test_masks_of_every_shape_are_the_loop(
 
 @pytest.mark.parametrize("name", SEEING)
 def test_left_padding_is_the_text_without_it(name: str) -> None:
-    """Where as many rows are seen; positions are relative."""
+    """Both observe the same number of rows."""
     hidden = 3
     padded, mask = text(2, 2), left_padding(hidden)
     bare = tuple(x[0, :, hidden:] for x in padded)
@@ -293,7 +192,7 @@ def test_left_padding_is_the_text_without_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_values_of_padding_move_nothing(name: str) -> None:
-    """Nor take digits from those of keys, as a mean over all of them would."""
+    """Nor do they cost digits, as a mean over all values would."""
     query, key, value = text(2, 2)
     mask, method = left_padding(), after(METHODS[name](R))
     padding = ~mask[:, :, 0, :, None]

@@ -1,5 +1,6 @@
-"""The joint error of a set, by recomputing it: costs of dropping and adding, and the searches."""
+"""Costs of dropping and adding are recomputed errors, and searches follow them."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -26,7 +27,7 @@ SETS = st.lists(st.booleans(), min_size=2 * M, max_size=2 * M)
 
 
 def sets_of(rows: Rows, flags: list[bool]) -> Tensor:
-    """Any set of keys that are not padding, with the protected ones."""
+    """Builds a set of keys that are not padding, with the protected ones."""
     return (torch.tensor(flags).view(2, M) | rows.protected) & rows.available
 
 
@@ -49,7 +50,7 @@ def error(rows: Rows, kept: Tensor, first: Tensor | None = None) -> Tensor:
 
 
 def changed(kept: Tensor, key: int) -> Tensor:
-    """The sets with this key dropped, or added."""
+    """Returns the sets with this key dropped, or added."""
     other = kept.clone()
     other[:, key] ^= True
     return other
@@ -81,30 +82,21 @@ def test_the_error_of_a_set_is_that_of_attention_to_it(seen: Observed, flags: li
             assert ((found[cache] - by_attention).abs() <= 1e-12 * size[cache]).all()
 
 
+@pytest.mark.parametrize("adds", [False, True], ids=["dropping", "adding"])
 @quick
-@given(kinds(), SETS)
-def test_costs_of_dropping_are_recomputed_errors(seen: Observed, flags: list[bool]) -> None:
+@given(seen=kinds(), flags=SETS)
+def test_costs_are_recomputed_errors(seen: Observed, flags: list[bool], adds: bool) -> None:
     rows = Rows.of(seen)
     kept = sets_of(rows, flags)
-    cost, before = rows._dropping(rows._state(kept), kept), error(rows, kept, first=kept)
+    cost = rows.cost_of_adding(kept) if adds else rows._dropping(rows._state(kept), kept)
+    allowed = ~kept & rows.available if adds else kept & ~rows.protected
+    before = error(rows, kept, first=kept)
+    assert (cost[~allowed] == torch.inf).all()
     for key in range(M):
-        droppable = (kept & ~rows.protected)[:, key]
-        assert (cost[~droppable, key] == torch.inf).all()
-        expected = error(rows, changed(kept, key), first=kept) - before
-        assert close(cost[:, key].where(droppable, expected), expected, rows, kept)
-
-
-@quick
-@given(kinds(), SETS)
-def test_costs_of_adding_are_recomputed_errors(seen: Observed, flags: list[bool]) -> None:
-    rows = Rows.of(seen)
-    kept = sets_of(rows, flags)
-    cost, before = rows.cost_of_adding(kept), error(rows, kept, first=kept)
-    for key in range(M):
-        addable = (~kept & rows.available)[:, key]
-        assert (cost[~addable, key] == torch.inf).all()
-        expected = error(rows, changed(kept, key), first=kept) - before
-        assert close(cost[:, key].where(addable, expected), expected, rows, changed(kept, key))
+        other = changed(kept, key)
+        expected = error(rows, other, first=kept) - before
+        found = cost[:, key].where(allowed[:, key], expected)
+        assert close(found, expected, rows, other if adds else kept)
 
 
 @quick
@@ -125,7 +117,7 @@ def test_running_costs_are_recomputed_after_every_drop(seen: Observed, order: li
 
 
 def slowly_eliminated(rows: Rows, r: int) -> Tensor:
-    """Padding first, then each time the key whose loss leaves the least recomputed error."""
+    """Drops padding, then each time the key whose loss leaves the least recomputed error."""
     kept = rows.available.clone()
     for cache in range(len(kept)):
         while kept[cache].sum() > r:
@@ -199,10 +191,9 @@ def test_an_exchange_ends_where_none_of_one_key_helps() -> None:
 def test_keys_are_exchanged_for_less_error_alone() -> None:
     """The best of all sets stays, nor are its keys exchanged for copies that are as good."""
     seen = observed(5)
-    names = {name: getattr(seen, name) for name in seen.__dataclass_fields__}
-    for name, dim in (("key", -2), ("value", -2), ("visible", -1), ("available", -1)):
-        names[name] = torch.cat([names[name]] * 3, dim=dim)
-    seen = Observed(**names)
+    copied = {"key": -2, "value": -2, "visible": -1, "available": -1}
+    copies = {name: torch.cat([getattr(seen, name)] * 3, dim=d) for name, d in copied.items()}
+    seen = replace(seen, **copies)
     rows, indices = Rows.of(seen), best_set(seen, 3).indices
     for shift in (0, 5, 10):
         best = torch.zeros_like(rows.available).scatter(-1, (indices + shift) % 15, value=True)

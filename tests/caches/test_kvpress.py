@@ -17,15 +17,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.caches.methods import Spy
 from value_aware_attention.caches import (
     AfterPrefix,
     CacheMethod,
     CriticalValues,
     ExpectedAttention,
-    KeptKeys,
     KeyDiff,
     KeyNorm,
-    LeaveOneOut,
     Observed,
     ObservedAttention,
     Recent,
@@ -95,18 +94,6 @@ OTHER: dict[str, tuple[Choice, Choice]] = {
 """With kvpress's rule, and as it is here."""
 
 
-class Shown(CacheMethod):
-    """Keeps what a method keeps, and remembers that and what it was shown."""
-
-    def __init__(self, method: CacheMethod) -> None:
-        super().__init__(method.r)
-        self.method = method
-
-    def keep(self, seen: Observed) -> KeptKeys:
-        self.seen, self.kept = seen, self.method.keep(seen)
-        return self.kept
-
-
 @cache
 def model_layers() -> tuple[tuple[Tensor, Tensor, Tensor], Layer]:
     """The text with one row after it, (layers, heads, group, N, .), and what is known of layers."""
@@ -127,9 +114,9 @@ def model_layers() -> tuple[tuple[Tensor, Tensor, Tensor], Layer]:
     return tuple(pad(x, (0, 0, 0, 1)) for x in grouped("")), layer
 
 
-def shown(method: CacheMethod, **options: Any) -> Shown:
+def shown(method: CacheMethod, **options: Any) -> Spy:
     """Lets a method choose keys of all layers at once."""
-    spy, (tensors, layer) = Shown(method), model_layers()
+    spy, (tensors, layer) = Spy(method), model_layers()
     options = {"prefix": LENGTH, "sinks": 0, "recent": 0} | options
     AfterPrefix(spy, **options)(*tensors, is_causal=True, layer=layer)
     return spy
@@ -139,7 +126,7 @@ def kept_by(choice: Choice, r: int) -> Tensor:
     """Marks the keys (layers, heads, LENGTH) that are kept."""
     method, options = choice
     kept = torch.zeros(LAYERS, HEADS, LENGTH, dtype=torch.bool)
-    return kept.scatter(-1, shown(method(r), **options).kept.indices, value=True)
+    return kept.scatter(-1, shown(method(r), **options).kept[-1].indices, value=True)
 
 
 @pytest.mark.parametrize("r", BUDGETS)
@@ -162,26 +149,12 @@ def test_kvzip_keeps_the_same_keys_by_one_budget_for_several_heads(shared_by: st
     """As many of each head as are among the largest scores of a layer, or of the model."""
     spy = shown(ObservedAttention(r, aggregate="max"), observed="repeat", rows=LENGTH, sinks=4)
     found = WRITTEN[f"kvzip_{shared_by}/{r}"].flatten(0 if shared_by == "model" else 1)
-    scores = spy.method.scores(spy.seen).scatter(-1, spy.seen.protected, torch.inf)
+    scores = spy.method.scores(spy.seen[-1]).scatter(-1, spy.seen[-1].protected, torch.inf)
     largest = scores.view_as(found).topk(int(found.sum(dim=-1).max())).indices
     assert torch.equal(torch.zeros_like(found).scatter(-1, largest, value=True), found)
 
 
-def test_a_score_of_dropkv_is_the_error_of_all_keys_but_one() -> None:
-    """kvpress has no release with DropKV: its score against errors that are computed again."""
-    seen = shown(LeaveOneOut(12), observed="last", rows=8).seen
-    seen = replace(
-        seen, **{name: getattr(seen, name).double() for name in ("query", "key", "value")}
-    )
-    errors = []
-    for dropped in range(LENGTH):
-        others = torch.arange(LENGTH - 1)
-        others = (others + (others >= dropped)).expand(*seen.batch, -1)
-        errors.append(seen.error(CacheMethod.kept(seen, others)))
-    torch.testing.assert_close(LeaveOneOut(12).scores(seen), torch.stack(errors, dim=-1))
-
-
 def test_a_growing_cache_expects_queries_from_the_next_row_on() -> None:
     """However few keys are left by then."""
-    seen = shown(ExpectedAttention(12), prefix=LENGTH - 8, every=4).seen
+    seen = shown(ExpectedAttention(12), prefix=LENGTH - 8, every=4).seen[-1]
     assert (seen.keys, seen.start) == (16, LENGTH)

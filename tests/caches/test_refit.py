@@ -1,6 +1,7 @@
 """Biases and values of kept keys: least squares, chosen by rows that were held out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,8 +43,7 @@ def test_two_equal_keys_merged_with_log_two_lose_nothing(beside: bool) -> None:
     seen = observed(6, beside=beside)
     key, value = (x.clone() for x in (seen.key, seen.value))
     key[:, 4], value[:, 4] = key[:, 1], value[:, 1]
-    names = seen.__dataclass_fields__
-    seen = Observed(**{name: getattr(seen, name) for name in names} | {"key": key, "value": value})
+    seen = replace(seen, key=key, value=value)
     indices = torch.tensor([0, 1, 2, 3, 5]).expand(2, -1)
     merged = torch.tensor([0.0, math.log(2), 0.0, 0.0, 0.0], dtype=torch.float64).expand(2, -1)
     assert (seen.error(KeptKeys(indices, merged)) < 1e-24).all()
@@ -82,7 +82,7 @@ def test_the_error_that_it_fits_is_the_error_of_what_it_keeps(seen: Observed, r:
 @quick
 @given(kinds(keys=9, rows=12, dtype=torch.float32), st.integers(2, 8))
 def test_it_is_never_worse_on_rows_held_out(seen: Observed, r: int) -> None:
-    """Nothing is what leaves least there, or what is chosen leaves less than nothing does."""
+    """The refit is kept only where it leaves less error there than the original keys."""
     kept = plain(seen, r)
     fit = refit._Fit.of(Rows.of(seen), kept)
     held_out = torch.arange(24) % refit.HELD_OUT == 0
@@ -98,7 +98,7 @@ def test_it_is_never_worse_on_rows_held_out(seen: Observed, r: int) -> None:
 
 
 def test_noise_is_not_fitted() -> None:
-    """Outputs that have nothing to do with the weights: held-out rows say that any refit harms."""
+    """Outputs are unrelated to the weights, so held-out rows show that any refit harms."""
     seen = observed(40, group=1, rows=12, batch=(8,))
     seen.__dict__["output"] = 3 * drawn(8, 1, 12, 3, seed=3)
     kept = plain(seen, 12)
@@ -110,7 +110,7 @@ def test_noise_is_not_fitted() -> None:
 
 
 def test_a_refit_recovers_what_fewer_slots_can_say() -> None:
-    """Values of which every output is a combination of the kept weights."""
+    """Its error is less than half of that without a refit."""
     seen = observed(12, group=1, rows=200, sharpness=2.0)
     kept = plain(seen, 6)
     found = refitted(seen, kept)

@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 
@@ -112,11 +111,3 @@ print([name for name in ("torch", "datasets", "transformers") if name in sys.mod
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_a_line_holds_a_json_text(tmp_path):
-    write_corpus(
-        {"a": [Document("é\n", "train"), Document("x", "evaluation")]}, tmp_path / "c", 0, 0.5
-    )
-    line = (tmp_path / "c/a/train.jsonl").read_text(encoding="utf-8")
-    assert json.loads(line) == {"text": "é\n"} and line.endswith("}\n")

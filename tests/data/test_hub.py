@@ -11,7 +11,6 @@ from datasets.exceptions import DatasetGenerationError
 from datasets.packaged_modules.json.json import Json
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from tests.test_apps import run_app
 from value_aware_attention.hugging_face.saved import hub_answers
@@ -95,30 +94,6 @@ def test_the_papers_mixture_is_table_3():
     evaluation = {name: sources[name].evaluation_instances for name in millions}
     assert set(evaluation.values()) == {2000}
     assert list(corpus_option("paper_mixture").sources) == list(millions)
-
-
-@pytest.mark.parametrize(
-    "file", sorted((ROOT / "conf/corpus").glob("*.yaml")), ids=lambda f: f.stem
-)
-def test_every_option_builds_its_sources(file, tmp_path):
-    values = {"corpus.path": tmp_path} if file.stem == "local" else {}
-    option = corpus_option(file.stem, **values)
-    for source in option.sources.values():
-        assert hasattr(instantiate(source.documents), "__iter__")
-        assert set(source) == {"documents", "train_instances", "evaluation_instances"}
-
-
-def test_local_text(tmp_path):
-    (tmp_path / "a.txt").write_text("mine")
-    option = corpus_option("local", **{"corpus.path": tmp_path})
-    assert [d.text for d in instantiate(option.sources.local.documents)] == ["mine"]
-
-
-@pytest.mark.parametrize("name", ["byte_level_bpe", "roberta", "word_level"])
-def test_every_tokenizer_option_builds(name):
-    option = OmegaConf.load(ROOT / f"conf/tokenizer/{name}.yaml")
-    values = OmegaConf.create({"tokens": {"vocabulary_size": 300, "training_characters": 1000}})
-    assert hasattr(instantiate(OmegaConf.merge(values, {"it": option}).it), "build")
 
 
 def hub(**options):

@@ -1,4 +1,4 @@
-"""Tiny Hugging Face models whose attention is sharp, and what is asked of them."""
+"""Tiny Hugging Face models whose attention is sharp, with texts to read and their logits."""
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,14 @@ PADDINGS = ("none", "right", "left")
 
 
 class Unmasked(nn.Module):
-    """Exact attention that forgets what is hidden: what a lost mask looks like."""
+    """Computes exact attention without its mask, as an adapter that lost it would."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
         return Exact()(query, key, value, kernel=options["kernel"])
 
 
 class Recorder(nn.Module):
-    """Exact attention that keeps what it was called with."""
+    """Computes exact attention and keeps the arguments of every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Recorder(nn.Module):
 
 
 def batch(padding: str = "right", rows: int = 3, length: int = 12) -> dict[str, Tensor]:
-    """Texts of different lengths, padded on one side; none are padded where `padding` is none."""
+    """Draws texts of different lengths, padded on one side; `padding` "none" pads none of them."""
     tokens = torch.randint(5, 90, (rows, length), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(tokens)
     for row in range(1, rows):
@@ -52,10 +52,10 @@ def batch(padding: str = "right", rows: int = 3, length: int = 12) -> dict[str, 
 
 @torch.no_grad()
 def logits(model: PreTrainedModel, inputs: dict[str, Tensor], **options: object) -> Tensor:
-    """Logits of the tokens that are not padding."""
+    """Computes the logits of all tokens but padding."""
     return model(**inputs, **options).logits[inputs["attention_mask"].bool()]
 
 
 def sharp(kind: str) -> PreTrainedModel:
-    """A tiny model of this type, on eager attention."""
+    """Builds a tiny model of this type, on eager attention."""
     return tiny(kind)

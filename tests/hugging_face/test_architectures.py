@@ -30,7 +30,7 @@ of_the_pinned_release = pytest.mark.skipif(not PINNED, reason="another release o
 
 
 def documented() -> dict[str, str]:
-    """Architecture -> what the table of the docs says of it."""
+    """Reads the verdict on each architecture from the table of the docs."""
     text = (ROOT / "docs/hugging-face.md").read_text()
     rows = re.findall(r"^\| (equal|refused|not tried)(.*?) \| (.*?) \|$", text, flags=re.MULTILINE)
     pairs = [(kind, what + why) for what, why, kinds in rows for kind in kinds.split(", ")]

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tests.caches.methods import METHODS
+from tests.caches.methods import METHODS, Spy
 from tests.hugging_face.models import Recorder, batch, logits, sharp
 from value_aware_attention import caches
 from value_aware_attention.approximations import Exact
-from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
+from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.hugging_face.cache_layers import SharedKeys, output_projection, rotary_of
 
@@ -22,7 +22,7 @@ ROTATED = ("llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi")
 
 @pytest.fixture(params=("llama", "gpt2"))
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    """Four query heads: over two key-value heads, and over as many."""
+    """Builds models of four query heads, with two key-value heads and with four."""
     return sharp(request.param)
 
 
@@ -30,23 +30,8 @@ def after(method: CacheMethod, **options: object) -> AfterPrefix:
     return AfterPrefix(method, **{"prefix": PREFIX, "rows": 6, "sinks": 1, "recent": 2} | options)
 
 
-class Spy(CacheMethod):
-    """Keeps what a method keeps, and what it was shown, layer by layer."""
-
-    def __init__(self, method: CacheMethod) -> None:
-        super().__init__(method.r)
-        self.method = method
-        self.seen: list[Observed] = []
-        self.kept: list[KeptKeys] = []
-
-    def keep(self, seen: Observed) -> KeptKeys:
-        self.seen.append(seen)
-        self.kept.append(self.method.keep(seen))
-        return self.kept[-1]
-
-
 def recorded(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[dict]:
-    """What each layer attends with, keys and values with a head for each of the query's."""
+    """Records the call of each layer, with keys and values repeated for every query head."""
     recorder = Recorder()
     with replace_attention(model, recorder):
         logits(model, inputs)
@@ -94,36 +79,27 @@ def test_an_encoder_keeps_one_set_for_all_queries(observed: str) -> None:
 
 
 def test_heads_of_a_group_keep_the_same_keys() -> None:
-    """The first layer is the approximation of its four heads as two groups of two."""
+    """The first layer's output is that of the method on two groups of two heads."""
     model, inputs = sharp("llama"), batch("left")
-    query, key, value, kernel = (
-        recorded(model, inputs)[0][name] for name in ("query", "key", "value", "kernel")
+    call, spy = recorded(model, inputs)[0], Spy(caches.ObservedAttention(R))
+    method, outputs = after(spy, observed="causal"), []
+    hook = attention_layers(model)[0].o_proj.register_forward_pre_hook(
+        lambda module, given: outputs.append(given[0])
     )
-    spy = Spy(caches.ObservedAttention(R))
-    method = after(spy, observed="causal")
     with replace_attention(model, method):
         logits(model, inputs)
-    first, shown = spy.kept[0], spy.seen[0]
-    assert first.indices.shape == (3, 2, R) and shown.query.shape[:3] == (3, 2, 2)
-    mask = inputs["attention_mask"].bool()[:, None, None]
-    visible = torch.ones(3, 4, 12, dtype=torch.bool)
-    visible[..., :PREFIX] = False
-    named = first.indices.repeat_interleave(2, dim=1)
-    visible = visible.scatter(-1, named, value=True)[..., None, :].repeat(1, 1, 12, 1)
-    visible[..., :PREFIX, :] = True
-    visible = visible & torch.ones(12, 12, dtype=torch.bool).tril() & mask
-    expected = Exact()(query, key, value, kernel=kernel, attn_mask=visible)
+    hook.remove()
+    assert spy.kept[0].indices.shape == (3, 2, R) and spy.seen[0].query.shape[:3] == (3, 2, 2)
     grouped = method(
-        query.unflatten(1, (2, 2)), key[:, ::2, None], value[:, ::2, None],
-        kernel=kernel, attn_mask=mask[:, None], is_causal=True,
-    ).flatten(1, 2)  # fmt: skip
-    torch.testing.assert_close(grouped, expected, **CLOSE)
-    assert torch.equal(spy.kept[-1].indices, first.indices)
+        call["query"].unflatten(1, (2, 2)), call["key"][:, ::2, None], call["value"][:, ::2, None],
+        kernel=call["kernel"], attn_mask=call["attn_mask"][:, None], is_causal=True,
+    )  # fmt: skip
+    torch.testing.assert_close(outputs[0].unflatten(-1, (2, 2, -1)).movedim(1, 3), grouped, **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt", "phi"])
 def test_the_output_projection_is_found(kind: str) -> None:
-    """The module's own output is the heads' outputs through it, but for its bias."""
+    """Projected with it, the heads' outputs are the module's own output up to its bias."""
     model, inputs = sharp(kind), batch("none", rows=1)
     spy = Spy(caches.KeyNorm(12))
     caught: list[tuple[Tensor, Tensor]] = []
@@ -161,7 +137,7 @@ def test_methods_are_shown_the_projection_of_their_group() -> None:
 
 @pytest.mark.parametrize("kind", ROTATED)
 def test_queries_are_turned_as_the_model_turns_them(kind: str) -> None:
-    """Its own queries at positions that are 5 later."""
+    """Queries turned by 5 are those that the model computes at positions 5 later."""
     model, inputs = sharp(kind), batch("none", rows=2)
     rotary = rotary_of(model)
     places = torch.arange(12)[None]
@@ -221,7 +197,7 @@ def test_positions_that_are_given_are_those_of_the_second_pass() -> None:
 
 
 def test_what_was_recorded_serves_one_call_alone() -> None:
-    """A part of the model that is called by itself reads nothing again, and gets nothing old."""
+    """A part of the model called by itself makes no second pass and gets no earlier queries."""
     model, inputs = sharp("llama"), batch("none")
     expected = r"^observed is 'repeat': its queries are recorded by hugging_face[^\n]*$"
     with replace_attention(model, after(caches.Recent(R), observed="repeat")):
@@ -245,20 +221,10 @@ def test_repeated_queries_are_those_of_the_prefix_read_twice(
     for seen, call in zip(spy.seen, calls, strict=True):
         again = call["query"][:, :, [PREFIX + row for row in rows]]
         torch.testing.assert_close(seen.query.flatten(1, -3), again, **CLOSE)
-    # In the first layer the prefix is the same in both passes: so are attention's outputs there.
-    call, seen = calls[0], spy.seen[0]
-    visible = torch.ones(2 * PREFIX, 2 * PREFIX, dtype=torch.bool).tril()
-    visible = visible & twice["attention_mask"].bool()[:, None, None]
-    exact = Exact()(
-        call["query"], call["key"], call["value"], kernel=call["kernel"], attn_mask=visible
-    )
-    whole = exact[:, :, [PREFIX + row for row in rows]]
-    unpadded = inputs["attention_mask"][:, rows].bool()[:, None, :, None]
-    torch.testing.assert_close(seen.output.flatten(1, -3), whole.where(unpadded, 0.0), **CLOSE)
 
 
 def test_the_second_pass_ends_with_the_models_positions() -> None:
-    """64 of them: of a prefix of 40 the first 24 tokens are repeated, of 64 none."""
+    """With 64 positions the first 24 tokens of a prefix of 40 are repeated, and none of 64."""
     model = sharp("gpt2")
     inputs = batch("none", rows=1, length=64)
     spy = Spy(caches.ObservedAttention(R))
@@ -301,7 +267,7 @@ def test_what_cannot_be_repeated_is_refused() -> None:
 
 
 class Fails(nn.Module):
-    """Raises where it is called."""
+    """Raises an error when it is called."""
 
     def forward(self, *inputs: Tensor, **options: object) -> Tensor:
         raise RuntimeError("on purpose")
@@ -323,47 +289,25 @@ def test_an_exception_inside_the_second_pass_leaves_the_model_as_it_was() -> Non
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_layers_and_heads_that_are_not_named_stay_exact(model: PreTrainedModel) -> None:
-    inputs = batch("left")
-    before = logits(model, inputs)
-    layers, heads = len(attention_layers(model)), range(4)
-    for observed in ("noncausal", "repeat"):
-        method = after(caches.ValueAware(R), observed=observed)
-        with replace_attention(model, method):
-            every = logits(model, inputs)
-        for none in ({"layers": []}, {"heads": []}):
-            with replace_attention(model, method, **none):
-                torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
-        with replace_attention(model, method, layers=range(layers), heads=heads):
-            torch.testing.assert_close(logits(model, inputs), every, **CLOSE)
-        some = []
-        for part in ({"layers": [0]}, {"heads": [0, 3]}):
-            with replace_attention(model, method, **part):
-                some.append(logits(model, inputs))
-        for found in some:
-            assert not torch.allclose(found, before, **CLOSE)
-            assert not torch.allclose(found, every, **CLOSE)
+@pytest.mark.parametrize("observed", ["noncausal", "repeat"])
+def test_layers_and_heads_that_are_not_named_stay_exact(
+    model: PreTrainedModel, observed: str
+) -> None:
+    inputs, method = batch("left"), after(caches.ValueAware(R), observed=observed)
 
+    def replaced(**part: object) -> Tensor:
+        with replace_attention(model, method, **part):
+            return logits(model, inputs)
 
-def test_layers_may_have_methods_of_their_own() -> None:
-    model, inputs = sharp("llama"), batch("none")
-    spies = [Spy(caches.Recent(R)), Spy(caches.Recent(R + 1))]
-    with replace_attention(model, lambda i: after(spies[i]) if i < 2 else Exact()):
-        logits(model, inputs)
-    assert [len(spy.kept) for spy in spies] == [1, 1]
-
-
-def test_left_padding_is_the_text_without_it() -> None:
-    """In a model whose positions are relative."""
-    inputs, hidden = batch("left"), 3
-    model = sharp("llama")
-    with torch.no_grad():
-        with replace_attention(model, after(caches.ValueAware(R), rows=3)):
-            padded = model(**inputs, use_cache=False).logits
-        bare = {name: x[1:2, hidden:] for name, x in inputs.items()}
-        with replace_attention(model, after(caches.ValueAware(R), rows=3, prefix=PREFIX - hidden)):
-            alone = model(**bare, use_cache=False).logits
-    torch.testing.assert_close(padded[1:2, hidden:], alone, **CLOSE)
+    exact, every, layer, heads = (
+        replaced(**part) for part in ({"layers": []}, {}, {"layers": [0]}, {"heads": [0, 3]})
+    )
+    torch.testing.assert_close(exact, logits(model, inputs), **CLOSE)
+    torch.testing.assert_close(replaced(heads=[]), exact, **CLOSE)
+    everything = {"layers": range(len(attention_layers(model))), "heads": range(4)}
+    torch.testing.assert_close(replaced(**everything), every, **CLOSE)
+    for found in (layer, heads):
+        assert not any(torch.allclose(found, other, **CLOSE) for other in (exact, every))
 
 
 def test_generation_with_a_cache_is_refused_in_one_line(model: PreTrainedModel) -> None:

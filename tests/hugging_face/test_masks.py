@@ -1,4 +1,4 @@
-"""Masks of transformers, additive, boolean or none, become ours: nothing shown that was hidden."""
+"""Converted masks of transformers (additive, boolean or none) show and hide the same pairs."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def tensors(queries: int, keys: int, rows: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def shown(mask: Tensor | None, queries: int, keys: int, is_causal: bool = False) -> Tensor:
-    """What `attn_mask` and `is_causal` show together, as one mask of all pairs."""
+    """Returns the pairs that `attn_mask` and `is_causal` show together."""
     query, key = tensors(queries, keys)
     attn_mask, causal = split_mask(mask, query, key, is_causal=is_causal)
     call = Call.of(query, key, key, kernel=Elu(), attn_mask=attn_mask, is_causal=causal)
@@ -46,7 +46,7 @@ def test_nothing_is_shown_or_hidden_by_the_conversion(
 
 @pytest.mark.parametrize(("queries", "keys"), [(4, 4), (1, 4), (2, 5)])
 def test_keys_that_all_queries_share_become_one_row_or_none(queries: int, keys: int) -> None:
-    """What a method without a mask for every pair may take, in every form that it is given in."""
+    """A method without a mask for every pair can then take them."""
     query, key = tensors(queries, keys)
     padding = torch.arange(keys)[None, None, None] > 0
     for row, expected in ((padding, padding), (torch.ones_like(padding), None)):
@@ -77,7 +77,7 @@ def test_a_bias_is_refused() -> None:
 
 
 def test_a_mask_is_never_left_out_and_padding_shares_its_rows() -> None:
-    """None would not say whether a decoder asked to see everything, or only its past."""
+    """Without a mask a decoder that sees everything looks like one that sees its past alone."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     padding = torch.tensor([[True, True, False]])

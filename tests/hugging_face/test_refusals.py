@@ -1,4 +1,4 @@
-"""What no approximation can honour is refused by name, before anything has changed."""
+"""Models and options that no approximation can honour are refused by name on entry."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def enter(model: nn.Module, method: nn.Module | None = None, **options: object) -> None:
-    """Only enters and leaves, so that what raises does so before a forward pass."""
+    """Enters the context and leaves it without a forward pass."""
     with replace_attention(model, method or Exact(), **options):  # type: ignore[arg-type]
         pass
 
@@ -166,7 +166,7 @@ def test_whatever_reaches_the_attention_and_would_change_it(
 
 
 def attending_to_another(kind: str) -> tuple[PreTrainedModel, Callable[[], torch.Tensor]]:
-    """A model that reads another sequence as well, and its logits."""
+    """Builds a model with cross-attention, and a function that computes its logits."""
     model, other = sharp(kind), torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0))
     inputs = batch("none")
     if kind == "bart":

@@ -1,6 +1,7 @@
 """Output error by layer and head against brute force, and the keys it says are needed."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from tests.recorded import recorded
 from value_aware_attention import kernels
+from value_aware_attention.approximations import OptimalValueOblivious, chunked
 from value_aware_attention.attention import attention
 from value_aware_attention.call import Call
 from value_aware_attention.measurement.layers import (
@@ -21,6 +23,7 @@ from value_aware_attention.measurement.recorded import sample_rows
 from value_aware_attention.measurement.task import joined
 
 HEADS, KEYS, DIM = 3, 10, 4
+KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
 
 
 def call(seed: int, *, is_causal: bool = False, masked: bool = False) -> Call:
@@ -31,58 +34,30 @@ def call(seed: int, *, is_causal: bool = False, masked: bool = False) -> Call:
     return recorded(2 * query, key, value, kernels.Exponential(), is_causal, 0, mask)
 
 
-def visible(of: Call) -> torch.Tensor:
-    seen = torch.ones(KEYS, KEYS, dtype=torch.bool)
-    if of.is_causal:
-        seen = seen.tril()
-    return seen if of.attn_mask is None else seen & of.attn_mask[0, 0]
-
-
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_every_size_of_every_head_agrees_with_a_loop_over_rows(
-    is_causal: bool, masked: bool
+def test_errors_are_of_every_size_and_head(
+    kernel: kernels.Kernel, is_causal: bool, masked: bool
 ) -> None:
-    measured = call(0, is_causal=is_causal, masked=masked)
-    found = layer_errors(measured, rows=KEYS)
-    seen = visible(measured)
-    for head in range(HEADS):
-        query, key, value = (
-            x[0, head].double() for x in (measured.query, measured.key, measured.value)
-        )
-        norms, oblivious = [], []
-        for row in range(KEYS):
-            keys = seen[row].nonzero()[:, 0]
-            alpha = (query[row] @ key[keys].T * DIM**-0.5).softmax(-1)
-            output = alpha @ value[keys]
-            norms.append(float(output.square().sum()))
-            order = alpha.argsort(descending=True)
-            errors = []
-            for size in range(1, KEYS + 1):
-                top = order[:size]
-                kept = alpha[top] / alpha[top].sum() @ value[keys[top]]
-                errors.append(float((kept - output).square().sum()))
-            oblivious.append(errors)
-        mean = np.mean(oblivious, axis=0)
-        np.testing.assert_allclose(found.paths[OBLIVIOUS][0, head], mean, rtol=1e-4, atol=1e-9)
-        assert found.squared_norm[0, head] == pytest.approx([np.mean(norms)], rel=1e-4)
-
-
-def test_a_sampled_row_sees_what_its_mask_shows() -> None:
-    measured = call(2, is_causal=True, masked=True)
-    sampled = sample_rows(measured, 2 * HEADS)
-    output = attention(
-        measured.query, measured.key, measured.value, kernel=measured.kernel,
-        attn_mask=visible(measured),
-    ).double()  # fmt: skip
-    found = sampled.weights @ sampled.value
-    for head in range(HEADS):
-        for row in found[0, head]:
-            assert (output[0, head] - row).abs().sum(dim=-1).min() < 1e-5
+    """Measured on all queries of a call, whose rows attend as in the model."""
+    measured = replace(call(0, is_causal=is_causal, masked=masked), kernel=kernel)
+    given = measured.arguments()
+    with chunked(4 * 7 * KEYS * DIM):  # seven rows at a time
+        found = layer_errors(measured, rows=KEYS)
+    for r in range(1, KEYS + 1):
+        errors = OptimalValueOblivious(r).select(**given).error.mean(dim=-1)
+        path = found.paths[OBLIVIOUS][..., r - 1]
+        np.testing.assert_allclose(path, errors, rtol=1e-4, atol=1e-9)
+    output = attention(**given)
+    norm = output.square().sum(-1).mean(-1)
+    np.testing.assert_allclose(found.squared_norm[..., 0], norm, rtol=1e-4)
+    rows = sample_rows(measured, 10**6)
+    torch.testing.assert_close(rows.weights @ rows.value, output.double(), atol=1e-5, rtol=1e-5)
 
 
 def errors(windows: int = 4) -> list[LayerErrors]:
-    """Of two layers, measured window by window."""
+    """Measures two layers window by window."""
     return [
         joined(
             [
@@ -101,7 +76,7 @@ def record(layers: list[LayerErrors]) -> OutputError:
 def curve(
     layers: list[LayerErrors], method: str, layer: int | None, head: int | None
 ) -> tuple[np.ndarray, ...]:
-    """The relative error at every size with its ends, of one pool of layers and heads."""
+    """Computes the relative error of a pool of layers and heads, with its interval."""
     chosen = layers if layer is None else [layers[layer]]
     heads = slice(None) if head is None else slice(head, head + 1)
     totals, norms = (
@@ -128,7 +103,7 @@ def test_errors_and_needed_keys_are_of_all_layers_of_each_layer_and_of_each_head
 
 
 def test_windows_measured_apart_are_as_windows_measured_together() -> None:
-    """Every query of a call, so that the rows are the same; and as JSON holds them."""
+    """With every query of a call, and after a round trip through JSON."""
     calls = [call(seed) for seed in range(3)]
     apart = joined([layer_errors(each, rows=KEYS, search="fast") for each in calls])
     together = layer_errors(Call.joined(calls), rows=KEYS, search="fast")

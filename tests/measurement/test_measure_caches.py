@@ -1,4 +1,4 @@
-"""Cache methods measured on a tiny model: against what is computed by hand."""
+"""Cache methods measured on a tiny model agree with errors and metrics computed by hand."""
 
 from pathlib import Path
 

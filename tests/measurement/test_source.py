@@ -1,4 +1,4 @@
-"""The hash of what a number depends on: the import closure, by the text of the imports."""
+"""The source hash of a number covers every module that is imported to compute it."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""End metrics of any model on windows of text, against brute force with eager attention."""
+"""Windows of a text, and any model's end metric on them by brute force with eager attention."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
 from transformers import BartConfig, BartModel
 
@@ -18,6 +20,7 @@ from value_aware_attention.measurement.windows import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+CLOSING, BARE = tokenizer(), tokenizer(closes=False)
 KINDS = {
     "roberta": "error",
     "our_masked": "error",
@@ -26,6 +29,58 @@ KINDS = {
     "our_causal": "perplexity",
     "bert": "cosine",
 }
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(20, 120), length=st.integers(4, 20), wanted=st.integers(1, 9))
+def test_every_window_is_a_slice_of_the_text_between_its_special_tokens(
+    count: int, length: int, wanted: int
+) -> None:
+    text = words(count)
+    tokens = BARE(text)["input_ids"]
+    read = text_windows(text, CLOSING, length=length, windows=wanted)
+    step = length - 2
+    assert read.tokens.shape == (min(wanted, count // step), length)
+    assert read.available == count // step and read.text_tokens == count
+    assert len(set(read.places)) == len(read)
+    for place, row in zip(read.places, read.tokens.tolist(), strict=True):
+        assert row == [0, *tokens[place * step : (place + 1) * step], 2]
+    assert read.share_read == pytest.approx(len(read) * step / count)
+
+
+def test_windows_that_read_on_are_not_closed_and_bare_tokenizers_add_nothing() -> None:
+    read = text_windows(words(40), CLOSING, length=8, windows=None, closed=False)
+    assert (read.tokens[:, 0] == 0).all() and not (read.tokens == 2).any() and len(read) == 5
+    bare = text_windows(words(40), BARE, length=8, windows=None)
+    assert bare.tokens.flatten().tolist() == BARE(words(40))["input_ids"]
+
+
+def test_a_sample_is_spread_over_the_text_or_drawn_by_the_seed() -> None:
+    spaced = text_windows(words(160), BARE, length=8, windows=4)
+    assert spaced.places == (0, 5, 10, 15)
+    drawn = [text_windows(words(160), BARE, length=8, windows=4, seed=s).places for s in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2] and drawn[0] != spaced.places
+    assert all(list(places) == sorted(set(places)) for places in drawn)
+
+
+def test_several_texts_are_read_one_after_the_other() -> None:
+    read = text_windows(["w1 w2 w3", "", "w4 w5 w6"], BARE, length=3, windows=None)
+    assert read.tokens.tolist() == [BARE("w1 w2 w3")["input_ids"], BARE("w4 w5 w6")["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "named"),
+    [
+        ("", {}, "the text is empty"),
+        (["", " \n"], {}, "the text is empty"),
+        (words(13), {}, "the text has 13 tokens, a window of 16 needs 14"),
+        (words(40), {"length": 2}, "length is 2; it must be above 2"),
+        (words(40), {"windows": 0}, "windows is 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text: str | list[str], options: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        text_windows(text, CLOSING, **{"length": LENGTH, "windows": 4} | options)
 
 
 def read(name: str, windows: int = 3) -> TextWindows:
@@ -37,15 +92,8 @@ def task(name: str, windows: int = 3, kernel: kernels.Kernel | None = None) -> T
     return windows_task(model(name), tokenizer(), read(name, windows), kernel=kernel)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_kind_is_found_and_the_task_is_one(name: str) -> None:
-    made = task(name)
-    assert made.metric == KINDS[name] and made.parts == 3
-    assert made.head_dim == (4 if name == "llama" else 8)
-
-
 def whole(made: Task, method: Layerwise = exactly) -> UnitSums:
-    """The sums of all windows."""
+    """Sums the end metric over all windows."""
     return joined([made.run(method, window) for window in range(made.parts)])
 
 
@@ -104,18 +152,6 @@ def test_cosine_is_one_for_exact_attention_and_the_mean_over_tokens_otherwise() 
         cosine = dots / exact[window].norm(dim=-1) / other[window].norm(dim=-1)
         assert sums.totals[window] == pytest.approx(float(cosine.sum()), rel=1e-4)
     assert sums.mean() < 0.99
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_layer_calls_are_by_query_head_with_the_masks_of_the_model(name: str) -> None:
-    made = task(name)
-    calls = made.layer_calls(1)
-    assert len(calls) == 2
-    for call in calls:
-        assert call.query.shape[:3] == (1, 4 if name == "llama" else 2, LENGTH)
-        assert call.is_causal == (made.metric == "perplexity")
-        seen = None if call.attn_mask is None else call.attn_mask.expand(1, 1, LENGTH, LENGTH)
-        assert seen is None or (seen if not call.is_causal else seen.tril()).sum() > LENGTH
 
 
 @pytest.mark.parametrize("name", ["gpt2", "our_causal"])

@@ -37,7 +37,7 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    """A folder with a whole checkpoint."""
+    """Saves a whole checkpoint and returns its folder."""
     torch.manual_seed(0)
     folder = tmp_path / "llama"
     LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(folder)
@@ -45,7 +45,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 def configure(folder: Path, **options: Any) -> None:
-    """Changes a config; ... takes a key out."""
+    """Changes a config; a value of ... removes its key."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) | options
     file.write_text(json.dumps({key: v for key, v in config.items() if v is not ...}))
@@ -61,7 +61,7 @@ def without(name: str) -> Callable[[Weights], Weights]:
 
 
 def refused(folder: Path) -> str:
-    """The line that a checkpoint is refused with."""
+    """Returns the line that a checkpoint is refused with."""
     with pytest.raises(ValueError) as stopped:
         load_model(str(folder))
     line = str(stopped.value)
@@ -133,14 +133,14 @@ def test_a_classifier_is_loaded_without_its_head_and_not_as_a_language_model(
 
 
 def old_gpt2(weights: Weights) -> Weights:
-    """Without the prefix, with the buffers that GPT-2's checkpoints once had."""
+    """Drops the prefix and adds the buffers of old GPT-2 checkpoints."""
     bare = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
     masks = {"h.1.attn.bias": torch.ones(1, 1, 8, 8), "h.1.attn.masked_bias": torch.tensor(-1e4)}
     return bare | masks
 
 
 def old_bert(weights: Weights) -> Weights:
-    """With LayerNorm's names of TensorFlow, and a buffer."""
+    """Takes TensorFlow's names of LayerNorm's weights, and adds a buffer."""
     names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     for new, old in names.items():
         weights = {name.replace(new, old): weight for name, weight in weights.items()}

@@ -41,13 +41,6 @@ def test_position_i_is_the_sum_of_its_two_parts() -> None:
     assert positions.blocks.shape == (3, 4)
 
 
-def test_every_block_starts_as_the_first_one() -> None:
-    positions = BlockPositions(torch.randn(10, 4), reserved=2, block=8, length=24)
-    rows = positions.table()[2:].reshape(3, 8, 4)
-    assert torch.equal(rows, rows[:1].expand(3, 8, 4))
-    assert not positions.blocks.any()
-
-
 def test_both_parts_learn() -> None:
     model = roberta(length=24, block=8)
     model(tokens(24)).logits.square().mean().backward()
@@ -78,13 +71,6 @@ def test_a_folded_model_gives_the_same_logits_in_plain_transformers(tmp_path: Pa
     positions_of(model)  # saving left the model itself alone
 
 
-def test_saving_a_plain_model(tmp_path: Path) -> None:
-    model = roberta(length=8, block=8)
-    save_folded(model, tmp_path)
-    again = RobertaForMaskedLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(tokens(8)).logits, model(tokens(8)).logits)
-
-
 def test_warm_start_keeps_the_first_block_and_repeats_it(tmp_path: Path) -> None:
     short = roberta(length=8, block=8)
     save_folded(short, tmp_path)
@@ -107,27 +93,35 @@ def test_warm_start_of_one_block_is_the_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(again.eval()(tokens(8)).logits, short(tokens(8)).logits)
 
 
-def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"vocabulary_size": 61}, "trained with 60 tokens, the vocabulary has 61$"),
+        ({"block": 9}, "has 8 positions, 9 are needed$"),
+        *(
+            ({name: 2 * size}, rf"has .*{name} {size}.*; .*{name} {2 * size}.* are asked for: is ")
+            for name, size in SIZE.items()
+            if name != "vocabulary_size"
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_sizes_is_refused(
+    tmp_path: Path, changed: dict, message: str
+) -> None:
     save_folded(roberta(length=8, block=8), tmp_path)
-    with pytest.raises(ValueError, match=r"trained with 60 tokens, the vocabulary has 61$"):
-        warm_start(tmp_path, vocabulary_size=61, length=20, block=8, dropout=0.0)
-    with pytest.raises(ValueError, match=r"has 8 positions, 9 are needed$"):
-        warm_start(tmp_path, vocabulary_size=60, length=20, block=9, dropout=0.0)
-    # what it is warm-started as: the sizes of `roberta` but one
-    config = RobertaForMaskedLM.from_pretrained(tmp_path).config
-    sizes = {"layers": config.num_hidden_layers, "width": config.hidden_size}
-    sizes |= {"heads": config.num_attention_heads, "feedforward": config.intermediate_size}
+    given = {**SIZE, "length": 20, "block": 8, "dropout": 0.0}
+    assert warm_start(tmp_path, **given).config.hidden_size == SIZE["width"]
+    with pytest.raises(ValueError, match=message):
+        warm_start(tmp_path, **given | changed)
+
+
+def test_only_a_folder_of_a_roberta_is_a_start(tmp_path: Path) -> None:
     given = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
-    assert warm_start(tmp_path, **given, **sizes).config.hidden_size == sizes["width"]
-    for name, size in sizes.items():
-        message = rf"has .*{name} {size}.*; .*{name} {2 * size}.* are asked for: is it of another"
-        with pytest.raises(ValueError, match=message):
-            warm_start(tmp_path, **given, **(sizes | {name: 2 * size}))
     BertConfig(vocab_size=60).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is a bert, not a roberta$"):
-        warm_start(tmp_path, vocabulary_size=60, length=20, block=8, dropout=0.0)
+        warm_start(tmp_path, **given)
     with pytest.raises(FileNotFoundError, match=r"/nothing: no such folder$"):
-        warm_start(tmp_path / "nothing", vocabulary_size=60, length=20, block=8, dropout=0.0)
+        warm_start(tmp_path / "nothing", **given)
 
 
 def test_the_paper_size_has_robertas_125_million_parameters() -> None:

@@ -27,7 +27,7 @@ ATTENTIONS = {
 
 
 class OnlyElu(LearnedScale):
-    """A method that computes no other kernel."""
+    """Approximates attention with the Elu kernel alone."""
 
     kernels = (Elu,)
 
@@ -38,7 +38,7 @@ SHARPENED = ("query.weight", "key.weight", "value.weight", "attention.output.den
 def trained(
     attention: TrainedAttention | None, steps: int = 3, dtype: torch.dtype = torch.float32
 ) -> MaskedTraining:
-    """A tiny module after a few steps; weights large enough for attention to be sharp."""
+    """Trains a tiny module for a few steps, with weights so large that attention is sharp."""
     module = masked_module(dropout=0.0)
     if attention:
         attend_with(module.model, attention)

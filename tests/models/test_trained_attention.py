@@ -12,6 +12,7 @@ from tests.training.tiny import LearnedScale
 from value_aware_attention.kernels import Elu, Exponential
 from value_aware_attention.models import TrainedAttention
 
+PACKAGE = "value_aware_attention.approximations"
 SIZE = {"kernel": Exponential(), "length": 24, "head_dim": 8}
 TRAINABLE = {
     "Exact": {},
@@ -31,7 +32,7 @@ NO_GRADIENTS = {
 
 
 def attention(name: str, arguments: dict) -> TrainedAttention:
-    return TrainedAttention(f"value_aware_attention.approximations.{name}", arguments)
+    return TrainedAttention(f"{PACKAGE}.{name}", arguments)
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
@@ -65,22 +66,29 @@ def test_every_layer_has_a_module_and_a_seed_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["os.system", "torch.nn.Linear", "SlidingWindow", "no.such.module.At", "", "a."]
+    ("target", "arguments", "message"),
+    [
+        *(
+            (target, {}, "is neither an approximation of attention nor a mixing$")
+            for target in ("os.system", "torch.nn.Linear", "SlidingWindow", "no.such.At", "", "a.")
+        ),
+        (f"{PACKAGE}.SlidingWindow", {"width": 4}, r"^SlidingWindow\(width=4\): missing .* 'r'"),
+        (
+            f"{PACKAGE}.SlidingWindow",
+            {"r": 4, "width": 4},
+            r"^SlidingWindow\(r=4, width=4\): .*unexpected .*'width'",
+        ),
+    ],
 )
-def test_only_methods_are_built(target: str) -> None:
-    with pytest.raises(ValueError, match=r"is neither an approximation of attention nor a mixing$"):
-        TrainedAttention(target, {})(0)
-
-
-def test_other_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match=r"^SlidingWindow\(width=4\): missing .* 'r'"):
-        attention("SlidingWindow", {"width": 4})(0)
-    with pytest.raises(ValueError, match=r"^SlidingWindow\(r=4, width=4\): .*unexpected .*'width'"):
-        attention("SlidingWindow", {"r": 4, "width": 4})(0)
+def test_what_is_no_method_or_no_argument_of_one_is_refused(
+    target: str, arguments: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainedAttention(target, arguments)(0)
 
 
 def described(value: object) -> PreTrainedConfig:
-    """A model's config that names this as its attention."""
+    """Builds a model's config that names this as its attention."""
     config = PreTrainedConfig()
     config.trained_attention = value
     return config

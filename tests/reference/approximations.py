@@ -241,7 +241,7 @@ def random_feature_weights(
 def random_fourier_weights(
     query: Float[Tensor, " D"], key: Float[Tensor, "M D"], frequencies: Float[Tensor, "F D"]
 ) -> Float[Tensor, " M"]:
-    """exp((||q||^2 + ||k||^2) / 2) mean cos(Rq - Rk), normalised, q and k divided by D ** (1/4)."""
+    """Normalises exp((||q||^2 + ||k||^2) / 2) mean cos(Rq - Rk), q and k divided by D ** (1/4)."""
     q, keys = (x * len(query) ** -0.25 for x in (query, key))
     scores = [
         math.exp(float(q @ q + k @ k) / 2)

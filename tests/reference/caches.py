@@ -9,16 +9,9 @@ from torch import Tensor
 from value_aware_attention.caches.method import CacheMethod, available, protected
 from value_aware_attention.caches.observed import KeptKeys, Observed
 
-MOST_KEYS = 16
-
 
 def best_set(seen: Observed, r: int) -> KeptKeys:
-    """Finds the r keys with the least error by trying every set, of at most 16 keys.
-
-    Raises ValueError for more.
-    """
-    if seen.keys > MOST_KEYS:
-        raise ValueError(f"there are {seen.keys} keys; every set of at most {MOST_KEYS} is tried")
+    """Finds the r keys with the least error by trying every set."""
     lowest = torch.full(seen.batch, torch.inf, dtype=seen.output.dtype)
     best = torch.zeros(*seen.batch, r, dtype=torch.long)
     for chosen in combinations(range(seen.keys), r):

@@ -66,7 +66,7 @@ def brute_force(
 def _affine_projection(
     points: Float[Tensor, "S K V"], target: Float[Tensor, " V"]
 ) -> Float[Tensor, "S K"]:
-    """Weights summing to 1, of any sign, of the closest point of each set's affine hull."""
+    """Returns weights of any sign, summing to 1, of the closest point of each set's affine hull."""
     directions = (points[:, 1:] - points[:, :1]).transpose(1, 2)
     to_target = (target - points[:, 0])[..., None]
     steps = torch.linalg.lstsq(directions, to_target, driver="gelsd").solution[..., 0]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.report.pages import SLY, small_page
-from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import page as page_module
 from value_aware_study.report.exhibit import Page
 from value_aware_study.report.page import write_page
@@ -107,11 +106,6 @@ def test_the_panels_of_one_choice_are_shown(report: Path) -> None:
     assert "<option>&lt;script&gt;alert(1)&lt;/script&gt;</option>" in article
 
 
-def test_the_exploration_is_read_back(report: Path, page: Page) -> None:
-    text = (report / "explorer.json").read_text(encoding="utf-8")
-    assert Exploration.from_json(text) == list(page.exhibits())[-1].exploration
-
-
 def test_a_long_table_is_in_files_beside_the_page(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,14 +174,6 @@ def test_a_page_without_a_list_is_replaced_and_nothing_is_removed(
     (tmp_path / "SHA256SUMS").unlink()
     write_page(Page(page.title, page.lead, page.sections[1:]), tmp_path)
     assert set(contents(tmp_path)) == FILES
-
-
-def test_what_a_killed_run_left_is_removed(page: Page, tmp_path: Path) -> None:
-    left = tmp_path.with_name(f".{tmp_path.name}.partial")
-    left.mkdir()
-    (left / "old.csv").write_text("half a")
-    write_page(page, tmp_path)
-    assert set(contents(tmp_path)) == FILES and not left.exists()
 
 
 def test_a_page_too_large_is_refused_in_one_line(

@@ -1,10 +1,9 @@
 """The range over seeds where causal models were trained again: SYNTHETIC records."""
 
 import math
-from dataclasses import replace
 
 import pytest
-from synthetic import match, trained_again, with_attention
+from synthetic import trained_again
 
 from value_aware_study.report.exhibits import every_r, layers, paper_tables
 from value_aware_study.report.measured import of_models
@@ -53,34 +52,6 @@ def test_without_replicates_nothing_is_said_of_seeds(records, results):
         assert SAID not in exhibit.caption and OVER_SEEDS not in exhibit.table.display
         assert "trained_" not in exhibit.table.csv()
         assert "trained_" not in "".join(panel.to_json() for panel in exhibit.charts)
-
-
-def test_table_2_has_the_range_of_the_ratio_to_exact_attention(again):
-    frame = paper_tables.table_2(Results.of(again)).table
-    row = frame.data[(frame.data["kernel"] == "elu") & (frame.data["column"] == "OVO-1")].iloc[0]
-    ends = row["ratio_trained_low"], row["ratio_trained_high"]
-    assert ends == pytest.approx((row["ratio"] ** 0.5, row["ratio"] ** 2))
-    alone = frame.display[frame.display["attention"] == "unigram"]
-    assert set(alone["range over seeds (× exact)"]) == {"–"}
-
-
-def test_the_hero_has_the_range_of_the_keys_that_match(records):
-    first, *others = [one for one in records if one.task == "causal"]
-    counts = [match(None, 4, keys) for keys in (50, 90)]
-    measured = first.attention[0].output_error
-    seeds = [
-        replace(
-            with_attention(first, output_error=replace(measured, matching_keys=(count,))),
-            model=f"{first.model}_{name}",
-        )
-        for name, count in zip(("second", "third"), counts, strict=True)
-    ]
-    found = Results.of([first, *others, *seeds])
-    shown = layers.hero(found).table.display.set_index("r, value-aware keys")
-    mine = next(one.keys for one in measured.matching_keys if one.layer is None and one.r == 4)
-    ends = min(mine, 50), max(mine, 90)
-    assert shown.loc["4", OVER_SEEDS] == "{} to {}".format(*ends)
-    assert shown.loc["1", OVER_SEEDS] == "–"
 
 
 def test_the_hyperparameters_have_the_seed_of_every_training(training):

@@ -77,22 +77,6 @@ def test_a_parameter_without_gradient_stays() -> None:
     assert not torch.equal(used, torch.ones(2))
 
 
-def test_its_state_is_saved_and_loaded() -> None:
-    def run(p: nn.Parameter, optimizer: BertAdam, steps: range) -> None:
-        for step in steps:
-            p.grad = torch.full_like(p, step + 1.0)
-            optimizer.step()
-
-    straight, resumed = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    run(straight, BertAdam([straight], lr=0.1), range(4))
-    first = BertAdam([resumed], lr=0.1)
-    run(resumed, first, range(2))
-    second = BertAdam([resumed], lr=0.1)
-    second.load_state_dict(first.state_dict())
-    run(resumed, second, range(2, 4))
-    assert torch.equal(straight, resumed)
-
-
 def test_a_closure_is_evaluated() -> None:
     p = nn.Parameter(torch.ones(1))
     optimizer = BertAdam([p], lr=0.1)

@@ -88,34 +88,14 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 
 @pytest.mark.parametrize("task", SCORED)
-def test_the_app_writes_a_model_and_its_metrics_and_continues_where_it_was_killed(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    run_app(f"train_in_context task={task}", straight)
-    read = InContextBatches.__getitem__
-
-    def dying(batches: InContextBatches, step: int) -> dict[str, torch.Tensor]:
-        if step == 4:
-            raise KeyError("killed")
-        return read(batches, step)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr(InContextBatches, "__getitem__", dying)
-        run_app(f"train_in_context task={task}", killed)
-    assert list(killed.glob(".cache/checkpoints/*/last.ckpt"))
-    assert not (killed / "outputs").exists()
-    run_app(f"train_in_context task={task}", killed)
+def test_the_app_writes_a_model_and_its_metrics(task: str, tmp_path: Path) -> None:
+    """checks/test_faults.py kills it and starts it again."""
+    run_app(f"train_in_context task={task}", tmp_path)
     name = f"in_context_{task}"
-    weights, again = (
-        (root / f"outputs/smoke/models/{name}/model.safetensors").read_bytes()
-        for root in (straight, killed)
-    )
-    assert weights == again
-    record = json.loads((killed / f"outputs/smoke/metrics/in_context/{name}.json").read_text())
+    record = json.loads((tmp_path / f"outputs/smoke/metrics/in_context/{name}.json").read_text())
     assert [set(point) for point in record["curve"]] == [{"step", "loss"} | SCORED[task]] * 2
     assert [len(heads) for heads in record["sharpest_weights"]] == [4, 4]
-    check_model(killed / "outputs/smoke/models" / name, task, record)
+    check_model(tmp_path / "outputs/smoke/models" / name, task, record)
 
 
 def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
@@ -137,12 +117,9 @@ def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
     ("given", "words"),
     [
         ("task=chess", ("chess", "copying", "markov", "recall")),
-        ("task=recall in_context.recall.pairs=1", ("pairs is 1", "at least 2")),
-        ("task=recall in_context.recall.prefix=13", ("prefix 13", "even")),
         ("task=markov in_context.markov.states=1", ("states is 1", "at least 2")),
         ("task=copying task.steps=0", ("task.steps is 0", "at least 1")),
         ("in_context.heads=3", ("in_context.width is 16", "in_context.heads, which is 3")),
-        ("training.log_every=0", ("training.log_every is 0",)),
         ("trainer.accumulate=3", ("batch_size", "is 4", "trainer.accumulate, which is 3")),
     ],
 )

@@ -7,9 +7,8 @@ from synthetic import with_cells
 
 from value_aware_study.cards import cards
 from value_aware_study.report import look
-from value_aware_study.report.exhibits.every_r import BASELINES, SMALLEST, figure_4, figure_5
+from value_aware_study.report.exhibits.every_r import SMALLEST, figure_4, figure_5
 from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
-from value_aware_study.report.measured import OPTIMAL
 from value_aware_study.report.results import Results
 from value_aware_study.report.words import method_label
 
@@ -32,24 +31,6 @@ def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(results):
     assert len(errors) == len(shown.table.data) and min(errors) >= SMALLEST
     for panel in shown.charts[:3]:  # the synthetic loss grows with the output error
         assert float(panel.to_dict()["title"].rsplit(" ", 1)[1]) > 0.9
-
-
-def test_figure_5_draws_every_method_with_its_interval(results):
-    [masked] = results.models("masked_long")
-    shown = figure_5(Results.of([masked]))
-    drawn = [row for row in rows(*shown.charts) if "points" in row]
-    names = {"norm_weighted_keys": ["α|v|, 1-norm (VATP)", "α|v|, 2-norm (Kobayashi)"]}
-    for method in (*OPTIMAL, *BASELINES):
-        labels = names.get(method, [method_label(method)])
-        expected = [cell for cell in masked.cells if cell.approximation == method]
-        found = [row for row in drawn if row["series"] in labels]
-        counts = {(cell.parameters["r"], cell.parameters.get("norm")) for cell in expected}
-        assert len(found) == len(counts) > 0, method
-        assert all(row["low"] < row["high"] or row["value"] == 0 for row in found)
-    (cell,) = (c for c in masked.cells if c.parameters == {"r": 4, "norm": 1})
-    (row,) = (r for r in drawn if r["series"] == names["norm_weighted_keys"][0] and r["count"] == 4)
-    ends = [cell.value - 45.0, cell.low - 45.0, cell.high - 45.0]
-    assert [row["value"], row["low"], row["high"]] == pytest.approx(ends)
 
 
 def test_figure_5_draws_the_others_as_a_band_and_one_by_one(records):

@@ -11,7 +11,6 @@ from value_aware_study.report.exhibits.layers import BOUND_LABEL
 from value_aware_study.report.measured import (
     FLOOR,
     ORACLES,
-    error_rows,
     gap_findings,
     gap_rows,
     of_kernels,
@@ -48,21 +47,6 @@ def test_the_output_error_has_a_panel_a_model_and_every_method(measured):
     assert drawn >= {*ORACLES.values(), BOUND_LABEL, "CAOTE"} and len(drawn) == 8
 
 
-def test_pooled_and_layer_curves_are_the_measured_ones(measured):
-    item = measured[0]
-    data = errors([item]).table.data
-    for method in ("optimal_v_oblivious", "optimal_v_aware"):
-        for name, layer in (("all", None), ("3", 3)):
-            chosen = data[(data["method"] == method) & (data["layer"] == name)]
-            expected = {
-                row["r"]: row["error"] for row in error_rows(item.output_error, method, layer)
-            }
-            found = dict(zip(chosen["r"], chosen["error"], strict=True))
-            assert {r for r in expected if r.bit_count() == 1} | {max(expected)} == set(found)
-            assert all(error == pytest.approx(expected[r]) for r, error in found.items())
-    assert set(data[data["method"] == "maurey_bound"]["layer"]) == {"all"}
-
-
 def test_no_error_is_drawn_below_the_floor(measured):
     drawn = [
         row["value"] for panel in errors(measured).charts for row in rows(panel) if "value" in row
@@ -85,21 +69,6 @@ def test_kernels_put_in_post_hoc_have_panels_and_known_intervals_bars():
     assert not any("high" in row for row in rows(errors([unknown]).charts[0]))
 
 
-def test_matching_keys_draws_the_counts_and_the_diagonal(measured):
-    drawn = rows(*layers.figure_7(measured).charts)
-    expected = {
-        (item.label, match.r): match.keys
-        for item in measured
-        for match in item.output_error.matching_keys
-        if match.layer is None
-    }
-    of_series = [row for row in drawn if "series" in row]
-    assert {(row["series"], row["count"]): row["value"] for row in of_series} == expected
-    assert all(row["low"] < row["value"] < row["high"] for row in of_series)
-    ends = [(row["count"], row["value"]) for row in drawn if "series" not in row]
-    assert (1, 1) in ends and (32, 32) in ends
-
-
 def test_the_gap_is_the_ratio_of_the_two_errors_against_effective_keys(measured):
     frame = gap_rows(measured[:1])
     cells = measured[0].attention.skewness_gap.cells
@@ -116,19 +85,6 @@ def test_an_error_of_zero_keeps_the_gap_finite(results):
     cells = exact[0].attention.skewness_gap.cells
     expected = [cell.oblivious["4"] / FLOOR for cell in cells]
     assert frame["gap"].tolist() == pytest.approx(expected)
-
-
-def test_skewness_has_every_layer_by_degree_and_the_mean_of_a_model(measured):
-    shown = layers.figure_8(measured)
-    drawn, table = rows(*shown.charts), shown.table.data
-    kernels = {row["kernel"] for row in drawn}
-    assert kernels == {"degree 0", "degree 2", "degree 4", "degree 6", "own kernel"}
-    of_degree = table[(table["model"] == "causal, elu") & (table["series"] == "degree 4")]["gap"]
-    mean = of_degree.prod() ** (1 / len(of_degree))
-    assert len(of_degree) == 4 and shown.folded
-    found = [r["gap"] for r in drawn if (r["series"], r["kernel"]) == ("causal, elu", "degree 4")]
-    assert any(value == pytest.approx(mean) for value in found)
-    assert set(of_degree) <= set(found)
 
 
 def test_findings_are_computed_from_the_points(results, measured):

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic import AWARE, OBLIVIOUS, gap_cell, probed, with_attention
+from synthetic import AWARE, OBLIVIOUS, probed, with_attention
 
-from value_aware_attention.measurement.record import Record, SkewnessGap
+from value_aware_attention.measurement.record import Record
 from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import model_section, write_probe
 from value_aware_study.report.exhibits.model import heat_size, two_digits
-from value_aware_study.report.measured import ORACLES, sentence
+from value_aware_study.report.measured import ORACLES
 
 HEADLINE = "On <tiny>, 4 value-aware keys match 8."
 
@@ -89,48 +89,12 @@ def test_another_kernel_than_the_models_own_is_said(record: Record) -> None:
     assert not any("A causal query" in note for note in notes)
 
 
-def test_kernels_put_in_post_hoc_stand_beside_the_models_own() -> None:
-    given = probed(("exponential", "elu"))
-    cells = tuple(gap_cell(layer, degree, 4, {"4": 2}) for layer in (0, 1) for degree in (0, 2))
-    gap = SkewnessGap(rows=64, cells=cells)
-    shown = exhibits(with_attention(given, skewness_gap=gap))
-    matching = shown["matching_keys"]
-    assert f"elu, post hoc: {sentence(given.attention[1].output_error)}." in matching.notes
-    assert [panel.to_dict()["title"] for panel in matching.charts] == [
-        "exponential, its own",
-        "elu, post hoc",
-    ]
-    assert set(matching.table.data.model) == {"exponential, its own", "elu, post hoc"}
-    assert len(shown["output_error"].charts) == 2
-    assert len(shown["skewness_gap"].table.data) == len(cells)
-    assert "skewness_gap" not in exhibits(given)
-
-
 def test_one_window_is_a_section_without_intervals() -> None:
     shown = exhibits(probed(known=False))
     for name in ("end_metric", "layers", "output_error"):
         for panel in shown[name].charts:
             assert not any(row.get("low") for row in rows(panel))
     assert set(shown["end_metric"].table.display["95% interval"]) == {"–", "30.00 to 30.00"}
-
-
-def test_the_same_record_gives_the_same_bytes(record: Record, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_probe(record, tmp_path / name)
-    for path in (tmp_path / "a").iterdir():
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
-
-
-def test_a_failure_leaves_the_folder_as_it_was(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = '<script id="page-look">'  # a page of ours
-    (tmp_path / "index.html").write_text(before)
-    monkeypatch.setattr(page_module, "png", lambda charts, rows: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_probe(record, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
-    assert (tmp_path / "index.html").read_text() == before
 
 
 def test_heat_maps_have_a_cell_for_every_layer_and_head(record: Record) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import vl_convert
-from surveyed import cell, survey_record, survey_results
+from surveyed import survey_record, survey_results
 from synthetic import UNKNOWN, with_cells
 
 from value_aware_study.report.exhibits import survey
@@ -93,28 +93,6 @@ def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
     assert {row["method"] for row in rows(other)} == {"Nyström (2.5)"}
     assert shown.table.data["keys with a weight"].tolist() == [1.5, 1.5]
     assert survey.patterns([survey_record(picture=None)]) is None
-
-
-def test_a_trained_model_stands_beside_the_same_method_swapped_in() -> None:
-    exact = replace(survey_record("masked"), model="masked_short")
-    alone = replace(exact, cells=(cell("exact", {}, None, 0.0, 90.0),))
-    windows = replace(
-        alone,
-        model="masked_short_sliding_window",
-        trained_with="SlidingWindow",
-        arguments={"r": 16, "engine": None},
-    )
-    fourier = replace(alone, model="masked_short_fourier_mixing", trained_with="FourierMixing")
-    shown = survey.trained([windows, fourier], [exact])
-    table = shown.table
-    assert table.data["trained"].tolist() == [90.0, 90.0]
-    assert table.data["swapped"][0] == 120.0 and math.isnan(table.data["swapped"][1])
-    assert table.display["attention"].tolist() == [
-        "sliding window (r = 16)",
-        "Fourier mixing (FNet)",
-    ]
-    assert "One training run each" in shown.notes[0]
-    assert survey.trained([], [exact]) is None
 
 
 @pytest.mark.parametrize("task", ["causal", "masked"])
