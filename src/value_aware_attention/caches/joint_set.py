@@ -8,7 +8,8 @@ with o~_i, the mean over S and over what is beside it. Dropping key j moves that
 so that the change of ||o - o~||^2 is t ((1 + t) R_j - D_j + ||o - o~||^2) with two distances that
 stay known, R_j = ||v_j - o~||^2 and D_j = ||v_j - o||^2. Adding is the same with a_j -> -a_j, and
 dropping key s turns every other R_j into (1 + t) R_j + (1 + t) t R_s - t ||v_j - v_s||^2: the exact
-joint cost of every candidate takes O(n M) a drop.
+joint cost of every candidate takes O(n M) a drop. Where one key has nearly all of a row's mass, t
+and its rounding are large, and its cost is computed from the output of the other keys instead.
 """
 
 from collections.abc import Iterator
@@ -23,8 +24,9 @@ from value_aware_attention.caches.method import available, protected
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.error import typical_unit
 
-NOTHING = 1e-6
-"""Part of a row's kept mass that is taken to lie at 0, the output of a row that sees nothing"""
+LEFT = {torch.float64: 1e-3, torch.float32: 1e-1}
+"""Smallest part of a row's mass at which drops are followed by updates: below it t is large and
+magnifies rounding, and all is computed again"""
 DROPS = 64
 """Drops that are followed by updates before everything is computed again"""
 CANDIDATES = 4 * DROPS
@@ -39,7 +41,7 @@ BREADTH = 8
 GAIN = 1e-5
 """The least relative gain for which keys are exchanged."""
 
-SQUARES = ("error", "to_kept", "to_exact")
+SQUARES = ("error", "error_of_others", "to_kept", "to_exact")
 """Fields of a `_State` that are squared lengths"""
 
 
@@ -47,8 +49,8 @@ SQUARES = ("error", "to_kept", "to_exact")
 class Rows:
     """Holds the observed rows of every cache (B of them) in fp64, with values around their mean.
 
-    Where a row loses nearly all of its weight t is up to 1 / NOTHING, and costs hold t^2 times the
-    rounding of distances: in fp32 that decides what is dropped next, wherever attention is sharp.
+    Costs hold t^2 times the rounding of distances: in fp32 that decides what is dropped next,
+    wherever attention is sharp.
     """
 
     log_weights: Float[Tensor, "B n M"]
@@ -97,8 +99,7 @@ class Rows:
 
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
-        state = _State.of(self, self._log_weights_of(kept), self.value, nothing=0.0)
-        return state.error.sum(dim=(-2, -1))
+        return self._state(kept).error.sum(dim=(-2, -1))
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key; inf for keys that cannot be added."""
@@ -112,7 +113,8 @@ class Rows:
         best, lowest = kept, torch.full_like(dropping[:, :1], torch.inf)
         for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
             without = kept.scatter(-1, dropped, value=False)
-            adding = self._adding(state.without(dropped), without)
+            other = self._state(without) if state.empties(dropped) else state.without(dropped)
+            adding = self._adding(other, without)
             gained, added = adding.min(dim=-1, keepdim=True)
             better = cost + gained < lowest
             best = best.where(~better, without.scatter(-1, added, value=True))
@@ -127,6 +129,7 @@ class Rows:
 
     def _adding(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         odds = self.log_weights - (state.log_total + state.mass.log())
+        odds = odds.masked_fill(self.log_weights == -torch.inf, -torch.inf)
         return state.change(-odds.sigmoid()).masked_fill(kept | ~self.available, torch.inf)
 
     def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B n M"]:
@@ -142,6 +145,8 @@ class _State:
     weights: Float[Tensor, "B n K"]
     mass: Float[Tensor, "B n 1"]
     error: Float[Tensor, "B n 1"]
+    error_of_others: Float[Tensor, "B n 1"]
+    """||o - o~||^2 without the key of the largest weight, when all was computed"""
     to_kept: Float[Tensor, "B n K"]
     """R = ||v_j - o~||^2"""
     to_exact: Float[Tensor, "B n K"]
@@ -153,21 +158,21 @@ class _State:
         rows: Rows,
         log_weights: Float[Tensor, "B n K"],
         value: Float[Tensor, "B K V"],
-        nothing: float = NOTHING,
     ) -> "_State":
         """Computes it for the keys with a finite log-weight."""
         own = log_weights.logsumexp(dim=-1, keepdim=True)
         total = finite(torch.logaddexp(own, rows.log_beside))
         weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
-        mass = weights.sum(dim=-1, keepdim=True) + beside + nothing
-        summed = weights @ value + beside * rows.beside + nothing * rows.nothing
-        output = (summed / mass).where(mass > 0, rows.nothing)
+        mass = weights.sum(dim=-1, keepdim=True) + beside
+        output = ((weights @ value + beside * rows.beside) / mass).where(mass > 0, rows.nothing)
+        others = _without_largest(rows, log_weights, value)
         return cls(
             value=value,
             log_total=total,
             weights=weights,
             mass=mass,
             error=(rows.output - output).square().sum(dim=-1, keepdim=True),
+            error_of_others=(rows.output - others).square().sum(dim=-1, keepdim=True),
             to_kept=_squared_distances(output, value),
             to_exact=_squared_distances(rows.output, value),
         )
@@ -196,12 +201,22 @@ class _State:
 
     def cost(self) -> Float[Tensor, "B K"]:
         """Computes what dropping each key changes of the error."""
-        return self.change(self.weights / (self.mass - self.weights))
+        others = self.mass - self.weights
+        t = self.weights / others
+        largest = others <= LEFT[others.dtype] * self.mass  # all of a row that sees nothing
+        if not largest.any():
+            return self.change(t)
+        lost = (self.error_of_others - self.error).where(largest, 0.0).sum(dim=-2)
+        return self.change(t.masked_fill(largest, 0.0)) + lost
+
+    def empties(self, key: Int[Tensor, "B 1"]) -> bool:
+        """Says whether a row has less than `LEFT` of its mass without these keys."""
+        left = self.mass - self._of(self.weights, key)
+        return bool(((left < LEFT[left.dtype]) & (self.mass > 0)).any())
 
     def drop(self, key: Int[Tensor, "B 1"]) -> None:
         """Drops one key of each cache."""
-        at = key[:, None, :].expand(-1, self.weights.shape[1], -1)
-        weight, near, far = (x.gather(-1, at) for x in (self.weights, self.to_kept, self.to_exact))
+        weight, near, far = (self._of(x, key) for x in (self.weights, self.to_kept, self.to_exact))
         t = weight / (self.mass - weight)
         between = self.value - self.value.gather(1, key[..., None].expand_as(self.value[:, :1]))
         outer = torch.cat([(1 + t) * t * near, -t], dim=-1)
@@ -209,13 +224,29 @@ class _State:
         self.to_kept.mul_(1 + t).baddbmm_(outer, with_all)
         self.error += t * ((1 + t) * near - far + self.error)
         self.mass -= weight
-        self.weights.scatter_(-1, at, 0.0)
+        self.weights.scatter_(-1, key[:, None, :].expand_as(weight), 0.0)
+
+    @staticmethod
+    def _of(x: Float[Tensor, "B n K"], key: Int[Tensor, "B 1"]) -> Float[Tensor, "B n 1"]:
+        return x.gather(-1, key[:, None, :].expand(-1, x.shape[1], -1))
 
     def without(self, key: Int[Tensor, "B 1"]) -> "_State":
         """Returns what is left without one key of each cache."""
         kept = _State(**{name: x.clone() for name, x in vars(self).items()})
         kept.drop(key)
         return kept
+
+
+def _without_largest(
+    rows: Rows, log_weights: Float[Tensor, "B n K"], value: Float[Tensor, "B K V"]
+) -> Float[Tensor, "B n V"]:
+    """Computes the output that each row has left once it loses its largest weight."""
+    largest = log_weights.argmax(dim=-1, keepdim=True)
+    others = log_weights.scatter(-1, largest, -torch.inf)
+    total = torch.logaddexp(others.logsumexp(dim=-1, keepdim=True), rows.log_beside)
+    scale = finite(total)
+    output = (others - scale).exp() @ value + (rows.log_beside - scale).exp() * rows.beside
+    return output.where(total > -torch.inf, rows.nothing)
 
 
 def _squared_distances(
@@ -228,9 +259,10 @@ def _squared_distances(
 def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
     """Drops key after key, each time the one whose loss costs the joint error least, down to r.
 
-    Everything is computed again after `DROPS` drops, for the keys that are left. In between the
-    `CANDIDATES` that cost least then are followed: a drop costs the same however many keys there
-    are, and so few drops hardly make a key cheapest that was not among them.
+    Everything is computed again after `DROPS` drops, for the keys that are left, and around a drop
+    that takes nearly all of a row's mass. In between the `CANDIDATES` that cost least then are
+    followed: a drop costs the same however many keys there are, and so few drops hardly make a key
+    cheapest that was not among them.
     """
     left = _every_key(rows)
     while left.shape[-1] > r:
@@ -241,11 +273,16 @@ def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
         if (state.weights / state.mass).amax() < GENTLE:
             state, fixed = state.in_single_precision(), fixed.float()
         stays = torch.ones_like(left, dtype=torch.bool)
-        for _ in range(min(DROPS, left.shape[-1] - r)):
+        for step in range(min(DROPS, left.shape[-1] - r)):
             cheapest = (state.cost() + fixed).argmin(dim=-1, keepdim=True)
+            empties = state.empties(cheapest)
+            if empties and step:  # its cost is that of the last time all was computed
+                break
             state.drop(cheapest)
             fixed.scatter_(-1, cheapest, torch.inf)
             stays.scatter_(-1, candidates.gather(-1, cheapest), value=False)
+            if empties:
+                break
         left = left[stays].view(len(left), -1)
     return torch.zeros_like(rows.available).scatter(-1, left, value=True)
 
