@@ -302,28 +302,13 @@ def test_a_single_unit_decides_nothing():
     assert verdict([causal("elu", *alone)], "One value") == OPEN
 
 
-def test_numbers_are_ratios_of_perplexities_and_points_of_error():
-    both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
-    errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
-    found = found_in([causal("elu", *both), masked("long", *errors)])
-    [line] = found[0].found()
-    assert found[0].published.startswith("perplexity 280.3 against 1,031.1 (exponential)")
-    assert line.startswith("OVA 1 against OVO 1: elu × 0.607 (")
-    assert ", masked long −5.00 points (" in line
-
-
 def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
     both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
     errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
     given = Results.of([causal("elu", *both), masked("long", *errors)])
     verdicts, findings = claims.claims(given)
-    rows = verdicts.table.data
-    assert rows["claim"].tolist() == [claim.text for claim in CLAIMS]
-    assert rows["verdict"].tolist() == ["holds (2 of 5 compared)", *["not measured"] * 8]
     assert verdicts.caption == "Of 9 claims: holds (2 of 5 compared) 1, not measured 8."
-    assert findings.notes[1].startswith("Each of the 2 comparisons with an interval is made at 95%")
     found = findings.table.data
     assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
-    assert found["holds"][0] == "yes" and float(found["estimate"][1]) == pytest.approx(-5)
-    assert set(found["claim"]) == {claim.text for claim in CLAIMS}
+    assert float(found["estimate"][1]) == pytest.approx(-5)
     assert findings.table.display["agrees"].tolist() == ["✓", "✓", *["not measured"] * 8]

@@ -90,17 +90,6 @@ def test_only_the_models_own_kernel_is_called_its_own():
     assert len({item.mark for item in found}) == 4
 
 
-def test_the_table_has_the_counts_of_every_layer_with_their_intervals(results):
-    data = layers.keys_needed(of_models(results)).table.data
-    errors = results.models("causal_elu")[0].attention[0].output_error
-    rows = data[(data["model"] == "causal, elu") & (data["r"] == 4)]
-    assert rows["layer"].tolist() == ["all", 0, 1, 2, 3]
-    matches = [matching_keys(errors, 4, layer) for layer in (None, *range(4))]
-    assert rows["keys_needed"].tolist() == [match.keys for match in matches]
-    for name in ("low", "high", "median", "lower_quartile", "upper_quartile"):
-        assert rows[name].tolist() == [getattr(match, name) for match in matches]
-
-
 def test_the_answer_is_of_the_first_record_that_has_one(results):
     first, second, *others = results.causal
     shown = layers.hero(replace(results, records=[*without_attention([first]), second, *others]))

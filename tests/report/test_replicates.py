@@ -55,15 +55,6 @@ def test_without_replicates_nothing_is_said_of_seeds(records, results):
         assert "trained_" not in "".join(panel.to_json() for panel in exhibit.charts)
 
 
-def test_table_2_has_the_range_of_the_ratio_to_exact_attention(again):
-    frame = paper_tables.table_2(Results.of(again)).table
-    row = frame.data[(frame.data["kernel"] == "elu") & (frame.data["column"] == "OVO-1")].iloc[0]
-    ends = row["ratio_trained_low"], row["ratio_trained_high"]
-    assert ends == pytest.approx((row["ratio"] ** 0.5, row["ratio"] ** 2))
-    alone = frame.display[frame.display["attention"] == "unigram"]
-    assert set(alone["range over seeds (× exact)"]) == {"–"}
-
-
 def test_the_hero_has_the_range_of_the_keys_that_match(records):
     first, *others = [one for one in records if one.task == "causal"]
     counts = [match(None, 4, keys) for keys in (50, 90)]

@@ -5,20 +5,17 @@ from dataclasses import replace
 
 import pytest
 from drawn import rows
-from golden import with_baselines
 from synthetic import UNKNOWN, with_cells
 
 from value_aware_study.report.exhibits import layers
 from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
 from value_aware_study.report.exhibits.paper_tables import (
-    ALONE,
-    BOTH_NEIGHBOURS,
     table_1,
     table_2,
     table_3,
     table_4,
 )
-from value_aware_study.report.published import TABLE_1, TABLE_2, TABLE_3, TABLE_4_LONG
+from value_aware_study.report.published import TABLE_1, TABLE_3, TABLE_4_LONG
 from value_aware_study.report.results import Results
 from value_aware_study.report.words import (
     DASH,
@@ -50,12 +47,9 @@ def test_table_1_has_our_cell_beside_the_papers(results):
     shown = table_1(results).table.data.set_index("method")
     cell = cell_of(results, "masked_long", "optimal_v_oblivious", r=65)
     row = shown.loc["OVO 65"]
-    assert row["paper"] == 43.5
+    assert row["paper"] == 43.5 and shown.index.is_unique
     for name in ("value", "low", "high", "difference", "difference_low", "count"):
         assert row[name] == getattr(cell, name)
-    assert shown.loc["ORF 256 features, as written", "paper"] == 89.79
-    assert math.isnan(shown.loc["ORF 256 features, Performer scaling", "paper"])
-    assert shown["paper"].notna().sum() == len(TABLE_1) + 1 and shown.index.is_unique
 
 
 def test_table_2_has_perplexities_intervals_and_ratios(results):
@@ -66,16 +60,6 @@ def test_table_2_has_perplexities_intervals_and_ratios(results):
     assert (row["value"], row["low"], row["high"]) == (cell.value, cell.low, cell.high)
     assert row["ratio"] == pytest.approx(cell.value / exact)
     assert row["paper_ratio"] == pytest.approx(837.4 / 35.3)
-    assert shown["paper"].dropna().tolist() == [x for row in TABLE_2.values() for x in row]
-
-
-def test_what_needs_no_attention_stands_beside_it(records):
-    given = Results.of(map(with_baselines, records))
-    shown = table_1(given).table.data.set_index("method")["value"]
-    assert shown[BOTH_NEIGHBOURS] == 90 and shown["short model, exact, same text"] == 47.5
-    assert shown[ALONE] == cell_of(given, "masked_long", "sliding_window", r=1).value
-    bigram = table_2(given).table.data.set_index(["kernel", "column"]).loc[("elu", "bigram")]
-    assert bigram["ratio"] == pytest.approx(90 / cell_of(given, "causal_elu", "exact").value)
 
 
 def test_what_was_not_evaluated_is_a_dash_and_named(records):
@@ -122,28 +106,12 @@ def test_figure_1_draws_changes_from_exact_once_and_the_papers_values(results):
     shown = figure_1(results)
     ours = numbers(shown)
     assert not ours.duplicated(["series", "r", "features"]).any() and len(ours) == 3 * 11 + 15 + 8
-    row = ours[(ours["series"] == "sliding window") & (ours["r"] == 64)].iloc[0]
-    cell = cell_of(results, "masked_long", "sliding_window", r=64)
-    ends = cell.value - 45.0, cell.low - 45.0, cell.high - 45.0
-    assert (row["value"], row["low"], row["high"]) == pytest.approx(ends)
     drawn = rows(*shown.charts)
     assert len([row for row in drawn if row.get("low") is not None]) == len(ours)
     theirs = numbers(shown, "paper").set_index(["series", "r"])["value"]
     assert theirs["OVO", 65.0] == pytest.approx(43.5 - TABLE_1[0].error) and len(theirs) == 7
     hollow = [row["value"] for row in drawn if "points" not in row and "series" in row]
     assert sorted(hollow) == pytest.approx(sorted(theirs))
-
-
-def test_figure_2_draws_nats_up_to_all_keys(results):
-    shown = figure_2(results)
-    ours = numbers(shown)
-    assert ours[ours["r"] == 256]["value"].tolist() == pytest.approx([0.0] * 3)
-    cell = cell_of(results, "causal_elu", "optimal_v_oblivious", r=1)
-    exact = cell_of(results, "causal_elu", "exact")
-    first = ours[ours["r"] == 1].set_index("series")["value"]
-    assert first["elu"] == pytest.approx(math.log(cell.value / exact.value))
-    theirs = numbers(shown, "paper").set_index(["series", "r"])["value"]
-    assert theirs["elu", 65.0] == pytest.approx(math.log(TABLE_2["elu"][2] / TABLE_2["elu"][0]))
 
 
 def test_figure_3_draws_the_curves_as_recorded(records, training):
