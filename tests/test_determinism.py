@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_apps import run_app
+from tests.apps import run_app
 from tests.training.processes import write_tokens
 from value_aware_attention.files import without_checksum
 

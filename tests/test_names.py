@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps import run_app
 from tests.report.synthetic import probed
-from tests.test_apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.data.corpora import write_corpus

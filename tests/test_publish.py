@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps import ROOT, run_app
 from tests.report.synthetic import probed
-from tests.test_apps import ROOT, run_app
 from value_aware_study.report.packed import check_published
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ import wandb
 from omegaconf import OmegaConf
 
 from pipelines.app import composed, plain, tracking
-from tests.test_apps import run_app
+from tests.apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.evaluation.grid import setting

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import verdict
-from tests.test_apps import ROOT
+from tests.apps import ROOT
 
 CLAIMS = "claim,verdict\none,holds\nother,undecided\n"
 FILES = {

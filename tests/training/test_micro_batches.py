@@ -100,16 +100,6 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accum
     assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == []
 
 
-def test_another_number_of_micro_batches_is_another_run(tmp_path: Path) -> None:
-    settings = {"evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-    settings |= {"checkpoint_folder": tmp_path}
-    with pytest.raises(KeyError):
-        fit(causal_module(), Batches(STEPS, breaks_at=5), HeldOut(1), **settings, **on_the_cpu())
-    batches = Batches(STEPS)
-    fit(causal_module(), batches, HeldOut(1), **settings, **on_the_cpu(accumulate=2))
-    assert batches.read[0] == 0
-
-
 def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:
     class Same(Batches):
         def __getitem__(self, step: int) -> Any:

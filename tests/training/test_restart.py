@@ -9,7 +9,6 @@ import torch
 from tests.training.processes import exit_code, start, train_app, write_tokens
 from tests.training.test_fit import run
 from tests.training.tiny import causal_module
-from value_aware_study.training.checkpoints import CheckpointFiles
 
 pytestmark = pytest.mark.slow
 
@@ -105,16 +104,3 @@ def test_two_damaged_checkpoints_leave_the_start(tmp_path: Path) -> None:
     cut(tmp_path / "previous.ckpt")
     _, read = run(causal_module(), tmp_path)
     assert read == list(range(13))
-
-
-def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
-    killed_at_8(tmp_path)
-    before = (tmp_path / "last.ckpt").read_bytes()
-    with (
-        CheckpointFiles(tmp_path).held(),
-        pytest.raises(ValueError, match=r"belongs to a training run that is still going: wait"),
-    ):
-        run(causal_module(), tmp_path)
-    assert (tmp_path / "last.ckpt").read_bytes() == before
-    _, read = run(causal_module(), tmp_path)
-    assert read == list(range(6, 13))
