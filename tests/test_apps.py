@@ -19,6 +19,7 @@ from pipelines.app import app
 from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, load_masked
 from value_aware_study.evaluation.texts import causal_task
 from value_aware_study.report.exhibits.claims import answers
@@ -99,20 +100,6 @@ def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, mod
         assert cell.low <= cell.value <= cell.high
 
 
-@pytest.mark.parametrize("model", ["causal_exponential", "causal_elu", "masked_long"])
-def test_solved_cells_record_their_support_and_error(made: Path, model: str) -> None:
-    cells = record(made, model).cells
-    solved = [c for c in cells if c.error.largest_support is not None]
-    names = {"optimal_v_aware", "oblivious_keys_optimal_weights"}
-    assert {cell.approximation for cell in solved} == names
-    for cell in solved:
-        assert 0 < cell.error.largest_support <= cell.parameters["r"]
-    aware = {c.parameters["r"]: c for c in solved if c.approximation == "optimal_v_aware"}
-    assert {1, 4, 65} == set(aware)
-    assert aware[65].error.largest_error < 5e-6
-    assert aware[65].difference == pytest.approx(0, abs=1e-2 * cells[0].value)
-
-
 def test_count_models_are_scored_on_the_targets_of_the_grid(made: Path) -> None:
     for model in ("causal_exponential", "causal_elu", "masked_long"):
         given = record(made, model)
@@ -135,13 +122,18 @@ def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path
     assert len(answer.findings) == 1
 
 
+def task_of(made: Path, name: str) -> Task:
+    """The evaluation task of a causal checkpoint, as `evaluate` sets it up at smoke scale."""
+    model = CausalLanguageModel.from_pretrained(made / f"outputs/smoke/models/{name}")
+    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
+    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
+    return causal_task(model=model, tokens=tokens, device="cpu", **smoke)
+
+
 def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     """Three randomly chosen cells of the report's grid, recomputed from the saved model."""
     methods = {"optimal_v_oblivious": OptimalValueOblivious, "sliding_window": SlidingWindow}
-    model = CausalLanguageModel.from_pretrained(made / "outputs/smoke/models/causal_elu")
-    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
-    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
-    task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
+    task = task_of(made, "causal_elu")
     with (made / "report/grid.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["model"] == "causal_elu"]
     rows = [row for row in rows if row["approximation"] in methods]
@@ -182,13 +174,9 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
 
 
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
-    folder = made / "outputs/smoke/models/causal_elu_sliding_window"
-    model = CausalLanguageModel.from_pretrained(folder)
-    assert [layer.attention.approximation.r for layer in model.layers] == [4, 4]
+    task = task_of(made, "causal_elu_sliding_window")
+    assert [layer.attention.approximation.r for layer in task.model.layers] == [4, 4]
     own = read(made / "outputs/smoke/trained/causal_elu_sliding_window.json")
-    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
-    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
-    task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
     windowed, exact = (
         math.exp(task.run(lambda layer, method=method: method).mean())
         for method in (SlidingWindow(4), Exact())

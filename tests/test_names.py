@@ -63,11 +63,6 @@ def test_an_app_writes_nothing_elsewhere(root: Path, command: str) -> None:
     assert [path for path in after if ".cache" not in path.parts] == before
 
 
-def test_an_empty_name_of_an_attention_is_refused(root: Path) -> None:
-    with pytest.raises(SystemExit, match=r"attention\.name is ''; it must be a name"):
-        run_app("train_causal kernel=elu attention=sliding_window attention.name=", root)
-
-
 def test_the_scale_of_a_record_does_not_lead_out_of_the_results(tmp_path: Path) -> None:
     hostile = replace(probed(), scale="../../x")
     (tmp_path / "outputs/smoke/records").mkdir(parents=True)

@@ -92,11 +92,6 @@ def test_heads_are_those_asked_for(generator: torch.Generator) -> None:
     assert [(head.layer, head.head) for head in model.heads] == [(0, 2), (1, 1)]
 
 
-def test_a_causal_query_has_no_weights_after_itself(generator: torch.Generator) -> None:
-    [head, *_] = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, SIZES).heads
-    assert [len(found.weights) for found in head.queries] == [1, 2, 3, 4, 5, 6]
-
-
 def test_an_output_of_zero_has_no_relative_error(generator: torch.Generator) -> None:
     one = call(generator, False)
     zero = recorded(one.query, one.key, 0 * one.value, one.kernel, False, 0)
