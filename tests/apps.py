@@ -1,4 +1,4 @@
-"""Runs an app in this process, and catches the one line that it refuses a command with."""
+"""Runs apps in this process, and catches the line with which they refuse a command."""
 
 import sys
 from importlib import import_module
@@ -24,7 +24,7 @@ def run_app(command: str, folder: Path) -> None:
 
 
 def refusal(command: str, folder: Path) -> str:
-    """The line that an app ends with; nothing half written is left."""
+    """Returns the one line that an app ends with, and checks that nothing half written is left."""
     with pytest.raises(SystemExit) as stop:
         run_app(command, folder)
     line = str(stop.value)

@@ -1,4 +1,4 @@
-"""Every app, run tiny in a temporary folder: what it writes, what it refuses, what it reuses."""
+"""Every app runs tiny in a temporary folder: it writes, refuses and reuses as it says."""
 
 import csv
 import json
@@ -53,7 +53,7 @@ Run = Callable[[str], None]
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one whole smoke run."""
+    """Makes one whole smoke run; returns its folder."""
     folder = tmp_path_factory.mktemp("smoke")
     for command in CHAIN:
         run_app(command, folder)
@@ -123,7 +123,7 @@ def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path
 
 
 def task_of(made: Path, name: str) -> Task:
-    """The evaluation task of a causal checkpoint, as `evaluate` sets it up at smoke scale."""
+    """Sets up the evaluation task of a causal checkpoint as `evaluate` does at smoke scale."""
     model = CausalLanguageModel.from_pretrained(made / f"outputs/smoke/models/{name}")
     smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
     tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
@@ -221,7 +221,7 @@ def test_a_masked_checkpoint_is_an_ordinary_folder_with_its_tokenizer(
 
 
 def read_text(folder: Path, written: Path) -> torch.Tensor:
-    """Tokens by a checkpoint's tokenizer, which is the one that its training text was made with."""
+    """Tokenizes a text by a checkpoint's tokenizer, which is that of its training text."""
     text = "Return the number of tokens.\nEach is an integer >= 0: naïve, 42."
     ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
     assert ids == PreTrainedTokenizerFast.from_pretrained(written)(text)["input_ids"]

@@ -1,4 +1,4 @@
-"""The app over cache methods, on an untrained decoder, and what the page shows of its record."""
+"""The app measures every cache method on an untrained decoder, and the page shows its record."""
 
 import sys
 from importlib import import_module

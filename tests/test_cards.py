@@ -1,4 +1,4 @@
-"""Method cards: what is wrong with one is said in one line, with its file and key."""
+"""A mistake in a method card is said in one line, with its file and key."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the cards, to spoil."""
+    """Copies the cards, to be spoilt."""
     return Path(shutil.copytree(APPROXIMATIONS, tmp_path / "conf/approximation"))
 
 
@@ -94,7 +94,7 @@ def test_cards_come_in_the_order_of_their_places() -> None:
 
 
 def test_the_cache_method_of_the_page_is_measured_by_its_card(tmp_path: Path) -> None:
-    """docs/caches.md: the class, exported, and its card."""
+    """docs/caches.md adds a method by an exported class and its card."""
     page = (ROOT / "docs/caches.md").read_text(encoding="utf-8")
     (code,) = re.findall(
         r"```python\n(from value_aware_attention.caches import .*?)```", page, re.S

@@ -1,4 +1,4 @@
-"""What runs on a cluster: sweeps through submitit, training on several devices."""
+"""Clusters run sweeps through submitit, train on several devices, and share results by DVC."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def repository(folder: Path) -> Path:
-    """This project at smoke scale, without its history and its outputs."""
+    """Copies this project at smoke scale, without its history and outputs."""
     for name in PROJECT:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         folder.mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ def repository(folder: Path) -> Path:
 
 
 def shares(clone: Path, remote: Path) -> Repo:
-    """A repository with the remote of docs/cluster.md."""
+    """Opens a repository with the remote of docs/cluster.md."""
     (clone / ".dvc/config.local").write_text(
         f"[core]\n    remote = shared\n['remote \"shared\"']\n    url = {remote}\n"
     )

@@ -32,11 +32,11 @@ CONF = ROOT / "conf"
 SHARED = ("base", "paths", "probing")
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)
 ASKED = {"probe": ["probe.model=x", "probe.text=x"], "corpus=local": ["corpus.path=docs"]}
-"""What a user must give"""
+"""Values that a user must give to an app or a group's option"""
 
 
 def options(group: str) -> list[str]:
-    """Those of files, and of cards."""
+    """Lists a group's options, of files and of cards."""
     register_methods()
     store = ConfigStore.instance()
     stored = store.list(group) if group in store.repo else []
@@ -45,7 +45,7 @@ def options(group: str) -> list[str]:
 
 @cache
 def shipped(app: str) -> DictConfig:
-    """An app's config as it is shipped, for several tests to read."""
+    """Composes an app's config as it is shipped."""
     return composed(app, [])
 
 

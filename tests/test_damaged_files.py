@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file that an app reads, one line names it, and nothing is written."""
+"""A damaged file that an app reads is named in one line, and nothing is written."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ DAMAGES = (cut, emptied, other("{}"), other("[]"))
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the apps read, as small as can be."""
+    """Writes the files that the apps read, as small as can be."""
     root = tmp_path_factory.mktemp("whole")
     write_tokens(root)
     write_model(root)
@@ -88,7 +88,7 @@ READ = {
     ),
 }
 RIGHT = {("{}", "tokenizer_config.json")}
-"""Damages that leave a file that says as much as it must"""
+"""Damages after which a file still holds all that is read of it"""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every option of conf/approximation as one cell, with the settings that it is shipped with."""
+"""Every option of conf/approximation evaluates as one cell with its shipped settings."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A causal and a masked model, both random."""
+    """Writes a causal and a masked model, both random."""
     folder = tmp_path_factory.mktemp("models")
     write_tokens(folder)
     write_model(folder)
@@ -33,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
-    """The cells that evaluations return."""
+    """Collects the cells that evaluations return."""
     found: list[Cell] = []
     monkeypatch.setattr(summary, "row", lambda record, cell: found.append(cell))
     return found

@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all, and a changed byte of one is named."""
+"""Files and folders appear whole or not at all; a changed file is refused by its name."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""dvc.yaml, params.yaml, conf/ and the imports describe one pipeline: they are held equal here."""
+"""dvc.yaml, params.yaml, conf/ and the imports describe one pipeline."""
 
 import ast
 import json
@@ -27,12 +27,12 @@ PARAMS = OmegaConf.load(ROOT / "params.yaml")
 
 @cache
 def stages() -> dict[str, PipelineStage]:
-    """Every stage as DVC expands it."""
+    """Returns every stage as DVC expands it."""
     return {stage.addressing: stage for stage in Repo(str(ROOT)).index.stages}
 
 
 def axes() -> dict[str, list[str]]:
-    """The keys of params.yaml that a stage of dvc.yaml is a matrix of."""
+    """Returns the keys of params.yaml that each stage of dvc.yaml is a matrix of."""
     text = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     return {
         name: [key.strip("${}") for key in stage.get("matrix", {}).values()]
@@ -212,7 +212,7 @@ def test_the_library_imports_no_hydra_the_study_no_runner_and_the_report_nothing
 
 
 def imported_by(file: Path) -> set[str]:
-    """The packages that a file's import statements name."""
+    """Returns the packages that a file's import statements name."""
     nodes = list(ast.walk(ast.parse(file.read_text())))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]

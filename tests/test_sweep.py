@@ -1,4 +1,4 @@
-"""A sweep of which some jobs fail: the others run, their table is printed, the failed are named."""
+"""When jobs of a sweep fail, the others run and are printed, and the failed are named."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,14 +23,14 @@ def root(tmp_path: Path) -> Path:
 
 
 def ended(command: str, root: Path) -> list[str]:
-    """The lines that a sweep ends with, at exit code 1, which a text stands for."""
+    """Returns the lines that a failing sweep ends with."""
     with pytest.raises(SystemExit) as stop:
         run_app(command, root)
     return str(stop.value).splitlines()
 
 
 def sizes(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The r of every row that was printed."""
+    """Returns the r of every printed row."""
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     return [words[2] for words in lines if words[:1] == ["causal_elu"]]
 

@@ -1,4 +1,4 @@
-"""What nothing can be trained with ends with one line that names the key, before any work."""
+"""Values that nothing can be trained with are refused by their key before any work."""
 
 from pathlib import Path
 

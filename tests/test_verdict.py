@@ -1,4 +1,4 @@
-"""The verdict at the end of a run; whatever is wrong with a file, one line names it."""
+"""A run ends with a verdict; a damaged file is named in one line."""
 
 import json
 import shutil

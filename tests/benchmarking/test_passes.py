@@ -1,4 +1,4 @@
-"""What is measured: the layer, its passes, the arguments that depend on the length."""
+"""The benchmark times a pre-norm layer's passes, with arguments that follow the length."""
 
 import os
 import time
@@ -95,7 +95,7 @@ def test_peak_memory_is_what_a_pass_allocates() -> None:
 def test_times_run_every_method_at_every_length_in_every_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that a while in which the machine is slow does not fall on one method or length."""
+    """A slow while of the machine thus falls on all methods and lengths."""
     order: list[tuple[str, int]] = []
 
     def noted(name: str, subject: Subject, length: int, setting: Setting) -> Callable[[], None]:
@@ -133,7 +133,7 @@ def test_a_process_passes_errors_on() -> None:
 
 
 def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run ended after some measurements makes only the others."""
+    """A run that goes on measures only missing cells."""
     from value_aware_study.benchmarking import measurement
 
     made: list[str] = []

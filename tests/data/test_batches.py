@@ -41,7 +41,7 @@ class TestCausalBatches:
 
     @pytest.mark.parametrize("steps", [40, 10**9])
     def test_the_order_is_the_one_that_runs_were_made_with(self, tmp_path, steps):
-        """Written out once more: results are only the same where this is. No step is planned."""
+        """The order is written out once more, as published results depend on it."""
         batches = CausalBatches(stream(tmp_path, 500), length=8, batch_size=3, steps=steps, seed=7)
         blocks = 500 // 8 - 1
         for step in range(40):
@@ -75,7 +75,7 @@ class TestCausalBatches:
 
 @pytest.fixture
 def paths(tmp_path):
-    """Two sources: 7 and 12 instances of 8 tokens, ordinary tokens 100 + number of the instance."""
+    """Writes two sources of 7 and 12 instances of 8 tokens; instance i has the tokens 100 + i."""
     instances = np.arange(19)[:, None] + 100 + np.zeros((19, 8), np.uint16)
     instances[:, 0], instances[:, -1] = 0, 2
     files = [tmp_path / "a.npy", tmp_path / "b.npy"]
@@ -96,7 +96,7 @@ def sequences(paths, length=8, **options):
 
 
 def numbers(batch):
-    """The instance numbers of a batch, read from the unmasked tokens."""
+    """Returns the instance numbers of a batch, read from its unmasked tokens."""
     tokens = torch.where(batch["labels"] >= 0, batch["labels"], batch["input_ids"])
     return [row[row >= 100].unique().tolist() for row in tokens]
 

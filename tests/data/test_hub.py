@@ -1,4 +1,4 @@
-"""Every corpus option, composed as the pipeline does, read from tiny copies of the hub's layout."""
+"""Every corpus option reads tiny copies of the hub's layout, composed as in the pipeline."""
 
 import shutil
 from pathlib import Path
@@ -141,7 +141,7 @@ def test_the_cache_is_the_folder_that_was_given(tmp_path):
 
 
 def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monkeypatch):
-    """What `load_dataset` leaves of a data set of the hub, made from the files of a fixture."""
+    """The cache is laid out as `load_dataset` leaves it, from the files of a fixture."""
     files = {"train": [str(FIXTURES / "pg19/data/train.jsonl")]}
     builder = Json(cache_dir=str(tmp_path), dataset_name="books", data_files=files, hash="0" * 40)
     builder.download_and_prepare()

@@ -44,7 +44,7 @@ def stream(tmp_path, tokenizer):
 
 
 def documents_of(tokens, tokenizer):
-    """The texts between `</s>`, decoded."""
+    """Decodes the texts between `</s>`."""
     ends = np.flatnonzero(np.asarray(tokens) == tokenizer.eos_token_id)
     pieces = np.split(np.asarray(tokens), ends + 1)
     assert not len(pieces[-1])
@@ -53,7 +53,7 @@ def documents_of(tokens, tokenizer):
 
 
 def written(folder, *streams, **options):
-    """The tokens that `write_stream` writes of streams."""
+    """Writes streams and reads their tokens back."""
     total = write_stream(streams, folder / "s.npy", vocabulary_size=300, **options)
     tokens = np.load(folder / "s.npy")
     assert total == len(tokens)
@@ -176,7 +176,7 @@ def test_token_dtype_is_the_smallest_that_holds_every_id():
 
 
 class TestValidation:
-    """A split that a corpus may lack, or have too little of."""
+    """A corpus may lack the validation split, or have too little text in it."""
 
     def write(self, tmp_path, validation):
         corpus = tmp_path / "corpus"

@@ -1,4 +1,4 @@
-"""The page as its readers use it, in Debian's Chromium."""
+"""Readers use the page in Debian's Chromium."""
 
 import csv
 import shutil
@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, report: Path) -> Iterator[Any]:
-    """The page in a window of its own; it asks no network, and says nothing on the console."""
+    """Opens the page in its own window; it asks no network and writes nothing to the console."""
     window = browser.new_context(
         viewport={"width": 1400, "height": 1000}, color_scheme="light",
         permissions=["clipboard-read", "clipboard-write"],
@@ -197,7 +197,7 @@ def test_the_explorer_shows_what_is_kept(opened: Any) -> None:
 def whole(
     tmp_path_factory: pytest.TempPathFactory, records: Any, training: Any, tokens: Any
 ) -> Path:
-    """The report's own page, of synthetic records of all that it can show."""
+    """Writes the report's page of synthetic records with every exhibit."""
     results = Results.of(
         trained_again(records, 0.5, 2.0),
         training,
@@ -217,7 +217,7 @@ def whole(
 def test_the_reports_own_page_opens_and_hinders_no_reader(
     browser: Any, whole: Path, width: int, scheme: str
 ) -> None:
-    """Under 2 s and 8 MB, no wider than its window, every figure drawn, and clean for axe-core."""
+    """It takes under 2 s and 8 MB, fits its window, draws every figure, and passes axe-core."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     said: list[str] = []
@@ -273,7 +273,7 @@ def test_every_legend_of_every_figure_toggles_its_series(browser: Any, whole: Pa
 
 
 def opacities(chart: Any) -> list[float]:
-    """Of every mark of a chart, those of its axes and legends left out."""
+    """Returns the opacity of every mark of a chart, without axes and legends."""
     marks = ".role-mark path, .role-mark line, .role-mark text"
     return chart.evaluate(
         f"one => [...one.querySelectorAll('{marks}')].map(mark => +(mark.getAttribute('opacity')"

@@ -1,4 +1,4 @@
-"""The report's page from a run's records: what is on it, left out, and never again drawn new."""
+"""The report's page holds the exhibits that a run's records allow, and names the others."""
 
 import random
 from dataclasses import replace

@@ -28,7 +28,7 @@ def measured(oblivious=OBLIVIOUS, aware=AWARE, keys=100, sizes=(1, 2)):
 
 
 def match(layer, r):
-    """Ten times as many keys, one more a layer."""
+    """Matches r keys with ten times as many, and one more for each layer."""
     return match_of(layer, r, 10 * r + (layer or 0))
 
 

@@ -1,4 +1,4 @@
-"""The range over seeds where causal models were trained again: SYNTHETIC records."""
+"""Exhibits show the range over seeds where causal models were trained again (SYNTHETIC)."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ OVER_SEEDS, SAID = "range over seeds", "Each kernel was trained 3 times"
 
 @pytest.fixture(scope="module")
 def again(records):
-    """Every causal model three times: approximations add half as much, then twice."""
+    """Trains every causal model three times: approximations add half as much loss, then twice."""
     return trained_again(records, 0.5, 2.0)
 
 

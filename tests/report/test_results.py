@@ -68,7 +68,7 @@ def test_a_random_method_is_the_mean_of_its_seeds(results):
 
 
 def of_cells(record, *changes):
-    """The record with cells that are its first one changed."""
+    """Builds results of a record whose cells are changes of its first cell."""
     return Results.of(
         [replace(record, cells=tuple(replace(record.cells[0], **c) for c in changes))]
     )

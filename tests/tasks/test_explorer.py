@@ -1,4 +1,4 @@
-"""What the token explorer shows, against dense attention."""
+"""The token explorer's weights and errors agree with dense attention."""
 
 import json
 
@@ -30,7 +30,7 @@ TOKENS = ("a", "b", "c", "d", "e", "f")
 
 
 def call(generator: torch.Generator, causal: bool, mask: Tensor | None = None) -> Call:
-    """Two sequences of eight positions, three heads."""
+    """Records a call of two sequences of eight positions and three heads."""
     query, key, value = (torch.randn(2, 3, 8, 4, generator=generator) for _ in range(3))
     return recorded(query, key, value, kernels.Exponential(), causal, 2, mask)
 

@@ -1,4 +1,4 @@
-"""End metrics against brute force: every target once, frozen masks, cells and skewness."""
+"""End metrics, cells and skewness agree with brute force."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def small_causal(folder: Path, size: int, length: int, context: int, device: str
 
 
 def one_loss(model: CausalLanguageModel, tokens: torch.Tensor, target: int, first: int) -> float:
-    """-log p of the token after position `target`, given the inputs from `first` on."""
+    """Returns -log p of the token after position `target`, given the inputs from `first` on."""
     logits = model(tokens[None, max(0, first) : target + 1]).logits[0, -1]
     return -float(logits.log_softmax(-1)[tokens[target + 1]])
 
@@ -73,7 +73,7 @@ def one_loss(model: CausalLanguageModel, tokens: torch.Tensor, target: int, firs
 def test_every_target_is_scored_once_from_what_its_window_may_read(
     size: int, length: int, data: st.DataObject
 ) -> None:
-    """Each loss alone and each window's sum, for any length of stream, window and context."""
+    """Each window's sum is that of single losses, for any length of stream, window and context."""
     length = min(length, size - 1)
     context = data.draw(st.integers(0, length - 1))
     with TemporaryDirectory() as folder, torch.inference_mode():
@@ -193,7 +193,7 @@ BUILD = {
 def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     causal: Task, name: str
 ) -> None:
-    """Of every scored query, head and layer: not a mean of ratios, whatever rows a method gets."""
+    """The sums run over every scored query, head and layer; no mean of ratios is taken."""
     calls = causal.layer_calls()
     if name == "features":  # it approximates another kernel
         calls = [replace(call, kernel=kernels.Exponential()) for call in calls]
@@ -310,7 +310,7 @@ def test_axes_expand_to_budgets_that_fit() -> None:
 
 
 def source_hash(method: torch.nn.Module) -> list[str]:
-    """The source in the key under which a cell of a method is kept."""
+    """Returns the source in the key of a method's cell."""
     return setting_key(Setting("", {}, lambda layer: method), 1)["source"]
 
 
@@ -336,7 +336,7 @@ def test_a_cached_cell_is_computed_again_when_its_source_changes(
 
 
 def test_a_number_is_kept_under_everything_that_decides_it(tmp_path: Path) -> None:
-    """Another text, other weights, another setting of one layer: nothing of before is found."""
+    """Another text, other weights or another setting of one layer give another key."""
     folder = tmp_path / "cache"
 
     def cells(task: Task, window: int = 2) -> tuple:

@@ -1,4 +1,4 @@
-"""The training apps: who writes, and what ends them with one line."""
+"""Of a training's processes the first one writes, and a failure ends with one line."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from value_aware_study.training.modules import CausalTraining
 
 
 def one_of_two(rank: int, port: int, root: Path) -> None:
-    """`trainer=ddp` as one of its two processes, in a folder of its own."""
+    """Runs `trainer=ddp` as one of its two processes, in its own folder."""
     os.chdir(ROOT)
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WANDB_MODE": "offline"}
@@ -31,7 +31,7 @@ def one_of_two(rank: int, port: int, root: Path) -> None:
 
 
 def files(root: Path) -> set[str]:
-    """What the run wrote and left, but Hydra's own log."""
+    """Lists the files that a run wrote, without Hydra's log."""
     written = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
     others = ("outputs/smoke/tokens", "logs/hydra")
     return {str(p) for p in written if not any(map(p.is_relative_to, others))}

@@ -1,4 +1,4 @@
-"""BertAdam against a transcription of its formulas into numpy, in double precision."""
+"""BertAdam agrees with a transcription of its formulas into numpy, in double precision."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The training loop: learning, curves, logs, and resuming bit by bit."""
+"""The training loop learns, records curves, logs, and resumes bit by bit."""
 
 import csv
 from functools import partial
@@ -31,7 +31,7 @@ def run(
     logger: CSVLogger | None = None,
     **options: Any,
 ) -> tuple[list[dict[str, float]], list[int]]:
-    """The curve, and the batches that were read."""
+    """Trains; returns the curve and the numbers of the batches that were read."""
     train = Batches(steps, masked=masked, breaks_at=breaks_at)
     curve = fit(
         module,

@@ -1,4 +1,4 @@
-"""Training on in-context tasks: the module, and its app at smoke scale in this process."""
+"""Models train on in-context tasks, by the module and by the app at smoke scale."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_the_app_writes_a_model_and_its_metrics(task: str, tmp_path: Path) -> No
 
 
 def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
-    """It is read by its Auto class, and its loss on the held-out rows is the recorded one."""
+    """Checks that the Auto class loads the model and that its held-out loss is the recorded one."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)

@@ -1,4 +1,4 @@
-"""Schedules step by step: against the formula, and against transformers' own."""
+"""Schedules agree step by step with their formula and with transformers."""
 
 import pytest
 import torch

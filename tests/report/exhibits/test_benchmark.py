@@ -1,4 +1,4 @@
-"""The survey's section, from FABRICATED measurements: power laws of the length."""
+"""The survey's section answers claims from FABRICATED measurements: power laws of the length."""
 
 import pytest
 from drawn import rows
@@ -19,7 +19,7 @@ def beside_fused(answer: Answer) -> bool:
 
 
 def of_eager(given: dict) -> list[Answer]:
-    """The answers beside the dense attention that the survey measured."""
+    """Returns the answers that compare with eager attention, as the survey did."""
     return [answer for answer in answers(Measurements(given)) if not beside_fused(answer)]
 
 
@@ -56,7 +56,7 @@ def test_reformer_that_pays_off_late_holds() -> None:
 
 
 def noisy(given: dict, method: str) -> dict:
-    """The same with a method whose rounds spread over a factor of 6."""
+    """Spreads the rounds of one method over a factor of 6."""
     for cell in given["cells"]:
         if cell["method"] == method:
             rounds = cell["time"]["rounds"]

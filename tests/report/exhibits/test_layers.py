@@ -1,4 +1,4 @@
-"""Output error, matching keys and skewness of every model: the measured numbers, drawn."""
+"""Figures of the output error, matching keys and skewness draw the measured numbers."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from value_aware_study.report.results import Results
 
 
 def with_gaps(results, change):
-    """What was measured, with every cell of the skewness gap changed."""
+    """Changes every cell of the skewness gap of every model."""
     changed = []
     for record in results.records:
         if record.attention:

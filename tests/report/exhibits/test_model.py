@@ -1,4 +1,4 @@
-"""A probed model's section and page from its record: what they say, draw and write."""
+"""A probed model's section and page say, draw and write the numbers of its record."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: our numbers are the records', the paper's the printed ones."""
+"""Tables and figures of the paper hold our records' numbers beside the published ones."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every method at equal budgets: the panels, the table and the sentences made from them."""
+"""The survey compares every method at equal budgets in panels, a table and sentences."""
 
 import math
 import re
