@@ -52,21 +52,12 @@ def test_a_sweep_of_submitit_jobs_prints_its_table(
     assert dict(kept["row"])["relative_output_error"] < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        ("train_causal trainer=ddp trainer.devices=3", ("batch_size", "is 4", "which is 3")),
-        ("train_causal trainer.accumulate=8", ("batch_size", "is 4", "which is 8")),
-        ("train_causal -m trainer=ddp kernel=elu", ("run the whole sweep again", "submitit_slurm")),
-    ],
-)
 @pytest.mark.filterwarnings("ignore")
-def test_what_cannot_train_together_is_refused_before_any_work(
-    tmp_path: Path, command: str, named: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+def test_a_sweep_of_trainings_on_several_devices_is_refused_before_any_work(
+    tmp_path: Path,
 ) -> None:
-    write_tokens(tmp_path)
-    line = refusal(command, tmp_path)
-    assert all(part in line for part in named), line
+    line = refusal("train_causal -m trainer=ddp kernel=elu", tmp_path)
+    assert "run the whole sweep again" in line and "submitit_slurm" in line
     assert not (tmp_path / ".cache").exists()
 
 

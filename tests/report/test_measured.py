@@ -56,13 +56,6 @@ def test_the_sentence_has_the_counts_with_their_intervals_and_the_median_query()
     )
 
 
-def test_a_count_without_an_interval_stands_alone():
-    one = measured(sizes=(4,))
-    unknown = tuple(replace(match, low=None, high=None) for match in one.matching_keys)
-    one = replace(one, matching_keys=unknown)
-    assert sentence(one).startswith("4 value-aware keys match 40 keys chosen")
-
-
 def test_the_sentence_says_where_nothing_was_counted():
     assert "not measured" in sentence(measured(sizes=()))
 

@@ -95,12 +95,6 @@ def test_a_context_as_long_as_the_window_is_refused() -> None:
         list(context_windows(10, 8, 8))
 
 
-def test_layer_calls_reproduce_the_layers(causal: Task) -> None:
-    calls = causal.layer_calls()
-    assert len(calls) == 2 and calls[0].query.shape == (2, 2, 20, 8)
-    assert calls[0].is_causal and calls[0].first_row == 12
-
-
 def small_masked(
     tmp_path: Path, units: int | None, device: str = "cpu", piece: int | None = None
 ) -> Task:
@@ -236,13 +230,6 @@ def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: Task) ->
     assert cell_error(lambda layer: SlidingWindow(2), layers).largest_support is None
 
 
-def test_one_recorded_unit_has_an_output_error_without_an_interval(causal: Task) -> None:
-    causal.recorded_units = 1
-    layers = [ExactRows.of(call) for call in causal.layer_calls()]
-    found = cell_error(lambda layer: OptimalValueOblivious(1), layers)
-    assert found.relative > 0 and found.high is None
-
-
 def test_recorded_windows_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
     task = small_causal(tmp_path, 90, 20, 12)
     task.recorded_units = 3
@@ -253,13 +240,6 @@ def test_recorded_windows_are_spread_over_the_evaluated_ones(tmp_path: Path) -> 
     assert recorded[-1] > full[len(full) // 2]
     assert len(task.layer_calls()[0].query) == 3
     assert task.first_tokens(4) == rows[recorded[0]][:4].tolist()
-
-
-def test_recorded_sequences_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
-    some, every = small_masked(tmp_path, None), small_masked(tmp_path, None)
-    every.recorded_units = 9
-    for few, all_nine in zip(some.layer_calls(), every.layer_calls(), strict=True):
-        torch.testing.assert_close(few.query, all_nine.query[[0, 4]])
 
 
 def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path) -> None:

@@ -55,14 +55,13 @@ def trained(
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_workers_change_nothing(tmp_path: Path, masked: bool) -> None:
-    modules = [module_for(masked) for _ in range(2)]
-    curves = [
-        trained(module, tmp_path / str(workers), workers=workers)
-        for module, workers in zip(modules, (0, 2), strict=True)
-    ]
-    assert curves[0] == curves[1]
-    assert same(modules[0].state_dict(), modules[1].state_dict())
+@pytest.mark.parametrize("option", [{"workers": 2}, {"checkpoint_activations": True}])
+def test_workers_and_checkpointed_activations_change_nothing(
+    tmp_path: Path, masked: bool, option: dict[str, Any]
+) -> None:
+    plain, other = module_for(masked), module_for(masked)
+    assert trained(plain, tmp_path / "plain") == trained(other, tmp_path / "other", **option)
+    assert same(plain.state_dict(), other.state_dict())
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -86,14 +85,6 @@ def test_checkpointed_activations_give_the_same_gradients(masked: bool) -> None:
     assert torch.equal(loss, again_loss)
     assert gradients.keys() == again_gradients.keys() and same(gradients, again_gradients)
     assert (once, twice) == (2, 4)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_run_with_checkpointed_activations_is_the_same(tmp_path: Path, masked: bool) -> None:
-    modules = [module_for(masked) for _ in range(2)]
-    for again, module in enumerate(modules):
-        trained(module, tmp_path / str(again), checkpoint_activations=bool(again))
-    assert same(modules[0].state_dict(), modules[1].state_dict())
 
 
 def one_layer() -> CausalTraining:
