@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pipelines import train_causal
 from tests.apps import refusal, run_app
+from tests.test_distributed import LENGTH, write_masked
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
 from value_aware_attention.files import write_checksums
@@ -51,6 +53,29 @@ def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
         "outputs/smoke/metrics/train/causal_exponential.json",
     } <= first
     assert sum(name.endswith(".wandb") for name in first) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("masked.block=7", ("masked.block is 7; ", f"was made with {LENGTH}")),
+        (
+            "masked.fraction=0.0001",
+            ("no masked token in 3 held-out sequences; masked.fraction is 0.0001",),
+        ),
+    ],
+)
+def test_values_that_do_not_fit_the_tokens_are_refused_before_any_work(
+    tmp_path: Path, given: str, said: tuple[str, ...]
+) -> None:
+    write_masked(tmp_path)
+    rows = tmp_path / f"outputs/smoke/tokens/masked/{LENGTH}/random"
+    shutil.copy(rows / "evaluation.npy", rows / "train.npy")
+    line = refusal(f"train_masked length=short {given}", tmp_path)
+    assert all(words in line for words in said), line
+    assert not (tmp_path / ".cache").exists()
+    assert not (tmp_path / "outputs/smoke/metrics").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
