@@ -44,11 +44,7 @@ def test_verdicts_follow_the_numbers_both_ways() -> None:
     assert turned == {"not at this scale", "in part"}
 
 
-def test_reformer_that_pays_off_late_holds() -> None:
-    measured = Measurements(benchmark_record(AGREES))
-    answer = next(a for a in answers(measured) if a.claim.startswith("Reformer"))
-    assert answer.verdict == "holds"
-    assert "0.75 and 0.375 times at 4,096 and 8,192 tokens" in answer.findings[1].sentence
+def test_reformer_that_pays_off_early_holds_in_part() -> None:
     found = answers(Measurements(benchmark_record(DISAGREES)))
     early = next(answer for answer in found if "Reformer" in answer.claim)
     assert early.verdict == "in part"

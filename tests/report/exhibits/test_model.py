@@ -84,18 +84,6 @@ def test_one_window_is_a_section_without_intervals() -> None:
     assert set(shown["end_metric"].table.display["95% interval"]) == {"–", "30.00 to 30.00"}
 
 
-def test_a_failure_leaves_the_folder_as_it_was(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = '<script id="page-look">'  # a page of ours
-    (tmp_path / "index.html").write_text(before)
-    monkeypatch.setattr(page_module, "png", lambda charts, rows: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_probe(record, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
-    assert (tmp_path / "index.html").read_text() == before
-
-
 def test_heat_maps_have_a_cell_for_every_layer_and_head(record: Record) -> None:
     assert heat_size(record) == 4
     shown = exhibits(record)
@@ -162,8 +150,3 @@ def test_what_was_not_measured_is_left_out(record: Record) -> None:
     errors = replace(record.attention[0].output_error, matching_keys=())
     shown = exhibits(with_attention(record, output_error=errors))
     assert "matching_keys" not in shown and "end_metric" in shown
-
-
-def test_a_section_of_another_name_has_other_anchors(record: Record) -> None:
-    names = [exhibit.name for exhibit in model_section(record, "second").exhibits]
-    assert names and all(name.startswith("second_") for name in names)
