@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps import run_app
+from tests.apps import refusal, run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.data.corpora import write_corpus
@@ -45,7 +45,6 @@ APPS = (
     "caches texts=recall caches.name=",
     "probe model=run/outputs/smoke/models/causal_elu text={text} probe.name=",
     "pretrained pretrained.model=",
-    "publish publish.scale=",
 )
 
 
@@ -60,6 +59,11 @@ def test_an_app_writes_nothing_elsewhere(root: Path, command: str) -> None:
         run_app(command.format(text=text) + "../../x", root)
     after = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
     assert [path for path in after if ".cache" not in path.parts] == before
+
+
+def test_a_run_is_published_under_its_own_scale_alone(tmp_path: Path) -> None:
+    line = refusal("publish publish.scale=../../x", tmp_path)
+    assert line == "error: publish.scale is '../../x'; it must be that of scale, which is smoke"
 
 
 def test_a_source_of_a_corpus_is_a_folder_of_it(tmp_path: Path) -> None:
