@@ -1,4 +1,4 @@
-"""What counts as one line, as a traceback, as accepted, and the page that counts them."""
+"""Outcomes are told apart (one line, a traceback, accepted) and counted on a page."""
 
 from dataclasses import replace
 from typing import Any

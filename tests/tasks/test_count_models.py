@@ -1,4 +1,4 @@
-"""Count models against dictionaries, on exactly the tokens that the models are scored on."""
+"""Count models agree with dictionaries on the tokens that the language models are scored on."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ MASK, SPECIALS = 4, [0, 1, 2, 3, 4]
 
 
 def slow_bigram(rows: list[list[int]], size: int = VOCABULARY):
-    """p(w | v) of interpolated Kneser-Ney, from dictionaries, as it is written."""
+    """Returns p(w | v) of interpolated Kneser-Ney, computed from dictionaries."""
     pairs = Counter(pair for row in rows for pair in itertools.pairwise(row))
     once = sum(count == 1 for count in pairs.values())
     twice = sum(count == 2 for count in pairs.values())
@@ -160,7 +160,7 @@ def small_masked(folder: Path) -> Task:
 
 
 def slow_choice(rows: list[list[int]], left: int, right: int) -> int:
-    """argmax_w c(l, w, r) + p(w | l, r) over ordinary tokens; <mask> says nothing."""
+    """Returns argmax_w c(l, w, r) + p(w | l, r) over ordinary tokens; <mask> tells nothing."""
     bigram = slow_bigram(rows)
     counts = Counter(token for row in rows for token in row[1:])
     triples = Counter(

@@ -1,4 +1,4 @@
-"""Losses and metrics of the two tasks against the models' plain outputs."""
+"""Losses and metrics of the two tasks agree with the models' plain outputs."""
 
 import math
 
