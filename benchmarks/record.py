@@ -17,19 +17,6 @@ from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import source_hash
 from value_aware_attention.measurement.strict_json import to_json
 
-__all__ = [
-    "FOLDER",
-    "HOW",
-    "PAIRED",
-    "finish",
-    "header",
-    "markdown",
-    "options",
-    "overview",
-    "setting",
-    "write",
-]
-
 FOLDER = Path("results/benchmarks")
 PACKAGES = ("benchmarks", "checks", "pipelines", "value_aware_attention", "value_aware_study")
 PAIRED = (
