@@ -107,7 +107,7 @@ class Rows:
     def exchanged(self, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
         """Returns the best set that one exchange of a cheap key makes, best by its joint cost."""
         state = self._state(kept)
-        dropping = self._dropping(state, kept)
+        dropping = state.cost().masked_fill(~kept | self.protected, torch.inf)
         cheapest = dropping.topk(min(BREADTH, kept.shape[-1]), dim=-1, largest=False)
         best, lowest = kept, torch.full_like(dropping[:, :1], torch.inf)
         for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
@@ -121,9 +121,6 @@ class Rows:
 
     def _state(self, kept: Bool[Tensor, "B M"]) -> "_State":
         return _State.of(self, self._log_weights_of(kept), self.value)
-
-    def _dropping(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
-        return state.cost().masked_fill(~kept | self.protected, torch.inf)
 
     def _adding(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         odds = self.log_weights - (state.log_total + state.mass.log())

@@ -5,6 +5,7 @@ one, then values by which outputs are the exact ones, both by least squares with
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +16,8 @@ from value_aware_attention.caches.observed import KeptKeys, Observed
 
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Strengths of the pull of values to the original ones, in parts of the mean squared weight."""
+CHOICES = tuple(product((False, True), (torch.inf, *RIDGES)))
+"""Pairs of whether biases are fitted and the ridge of the values; infinity: the original values"""
 BIAS_RIDGE = 0.1
 """Strength of the pull of the factors of weights to 1"""
 FACTORS = (0.05, 50.0)
@@ -30,17 +33,18 @@ def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
     on one of four rows that the others were fitted without; then all rows are fitted. Fewer than
     eight rows tell nothing of others: nothing is refitted.
     """
-    rows, flat = Rows.of(seen), _flattened(kept)
+    rows, slots = Rows.of(seen), kept.indices.shape[-1]
+    flat = KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
     every = _Fit.of(rows, flat)
     count = every.weights.shape[1]
     if count < 2 * HELD_OUT:
         return kept
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
     fitted, checked = every.of_rows(~held_out), every.of_rows(held_out)
-    errors = [checked.error(*fitted.solve(*how)) for how in _choices()]
+    errors = [checked.error(*fitted.solve(*how)) for how in CHOICES]
     best = torch.stack(errors).argmin(dim=0)
     factors, change = torch.ones_like(every.weights[:, 0]), torch.zeros_like(every.value)
-    for number, how in enumerate(_choices()):
+    for number, how in enumerate(CHOICES):
         chosen = best == number
         if chosen.any():
             found, moved = every.solve(*how)
@@ -50,17 +54,6 @@ def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
     bias = factors.log().view(kept.indices.shape)
     dtype = kept.log_weight.dtype
     return KeptKeys(kept.indices, kept.log_weight + bias.to(dtype), value.to(dtype))
-
-
-def _flattened(kept: KeptKeys) -> KeptKeys:
-    """The kept keys of all caches, as `Rows` counts them."""
-    slots = kept.indices.shape[-1]
-    return KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
-
-
-def _choices() -> list[tuple[bool, float]]:
-    """(with biases, ridge of the values); infinity: the original values."""
-    return [(bias, ridge) for bias in (False, True) for ridge in (torch.inf, *RIDGES)]
 
 
 @dataclass(frozen=True)

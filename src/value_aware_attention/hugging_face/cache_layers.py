@@ -63,7 +63,7 @@ def rotary_of(model: nn.Module) -> Rotary | None:
     plain = list(signature(module.forward).parameters) == ["x", "position_ids"]
     kind = getattr(module, "rope_type", "default")
     if len(found) > 1 or apply is None or not plain or kind in ("dynamic", "longrope"):
-        return _unknown_rotation(name)
+        return partial(_refuse_rotation, name)
 
     def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
         angles = [x.double() for x in module(query.float(), shift[None])]
@@ -75,14 +75,11 @@ def rotary_of(model: nn.Module) -> Rotary | None:
     return rotary
 
 
-def _unknown_rotation(name: str) -> Rotary:
-    def rotary(query: Tensor, shift: Tensor) -> Tensor:
-        raise ValueError(
-            f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
-            f"ExpectedAttention cannot turn them to later positions"
-        )
-
-    return rotary
+def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
+    raise ValueError(
+        f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
+        f"ExpectedAttention cannot turn them to later positions"
+    )
 
 
 class Repeats:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from value_aware_attention.files import reading, without_checksum
-from value_aware_attention.measurement.strict_json import from_json, to_json
+from value_aware_attention.files import from_json, reading, to_json, without_checksum
 
 CONFIDENCE = 0.95
 
@@ -55,10 +54,8 @@ def ratio_of_sums(
     return estimate, estimate - margin, estimate + margin
 
 
-VERSION = 1
-"""Version of the schema, raised whenever older records cannot be read as new ones"""
-
-TASKS, METRICS = ("causal", "masked", "encoder"), ("perplexity", "error", "cosine")
+TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
+"""End metric -> the task that a model is measured on by it"""
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 """Names of the two optimal choices in records"""
 SHARES = (0.01, 0.05, 0.1)
@@ -72,6 +69,7 @@ class JsonRecord:
     """A frozen dataclass that one JSON file holds, with the version of its schema."""
 
     version: ClassVar[int]
+    """Version of the schema, raised whenever older records cannot be read as new ones"""
     made_by: ClassVar[str]
     """The command that makes it again"""
 
@@ -365,7 +363,7 @@ class TextRead:
 class Record(JsonRecord):
     """One model measured on one text. `cells` begin with exact attention."""
 
-    version: ClassVar[int] = VERSION
+    version: ClassVar[int] = 1
     made_by: ClassVar[str] = "dvc repro, or the app that wrote it"
     model: str
     task: str
@@ -394,7 +392,9 @@ class Record(JsonRecord):
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""
-        for what, word, words in (("task", self.task, TASKS), ("metric", self.metric, METRICS)):
+        for what, word, words in (
+            ("task", self.task, TASKS.values()), ("metric", self.metric, TASKS),
+        ):  # fmt: skip
             if word not in words:
                 raise ValueError(f"{what} is {word!r}; it must be one of {', '.join(words)}")
         for what, size in (("length", self.length), ("head_dim", self.head_dim)):

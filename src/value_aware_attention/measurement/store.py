@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from value_aware_attention.distributed import broadcast, is_first
-from value_aware_attention.files import load_json, save_json
-from value_aware_attention.measurement.strict_json import to_json
+from value_aware_attention.files import load_json, save_json, to_json
 
 OURS = ("value_aware_attention", "value_aware_study")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
