@@ -1,7 +1,7 @@
 """Writes files and folders whole or not at all, and checks them by sha256 when they are read.
 
 A new file or folder lies beside its place under a hidden name. It is flushed to the disk, then
-renamed; what a killed process left is removed by the next one that writes there. SHA256SUMS lists
+renamed; the next process that writes there removes leftovers of a killed one. SHA256SUMS lists
 the checksums of a folder's files, and a JSON object holds the checksum of its own content.
 """
 

@@ -1,4 +1,4 @@
-"""Keys kept by where they lie, whatever the queries."""
+"""Keeps keys by their geometry alone, without queries."""
 
 from jaxtyping import Float
 from torch import Tensor

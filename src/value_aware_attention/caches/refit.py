@@ -1,4 +1,4 @@
-"""Log-biases and values by which kept keys stand for those that were dropped.
+"""Fits log-biases and values by which kept keys stand in for dropped ones.
 
 The closed form of Attention Matching (arXiv 2602.16284): biases by which the kept mass is the whole
 one, then values by which outputs are the exact ones, both by least squares with a ridge.
@@ -27,11 +27,10 @@ HELD_OUT = 4
 
 
 def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
-    """Refits the biases and values of keys that were chosen to the observed rows.
+    """Refits the biases and values of chosen keys to the observed rows.
 
-    The strength, and whether there are biases or any refit at all, is what leaves the least error
-    on one of four rows that the others were fitted without; then all rows are fitted. Fewer than
-    eight rows tell nothing of others: nothing is refitted.
+    Every fourth row is held out. Of `CHOICES`, the one with the least error on held-out rows after
+    a fit to the others is fitted again to all rows. With fewer than eight rows nothing is refitted.
     """
     rows, slots = Rows.of(seen), kept.indices.shape[-1]
     flat = KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
@@ -58,12 +57,12 @@ def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Rows as the least squares see them, in fp64."""
+    """Holds the least squares problem of the observed rows, in fp64."""
 
     weights: Float[Tensor, "B n r"]
     """alpha of the kept keys"""
     beside: Float[Tensor, "B n 1"]
-    """alpha of what is beside the keys"""
+    """Attention weight beside the keys"""
     output_beside: Float[Tensor, "B n V"]
     output: Float[Tensor, "B n V"]
     value: Float[Tensor, "B r V"]
@@ -91,7 +90,7 @@ class _Fit:
     def solve(
         self, bias: bool, ridge: float
     ) -> tuple[Float[Tensor, "B r"], Float[Tensor, "B r V"]]:
-        """Fits the factors of the weights, and what is added to the values."""
+        """Fits the factors of the weights, and the change of the values."""
         factors = torch.ones_like(self.weights[:, 0])
         if bias:
             wanted = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Tells cache methods of a model's grouped heads, projections, rotation and second pass."""
+"""Gives cache methods a model's grouped heads, output projections, rotation and second pass."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -83,7 +83,7 @@ def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
 
 
 class Repeats:
-    """Records what each layer attends with when the model reads its prefix once more."""
+    """Records each layer's queries, keys and values while the model reads its prefix once more."""
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
         found = [method for method in methods if getattr(method, "observed", None) == "repeat"]
@@ -135,7 +135,7 @@ class Repeats:
             self.recorded.clear()
 
     def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
-        """Appends to the prefix its first tokens again, as many as there are positions for."""
+        """Appends the prefix to itself, cut to the positions that the model has."""
         assert self.prefix is not None
         if x.ndim != 2 or x.shape[1] < self.prefix:
             raise ValueError(f"prefix is {self.prefix}; the text has shape {tuple(x.shape)}")

@@ -96,7 +96,7 @@ class CacheRecord(JsonRecord):
         return len(self.seeds)
 
     def check(self) -> None:
-        """Raises ValueError for what no measurement writes."""
+        """Raises ValueError for content that no measurement writes."""
         if not self.cells:
             raise ValueError("it has no cells")
         for place, cell in enumerate(self.cells):

@@ -1,4 +1,4 @@
-"""Measures what cache methods cost a model, which of four things they lose, and their record."""
+"""Measures the cost of cache methods to a model, split into four losses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -214,7 +214,7 @@ def _measured(
 
 @dataclass(frozen=True)
 class _Part:
-    """Holds what was measured of one setting on some units."""
+    """Holds the measurements of one setting on some units."""
 
     seeds: NDArray[np.int64]
     norm: Array

@@ -262,7 +262,7 @@ def output_error(
 
     Means are rounded to six digits. A relative error is a ratio of means, so of sums, pooled over
     all layers, of each layer and of each head, at `sizes`; None where the outputs are all 0.
-    Raises ValueError where those of all layers are.
+    Raises ValueError where the outputs of all layers are 0.
     """
     pooled = _Pooled.of(layers)
     norms = pooled.squared_norm

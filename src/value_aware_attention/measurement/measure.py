@@ -172,10 +172,10 @@ def measure(
     `methods` are settings, or functions of (r, layer), each measured with every one of `sizes`
     keys; None: powers of two to head size + 1, and that. A cell has the end metric with the method
     in all layers and, with `cell_errors`, its output error on the recorded units. `layers` None
-    leaves out what is measured in the layers alone. With `cache`, a folder, what was computed
-    before for the same weights, text, code and engine is found again; `weights` is a sha256 of the
-    weights where it is known, else it is computed. A progress bar is drawn on a terminal. Raises
-    ValueError for sizes that do not fit.
+    leaves out the measurements of single layers. The folder `cache` keeps computed numbers for
+    later runs with equal weights, text, code and engine; `weights` is the sha256 of the weights
+    (None: it is computed). A progress bar is drawn on a terminal. Raises ValueError for sizes that
+    do not fit.
     """
     chosen = _sizes(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
@@ -385,7 +385,7 @@ class _Measurement:
 
 
 def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
-    """Lists what a cell depends on beside its task: the methods of all layers and their source."""
+    """Lists the methods of all layers and their source, on which a cell depends beside its task."""
     built = [setting.build(layer) for layer in range(layers)]
     sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
     return {"methods": [repr(method) for method in built], "source": sources}
@@ -411,7 +411,7 @@ def _device(task: Task) -> str:
 
 
 def _identity(task: Task, weights: str | None) -> dict[str, Any]:
-    """Lists what every number depends on beside its method and its part of the text."""
+    """Lists the inputs that all numbers depend on: weights, kernel, device, engine, source."""
     return {
         "weights": weights or weights_hash(task.model),
         "kernel": repr(task.kernel),

@@ -1,4 +1,4 @@
-"""The record of an evaluation, strict JSON with estimates and the machine it ran on."""
+"""Defines the record of an evaluation: strict JSON with estimates and the machine it ran on."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -80,7 +80,7 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls, text: str, name: str = "the record") -> Self:
-        """Reads what `to_json` wrote; `name` is what an error calls it.
+        """Reads the text that `to_json` wrote; errors call it `name`.
 
         Raises ValueError for another schema version, and for anything that is no such record.
         """
@@ -101,7 +101,7 @@ class JsonRecord:
         return found
 
     def check(self) -> None:
-        """Raises ValueError for what no measurement writes."""
+        """Raises ValueError for content that no measurement writes."""
         raise NotImplementedError
 
 
@@ -124,7 +124,7 @@ class EndMetric:
     unit_totals: Numbers
     """The summed loss (nats, or wrong predictions) of each unit of text"""
     unit_counts: Numbers
-    """The targets of each"""
+    """Targets of each unit"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +275,7 @@ class Skewness:
 
 @dataclass(frozen=True, kw_only=True)
 class GapCell:
-    """A layer weighed by one kernel: its skewness, and what choosing by the output gains."""
+    """A layer weighed by one kernel: its skewness, and the gain of choosing by the output."""
 
     layer: int
     kernel: str
@@ -417,7 +417,7 @@ def _check_cell(cell: Cell, name: str, record: Record) -> None:
 def read(kind: Any, content: Any, name: str = "it") -> Any:
     """Reads JSON's content as an object of a dataclass, as a tuple, a mapping, or as itself.
 
-    Raises ValueError, which names the place by `name`, for what the dataclass does not have.
+    Raises ValueError, with the place in `name`, for content that does not fit the dataclass.
     """
     if isinstance(kind, type) and is_dataclass(kind):
         known, hints = {f.name for f in fields(kind)}, get_type_hints(kind)

@@ -1,4 +1,4 @@
-"""A trained model with the text that it is measured on, and the end metric of its predictions."""
+"""Holds a trained model, the text that it is measured on, and the end metric of its predictions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -32,7 +32,7 @@ class _ScoredRows(nn.Module):
     """
 
     asked: Bool[Tensor, "B N"]
-    """The positions that are scored in the batch that the model reads next."""
+    """Scored positions of the batch that the model reads next"""
     method: nn.Module
 
     def in_last_layer(self, methods: "Layerwise", layers: int) -> "Layerwise":
@@ -157,7 +157,7 @@ def cosine(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Float[T
 
 
 METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
-"""The loss of each target by the end metric that is made of it."""
+"""End metric -> the loss of each target that it averages"""
 
 
 def output_at(
@@ -293,7 +293,7 @@ class Task:
         return tokens
 
     def digest(self, part: int) -> str:
-        """Hashes what the part alone decides: its tokens and labels, and its recorded rows."""
+        """Hashes the tokens and labels of a part, and its recorded rows."""
         text = self.texts[part]
         recorded = self.recorded_rows(part), self.first_row
         facts = (self.metric, recorded, text.pieces, [len(row) for row in text.inputs])
