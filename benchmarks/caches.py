@@ -62,10 +62,10 @@ def measured(keys: int) -> dict[str, Any]:
     for name, build in METHODS.items():
         method = build(r)
         spent[name] = timed(lambda method=method: method.keep(seen(ROWS)))  # type: ignore[misc]
-        left[name] = error(seen(ROWS), method.keep(seen(ROWS)))
+        left[name] = float(seen(ROWS).error(method.keep(seen(ROWS))))
     joint = caches.ValueAware(r)
     spent[FEWER] = timed(lambda: joint.keep(seen(FEWER_ROWS)))
-    left[FEWER] = error(seen(ROWS), joint.keep(seen(FEWER_ROWS)))
+    left[FEWER] = float(seen(ROWS).error(joint.keep(seen(FEWER_ROWS))))
     return {
         "keys": keys,
         "r": r,
@@ -79,10 +79,6 @@ def timed(call: Callable[[], object]) -> float:
     """Returns the median seconds of three calls, or those of one slow call."""
     first = seconds(call)
     return first if first > ONCE else median([first, seconds(call), seconds(call)])
-
-
-def error(seen: caches.Observed, kept: caches.KeptKeys) -> float:
-    return float(seen.error(kept).sum())
 
 
 def page(record: dict) -> str:

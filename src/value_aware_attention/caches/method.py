@@ -85,8 +85,11 @@ class CacheMethod(nn.Module):
         return arguments_shown(self)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts the multiply-adds of one choice for a key-value head that `rows` queries see."""
-        return float(rows * keys * head_dim)
+        """Counts the multiply-adds of one choice for a key-value head that `rows` queries see.
+
+        By default those of every score, or, without queries, one pass over the keys.
+        """
+        return float((rows if self.observes else 1) * keys * head_dim)
 
 
 def check_cache_method(method: CacheMethod) -> None:
