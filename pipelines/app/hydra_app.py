@@ -216,8 +216,7 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
     # imported here: it brings torch, and what composes a config refuses a wrong one before that
-    from value_aware_attention.files import save_json, write_text
-    from value_aware_attention.measurement.strict_json import to_json
+    from value_aware_attention.files import save_json, to_json, write_text
 
     try:
         text = to_json(content, indent=1, sort_keys=True)
