@@ -6,7 +6,6 @@ starts at once.
 
 import ast
 import gzip
-import hashlib
 import inspect
 import json
 import os
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import chain, pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, cast
 from unittest.mock import patch
 
@@ -192,15 +191,10 @@ class Docstrings:
         self.package = package
 
     def __iter__(self) -> Iterator[Document]:
-        seen: set[bytes] = set()
+        seen: set[str] = set()
         for docstrings in map(docstrings_of, _modules(self.package)):
-            fresh = []
-            for docstring in docstrings:
-                digest = hashlib.blake2b(docstring.encode(), digest_size=16).digest()
-                if digest not in seen:
-                    seen.add(digest)
-                    fresh.append(docstring)
-            if fresh:
+            if fresh := [one for one in dict.fromkeys(docstrings) if one not in seen]:
+                seen.update(fresh)
                 yield Document("\n\n".join(fresh))
 
 
@@ -235,13 +229,16 @@ def _modules(package: str) -> list[Path]:
         raise ValueError(f"package {package!r} is not installed: name one that is")
     if not spec.submodule_search_locations:
         return [Path(spec.origin or "")]
-    files = {}
-    for location in spec.submodule_search_locations:
-        for file in Path(location).rglob("*.py"):
-            relative = file.relative_to(location)
-            if TEST_FOLDERS.isdisjoint(relative.parts) and not relative.name.startswith("test_"):
-                files[relative.as_posix()] = file
-    return [files[name] for name in sorted(files)]
+    files = {
+        file.relative_to(location).as_posix(): file
+        for location in spec.submodule_search_locations
+        for file in Path(location).rglob("*.py")
+    }
+    return [file for name, file in sorted(files.items()) if not _is_test(PurePosixPath(name))]
+
+
+def _is_test(file: PurePosixPath) -> bool:
+    return not TEST_FOLDERS.isdisjoint(file.parts) or file.name.startswith("test_")
 
 
 class HubDocuments:
