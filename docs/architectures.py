@@ -107,13 +107,13 @@ NO_INTERFACE = "does not call transformers' attention interface"
 class Result(NamedTuple):
     """Holds how far one architecture through the adapter is from eager attention."""
 
-    error: float
+    error: float = nan
     """Largest difference to eager attention with `Exact`, relative to the largest output."""
-    one_key: float
+    one_key: float = nan
     """The difference with one key per query, which shows that the test can fail"""
-    unmasked: float
+    unmasked: float = nan
     """The difference with `Exact` and no mask, which shows that the masks matter"""
-    refused: str | None
+    refused: str | None = None
     """The line that refuses the model; the numbers are then NaN."""
 
     @property
@@ -160,7 +160,7 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
 def try_architecture(kind: str) -> Result:
     """Runs a tiny model of this type by eager attention and through the adapter, on padded text."""
     if not calls_interface(kind):
-        return _refused(NO_INTERFACE)
+        return Result(refused=NO_INTERFACE)
     with _quiet():
         model = tiny(kind)
         batch, visible = _batch(model.config)
@@ -169,10 +169,11 @@ def try_architecture(kind: str) -> Result:
         try:
             through = [_outputs_with(model, method, batch, visible) for method in methods]
         except ValueError as reason:
-            return _refused(str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0])
+            line = str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0]
+            return Result(refused=line)
     scale = eager.abs().max()
     error, one_key, unmasked = (float((found - eager).abs().max() / scale) for found in through)
-    return Result(error, one_key, unmasked, refused=None)
+    return Result(error, one_key, unmasked)
 
 
 def calls_interface(kind: str) -> bool:
@@ -194,10 +195,6 @@ def markdown() -> str:
     lines = ["| | architectures |", "| --- | --- |"]
     lines += [f"| {what} | {', '.join(kinds)} |" for what, kinds in sorted(rows.items())]
     return "\n".join(lines)
-
-
-def _refused(reason: str) -> Result:
-    return Result(error=nan, one_key=nan, unmasked=nan, refused=reason)
 
 
 class _Unmasked(nn.Module):

@@ -6,8 +6,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
@@ -22,18 +23,9 @@ SECONDS_TO_SPEAK = 60.0
 """Longest wait of a process that torchrun started for the first one to name an error"""
 
 
-@contextmanager
-def tracebacks(shown: bool) -> Iterator[None]:
-    """Sets Hydra's variable for full tracebacks within the block."""
-    before = os.environ.get(TRACEBACKS)
-    os.environ[TRACEBACKS] = "1" if shown else "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[TRACEBACKS]
-        else:
-            os.environ[TRACEBACKS] = before
+def tracebacks(shown: bool) -> AbstractContextManager[Any]:
+    """Sets Hydra's variable for full tracebacks within a block."""
+    return patch.dict(os.environ, {TRACEBACKS: "1" if shown else "0"})
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class Document:
     split: Split | None = None
 
 
+@dataclass(frozen=True)
 class TextFiles:
     """Reads local text: a file, a folder (read recursively) or a glob; each file plain or `.gz`.
 
@@ -47,12 +48,9 @@ class TextFiles:
     evaluation split.
     """
 
-    def __init__(
-        self, path: str | Path, *, evaluation_path: str | Path | None = None, field: str = "text"
-    ) -> None:
-        self.path = path
-        self.evaluation_path = evaluation_path
-        self.field = field
+    path: str | Path
+    evaluation_path: str | Path | None = None
+    field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
         split: Split | None = None if self.evaluation_path is None else "train"
@@ -180,6 +178,7 @@ def _reading(file: Path) -> Iterator[IO[str]]:
         raise ValueError(f"{file} is not a complete gzip file: {error}") from None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Docstrings:
     """Reads the docstrings of an installed package: one document per module, in the order of paths.
 
@@ -187,8 +186,7 @@ class Docstrings:
     that occurs again in the package is kept once. The same version gives the same bytes.
     """
 
-    def __init__(self, *, package: str) -> None:
-        self.package = package
+    package: str
 
     def __iter__(self) -> Iterator[Document]:
         seen: set[str] = set()
@@ -241,6 +239,7 @@ def _is_test(file: PurePosixPath) -> bool:
     return not TEST_FOLDERS.isdisjoint(file.parts) or file.name.startswith("test_")
 
 
+@dataclass(frozen=True, kw_only=True)
 class HubDocuments:
     """Loads a data set of the Hugging Face hub whose rows are documents: the text in `field`.
 
@@ -252,20 +251,11 @@ class HubDocuments:
     data set that was loaded once is read without the hub.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        name: str | None,
-        splits: Mapping[str, Split | None],
-        field: str,
-        cache: str | Path | None = None,
-    ) -> None:
-        self.path = path
-        self.name = name
-        self.splits = dict(splits)
-        self.field = field
-        self.cache = cache
+    path: str
+    name: str | None
+    splits: Mapping[str, Split | None]
+    field: str
+    cache: str | Path | None = None
 
     def __iter__(self) -> Iterator[Document]:
         for hub_split, split in self.splits.items():

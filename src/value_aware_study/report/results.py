@@ -173,14 +173,11 @@ class Results:
         """The evaluated models of these names, in the order of the names."""
         return [record for name in names for record in self.records if record.model == name]
 
-    def of_checkpoints(self, records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+    def of_checkpoints(self, records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
         """Records of the checkpoints that were evaluated, and records of others."""
         evaluated = {record.hashes.get("checkpoint") for record in self.records}
-        same: list[Record] = []
-        others: list[Record] = []
-        for record in records:
-            (same if record.hashes.get("checkpoint") in evaluated else others).append(record)
-        return same, others
+        same = [record for record in records if record.hashes.get("checkpoint") in evaluated]
+        return same, [record for record in records if record not in same]
 
     def replicates_of(self, record: Record) -> list[Record]:
         """The further trainings of a model."""

@@ -1,7 +1,6 @@
 """The survey's claims about time and memory, each answered from our measurements alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 import pandas as pd
@@ -36,14 +35,7 @@ LIMIT = (
 )
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the survey in our words, and the function that finds out whether it holds."""
-
-    sentence: str
-    find: Callable[[Measurements, str], Iterator[Finding]]
-    beside_dense: bool = False
-    """True for a comparison with dense attention, which is made with the fused one too."""
+Find = Callable[[Measurements, str], Iterator[Finding]]
 
 
 def answers(measured: Measurements) -> list[Answer]:
@@ -53,9 +45,9 @@ def answers(measured: Measurements) -> list[Answer]:
     PyTorch's fused one too.
     """
     return [
-        Answer(claim.sentence + SUFFIXES[dense], list(claim.find(measured, dense)))
-        for claim in CLAIMS
-        for dense in (DENSE if claim.beside_dense else DENSE[:1])
+        Answer(claim + SUFFIXES[dense], list(find(measured, dense)))
+        for claim, (find, beside) in CLAIMS.items()
+        for dense in beside
     ]
 
 
@@ -243,31 +235,32 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-CLAIMS = (
-    Claim(
-        "Dense attention performs about like the other methods up to 512 tokens.",
+EAGER = DENSE[:1]
+CLAIMS: Mapping[str, tuple[Find, Sequence[str]]] = {
+    "Dense attention performs about like the other methods up to 512 tokens.": (
         dense_about_equal,
-        beside_dense=True,
+        DENSE,
     ),
-    Claim(
-        "For longer sequences all methods are more efficient than dense attention.",
+    "For longer sequences all methods are more efficient than dense attention.": (
         all_beat_dense,
-        beside_dense=True,
+        DENSE,
     ),
-    Claim("Linformer does not scale as well as the other efficient methods.", linformer_worst),
-    Claim(
-        "Nyströmformer is the most inefficient method at 128 and 256 tokens.", nystrom_worst_short
+    "Linformer does not scale as well as the other efficient methods.": (linformer_worst, EAGER),
+    "Nyströmformer is the most inefficient method at 128 and 256 tokens.": (
+        nystrom_worst_short,
+        EAGER,
     ),
-    Claim(
-        "FNet is almost independent of the length, and ahead of every other method.", fourier_flat
+    "FNet is almost independent of the length, and ahead of every other method.": (
+        fourier_flat,
+        EAGER,
     ),
-    Claim(
-        "Reformer becomes more efficient only for very long inputs (over 2,048).",
+    "Reformer becomes more efficient only for very long inputs (over 2,048).": (
         reformer_pays_late,
-        beside_dense=True,
+        DENSE,
     ),
-)
-"""The survey's claims in our words."""
+}
+"""Claim of the survey in our words -> the function that looks for findings, and the dense
+attentions that they are made beside."""
 
 
 def survey_claims(measured: Measurements) -> Exhibit:
