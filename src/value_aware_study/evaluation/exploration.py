@@ -57,12 +57,12 @@ class Exploration:
     models: tuple[Model, ...]
 
     def to_json(self) -> str:
-        """As compact JSON."""
+        """Returns as compact JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
-        """The models of all of them; ValueError where they are of different sizes or methods."""
+        """Joins explorations; ValueError where their sizes or methods differ."""
         first = explorations[0]
         for other in explorations:
             for name in ("sizes", "methods"):
@@ -74,7 +74,7 @@ class Exploration:
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":
-        """The inverse of `to_json`; ValueError where a part is missing that is shown."""
+        """Returns the inverse of `to_json`; ValueError where a part is missing that is shown."""
         read = without_checksum(json.loads(text))
         models = tuple(
             Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))

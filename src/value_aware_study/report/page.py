@@ -117,7 +117,7 @@ def _html(page: Page) -> str:
 
 
 def _content(exhibit: Exhibit) -> dict[str, Any]:
-    """The charts for the page's script, and the texts that a table is copied as."""
+    """Returns the charts for the page's script, and the texts that a table is copied as."""
     content: dict[str, Any] = {"charts": [specification(chart) for chart in exhibit.charts]}
     if exhibit.table and _shown(exhibit.table):
         content["csv"] = exhibit.table.csv()
@@ -138,6 +138,6 @@ def _asset(name: str) -> Markup:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and vega-embed, which the page's script finds in `window`."""
+    """Returns Vega, Vega-Lite and vega-embed, which the page's script finds in `window`."""
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle
