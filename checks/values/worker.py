@@ -64,7 +64,7 @@ model = LlamaForCausalLM(LlamaConfig(
 """
 """Code that runs before a call of the library"""
 HEAVY = ("torch", "transformers", "pytorch_lightning", "value_aware_attention")
-"""Packages that take long to import: an app does after its values were checked"""
+"""Packages that take long to import, which apps import after they have checked their values"""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 

@@ -203,6 +203,6 @@ def available_mib(device: str) -> float:
 
 
 def training_times(cells: Sequence[Cell]) -> dict[str, float]:
-    """Milliseconds of forward + backward of each method, at the longest length it was timed at."""
+    """Returns milliseconds of forward + backward at the longest length, by method."""
     timed = (cell for cell in cells if cell["pass"] == "forward_backward" and "time" in cell)
     return {cell["method"]: cell["time"]["milliseconds"] for cell in timed}

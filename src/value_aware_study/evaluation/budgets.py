@@ -17,7 +17,7 @@ POINTS = 16
 
 
 class Affordable(NamedTuple):
-    """Holds a parameter and what the method then costs."""
+    """Holds a parameter, and the cost of the method with it."""
 
     parameter: int
     cost: float

@@ -29,7 +29,7 @@ Drawn = list[alt.Chart]
 
 
 class Weight(NamedTuple):
-    """How heavy a curve is: the width of its line, the area of its points."""
+    """Holds the width of a curve's line and the area of its points."""
 
     line: float
     point: float

@@ -16,7 +16,7 @@ FIRMEST_FIRST = ("holds", "in part", "not at this scale", "undecided", "not meas
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured sentence, and whether it agrees with the claim; None where that is open."""
+    """Holds a measured sentence, and whether it agrees with the claim; None where that is open."""
 
     sentence: str
     holds: bool | None
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Answer:
-    """A claim, the numbers it was published with, and our findings."""
+    """Pairs a claim and its published numbers with our findings."""
 
     claim: str
     findings: Sequence[Finding]

@@ -154,7 +154,7 @@ def _timed(measured: benchmark.Measurements) -> list[Found]:
 
 
 def cache_section(records: Sequence[CacheRecord]) -> Section:
-    """Which keys a cache should keep, from one record a model and its texts."""
+    """Builds the section on keys that a cache should keep, from one record a model and text."""
     found = [
         caches.by_text(records),
         caches.answers(records),

@@ -1,4 +1,4 @@
-"""How the report looks: its colours in light and dark, its marks, and the theme of its charts.
+"""Defines the report's colours in light and dark, its marks, and the theme of its charts.
 
 Colours are CSS variables, so that a chart on the page follows the page's theme; in files they are
 the light ones.
@@ -50,7 +50,7 @@ Panel = alt.Chart | alt.LayerChart | alt.FacetChart
 
 
 class Mark(NamedTuple):
-    """How a series is drawn: a colour, as CSS has it, and a Vega shape."""
+    """Draws a series in a colour, as CSS has it, and with a Vega shape."""
 
     colour: str
     shape: str = "circle"

@@ -35,10 +35,11 @@ MOST_ROWS = 1000
 def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None) -> Path:
     """Writes index.html and each exhibit's .csv, .md, .png or .json to a folder; returns the page.
 
-    The same page gives the same bytes. Files appear once all of them are written, index.html last.
-    Leftovers of a killed run are removed, and files of an earlier page that this one does not
-    write. SHA256SUMS lists the page's files. `beside` are texts of further files by name. Raises
-    ValueError for a page above 8 MB, and where a file of somebody else would be replaced.
+    A page is written with equal bytes every time. Files appear once all of them are written,
+    index.html last. Leftovers of a killed run are removed, and files of an earlier page that this
+    one does not write. SHA256SUMS lists the page's files. `beside` are texts of further files by
+    name. Raises ValueError for a page above 8 MB, and where a file of somebody else would be
+    replaced.
     """
     folder = Path(folder)
     earlier = earlier_files(folder)

@@ -44,7 +44,7 @@ RANGE = ("trained_low", "trained_high")
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that a report shows: the evaluated models in its order, and what stands beside."""
+    """Holds all that a report shows: the evaluated models in its order, and other records."""
 
     records: Sequence[Record]
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

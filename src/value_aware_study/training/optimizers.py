@@ -138,7 +138,7 @@ class Muon(_StepwiseOptimizer):
             part.step()
 
     def _parts(self) -> list[Optimizer]:
-        """torch's optimizers over our groups and state: a loaded checkpoint replaces both."""
+        """Builds torch's optimizers over our groups and state, which a checkpoint replaces."""
         parts: list[Optimizer] = [
             MatrixMuon([group], **self._hidden)
             if group["hidden"]
