@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from inspect import signature
 from math import nan
@@ -164,10 +164,10 @@ def try_architecture(kind: str) -> Result:
     with _quiet():
         model = tiny(kind)
         batch, visible = _batch(model.config)
-        eager = _outputs(model, batch, visible)
+        eager = _outputs(model, batch, visible, None)
         methods = Exact(), OptimalValueOblivious(1), _Unmasked()
         try:
-            through = [_outputs_with(model, method, batch, visible) for method in methods]
+            through = [_outputs(model, batch, visible, method) for method in methods]
         except ValueError as reason:
             line = str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0]
             return Result(refused=line)
@@ -228,19 +228,14 @@ def _batch(config: PreTrainedConfig) -> tuple[dict[str, Tensor], Bool[Tensor, "b
 
 @torch.no_grad()
 def _outputs(
-    model: PreTrainedModel, batch: dict[str, Tensor], visible: Bool[Tensor, "batch N"]
-) -> Float[Tensor, "visible numbers"]:
-    return model(**batch).logits[visible]
-
-
-def _outputs_with(
     model: PreTrainedModel,
-    method: nn.Module,
     batch: dict[str, Tensor],
     visible: Bool[Tensor, "batch N"],
+    method: nn.Module | None,
 ) -> Float[Tensor, "visible numbers"]:
-    with replace_attention(model, method):
-        return _outputs(model, batch, visible)
+    """Computes the logits of the visible tokens; None = with eager attention."""
+    with replace_attention(model, method) if method else nullcontext():
+        return model(**batch).logits[visible]
 
 
 @contextmanager

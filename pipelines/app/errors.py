@@ -6,9 +6,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
@@ -23,9 +22,18 @@ SECONDS_TO_SPEAK = 60.0
 """Longest wait of a process that torchrun started for the first one to name an error"""
 
 
-def tracebacks(shown: bool) -> AbstractContextManager[Any]:
-    """Sets Hydra's variable for full tracebacks within a block."""
-    return patch.dict(os.environ, {TRACEBACKS: "1" if shown else "0"})
+@contextmanager
+def tracebacks(shown: bool) -> Iterator[None]:
+    """Sets Hydra's variable for full tracebacks within the block."""
+    before = os.environ.get(TRACEBACKS)
+    os.environ[TRACEBACKS] = "1" if shown else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TRACEBACKS]
+        else:
+            os.environ[TRACEBACKS] = before
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from value_aware_study.benchmarking.process import (
     import_once,
     in_fresh_process,
     peak_memory,
+    reported_mib,
     summary,
     times,
 )
@@ -198,8 +199,7 @@ def available_mib(device: str) -> float:
     """Reads the free memory in MiB."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0] / 2**20
-    lines = MEMORY.read_text().splitlines()
-    return int(next(x.split()[1] for x in lines if x.startswith("MemAvailable"))) / 1024
+    return reported_mib(MEMORY, "MemAvailable")
 
 
 def training_times(cells: Sequence[Cell]) -> dict[str, float]:
