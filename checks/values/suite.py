@@ -134,7 +134,8 @@ def page(record: Mapping[str, Any]) -> str:
         [outcome, earlier[outcome] or "", new[outcome] or ""]
         for outcome in (*OUTCOMES, "all", LEFT, SOON)
     ]
-    bad = {case: why for case in cases() if (why := known_wrong(case, record))}
+    known = [case for case in cases() if case.name in record["outcomes"]]
+    bad = {case: why for case in known if (why := wrong(case, record))}
     found, wrong_by_found = (Counter(case.found for case in some) for some in (cases(), bad))
     kinds = sorted(found, key=lambda kind: (kind == NEW, kind))
     by_found = [[kind, found[kind], wrong_by_found[kind]] for kind in kinds]
@@ -146,10 +147,6 @@ def page(record: Mapping[str, Any]) -> str:
         f"{markdown(['found', 'cases', 'wrong'], by_found)}\n\n"
         "## Not as the table says\n\n" + ("\n".join(lines) or "None.") + "\n"
     )
-
-
-def known_wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
-    return wrong(case, found) if case.name in found["outcomes"] else ""
 
 
 def counts(found: Mapping[str, Any], *, is_new: bool) -> Counter[str]:

@@ -73,8 +73,9 @@ def report_page(results: Results) -> Page:
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
     names = ["model", *(f"model_{place}" for place in range(2, len(results.probed) + 1))]
+    has_survey = results.surveyed or results.variants or results.benchmark
     beside = [
-        *([survey_section(results)] if results.has_survey else []),
+        *([survey_section(results)] if has_survey else []),
         *([cache_section(results.caches)] if results.caches else []),
         *(model_section(*one) for one in zip(results.probed, names, strict=False)),
     ]

@@ -153,10 +153,6 @@ class Results:
         return found[found["model"] == found["first"]].drop(columns="first")
 
     @property
-    def has_survey(self) -> bool:
-        return bool(self.surveyed or self.variants or self.benchmark)
-
-    @property
     def causal(self) -> list[Record]:
         return [record for record in self.records if record.task == "causal"]
 
