@@ -43,7 +43,7 @@ CONFIG = str(Path(__file__).parents[2] / "conf")
 def app(
     name: str, *, short: Collection[str] = ()
 ) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]]:
-    """A Hydra app over conf/<name>.yaml whose function gets the section <name> of the config.
+    """Makes a Hydra app over conf/<name>.yaml; its function gets the section <name>.
 
     Values are checked as soon as they are composed: the function imports what takes long, so that
     a wrong one is refused before that. Errors that the user can act on end the program with one
