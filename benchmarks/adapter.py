@@ -13,7 +13,7 @@ of 384; "next token" is one query after 512 cached keys.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from statistics import median
 from typing import Any
@@ -34,7 +34,6 @@ from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention.approximations import Exact
 from value_aware_attention.hugging_face import replace_attention
-from value_aware_study.benchmarking.ratio import Ratio
 
 TOKENS, LAYERS, VOCABULARY = 512, 2, 1000
 SECONDS = 60.0
@@ -43,30 +42,17 @@ OWN = {"eager": "eager", "fused": "sdpa"}
 Call = Callable[[], Any]
 
 
-@dataclass(frozen=True)
-class Row:
-    """Holds median milliseconds of one model and input, and ratios to the model's own attention."""
-
-    model: str
-    input: str
-    milliseconds: dict[str, float]
-    eager: Ratio
-    fused: Ratio
-    largest_difference: float
-
-
 def main() -> None:
     """Measures, prints the table, and writes it unless asked for --quick."""
     given = options(__doc__, SECONDS).parse_args()
     limit, tokens = (0.0, 16) if given.quick else (given.seconds, TOKENS)
     with torch.inference_mode():
         rows = [
-            measure(name, what, model, call, limit)
+            measure(name, read, model, call, limit)
             for name, model in (("roberta-base", roberta()), ("llama, 4 queries a key", llama()))
-            for what, call in tqdm(calls(model, tokens).items(), desc=name)
+            for read, call in tqdm(calls(model, tokens).items(), desc=name)
         ]
-    record = header("adapter") | {"layers": LAYERS, "tokens": tokens}
-    record |= {"rows": [asdict(row) for row in rows]}
+    record = header("adapter") | {"layers": LAYERS, "tokens": tokens, "rows": rows}
     finish("adapter", record, page(record), keep=not given.quick)
 
 
@@ -120,7 +106,9 @@ def _next_token(model: PreTrainedModel, tokens: Tensor) -> Call:
     return call
 
 
-def measure(name: str, what: str, model: PreTrainedModel, call: Call, limit: float) -> Row:
+def measure(
+    name: str, read: str, model: PreTrainedModel, call: Call, limit: float
+) -> dict[str, Any]:
     """Times a call through the adapter and with the model's own attention, in paired rounds."""
     model.set_attn_implementation(OWN["eager"])
     contexts = {"adapter": partial(replace_attention, model, Exact())}
@@ -131,14 +119,13 @@ def measure(name: str, what: str, model: PreTrainedModel, call: Call, limit: flo
             outputs.append(call())
     clocks = {key: partial(within, context, call) for key, context in contexts.items()}
     spent = in_rounds(clocks, [("adapter", own) for own in OWN], limit)
-    return Row(
-        model=name,
-        input=what,
-        milliseconds={key: 1e3 * median(spent[key]) for key in clocks},
-        eager=ratio(spent, "adapter", "eager"),
-        fused=ratio(spent, "adapter", "fused"),
-        largest_difference=max(float((outputs[0] - other).abs().max()) for other in outputs),
-    )
+    return {
+        "model": name,
+        "input": read,
+        "milliseconds": {key: 1e3 * median(spent[key]) for key in clocks},
+        **{own: asdict(ratio(spent, "adapter", own)) for own in OWN},
+        "largest_difference": max(float((outputs[0] - other).abs().max()) for other in outputs),
+    }
 
 
 @contextmanager

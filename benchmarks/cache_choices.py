@@ -12,7 +12,7 @@ results/benchmarks/cache_choices.json and .md.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -44,35 +44,21 @@ TURNS = {"not at all": 0.0, "half the prefix": 0.5, "1.5 prefixes": 1.5, "2 pref
 """Rotation of non-causal queries, in lengths of the prefix"""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Holds the errors of one setting on one model's texts."""
-
-    texts: str
-    r: int
-    setting: str
-    error: float
-    kl: float
-    seconds: float
-    """Seconds of one choice for a key-value head"""
-    ratio: float | None
-    low: float | None
-    high: float | None
-
-
 def main() -> None:
     """Measures, prints the table, and writes it unless asked for --quick."""
     given = options(__doc__).parse_args()
     torch.set_num_threads(1)
     units, seeds = (2, [0]) if given.quick else (8, [0, 1, 2])
     rows = [row for name in tqdm(TEXTS) for row in measured(name, units, seeds)]
-    record = header("cache_choices") | {"units": units * len(seeds)}
-    record |= {"rows": [asdict(row) for row in rows]}
+    record = header("cache_choices") | {"units": units * len(seeds), "rows": rows}
     finish("cache_choices", record, page(record), keep=not given.quick)
 
 
-def measured(name: str, units: int, seeds: list[int]) -> Iterator[Row]:
-    """Measures every setting on one model's texts, the usual one first."""
+def measured(name: str, units: int, seeds: list[int]) -> Iterator[dict[str, Any]]:
+    """Measures every setting on one model's texts, the usual one first.
+
+    `seconds` are those of one choice for a key-value head.
+    """
     cfg = composed("caches", [f"texts={name}"]).caches
     task: Task = instantiate(cfg.load, seeds=seeds, units=units)
     record = one(task, name, METHODS, ROWS)
@@ -85,14 +71,18 @@ def measured(name: str, units: int, seeds: list[int]) -> Iterator[Row]:
     found[", repeated prefix"] = one(task, name, only, ROWS, "repeat")
     for how, each in found.items():
         for cell in each.cells:
-            here = np.array(cell.by_unit["error"])
-            ratio = estimate(here, np.array(usual[cell.r].by_unit["error"]))
-            kl = float(np.mean(cell.by_unit["kl"]))
-            label = f"{cell.method}{how}"
-            yield Row(
-                name, cell.r, label, float(here.mean()), kl, cell.seconds,
-                ratio.value, ratio.low, ratio.high,
-            )  # fmt: skip
+            error, beside = (np.array(x.by_unit["error"]) for x in (cell, usual[cell.r]))
+            over_usual = asdict(estimate(error, beside))
+            yield {
+                "texts": name,
+                "r": cell.r,
+                "setting": f"{cell.method}{how}",
+                "error": float(error.mean()),
+                "kl": float(np.mean(cell.by_unit["kl"])),
+                "seconds": cell.seconds,
+                "ratio": over_usual.pop("value"),
+                **over_usual,
+            }
 
 
 def one(task: Task, name: str, methods: Any, rows: int, observed: str = "noncausal") -> CacheRecord:
@@ -123,7 +113,7 @@ def page(record: dict) -> str:
             row["setting"],
             f"{row['error']:.4f}",
             f"{1e3 * row['kl']:,.1f}",
-            "–" if row["ratio"] is None else f"{row['ratio']:.2f} ({_ends(row)})",
+            _interval(row),
             f"{1e3 * row['seconds']:.1f}",
         )
         for row in record["rows"]
@@ -138,8 +128,11 @@ def page(record: dict) -> str:
     )
 
 
-def _ends(row: dict[str, Any]) -> str:
-    return "–" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
+def _interval(row: dict[str, Any]) -> str:
+    if row["ratio"] is None:
+        return "–"
+    ends = "–" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
+    return f"{row['ratio']:.2f} ({ends})"
 
 
 if __name__ == "__main__":

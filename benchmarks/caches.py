@@ -11,11 +11,10 @@ results/benchmarks/caches.json and .md.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.record import finish, header, markdown, options, setting
@@ -39,30 +38,18 @@ METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
 FEWER = f"ValueAware, {FEWER_ROWS} rows"
 
 
-@dataclass(frozen=True)
-class Row:
-    """Holds seconds at one number of keys, and errors over those of the joint search."""
-
-    keys: int
-    r: int
-    prefill: float
-    seconds: dict[str, float]
-    errors: dict[str, float]
-
-
 def main() -> None:
     """Measures, prints the table, and writes it unless asked for --quick."""
     given = options(__doc__).parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
         rows = [measured(keys) for keys in tqdm((64,) if given.quick else KEYS)]
-    record = header("caches") | {"head_dim": HEAD_DIM, "rows_observed": ROWS}
-    record |= {"rows": [asdict(row) for row in rows]}
+    record = header("caches") | {"head_dim": HEAD_DIM, "rows_observed": ROWS, "rows": rows}
     finish("caches", record, page(record), keep=not given.quick)
 
 
-def measured(keys: int) -> Row:
-    """Measures every method on the same head."""
+def measured(keys: int) -> dict[str, Any]:
+    """Measures every method on the same head: seconds, and errors over the joint search's."""
     generator = torch.Generator().manual_seed(keys)
     query, key, value = (torch.randn(1, keys, HEAD_DIM, generator=generator) for _ in range(3))
     r = keys // PART
@@ -75,24 +62,23 @@ def measured(keys: int) -> Row:
     for name, build in METHODS.items():
         method = build(r)
         spent[name] = timed(lambda method=method: method.keep(seen(ROWS)))  # type: ignore[misc]
-        left[name] = error(seen(ROWS), method.keep(seen(ROWS)))
+        left[name] = float(seen(ROWS).error(method.keep(seen(ROWS))))
     joint = caches.ValueAware(r)
     spent[FEWER] = timed(lambda: joint.keep(seen(FEWER_ROWS)))
-    left[FEWER] = error(seen(ROWS), joint.keep(seen(FEWER_ROWS)))
-    best = left["ValueAware"]
-    prefill = timed(lambda: attention(query, key, value, is_causal=True))
-    return Row(keys, r, prefill, spent, {name: one / best for name, one in left.items()})
+    left[FEWER] = float(seen(ROWS).error(joint.keep(seen(FEWER_ROWS))))
+    return {
+        "keys": keys,
+        "r": r,
+        "prefill": timed(lambda: attention(query, key, value, is_causal=True)),
+        "seconds": spent,
+        "errors": {name: one / left["ValueAware"] for name, one in left.items()},
+    }
 
 
 def timed(call: Callable[[], object]) -> float:
     """Returns the median seconds of three calls, or those of one slow call."""
     first = seconds(call)
     return first if first > ONCE else median([first, seconds(call), seconds(call)])
-
-
-def error(seen: caches.Observed, kept: caches.KeptKeys) -> float:
-    found: Tensor = seen.error(kept)
-    return float(found.sum())
 
 
 def page(record: dict) -> str:

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,16 @@ from torch import nn
 from tqdm import tqdm
 
 from benchmarks.record import FOLDER, header, markdown, setting, write
-from value_aware_attention import approximations
+from value_aware_attention.approximations import (
+    LSH,
+    Exact,
+    LeaveOneOutKeys,
+    Nystrom,
+    OptimalValueAware,
+    OptimalValueOblivious,
+    OrthogonalRandomFeatures,
+    SampledKeys,
+)
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.measurement import Setting, measure
 from value_aware_attention.models import build_roberta
@@ -39,17 +50,17 @@ MODELS = {
     "cell": {"layers": 1, "vocabulary_size": 1000, "sequences": 2},
     "roberta-base": {"layers": 12, "vocabulary_size": 50_265, "sequences": 1},
 }
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Exact()": ("Exact", {}),
-    "OptimalValueOblivious(65)": ("OptimalValueOblivious", {"r": 65}),
-    "OptimalValueOblivious(4096)": ("OptimalValueOblivious", {"r": 4096}),
-    "OptimalValueAware(4)": ("OptimalValueAware", {"r": 4}),
-    "OptimalValueAware(65)": ("OptimalValueAware", {"r": 65}),
-    "LeaveOneOutKeys(16)": ("LeaveOneOutKeys", {"r": 16}),
-    "SampledKeys(16)": ("SampledKeys", {"r": 16, "seed": 0}),
-    "LSH(512, rounds=16)": ("LSH", {"r": 512, "rounds": 16, "seed": 0}),
-    "Nystrom(64)": ("Nystrom", {"landmarks": 64}),
-    "OrthogonalRandomFeatures(1024)": ("OrthogonalRandomFeatures", {"features": 1024, "seed": 0}),
+METHODS: dict[str, Callable[[], nn.Module]] = {
+    "Exact()": Exact,
+    "OptimalValueOblivious(65)": partial(OptimalValueOblivious, 65),
+    "OptimalValueOblivious(4096)": partial(OptimalValueOblivious, 4096),
+    "OptimalValueAware(4)": partial(OptimalValueAware, 4),
+    "OptimalValueAware(65)": partial(OptimalValueAware, 65),
+    "LeaveOneOutKeys(16)": partial(LeaveOneOutKeys, 16),
+    "SampledKeys(16)": partial(SampledKeys, 16, seed=0),
+    "LSH(512, rounds=16)": partial(LSH, 512, rounds=16, seed=0),
+    "Nystrom(64)": partial(Nystrom, 64),
+    "OrthogonalRandomFeatures(1024)": partial(OrthogonalRandomFeatures, 1024, seed=0),
 }
 KINDS: dict[str, tuple[str, ...]] = {
     "cell": ("OptimalValueOblivious(4096)", "OptimalValueAware(4)"),
@@ -120,14 +131,9 @@ def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(name: str) -> nn.Module:
-    kind, arguments = METHODS[name]
-    return getattr(approximations, kind)(**arguments)
-
-
 def method_call(name: str) -> Any:
     inputs = [torch.randn(1, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
-    method = build(name)
+    method = METHODS[name]()
     # An evaluation asks the methods that solve for their weights what they chose.
     solves = getattr(method, "solves_for_weights", False)
     return lambda: (method.select if solves else method)(*inputs)
@@ -150,9 +156,8 @@ def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: 
         model=model, sequences=read, seed=0, units=None, batch_size=1, recorded_units=2,
         device="cpu",
     )  # fmt: skip
-    setting_of = Setting(name, {}, lambda layer: build(name))
-
-    return lambda: measure(task, [setting_of], cache=scratch)
+    method = Setting(name, {}, lambda layer: METHODS[name]())
+    return lambda: measure(task, [method], cache=scratch)
 
 
 def page(record: dict[str, Any]) -> str:

@@ -33,10 +33,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.optim import AdamW
 from torch.utils.benchmark import Timer
 
 from benchmarks.record import FOLDER, header, markdown, setting, write
+from benchmarks.training_step import ADAMW, KERNELS
 from value_aware_attention.approximations import (
     Longformer,
     OptimalValueAware,
@@ -46,7 +46,7 @@ from value_aware_attention.approximations import (
 from value_aware_attention.attention import attention, attention_weights, working_precision
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
-from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.training.fit import peak_flops_of
 from value_aware_study.training.modules import CausalTraining
@@ -56,18 +56,12 @@ Row = dict[str, Any]
 Rows = Iterator[Row]
 HEADS, HEAD_DIM = 8, 64
 LAYERS, WIDTH, FEEDFORWARD, VOCABULARY, LENGTH, BATCH = 6, 512, 2048, 50_304, 512, 64
-KERNELS: Mapping[str, Kernel] = {
-    "exponential": Exponential(),
-    "polynomial": Polynomial(),
-    "elu": Elu(),
-}
 PATTERNS: Mapping[str, Callable[..., nn.Module]] = {
     "sliding window, 256 keys": partial(SlidingWindow, 256),
     "strided, stride 64": partial(Strided, 64),
     "Longformer, window 256": partial(Longformer, 256, 1, (0,)),
 }
 RUN_TIME = 1.0
-ADAMW = partial(AdamW, lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, fused=True)
 """Least seconds for which a call is repeated."""
 
 

@@ -40,7 +40,8 @@ DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-Inputs = tuple[Tensor, Tensor, Tensor]
+Inputs = tuple[Tensor, ...]
+"""Queries, keys and values"""
 CACHES = {card.label: card.method for card in cache_cards().values()}
 """Every cache method of conf/cache, by its label"""
 
@@ -171,8 +172,8 @@ def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
 
 def cell(method: str, case: MethodCall, name: str, drawn: Inputs, dtype: str) -> Cell:
     """Measures one method on one input in one dtype."""
-    given = rounded(drawn, DTYPES[dtype])
-    reference: Inputs = tuple(x.double() for x in given)  # type: ignore[assignment]
+    given = tuple(x.to(DTYPES[dtype]) for x in drawn)
+    reference = tuple(x.double() for x in given)
     if dtype == "fp64":
         given = moved(given)
     rows = drawn[0].shape[1] * QUERIES
@@ -190,11 +191,6 @@ def cell(method: str, case: MethodCall, name: str, drawn: Inputs, dtype: str) ->
     )
 
 
-def rounded(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    query, key, value = (x.to(dtype) for x in inputs)
-    return query, key, value
-
-
 def moved(inputs: Inputs) -> Inputs:
     """Moves every number of the inputs one bit up or down."""
     generator = torch.Generator().manual_seed(0)
@@ -203,8 +199,7 @@ def moved(inputs: Inputs) -> Inputs:
         up = torch.randint(2, x.shape, generator=generator).bool()
         return x.nextafter(torch.where(up, torch.inf, -torch.inf).to(x))
 
-    query, key, value = map(one, inputs)
-    return query, key, value
+    return tuple(map(one, inputs))
 
 
 def relative(approximate: Tensor, exact: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ all values, and r insertions into an orthonormal frame.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -41,21 +41,6 @@ SLOWEST = {"torch": {"best": 2, "default": 16, "fast": 65}, "compiled": {"best":
 SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Row:
-    """Holds one setting's times over those of exact attention: eager, or fused in `call_fused`."""
-
-    length: int
-    engine: str
-    search: str
-    r: int
-    solve: Ratio
-    call: Ratio
-    call_fused: Ratio
-    floor: float
-    relative_output_error: float
-
-
 def main() -> None:
     given = options(__doc__, SECONDS).parse_args()
     lengths, sizes = ({64: 2}, (8,)) if given.quick else (LENGTHS, SIZES)
@@ -67,7 +52,7 @@ def main() -> None:
         "head_dim": HEAD_DIM,
         "inputs": "Gaussian queries, keys and values, fp32",
         "heads": lengths,
-        "rows": [asdict(row) for row in rows],
+        "rows": rows,
         "one_query_at_a_time": {} if given.quick else solvers(),
         "peak_memory": {} if given.quick else memory(),
     }
@@ -89,8 +74,10 @@ def problem_of(query: Tensor, key: Tensor, value: Tensor) -> Problem:
     return closest_combination.flatten(Call.of(query, key, value, kernel=Exponential()))
 
 
-def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> Iterator[Row]:
-    """Measures every engine, search and size at one length."""
+def measure(
+    length: int, heads: int, sizes: tuple[int, ...], limit: float
+) -> Iterator[dict[str, Any]]:
+    """Measures every engine, search and size at one length, in times of exact attention."""
     tensors = inputs(length, heads)
     problem, whole = problem_of(*tensors), exact(*tensors)
     settings = [
@@ -110,12 +97,15 @@ def measure(length: int, heads: int, sizes: tuple[int, ...], limit: float) -> It
         }
         clocks = {name: partial(seconds, work) for name, work in works.items()}
         spent = in_rounds(clocks, [("call", "eager"), ("call", "fused")], limit, least=1)
-        pairs = ("solve", "eager"), ("call", "eager"), ("call", "fused")
         error = (method(*tensors) - whole).square().sum() / whole.square().sum()
-        yield Row(
-            length, engine, search, r, *(ratio(spent, *pair) for pair in pairs),
-            floor(r, length), float(error),
-        )  # fmt: skip
+        yield {
+            **{"length": length, "engine": engine, "search": search, "r": r},
+            "solve": asdict(ratio(spent, "solve", "eager")),
+            "call": asdict(ratio(spent, "call", "eager")),
+            "call_fused": asdict(ratio(spent, "call", "fused")),
+            "floor": floor(r, length),
+            "relative_output_error": float(error),
+        }
 
 
 def floor(r: int, length: int) -> float:
@@ -129,8 +119,9 @@ def solvers() -> dict[str, Any]:
     """Times solvers that take one query at a time, and ours: microseconds a query at r = d + 1."""
     problem = problem_of(*inputs(512, 4))
     total = problem.output[..., 0].numel()
+    every = partial(closest_combination.solve, problem, HEAD_DIM + 1, "fast")
     record: dict[str, float] = {
-        engine: 1e6 * min(seconds(partial(full, problem, engine)) for _ in range(3)) / total
+        engine: 1e6 * min(seconds(partial(every, engine)) for _ in range(3)) / total
         for engine in ("compiled", "torch")
     }
     value = problem.value[0].double()
@@ -139,11 +130,8 @@ def solvers() -> dict[str, Any]:
     return record
 
 
-def full(problem: Problem, engine: str) -> None:
-    closest_combination.solve(problem, HEAD_DIM + 1, "fast", engine)
-
-
 def each(problem: Problem, count: int, solve: Callable[[Tensor], None]) -> float:
+    """Times a solver of single queries: microseconds a query."""
     outputs = problem.output[0, :count].double()
     solve(outputs[0])
     return 1e6 * seconds(lambda: [solve(output) for output in outputs]) / count

@@ -132,16 +132,14 @@ def against_brute_force(inputs: Inputs, kernel: Kernel) -> dict[str, dict[str, f
     exact = outputs(inputs, kernel)
     for r in (2, 3, 4, 5):
         pairs = list(zip(inputs[2], exact, strict=True))
-        best = torch.stack([_squared(value, o, _brute(value, o, r)) for value, o in pairs])
+        best = torch.stack(
+            [_squared(v, o, reference_solver.brute_force(v, o, r)) for v, o in pairs]
+        )
         found = {search: errors(inputs, kernel, r, search) for search in SEARCHES}
         record[str(r)] = {
             search: float((error / best).log().mean().exp()) for search, error in found.items()
         }
     return record
-
-
-def _brute(value: Tensor, output: Tensor, r: int) -> Tensor:
-    return reference_solver.brute_force(value, output, r)
 
 
 def _squared(value: Tensor, output: Tensor, weights: Tensor) -> Tensor:

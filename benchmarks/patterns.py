@@ -11,7 +11,7 @@ All are called in paired rounds. "first call" is the one that lays the pattern o
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from statistics import median
 from typing import Any
@@ -35,7 +35,6 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.error import budget
-from value_aware_study.benchmarking.ratio import Ratio
 
 HEADS, HEAD_DIM = 8, 64
 LENGTHS = (1024, 4096)
@@ -53,23 +52,6 @@ METHODS: dict[str, tuple[Callable[..., FixedPattern], Callable[..., FixedPattern
 """Name -> a method, and its like with half the keys (or half the stride, or summary)."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Holds one method's milliseconds at one length, and its time over that of dense attention."""
-
-    length: int
-    method: str
-    pairs_kept: float
-    """Share of kept pairs in all pairs of a query and a key."""
-    milliseconds: float
-    first_call: float
-    eager: Ratio
-    fused: Ratio
-    flex: float | None
-    flex_first_call: float | None
-    difference_from_flex: float | None
-
-
 def main() -> None:
     given = options(__doc__, SECONDS).parse_args()
     limit = 0.0 if given.quick else given.seconds
@@ -79,12 +61,12 @@ def main() -> None:
         for row in measure(length, length == LENGTHS[-1], limit)
     ]
     sizes = {"heads": HEADS, "head_dim": HEAD_DIM}
-    record = header("patterns") | sizes | {"rows": [asdict(row) for row in rows]}
+    record = header("patterns") | sizes | {"rows": rows}
     finish("patterns", record, page(record), keep=not given.quick)
 
 
 @torch.inference_mode()
-def measure(length: int, with_flex: bool, limit: float) -> Iterator[Row]:
+def measure(length: int, with_flex: bool, limit: float) -> Iterator[dict[str, Any]]:
     """Measures every method, whole and halved, at one length."""
     tensors = inputs(length, HEADS)
     for name, (whole, half) in tqdm(METHODS.items(), desc=f"L = {length}"):
@@ -99,7 +81,7 @@ def compare(
     methods: tuple[FixedPattern, FixedPattern],
     flex: FixedPattern | None,
     limit: float,
-) -> Iterator[Row]:
+) -> Iterator[dict[str, Any]]:
     """Times a method and its half in turn with dense attention and FlexAttention."""
     batch = tuple(x[None] for x in tensors)
     works: dict[str, Callable[[], Any]] = {
@@ -117,18 +99,18 @@ def compare(
     spent = in_rounds(clocks, pairs, limit)
     for method, by_flex in zip(methods, (flex is not None, False), strict=True):
         name = str(method)
-        yield Row(
-            length,
-            name,
-            share(method, length),
-            1e3 * median(spent[name]),
-            1e3 * first[name],
-            ratio(spent, name, "eager"),
-            ratio(spent, name, "fused"),
-            1e3 * median(spent["flex"]) if by_flex else None,
-            1e3 * first["flex"] if by_flex else None,
-            float((works[name]() - works["flex"]()).abs().max()) if by_flex else None,
-        )
+        difference = (works[name]() - works["flex"]()).abs().max() if by_flex else None
+        yield {
+            "length": length,
+            "method": name,
+            "pairs_kept": share(method, length),
+            "milliseconds": 1e3 * median(spent[name]),
+            "first_call": 1e3 * first[name],
+            **{dense: asdict(ratio(spent, name, dense)) for dense in DENSE},
+            "flex": 1e3 * median(spent["flex"]) if by_flex else None,
+            "flex_first_call": 1e3 * first["flex"] if by_flex else None,
+            "difference_from_flex": None if difference is None else float(difference),
+        }
 
 
 def share(method: FixedPattern, length: int) -> float:

@@ -13,22 +13,9 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.rounds import EQUAL
+from value_aware_attention.files import to_json
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import source_hash
-from value_aware_attention.measurement.strict_json import to_json
-
-__all__ = [
-    "FOLDER",
-    "HOW",
-    "PAIRED",
-    "finish",
-    "header",
-    "markdown",
-    "options",
-    "overview",
-    "setting",
-    "write",
-]
 
 FOLDER = Path("results/benchmarks")
 PACKAGES = ("benchmarks", "checks", "pipelines", "value_aware_attention", "value_aware_study")

@@ -38,6 +38,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported: one thread
@@ -48,7 +49,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import Seconds, in_rounds, ratio, verdict
-from value_aware_study.data.text import Docstrings, Document, TextFiles
+from value_aware_study.data.text import Docstrings, TextFiles
 from value_aware_study.data.tokenization import ByteLevelBPE
 from value_aware_study.data.tokens import (
     DOCUMENTS_PER_BATCH,
@@ -78,7 +79,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     speed_text, memory_text = (1, 4) if given.quick else (4, given.megabytes)
-    texts = [document.text for document in documents(given.text)]
+    sources = [TextFiles(given.text)] if given.text else [Docstrings(package=p) for p in PACKAGES]
+    texts = [document.text for source in sources for document in source]
     measured = list(up_to(texts, speed_text * MEGABYTE))
     record = header("tokenization") | {
         "text": str(given.text.name) if given.text else "docstrings of " + ", ".join(PACKAGES),
@@ -87,15 +89,6 @@ def main() -> None:
     }
     record["run_on"]["threads"] = 1
     finish("tokenization", record, page(record), keep=not given.quick)
-
-
-def documents(path: Path | None) -> Iterator[Document]:
-    """Reads the measured text: a user's, or docstrings of installed packages."""
-    if path:
-        yield from TextFiles(path)
-    else:
-        for package in PACKAGES:
-            yield from Docstrings(package=package)
 
 
 def up_to(texts: Iterable[str], size: int) -> Iterator[str]:
@@ -149,39 +142,22 @@ def ways_to_tokenize(
         backend.encode_special_tokens = True
         return backend
 
-    def peer(scratch: Path) -> object:
+    def peer(scratch: Path) -> None:
         backend = fresh()
         for first in range(0, len(texts), DOCUMENTS_PER_BATCH):
             batch = texts[first : first + DOCUMENTS_PER_BATCH]
             backend.encode_batch_fast(batch, add_special_tokens=False)
-        return None
 
-    def with_offsets(scratch: Path) -> object:
-        return fresh().encode_batch(texts, add_special_tokens=False)
-
-    def stream(scratch: Path) -> object:
-        file = corpus / "text/train.jsonl"
-        return token_stream(file, tokenizer, seed=0, cache_dir=scratch)
-
-    def everything(scratch: Path) -> object:
-        return write_all(corpus, _Built(tokenizer), scratch)
+    trained = SimpleNamespace(build=lambda texts: tokenizer)  # training is no part of the time
 
     return {
         PEER: peer,
-        "encode_batch": with_offsets,
-        "token_stream": stream,
-        "write_tokens": everything,
+        "encode_batch": lambda scratch: fresh().encode_batch(texts, add_special_tokens=False),
+        "token_stream": lambda scratch: token_stream(
+            corpus / "text/train.jsonl", tokenizer, seed=0, cache_dir=scratch
+        ),
+        "write_tokens": partial(write_all, corpus, trained),
     }
-
-
-class _Built:
-    """Returns a tokenizer that is trained already, so that training is no part of the time."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.tokenizer = tokenizer
-
-    def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-        return self.tokenizer
 
 
 def in_copy(run: Callable[[Path], object], cpu: list[float]) -> float:

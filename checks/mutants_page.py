@@ -49,12 +49,15 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _table(found: Sequence[dict[str, Any]], last: str) -> str:
-    rows = [(_code(f"{one['file']}:{one['line']}"), _change(one), one[last]) for one in found]
+    rows = [
+        (
+            _code(f"{one['file']}:{one['line']}"),
+            f"{_code(one['before'])} → {_code(one['after'])}",
+            one[last],
+        )
+        for one in found
+    ]
     return markdown(["place", "change", last.replace("_", " ")], rows, names=3) if rows else "None."
-
-
-def _change(one: dict[str, Any]) -> str:
-    return f"{_code(one['before'])} → {_code(one['after'])}"
 
 
 def _code(text: str) -> str:

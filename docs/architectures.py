@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from inspect import signature
 from math import nan
@@ -107,13 +107,13 @@ NO_INTERFACE = "does not call transformers' attention interface"
 class Result(NamedTuple):
     """Holds how far one architecture through the adapter is from eager attention."""
 
-    error: float
+    error: float = nan
     """Largest difference to eager attention with `Exact`, relative to the largest output."""
-    one_key: float
+    one_key: float = nan
     """The difference with one key per query, which shows that the test can fail"""
-    unmasked: float
+    unmasked: float = nan
     """The difference with `Exact` and no mask, which shows that the masks matter"""
-    refused: str | None
+    refused: str | None = None
     """The line that refuses the model; the numbers are then NaN."""
 
     @property
@@ -160,19 +160,20 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
 def try_architecture(kind: str) -> Result:
     """Runs a tiny model of this type by eager attention and through the adapter, on padded text."""
     if not calls_interface(kind):
-        return _refused(NO_INTERFACE)
+        return Result(refused=NO_INTERFACE)
     with _quiet():
         model = tiny(kind)
         batch, visible = _batch(model.config)
-        eager = _outputs(model, batch, visible)
+        eager = _outputs(model, batch, visible, None)
         methods = Exact(), OptimalValueOblivious(1), _Unmasked()
         try:
-            through = [_outputs_with(model, method, batch, visible) for method in methods]
+            through = [_outputs(model, batch, visible, method) for method in methods]
         except ValueError as reason:
-            return _refused(str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0])
+            line = str(reason).removeprefix(f"{type(model).__name__} ").partition(":")[0]
+            return Result(refused=line)
     scale = eager.abs().max()
     error, one_key, unmasked = (float((found - eager).abs().max() / scale) for found in through)
-    return Result(error, one_key, unmasked, refused=None)
+    return Result(error, one_key, unmasked)
 
 
 def calls_interface(kind: str) -> bool:
@@ -194,10 +195,6 @@ def markdown() -> str:
     lines = ["| | architectures |", "| --- | --- |"]
     lines += [f"| {what} | {', '.join(kinds)} |" for what, kinds in sorted(rows.items())]
     return "\n".join(lines)
-
-
-def _refused(reason: str) -> Result:
-    return Result(error=nan, one_key=nan, unmasked=nan, refused=reason)
 
 
 class _Unmasked(nn.Module):
@@ -231,19 +228,14 @@ def _batch(config: PreTrainedConfig) -> tuple[dict[str, Tensor], Bool[Tensor, "b
 
 @torch.no_grad()
 def _outputs(
-    model: PreTrainedModel, batch: dict[str, Tensor], visible: Bool[Tensor, "batch N"]
-) -> Float[Tensor, "visible numbers"]:
-    return model(**batch).logits[visible]
-
-
-def _outputs_with(
     model: PreTrainedModel,
-    method: nn.Module,
     batch: dict[str, Tensor],
     visible: Bool[Tensor, "batch N"],
+    method: nn.Module | None,
 ) -> Float[Tensor, "visible numbers"]:
-    with replace_attention(model, method):
-        return _outputs(model, batch, visible)
+    """Computes the logits of the visible tokens; None = with eager attention."""
+    with replace_attention(model, method) if method else nullcontext():
+        return model(**batch).logits[visible]
 
 
 @contextmanager

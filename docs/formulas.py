@@ -17,7 +17,7 @@ class Formulas(Extension):
 
 
 def escaped(line: str) -> str:
-    """The line with entities for < and >, but in code: between backticks, or indented by four."""
+    """Replaces < and > by entities, except in code: between backticks, or indented by four."""
     if line.startswith("    "):
         return line
     parts = CODE.split(line)

@@ -22,7 +22,7 @@ itself needs those of `dependencies` in `pyproject.toml` alone.
 
 
 def pinned() -> Iterator[tuple[str, str, str]]:
-    """Name and version of every requirement, and the file that pins it."""
+    """Reads the name and version of every requirement, and the file that pins it."""
     for file in FILES:
         for line in (ROOT / file).read_text().splitlines():
             if found := re.match(r"([\w.-]+)==(\S+)", line):
@@ -30,7 +30,7 @@ def pinned() -> Iterator[tuple[str, str, str]]:
 
 
 def licence(about: PackageMetadata) -> str:
-    """The SPDX expression; else the classifiers, the first line of the licence, or "not stated"."""
+    """Returns the SPDX expression, or else classifiers, a first line, or "not stated"."""
     if expression := about.get("License-Expression"):
         return expression
     classifiers = [x for x in about.get_all("Classifier") or [] if x.startswith("License ::")]
@@ -41,7 +41,7 @@ def licence(about: PackageMetadata) -> str:
 
 
 def page() -> str:
-    """The table, in the order of names."""
+    """Writes the table, in the order of names."""
     rows = [(name, version, licence(metadata(name)), file) for name, version, file in pinned()]
     rows.sort(key=lambda row: row[0].lower())
     table = tabulate(rows, ["package", "version", "licence", "pinned by"], tablefmt="pipe")

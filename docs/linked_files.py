@@ -36,11 +36,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def _inside(link: re.Match[str]) -> str:
-    """The link without its way out of docs/; a folder's is that of its README."""
+    """Removes a link's way out of docs/; a folder's link becomes that of its README."""
     target = link[1]
     return f"]({target}README.md" if target.endswith("/") else f"]({target}"
 
 
 def _is_replaced(path: Path) -> bool:
-    """A README would be written to the index.html that its folder has."""
+    """Tells whether a README would be written over the index.html of its folder."""
     return path.name == "README.md" and (path.parent / "index.html").exists()

@@ -24,12 +24,12 @@ def main() -> None:
 
 
 def renewed(text: str) -> str:
-    """The text of the file with its table as it is to be."""
+    """Returns the text of the file with a new table."""
     return TABLE.sub(lambda found: found[1] + markdown(method_rows()), text)
 
 
 def method_rows() -> Iterator[tuple[str, ...]]:
-    """The names of each method, what it keeps, and all that it supports."""
+    """Lists the names of each method, the part it keeps, and all that it supports."""
     flags = ("causal", "padding", "any mask", "gradients to query and key")
     yield "method", "what it keeps", "option", "in figures", "kernels", *flags
     for card in cards().values():
@@ -40,12 +40,12 @@ def method_rows() -> Iterator[tuple[str, ...]]:
 
 
 def call(card: Card) -> str:
-    """How the card's class is called, by the names of its arguments."""
+    """Writes the call of the card's class, with the names of its arguments."""
     return f"`{get_class(card.target).__name__}({', '.join(card.arguments)})`"
 
 
 def kernels(row: Support) -> str:
-    """The names of the kernels that are supported."""
+    """Names the kernels that are supported."""
     return "all" if row.kernels == KERNELS else ", ".join(k.__name__.lower() for k in row.kernels)
 
 
@@ -54,7 +54,7 @@ def yes(flag: bool) -> str:
 
 
 def markdown(rows: Iterable[tuple[str, ...]]) -> str:
-    """A table in Markdown; the first row is its head."""
+    """Writes a table in Markdown; the first row is its head."""
     head, *body = rows
     lines = [head, ("---",) * len(head), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

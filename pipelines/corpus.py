@@ -41,7 +41,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def texts_of(cfg: DictConfig) -> Iterator[Path]:
-    """The local files and folders that the sources read."""
+    """Yields the local files and folders that the sources read."""
     for source in cfg.sources.values():
         for path in filter(None, (source.documents.get(key) for key in PATHS)):
             yield from map(Path, [path] if Path(path).exists() else glob(path, recursive=True))

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def table(shown: Iterable[Mapping[str, Any]], width: int) -> str:
-    """A row for every revision, by model exact attention and 4 keys for the output; "" for none.
+    """Tabulates the revisions: exact attention and 4 keys for the output, by model.
 
     `shown` are the rows of dvc.api.exp_show; what it could not read ("!") is a dash.
     """

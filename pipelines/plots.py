@@ -21,7 +21,7 @@ PAGE = """<!DOCTYPE html>
 
 
 def main() -> None:
-    """The template with Vega inside, then DVC's page made of it."""
+    """Writes the template with Vega inside, then DVC's page made of it."""
     folder = OUTPUTS / scale_of_run() / "dvc_plots"
     folder.mkdir(parents=True, exist_ok=True)
     template = folder / "template.html"

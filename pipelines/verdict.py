@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def lines() -> Iterator[str]:
-    """The verdict, what differs, and the page's address."""
+    """Yields the verdict, the differences, and the page's address."""
     scale = scale_of_run()
     folder, ours = PUBLISHED / scale, verdicts(REPORT / CLAIMS, AGAIN)
     if not (folder / SUMMARY).exists():
@@ -48,7 +48,7 @@ def scale_of_run() -> str:
 
 
 def verdicts(file: Path, remedy: str) -> dict[str, str]:
-    """Claim -> verdict."""
+    """Reads the verdict of each claim."""
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing: {remedy}")
     with reading(file, remedy), file.open(encoding="utf-8", newline="") as text:
@@ -59,27 +59,27 @@ def verdicts(file: Path, remedy: str) -> dict[str, str]:
 
 
 def published_summaries(file: Path) -> dict[str, dict[str, float]]:
-    """The published summary of every model."""
+    """Reads the published summary of every model."""
     found = kept(file)
     with reading(file, RESTORE):
         return {model: numbers(summary) for model, summary in found.items()}
 
 
 def summaries() -> dict[str, dict[str, float]]:
-    """The summary of every model of this run."""
+    """Reads the summary of every model of this run."""
     files = sorted((OUTPUTS / scale_of_run() / "summary").glob("*.json"))
     return {file.stem: read_numbers(file, AGAIN) for file in files}
 
 
 def read_numbers(file: Path, remedy: str) -> dict[str, float]:
-    """Numbers by name; empty where there is no file."""
+    """Reads numbers by name; empty where there is no file."""
     found = kept(file)
     with reading(file, remedy):
         return numbers(found)
 
 
 def numbers(content: Any) -> dict[str, float]:
-    """The content as numbers by name; ValueError where it is anything else."""
+    """Checks that the content is numbers by name; ValueError where it is anything else."""
     if not isinstance(content, dict):
         raise ValueError(f"it has {content!r:.40} in the place of numbers by name")
     for name, value in content.items():
@@ -91,7 +91,7 @@ def numbers(content: Any) -> dict[str, float]:
 def largest_difference(
     published: dict[str, dict[str, float]], ours: dict[str, dict[str, float]]
 ) -> tuple[float, str]:
-    """The largest relative difference of a number that both have, and which number it is."""
+    """Finds the largest relative difference of a number that both have, and names it."""
     shares = [
         (abs(ours[model][name] / value - 1), f"{model}, {name}")
         for model, numbers in published.items()
@@ -102,12 +102,12 @@ def largest_difference(
 
 
 def published_seconds() -> dict[str, float]:
-    """How long each stage took in the published run of this scale."""
+    """Reads the seconds of each stage in the published run of this scale."""
     return read_numbers(PUBLISHED / scale_of_run() / TIMES, RESTORE)
 
 
 def kept(file: Path) -> dict[str, Any]:
-    """A file's JSON; empty where there is none."""
+    """Reads a file's JSON; empty where there is none."""
     return load_json(file, remedy="remove it") if file.exists() else {}
 
 

@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, so that workers do not fight over two cores, and no network."""
+"""Sets up all tests: one thread, so that workers do not fight over two cores, and no network."""
 
 import os
 
@@ -29,5 +29,5 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def generator() -> torch.Generator:
-    """A generator with a fixed seed."""
+    """Returns a generator with a fixed seed."""
     return torch.Generator().manual_seed(0)

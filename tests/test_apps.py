@@ -1,4 +1,4 @@
-"""Every app, run tiny in a temporary folder: what it writes, what it refuses, what it reuses."""
+"""Every app runs tiny in a temporary folder: it writes, refuses and reuses as it says."""
 
 import csv
 import json
@@ -8,7 +8,6 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,15 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pipelines.app import app
+from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, load_masked
 from value_aware_study.evaluation.texts import causal_task
 from value_aware_study.report.exhibits.claims import answers
 from value_aware_study.report.results import Results
 
-ROOT = Path(__file__).parents[1]
 CHAIN = (
     "corpus",
     "tokens",
@@ -51,24 +51,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 Run = Callable[[str], None]
 
 
-def run_app(command: str, folder: Path) -> None:
-    """Runs an app in this process, at smoke scale, as the command line would."""
-    name, *given = command.split()
-    fixed = [f"paths.root={folder}", "trainer.accelerator=cpu"]
-    if not any(o.startswith("logger=") for o in given):
-        fixed.append("logger=none")
-    overrides = sorted([*fixed, *given], key=lambda argument: not argument.startswith("-"))
-    if not any(o.startswith("scale=") for o in overrides):
-        overrides.append("scale=smoke")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        patch.setattr(sys, "argv", [f"pipelines.{name}", *overrides])
-        import_module(f"pipelines.{name}").main()
-
-
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one whole smoke run."""
+    """Makes one whole smoke run; returns its folder."""
     folder = tmp_path_factory.mktemp("smoke")
     for command in CHAIN:
         run_app(command, folder)
@@ -92,6 +77,8 @@ def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None
     report = {path.name for path in (made / "report").iterdir()}
     wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
     wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
+    wanted |= {"survey_claims.md", "distance.csv", "trained.csv", "forward.csv", "methods.md"}
+    wanted |= {"distance.png", "patterns.png", "time_memory_short.png"}
     assert wanted | {"hero.png", "explorer.json"} <= report
     assert not list(made.rglob("*.partial"))
 
@@ -111,36 +98,6 @@ def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, mod
     for cell in cells:
         assert cell.count == sum(cell.unit_counts) > 0
         assert cell.low <= cell.value <= cell.high
-
-
-@pytest.mark.parametrize("model", ["causal_exponential", "causal_elu", "masked_long"])
-def test_solved_cells_record_their_support_and_error(made: Path, model: str) -> None:
-    cells = record(made, model).cells
-    solved = [c for c in cells if c.error.largest_support is not None]
-    names = {"optimal_v_aware", "oblivious_keys_optimal_weights"}
-    assert {cell.approximation for cell in solved} == names
-    for cell in solved:
-        assert 0 < cell.error.largest_support <= cell.parameters["r"]
-    aware = {c.parameters["r"]: c for c in solved if c.approximation == "optimal_v_aware"}
-    assert {1, 4, 65} == set(aware)
-    assert aware[65].error.largest_error < 5e-6
-    assert aware[65].difference == pytest.approx(0, abs=1e-2 * cells[0].value)
-
-
-def test_every_cell_reads_every_unit_and_the_baselines_are_where_keys_are_many(made: Path) -> None:
-    baselines = {
-        "oblivious_keys_optimal_weights",
-        "value_aware_keys_attention_weights",
-        "norm_weighted_keys",
-        "leave_one_out_keys",
-        "sampled_keys",
-    }
-    for model in ("causal_exponential", "causal_elu", "masked_long"):
-        cells = record(made, model).cells
-        assert baselines <= {cell.approximation for cell in cells}
-        assert len({tuple(cell.unit_counts) for cell in cells}) == 1
-        norms = [c for c in cells if c.approximation == "norm_weighted_keys"]
-        assert {cell.parameters["norm"] for cell in norms} == {1, 2}
 
 
 def test_count_models_are_scored_on_the_targets_of_the_grid(made: Path) -> None:
@@ -165,24 +122,18 @@ def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path
     assert len(answer.findings) == 1
 
 
-def test_random_methods_have_three_seeds(made: Path) -> None:
-    cells = record(made, "masked_long").cells
-    for name in ("lsh", "orf", "sampled_keys"):
-        settings: dict[str, set[int]] = {}
-        for cell in cells:
-            if cell.approximation == name:
-                rest = {k: v for k, v in cell.parameters.items() if k != "seed"}
-                settings.setdefault(str(rest), set()).add(cell.parameters["seed"])
-        assert settings and all(len(seeds) >= 3 for seeds in settings.values())
+def task_of(made: Path, name: str) -> Task:
+    """Sets up the evaluation task of a causal checkpoint as `evaluate` does at smoke scale."""
+    model = CausalLanguageModel.from_pretrained(made / f"outputs/smoke/models/{name}")
+    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
+    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
+    return causal_task(model=model, tokens=tokens, device="cpu", **smoke)
 
 
 def test_cells_of_the_report_are_what_the_checkpoint_gives(made: Path) -> None:
     """Three randomly chosen cells of the report's grid, recomputed from the saved model."""
     methods = {"optimal_v_oblivious": OptimalValueOblivious, "sliding_window": SlidingWindow}
-    model = CausalLanguageModel.from_pretrained(made / "outputs/smoke/models/causal_elu")
-    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
-    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
-    task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
+    task = task_of(made, "causal_elu")
     with (made / "report/grid.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["model"] == "causal_elu"]
     rows = [row for row in rows if row["approximation"] in methods]
@@ -223,13 +174,9 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
 
 
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
-    folder = made / "outputs/smoke/models/causal_elu_sliding_window"
-    model = CausalLanguageModel.from_pretrained(folder)
-    assert [layer.attention.approximation.r for layer in model.layers] == [4, 4]
+    task = task_of(made, "causal_elu_sliding_window")
+    assert [layer.attention.approximation.r for layer in task.model.layers] == [4, 4]
     own = read(made / "outputs/smoke/trained/causal_elu_sliding_window.json")
-    smoke = {"length": 96, "context": 64, "units": 4, "batch_size": 3, "recorded_units": 2}
-    tokens = made / "outputs/smoke/tokens/causal/evaluation.npy"
-    task = causal_task(model=model, tokens=tokens, device="cpu", **smoke)
     windowed, exact = (
         math.exp(task.run(lambda layer, method=method: method).mean())
         for method in (SlidingWindow(4), Exact())
@@ -258,14 +205,6 @@ def test_a_sweep_prints_a_table_and_leaves_the_outputs_alone(
     } == outputs
 
 
-def test_training_again_gives_the_same_weights(made: Path, tmp_path: Path) -> None:
-    weights = made / "outputs/smoke/models/causal_elu/model.safetensors"
-    before = weights.read_bytes()
-    shutil.copytree(made / "outputs/smoke/tokens", tmp_path / "outputs/smoke/tokens")
-    run_app("train_causal kernel=elu", tmp_path)
-    assert (tmp_path / "outputs/smoke/models/causal_elu/model.safetensors").read_bytes() == before
-
-
 @pytest.mark.parametrize("name", ["masked_short", "masked_long", "masked_long_lsh"])
 def test_a_masked_checkpoint_is_an_ordinary_folder_with_its_tokenizer(
     made: Path, tmp_path: Path, name: str
@@ -281,17 +220,8 @@ def test_a_masked_checkpoint_is_an_ordinary_folder_with_its_tokenizer(
     assert logits.shape == (*inputs.shape, model.config.vocab_size) and logits.isfinite().all()
 
 
-def test_a_causal_checkpoint_loads_in_one_call_with_its_tokenizer(
-    made: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(made / "outputs/smoke/models/causal_elu", tmp_path / "elsewhere")
-    inputs = read_text(folder, made / "outputs/smoke/tokens/causal/tokenizer")
-    with torch.no_grad():
-        assert CausalLanguageModel.from_pretrained(folder)(inputs).logits.isfinite().all()
-
-
 def read_text(folder: Path, written: Path) -> torch.Tensor:
-    """Tokens by a checkpoint's tokenizer, which is the one that its training text was made with."""
+    """Tokenizes a text by a checkpoint's tokenizer, which is that of its training text."""
     text = "Return the number of tokens.\nEach is an integer >= 0: naïve, 42."
     ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
     assert ids == PreTrainedTokenizerFast.from_pretrained(written)(text)["input_ids"]
@@ -360,16 +290,12 @@ def test_no_record_names_the_machine(made: Path) -> None:
     ],
 )
 def test_bad_input_ends_with_one_line_and_nothing_written(
-    made: Path, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, named: tuple[str, ...]
+    made: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     outputs = {p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()}
-    with pytest.raises(SystemExit) as stopped:
-        run(command.format(made=made))
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and "\n" not in message
-    for words in named:
-        assert words in message
+    line = refusal(command.format(made=made), made)
+    assert all(words in line for words in named), line
     assert {
         p: p.stat().st_mtime_ns for p in (made / "outputs").rglob("*") if p.is_file()
     } == outputs
@@ -436,14 +362,3 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
     assert methods[1] >= {"orf", "linformer"} and "linear_attention" not in methods[1]
     seeds = [c.parameters["seed"] for c in masked.cells if c.approximation == "orf"]
     assert len(seeds) == len(set(seeds)) == 3
-
-
-def test_the_report_has_the_survey_with_claims_distances_patterns_and_training(made: Path) -> None:
-    written = {path.name for path in (made / "report").iterdir()}
-    wanted = {"survey_claims.md", "distance.csv", "trained.csv", "forward.csv", "methods.md"}
-    wanted |= {"distance.png", "patterns.png", "time_memory_short.png"}
-    assert wanted <= written
-    page = (made / "report/index.html").read_text()
-    places = [page.index(f'data-exhibit="{name}"') for name in ("distance", "patterns", "cells")]
-    assert places == sorted(places)
-    assert str(made) not in page

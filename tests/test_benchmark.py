@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipelines.app import composed, plain
-from tests.test_apps import run_app
+from tests.apps import run_app
 from value_aware_study.benchmarking.measurement import check
 from value_aware_study.benchmarking.subjects import build_setting, build_subject
 

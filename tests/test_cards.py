@@ -1,4 +1,4 @@
-"""Method cards: what is wrong with one is said in one line, with its file and key."""
+"""A mistake in a method card is said in one line, with its file and key."""
 
 import re
 import shutil
@@ -14,8 +14,8 @@ from hydra.utils import get_class
 
 from pipelines.app import hydra_app, one_line
 from pipelines.app.method_cards import register_methods
+from tests.apps import refusal
 from tests.caches.seen import observed
-from tests.test_apps import run_app
 from value_aware_attention import caches
 from value_aware_study.cards import APPROXIMATIONS, CACHE_METHODS, Card, cache_cards, cards
 from value_aware_study.evaluation.grid import setting
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the cards, to spoil."""
+    """Copies the cards, to be spoilt."""
     return Path(shutil.copytree(APPROXIMATIONS, tmp_path / "conf/approximation"))
 
 
@@ -52,11 +52,8 @@ def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after, 1))
     monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder))
-    with pytest.raises(SystemExit) as stop:
-        run_app("plan", folder.parent)
-    message = str(stop.value)
-    assert message.startswith("error: conf/approximation/") and said in message
-    assert "\n" not in message
+    line = refusal("plan", folder.parent)
+    assert line.startswith("error: conf/approximation/") and said in line
 
 
 @pytest.mark.parametrize("card", cards().values(), ids=lambda card: card.name)
@@ -97,7 +94,7 @@ def test_cards_come_in_the_order_of_their_places() -> None:
 
 
 def test_the_cache_method_of_the_page_is_measured_by_its_card(tmp_path: Path) -> None:
-    """docs/caches.md: the class, exported, and its card."""
+    """docs/caches.md adds a method by an exported class and its card."""
     page = (ROOT / "docs/caches.md").read_text(encoding="utf-8")
     (code,) = re.findall(
         r"```python\n(from value_aware_attention.caches import .*?)```", page, re.S

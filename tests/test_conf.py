@@ -33,11 +33,11 @@ CONF = ROOT / "conf"
 SHARED = ("base", "paths", "probing")
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)
 ASKED = {"probe": ["probe.model=x", "probe.text=x"], "corpus=local": ["corpus.path=docs"]}
-"""What a user must give"""
+"""Values that a user must give to an app or a group's option"""
 
 
 def options(group: str) -> list[str]:
-    """Those of files, and of cards."""
+    """Lists a group's options, of files and of cards."""
     register_methods()
     store = ConfigStore.instance()
     stored = store.list(group) if group in store.repo else []
@@ -46,7 +46,7 @@ def options(group: str) -> list[str]:
 
 @cache
 def shipped(app: str) -> DictConfig:
-    """An app's config as it is shipped, for several tests to read."""
+    """Composes an app's config as it is shipped."""
     return composed(app, [])
 
 
@@ -140,6 +140,8 @@ def test_the_grid_has_the_methods_of_the_papers_figure_first() -> None:
         *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
         *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys", "lsh", "orf"),
     ]
+    random = [cell for cell in cells if cell.approximation in ("sampled_keys", "lsh", "orf")]
+    assert {cell.parameters["seed"] for cell in random} == {0, 1, 2}
     causal = {cell.approximation for cell in shipped_grid(256)}
     assert len(causal) == 8 and not causal & {"lsh", "orf"}
 
@@ -214,12 +216,6 @@ def test_every_tokenizer_builds(name: str) -> None:
     assert callable(instantiate(cfg.tokens.causal_tokenizer).build)
 
 
-@pytest.mark.parametrize("length", options("length"))
-def test_lengths_and_models_name_their_checkpoints(length: str) -> None:
-    cfg = composed("evaluate", ["model=masked", f"length={length}"])
-    assert cfg.evaluate.checkpoint.endswith(f"masked_{length}")
-
-
 @pytest.mark.parametrize("name", options("task"))
 def test_every_task_builds_and_names_its_model(name: str) -> None:
     cfg = composed("train_in_context", [f"task={name}"])
@@ -265,8 +261,6 @@ def test_the_paper_scale_is_the_papers() -> None:
     assert long.length == 8 * short.length == 4096
     assert short.batch_size * short.length == long.batch_size * long.length
     assert long.steps == short.steps == 2_476_000
-    quotas = {name: s.train_instances for name, s in cfg.corpus.sources.items()}
-    assert quotas["wikipedia"] + quotas["arxiv"] + quotas["pg19"] == 7_000_000
 
 
 def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_tables() -> None:

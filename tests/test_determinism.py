@@ -1,4 +1,4 @@
-"""What changes no recorded value, and what changes last digits alone."""
+"""Recorded values depend on no folder, and on memory and threads in last digits alone."""
 
 import json
 from collections.abc import Iterator
@@ -8,22 +8,25 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_apps import run_app
+from tests.apps import run_app
 from tests.training.processes import write_tokens
 from value_aware_attention.files import without_checksum
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries
 
 LAST_DIGITS = 1e-4
-"""Of a recorded value. fp32 has 6e-8 in a sum; a layer sums hundreds of them, a loss is as precise
-as its logits, and an output error is a difference of outputs, which costs it about three digits
-where the error is a thousandth of the output."""
+"""Relative tolerance of a recorded value.
+
+fp32 has 6e-8 in a sum; a layer sums hundreds of them, a loss is as precise as its logits, and an
+output error is a difference of outputs, which costs it about three digits where the error is a
+thousandth of the output.
+"""
 ROUNDING = 1e-9
-"""An error below this part of an output is rounding alone, and has no digit to keep."""
+"""Relative error of an output below which it is rounding alone."""
 OF_A_NORM = 1e-6
-"""The largest error of a row is a norm, not its square, and rounding leaves it so much."""
+"""Tolerance of a row's largest error, a norm whose square has the tolerance above."""
 OF_A_LOSS = 5e-6
-"""Of a difference of two losses near 4, and its interval: the last digit in fp32 is 5e-7 each."""
+"""Tolerance of a difference of two losses near 4, whose last digits in fp32 are 5e-7 each."""
 LEAST = {".difference": OF_A_LOSS, ".largest_error": OF_A_NORM}
 CUT = "evaluation.batch_size=1 evaluation.memory_gib=1e-4"
 
@@ -37,14 +40,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path, name: str, options: str = "") -> dict[str, Any]:
-    """The record of an evaluation that finds no cell computed before."""
+    """Returns the record of an evaluation that finds no cell computed before."""
     run_app(f"evaluate kernel=elu {options} paths.cache={folder}/{name}", folder)
     content = json.loads((folder / "outputs/smoke/records/causal_elu.json").read_text())
     return without_checksum(content)  # which follows the last digits
 
 
 def values(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a record, but what it was made on."""
+    """Yields every leaf of a record but the description of its machine."""
     if isinstance(content, (dict, list)):
         pairs = content.items() if isinstance(content, dict) else enumerate(content)
         for key, part in pairs:

@@ -1,4 +1,4 @@
-"""The site builds without a warning and without a network; what the pages name exists."""
+"""The site builds without a warning and a network; modules and files that pages name exist."""
 
 import os
 import re
@@ -65,7 +65,7 @@ def test_modules_that_comments_of_the_configuration_name_exist() -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether it is a module of ours, or something in one."""
+    """Tells whether a name is a module of ours or an object in one."""
     path = Path(*name.split("."))
     if any((ROOT / above / path).with_suffix(".py").exists() for above in ("", "src")):
         return True

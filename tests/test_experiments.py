@@ -1,4 +1,4 @@
-"""The table of make experiments, of rows as dvc.api.exp_show has them."""
+"""make experiments prints a table of the rows that dvc.api.exp_show returns."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all, and a changed byte of one is named."""
+"""Files and folders appear whole or not at all; a changed file is refused by its name."""
 
 import errno
 import fcntl
@@ -10,7 +10,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,11 +174,6 @@ def test_an_old_folder_that_somebody_else_left_is_not_put_in_place(tmp_path: Pat
     assert names(tmp_path) == {".data.old"} and names(old) == {"model.safetensors"}
 
 
-def test_importing_files_imports_no_torch() -> None:
-    code = "import sys, value_aware_attention.files; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_folder_in_the_place_of_a_file_leaves_all_files_as_they_were(tmp_path: Path) -> None:
     target = tmp_path / "report"
     (target / "z.csv").mkdir(parents=True)
@@ -336,11 +330,6 @@ def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, sa
         file.write(f"{'0' * 64}  {line}\n")
     with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(said)}"):
         check_checksums(tmp_path)
-
-
-def test_a_folder_that_other_people_made_is_taken_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    check_checksums(tmp_path)
 
 
 DAMAGES: dict[str, Callable[[str], str]] = {

@@ -35,7 +35,7 @@ def edit(tree: Path, file: str, old: str, new: str) -> None:
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with fewer stages, and their fingerprints."""
+    """Copies the project with fewer stages and computes their fingerprints."""
     tree = tmp_path_factory.mktemp("project")
     for name in READ:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -55,7 +55,7 @@ def tree(computed: Path, tmp_path: Path) -> Path:
 
 
 def changed(tree: Path) -> set[str]:
-    """The stages whose fingerprints are written anew."""
+    """Computes fingerprints; returns the stages whose fingerprints changed."""
     folder = tree / FOLDER
     before = {path.stem: path.read_bytes() for path in folder.glob("*.json")}
     result = run(tree)

@@ -1,12 +1,10 @@
 """A name stays in its folder, wherever it comes from, and is refused before any work."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.report.synthetic import probed
-from tests.test_apps import run_app
+from tests.apps import refusal, run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.data.corpora import write_corpus
@@ -63,16 +61,9 @@ def test_an_app_writes_nothing_elsewhere(root: Path, command: str) -> None:
     assert [path for path in after if ".cache" not in path.parts] == before
 
 
-def test_the_scale_of_a_record_does_not_lead_out_of_the_results(tmp_path: Path) -> None:
-    hostile = replace(probed(), scale="../../x")
-    (tmp_path / "outputs/smoke/records").mkdir(parents=True)
-    (tmp_path / "outputs/smoke/records/one.json").write_text(hostile.to_json())
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report/claims.csv").write_text("claim,verdict\n")
-    (tmp_path / "report/index.html").write_text("")
-    with pytest.raises(SystemExit, match=r"^error: publish\.scale is '\.\./\.\./x'; it must"):
-        run_app("publish publish.scale=../../x", tmp_path)
-    assert not (tmp_path.parent.parent / "x").exists()
+def test_a_run_is_published_under_its_own_scale_alone(tmp_path: Path) -> None:
+    line = refusal("publish publish.scale=../../x", tmp_path)
+    assert line == "error: publish.scale is '../../x'; it must be that of scale, which is smoke"
 
 
 def test_a_source_of_a_corpus_is_a_folder_of_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and finds what it says."""
+"""The notebook runs from its first cell to its last and finds the numbers that it states."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What pipelines.plan estimates; the operations of a step are those of tests/training."""
+"""pipelines.plan estimates hours from operations, which tests/training checks."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def planned(*overrides: str) -> DictConfig:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_gpu_scale_is_half_an_hour_of_training() -> None:
-    """At a quarter of an A100's bf16 peak, which is what its file says."""
+    """Its file assumes a quarter of an A100's bf16 peak."""
     cfg = planned("scale=gpu")
     rows = plan.rows(cfg, ["scale=gpu"])
     operations = plan.total_operations(rows)

@@ -1,4 +1,4 @@
-"""What numbers were made on: enough to explain others, nothing that names a machine."""
+"""A record describes its hardware well enough to explain numbers, and names no machine."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""A published run is the page of report/ with its files; a file of somebody else is never lost."""
+"""A run is published as the page of report/ with its files; foreign files are never lost."""
 
 import json
 import shutil
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps import ROOT, run_app
 from tests.report.synthetic import probed
-from tests.test_apps import ROOT, run_app
 from value_aware_study.report.packed import check_published
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -17,7 +17,7 @@ RUN = {"summary.json", "seconds.json"}
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with a page of one model, and a second one that lacks the probed model's section."""
+    """Writes a report with a probed model's section, and then one without it."""
     root = tmp_path_factory.mktemp("reported")
     texts = {
         "metrics/tokens.json": json.dumps({"sources": {"a": {}}, "vocabulary_size": 60}),

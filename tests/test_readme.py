@@ -1,4 +1,4 @@
-"""The README's library example runs, and what it names exists."""
+"""The README's examples run, and files and apps that it names exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The pinned versions, their hashes and their licences are of the same packages."""
+"""Pinned versions, hashes and licences list the same packages."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ PIN = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
 
 
 def pins(*files: str) -> dict[str, str]:
-    """Normalised name -> version."""
+    """Maps normalised names to versions."""
     found = [pair for file in files for pair in PIN.findall((ROOT / file).read_text())]
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 

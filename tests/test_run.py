@@ -1,4 +1,4 @@
-"""The choice of a run in params.yaml, and a run through DVC that is told a line a stage."""
+"""A run is chosen in params.yaml, and goes through DVC with a line for each stage."""
 
 import shutil
 import subprocess
@@ -126,7 +126,7 @@ def test_replicates_have_outputs_of_their_own_and_read_the_same_text(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the project with fewer stages, and neither git nor .dvc."""
+    """Copies the project with fewer stages, and with neither git nor .dvc."""
     tree = tmp_path / "project"
     for name in ("conf", "pipelines", "src", "results"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -143,7 +143,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def command(project: Path, *given: str) -> list[str]:
-    """The lines of a run."""
+    """Runs the pipeline; returns the printed lines."""
     words = [sys.executable, "-m", "pipelines.run", *given]
     found = subprocess.run(words, cwd=project, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr

@@ -1,4 +1,4 @@
-"""What W&B gets: curves against r, summaries that runs are compared by, a sweep that composes."""
+"""W&B gets curves against r and summaries; its sweep composes."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ import wandb
 from omegaconf import OmegaConf
 
 from pipelines.app import composed, plain, tracking
-from tests.test_apps import run_app
+from tests.apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.evaluation.grid import setting
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Run:
-    """What a run is told."""
+    """Stands for a W&B run and remembers its logs and summary."""
 
     def __init__(self) -> None:
         self.history: dict[int, dict[str, Any]] = {}
@@ -44,7 +44,7 @@ class Run:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
-    """Runs of the apps, and what they were made with."""
+    """Collects the runs that apps start."""
     write_tokens(tmp_path)
     write_model(tmp_path)
     made: list[Run] = []
@@ -93,7 +93,7 @@ def test_a_cell_of_a_sweep_is_a_run_of_its_own(runs: list[Run], tmp_path: Path) 
 
 
 def test_every_value_of_the_sweep_is_a_cell() -> None:
-    """With the first values of the other axes: composing every combination takes half a minute."""
+    """Other axes keep their first values: composing every combination takes half a minute."""
     sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
     axes = {name: axis["values"] for name, axis in sweep["parameters"].items()}
     first = [values[0] for values in axes.values()]
@@ -123,7 +123,7 @@ def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online() -> None:
-    """Offline nothing is: W&B keeps no lineage of such runs."""
+    """Nothing is linked offline: W&B keeps no lineage of such runs."""
     for mode, expected in (("offline", []), ("online", [("data", {"sha256": "ab12"})])):
         linked: list[wandb.Artifact] = []
         run = SimpleNamespace(settings=wandb.Settings(mode=mode), use_artifact=linked.append)
@@ -149,7 +149,7 @@ def test_corpus_and_tokens_open_a_run_only_online(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No variable of W&B is set, nor afterwards."""
+    """Unsets every variable of W&B, for the time of a test."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     for name in (*tracking.OF_HOME, "WANDB_SILENT"):
@@ -159,7 +159,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_wandb_writes_below_the_logs_alone(unset: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process of its own: W&B reads its variables once."""
+    """The test starts a process, as W&B reads its variables once."""
     unset.setenv("HOME", "/proc")  # where nobody can write
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         unset.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Values of params.yaml, of conf/ and of the command line: what is refused, in which words."""
+"""Wrong values of params.yaml, conf/ and the command line are refused by their key."""
 
 import shlex
 import subprocess
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 COUNT = "it must be a whole number of at least 1"
 EARLY = [case for case in cases() if case.kind not in (LATE, CALL)]
 GIVEN = {"probe": ("model=x", "text=requirements.txt")}
-"""What an app does not start without"""
+"""Values that an app does not start without"""
 
 
 def refusal(app: str, *given: str) -> str:
@@ -82,12 +82,12 @@ def test_what_is_given_ends_as_the_table_says(
 
 
 def name_of(values: list[str]) -> str:
-    """The last part of the key of the last value."""
+    """Returns the last part of the key of the last value."""
     return values[-1].partition("=")[0].lstrip("+~").partition("@")[0].rpartition(".")[2]
 
 
 def refused(app: str, *values: str) -> str | None:
-    """The one line with which the start of an app ends; None where the app goes on."""
+    """Returns the one line with which the start of an app ends; None where the app goes on."""
     short = SHORT if app == "probe" else ()
     given = [f"{app}.{one}" if one.partition("=")[0] in short else one for one in values]
     if app in APPS and (found := set_in_composed(app, given)) is not None:
@@ -109,9 +109,9 @@ def refused(app: str, *values: str) -> str | None:
 
 
 def set_in_composed(app: str, given: list[str]) -> tuple[DictConfig, Callable[[], None]] | None:
-    """A config of all values but the last, with that one put in, as Hydra does, and how to undo it.
+    """Sets the last value in the config composed of the others; returns the config and the undo.
 
-    None of what is no value of a key that is there: an option of a group, a key that is added.
+    Returns None where the last value is an option of a group or adds a key.
     Composing anew takes half a second, and most rows of the table differ in a value alone.
     """
     *others, last = given
@@ -192,7 +192,7 @@ AT = {
     "schedule": ["causal.schedule", "length.schedule", "task.schedule"],
     "texts": ["caches"],
 }
-"""Where the options of a group go, if not under its name."""
+"""Places of a group's options, where that is not the group's name."""
 CODE = {
     *("axes", "build", "count_models", "documents", "function", "load", "longer"),
     *("method", "methods", "task", "texts"),
@@ -201,7 +201,7 @@ CODE = {
 
 
 def shipped() -> Iterator[tuple[str, Any]]:
-    """Every key of conf/ and its value as written; not of method cards and scales."""
+    """Yields every key of conf/, without method cards and scales, and its value as written."""
     for file in sorted((ROOT / "conf").rglob("*.yaml")):
         group = "" if file.parent.name == "conf" else file.parent.name
         if group not in ("approximation", "cache", "scale"):
@@ -347,7 +347,7 @@ def test_a_process_ends_with_the_line(command: str, said: str) -> None:
 
 HEAVY = ("torch", "transformers", "pytorch_lightning", "datasets", "pandas", "wandb", "dvc")
 LATER = ("plan", "publish", "workspace")
-"""Apps that still import what takes long at once."""
+"""Apps that import slow packages at once."""
 
 
 def test_no_app_imports_what_takes_long_before_its_values_are_checked() -> None:

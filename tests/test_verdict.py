@@ -1,4 +1,4 @@
-"""The verdict at the end of a run; whatever is wrong with a file, one line names it."""
+"""A run ends with a verdict; a damaged file is named in one line."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import verdict
-from tests.test_apps import ROOT
+from tests.apps import ROOT
 
 CLAIMS = "claim,verdict\none,holds\nother,undecided\n"
 FILES = {

@@ -1,6 +1,5 @@
 """Runs stages on a full disk: one line, old outputs whole, and success once there is room."""
 
-import os
 import random
 import signal
 import subprocess
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 
 from checks.faults.apps import (
     CACHE,
@@ -57,7 +57,7 @@ def full(run_: Undisturbed, stage: str, start: str, part: float) -> FaultCase:
     """Runs a stage with too little room, then with enough."""
     _, after = run_.trees(stage)
     found = prepared(run_, stage, start)
-    limit(run_.root, used(run_.root) + room(run_, stage, part))
+    limit(run_.root, disk_usage(run_.root).used + room(run_, stage, part))
     ended = run(stage, run_.root)
     wrong = wrong_refusal(ended.refusal, run_.root) or changed(tree(run_.root), found)
     limit(run_.root, ROOMY)
@@ -136,9 +136,3 @@ def limit(root: Path, size: int) -> None:
     """Sets the size of the small disk in bytes."""
     if not mount("-o", f"remount,size={size}", str(root)):
         raise OSError(f"{root} cannot be given the size {size}")
-
-
-def used(root: Path) -> int:
-    """Returns the used bytes of the small disk, in whole pages."""
-    state = os.statvfs(root)
-    return (state.f_blocks - state.f_bfree) * state.f_frsize

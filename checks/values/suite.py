@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.record import FOLDER, finish, header, markdown, setting
+from benchmarks.record import finish, header, markdown, setting
 from checks import values
 from checks.values.cases import CALL, NEW, ValueCase, cases
 
@@ -25,30 +25,21 @@ LINE, OTHER_LINE = "one line that names it", "one line that does not"
 MORE, ACCEPTED, NO_END = "a traceback, or more lines", "accepted", "no end in a minute"
 RIGHT = "accepted, as it should be"
 OUTCOMES = (LINE, OTHER_LINE, MORE, ACCEPTED, NO_END, RIGHT)
+SECONDS_OF = "Seconds are those of a processor from the start of a process, imports included."
 LEFT, SOON = "of all: changed a file", f"of all: refused within {SECONDS:g} s"
 Outcome = Mapping[str, Any]
 
 
 def main() -> None:
     parser = ArgumentParser(description=values.__doc__, formatter_class=RawTextHelpFormatter)
-    parser.add_argument("--before", type=Path, help="an older checkout to run the cases in")
     parser.add_argument("--every", type=int, default=1, help="one new case in EVERY; default 1")
     parser.add_argument("--having", default="", help="only cases with this text; writes nothing")
     given = parser.parse_args()
     some = [case for case in sample(given.every) if given.having in f"{case.name} {case.line}"]
-    file = FOLDER / "values.json"
-    earlier = json.loads(file.read_text()) if file.exists() else {}
-    found = of_checkout(given.before or Path(), some)
-    if given.before:
-        record = header("values") | {key: earlier[key] for key in ("now",) if key in earlier}
-        record |= {"before": found | {"commit": commit_of(given.before), "every": given.every}}
-        record["command"] = record["command"].replace(str(given.before), "FOLDER")
-    else:
-        record = header("values") | {key: earlier[key] for key in ("before",) if key in earlier}
-        record |= {"now": found}
-    whole = bool(given.before) or given.every == 1
-    finish("values", record, page(record), keep=whole and not given.having)
-    if not given.before and any(wrong(case, found) for case in some):
+    record = header("values") | run(some)
+    keep = given.every == 1 and not given.having
+    finish("values", record, page(record), keep=keep)
+    if any(wrong(case, record) for case in some):
         sys.exit("error: not every case came out right")
 
 
@@ -58,23 +49,13 @@ def sample(every: int) -> list[ValueCase]:
     return [case for case in cases() if case.found != NEW] + new[::every]
 
 
-def commit_of(checkout: Path) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-def of_checkout(checkout: Path, some: Sequence[ValueCase]) -> dict[str, Any]:
+def run(some: Sequence[ValueCase]) -> dict[str, Any]:
     """Returns the seconds of the imports, and the outcome of every case by name."""
     with tempfile.TemporaryDirectory() as folder:
-        lines = tqdm(outcomes(checkout, some, Path(folder)), total=len(some) + 1, unit="case")
+        lines = tqdm(outcomes(some, Path(folder)), total=len(some) + 1, unit="case")
         first, *found = [json.loads(line) for line in lines]
     if len(found) < len(some):
-        raise RuntimeError(f"{checkout}: {len(found)} of {len(some)} cases came to an end")
+        raise RuntimeError(f"{len(found)} of {len(some)} cases came to an end")
     by_name = {case.name: kept(case, one) for case, one in zip(some, found, strict=True)}
     return {"imports": round(first["imports"], 2), "outcomes": by_name}
 
@@ -91,15 +72,16 @@ def kept(case: ValueCase, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def outcomes(checkout: Path, some: Sequence[ValueCase], folder: Path) -> Iterator[str]:
-    """Yields the worker's lines."""
+def outcomes(some: Sequence[ValueCase], folder: Path) -> Iterator[str]:
+    """Runs the worker, and yields its lines."""
     asked = json.dumps(
         [{"given": case.command, "edit": case.edit, "setup": case.setup} for case in some]
     )
     command = [sys.executable, str(WORKER), str(folder)]
-    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     without = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    with subprocess.Popen(command, cwd=checkout, env=without, **options) as worker:
+    with subprocess.Popen(
+        command, env=without, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
         assert worker.stdin and worker.stdout
         worker.stdin.write(asked)
         worker.stdin.close()
@@ -147,55 +129,24 @@ def wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
 
 def page(record: Mapping[str, Any]) -> str:
     """Renders the record as Markdown."""
-    columns = {
-        f"{name}, {group}": counts(record[name], is_new=group == NEW)
-        for name in ("before", "now")
-        if name in record
-        for group in ("found earlier", NEW)
-    }
+    earlier, new = (counts(record, is_new=is_new) for is_new in (False, True))
     rows = [
-        [what, *(column[what] or "" for column in columns.values())]
-        for what in (*OUTCOMES, "all", LEFT, SOON)
+        [outcome, earlier[outcome] or "", new[outcome] or ""]
+        for outcome in (*OUTCOMES, "all", LEFT, SOON)
     ]
-    sides = {name: record[name] for name in ("before", "now") if name in record}
-    now = record.get("now")
-    bad = [f"- `{c.name}`: {why}" for c in cases() if now and (why := known_wrong(c, now))]
+    known = [case for case in cases() if case.name in record["outcomes"]]
+    bad = {case: why for case in known if (why := wrong(case, record))}
+    found, wrong_by_found = (Counter(case.found for case in some) for some in (cases(), bad))
+    kinds = sorted(found, key=lambda kind: (kind == NEW, kind))
+    by_found = [[kind, found[kind], wrong_by_found[kind]] for kind in kinds]
+    lines = [f"- `{case.name}`: {why}" for case, why in bad.items()]
     return (
         f"# Wrong values\n\n{setting(record)}\n\nA case is a command line or an edit of "
-        f"params.yaml, from [the table](../../checks/values/cases.tsv). {said(record)}\n\n"
-        f"{markdown(['outcome', *columns], rows)}\n\n## Wrong, by what was found\n\n"
-        f"{markdown(['found', 'cases', *sides], by_found(sides))}\n\n"
-        "## Not as the table says, now\n\n" + ("\n".join(bad) if bad else "None.") + "\n"
+        f"params.yaml, from [the table](../../checks/values/cases.tsv). {SECONDS_OF}\n\n"
+        f"{markdown(['outcome', 'found earlier', NEW], rows)}\n\n## Wrong, by finding\n\n"
+        f"{markdown(['found', 'cases', 'wrong'], by_found)}\n\n"
+        "## Not as the table says\n\n" + ("\n".join(lines) or "None.") + "\n"
     )
-
-
-def by_found(sides: Mapping[str, Any]) -> list[list[Any]]:
-    """Counts cases and wrong outcomes by finding."""
-    kinds = Counter(case.found for case in cases())
-    return [
-        [
-            kind,
-            kinds[kind],
-            *(
-                sum(bool(known_wrong(case, found)) for case in cases() if case.found == kind)
-                for found in sides.values()
-            ),
-        ]
-        for kind in sorted(kinds, key=lambda kind: (kind == NEW, kind))
-    ]
-
-
-def known_wrong(case: ValueCase, found: Mapping[str, Any]) -> str:
-    return wrong(case, found) if case.name in found["outcomes"] else ""
-
-
-def said(record: Mapping[str, Any]) -> str:
-    """Explains the columns."""
-    text = "Seconds are those of a processor from the start of a process, imports included."
-    if before := record.get("before"):
-        some = f", one of {before['every']} of the new cases" if before["every"] > 1 else ""
-        text += f" Before is commit {before['commit'][:12]}{some}."
-    return text
 
 
 def counts(found: Mapping[str, Any], *, is_new: bool) -> Counter[str]:

@@ -1,9 +1,8 @@
-"""Runs command lines in a checkout, each in a fork of one process that has imported it all.
+"""Runs command lines, each in a fork of one process that has imported all apps.
 
     python worker.py FOLDER < cases.json > outcomes.jsonl
 
-Started with a checkout as current folder, of today or of before: it imports that checkout's apps
-and nothing else of ours. Makes a run at smoke scale in FOLDER first; every case finds a copy of it.
+Makes a run at smoke scale in FOLDER first; every case finds a copy of it.
 """
 
 import builtins
@@ -20,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ model = LlamaForCausalLM(LlamaConfig(
 """
 """Code that runs before a call of the library"""
 HEAVY = ("torch", "transformers", "pytorch_lightning", "value_aware_attention")
-"""Packages that take long to import: an app does after its values were checked"""
+"""Packages that take long to import, which apps import after they have checked their values"""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 
@@ -94,11 +94,8 @@ def import_apps(names: Sequence[str]) -> float:
     for name in HEAVY:
         import_module(name)
     for name in (*names, *TOGETHER):
-        try:
+        if find_spec(f"pipelines.{name}"):  # conf/ also holds what apps share
             import_module(f"pipelines.{name}")
-        except ModuleNotFoundError as error:  # conf/ also holds what apps share
-            if error.name != f"pipelines.{name}":
-                raise
     return time.process_time() - before
 
 
@@ -200,7 +197,7 @@ def start(root: Path, command: str, marker: Path, errors: Path) -> None:
 def call(code: str) -> None:
     """Runs a call of the library; a ValueError or an OSError ends in one line."""
     names: dict[str, Any] = {}
-    exec(NAMES, names)  # of the checkout that is looked at
+    exec(NAMES, names)
     try:
         exec(code, names)
     except (ValueError, OSError) as error:

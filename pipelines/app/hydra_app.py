@@ -43,7 +43,7 @@ CONFIG = str(Path(__file__).parents[2] / "conf")
 def app(
     name: str, *, short: Collection[str] = ()
 ) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]]:
-    """A Hydra app over conf/<name>.yaml whose function gets the section <name> of the config.
+    """Makes a Hydra app over conf/<name>.yaml; its function gets the section <name>.
 
     Values are checked as soon as they are composed: the function imports what takes long, so that
     a wrong one is refused before that. Errors that the user can act on end the program with one
@@ -216,8 +216,7 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
     # imported here: it brings torch, and what composes a config refuses a wrong one before that
-    from value_aware_attention.files import save_json, write_text
-    from value_aware_attention.measurement.strict_json import to_json
+    from value_aware_attention.files import save_json, to_json, write_text
 
     try:
         text = to_json(content, indent=1, sort_keys=True)

@@ -75,9 +75,9 @@ def own(job: dict[str, Any], config: DictConfig) -> list[str]:
 
 
 def wait_for_every_job(lost: list[str]) -> None:
-    """Has submitit's launcher go on behind a job whose process died, and adds to `lost` why.
+    """Lets submitit's launcher continue after a job whose process died, and adds why to `lost`.
 
-    It would stop there, with no word on the jobs behind it.
+    The launcher itself would stop there, without a word on the later jobs.
     """
     jobs: Any = import_module("submitit").Job
     results = jobs.results

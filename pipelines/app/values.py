@@ -433,9 +433,8 @@ def leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def rule_of(key: str) -> Rule | None:
     """Returns the rule of a key; None where it has none."""
-    if key in RULES:
-        return RULES[key]
-    return next((RULES[pattern] for pattern in PATTERNS if fnmatchcase(key, pattern)), None)
+    matching = (RULES[pattern] for pattern in PATTERNS if fnmatchcase(key, pattern))
+    return RULES.get(key) or next(matching, None)
 
 
 def read_params() -> dict[str, Any]:
@@ -453,8 +452,8 @@ def read_params() -> dict[str, Any]:
 def edited_params() -> dict[str, Any]:
     """Returns the values of params.yaml that a scale replaces and that were edited.
 
-    Those are neither as shipped, which conf/scale/laptop.yaml holds, nor what the scale of
-    params.yaml sets. Raises ValueError for one that is not allowed.
+    An edited value differs from the shipped one, which conf/scale/laptop.yaml holds, and from the
+    one that the scale of params.yaml sets. Raises ValueError for one that is not allowed.
     """
     given, shipped = dict(leaves(read_params())), values_of_scale("laptop")
     own = shipped | values_of_scale(given["scale"])

@@ -249,7 +249,7 @@ def check_inputs(
     attn_mask: Tensor | None,
     is_causal: bool,
 ) -> None:
-    """Raises ValueError, naming what was given, unless it makes one attention call."""
+    """Raises ValueError, naming the argument, unless the arguments make one attention call."""
     check_tensors(query=query, key=key, value=value)
     check_kernel(kernel)
     leading = _check_shapes(query, key, value)
@@ -302,7 +302,7 @@ class AttentionState:
     values: Float[Tensor, "*#batch N V"]
     total: Float[Tensor, "*#batch N 1"]
     log_scale: Float[Tensor, "*#batch #N 1"]
-    """The largest log-similarity; -inf: no key was seen."""
+    """Largest log-similarity of a visible key; -inf: no key was seen"""
 
     def merge(self, other: "AttentionState") -> "AttentionState":
         """Returns the state over the keys of both."""

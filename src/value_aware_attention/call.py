@@ -1,4 +1,4 @@
-"""One attention call: its tensors, kernel and mask, and what every method derives from them."""
+"""Describes one attention call: tensors, kernel and mask, and the quantities derived from them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -75,7 +75,7 @@ class Call:
     attn_mask: Bool[Tensor, "*#batch #N M"] | None
     is_causal: bool
     rows: Int[Tensor, "*#batch N"]
-    """The places of these queries among those of the whole call, of which this may be a part."""
+    """Positions of these queries in the whole call, of which this call may be a part"""
     queries: int
     """The number of queries of the whole call."""
     dtype: torch.dtype
@@ -171,14 +171,14 @@ class Call:
 
     @cached_property
     def seen(self) -> "Call":
-        """The same call with 0 in the place of values that no query sees."""
+        """Replaces values that no query sees by 0."""
         if self.visible is None:
             return self
         return replace(self, value=self.value.where(self.visible.any(dim=-2)[..., None], 0.0))
 
     @cached_property
     def centred(self) -> "Call":
-        """Measures the values from the mean of those that the first row sees; the rest stays.
+        """Subtracts from all values the mean of the values that the first row sees.
 
         Distances between values stay, and values far from the origin keep their digits so. The
         first row that sees anything: under a causal mask no value moves an earlier row, not even by

@@ -1,4 +1,4 @@
-"""Work shared by several processes, each on a device of its own, as torchrun starts them.
+"""Shares work among the processes that torchrun starts, each on a device of its own.
 
 They exchange a few numbers for each grid cell, so one backend, gloo, serves CPUs and GPUs alike. A
 process that was started alone computes everything.

@@ -81,7 +81,7 @@ class Sizes:
         return self.head_dim + self.value_dim
 
     def kept(self, r: int) -> float:
-        """Counts the keys that a query with a budget of r reads on average: at most those seen."""
+        """Counts the keys that a query reads on average: r, or all visible keys if fewer."""
         if not self.is_causal:
             return float(min(r, self.keys))
         first = self.keys - self.queries + 1  # what the first query sees

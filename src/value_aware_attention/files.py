@@ -1,12 +1,13 @@
 """Writes files and folders whole or not at all, and checks them by sha256 when they are read.
 
 A new file or folder lies beside its place under a hidden name. It is flushed to the disk, then
-renamed; what a killed process left is removed by the next one that writes there. SHA256SUMS lists
+renamed; the next process that writes there removes leftovers of a killed one. SHA256SUMS lists
 the checksums of a folder's files, and a JSON object holds the checksum of its own content.
 """
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -339,7 +340,7 @@ def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> di
     content that differs from its checksum.
     """
     with reading(path, remedy):
-        content = parse_json(Path(path).read_text(encoding="utf-8"))
+        content = _parsed(Path(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, not an object")
         content = without_checksum(content)
@@ -348,13 +349,42 @@ def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> di
     return content
 
 
-def parse_json(text: str) -> Any:
-    """Parses JSON; raises ValueError for anything else, NaN and infinity included."""
+def to_json(content: Any, **options: Any) -> str:
+    """Serializes numbers, text, lists and dictionaries; `options` are those of `json.dumps`.
+
+    Raises ValueError with the keys that lead to the first number that is not finite.
+    """
+    _refuse_not_finite(content)
+    return json.dumps(content, allow_nan=False, **options)
+
+
+def from_json(text: str) -> Any:
+    """Parses JSON; raises ValueError for anything else, NaN and numbers above 1e308 included."""
+    content = _parsed(text)
+    _refuse_not_finite(content)
+    return content
+
+
+def _parsed(text: str) -> Any:
+    """Parses JSON without the NaN and infinity that Python writes and no other reader knows."""
     return json.loads(text, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"it holds {constant}")
+
+
+def _refuse_not_finite(content: Any, keys: str = "") -> None:
+    """Raises ValueError for NaN and infinity, with their keys: "cells.0.value"."""
+    if isinstance(content, float) and not math.isfinite(content):
+        raise ValueError(f"{keys or 'the number'} is {content}, which JSON does not have")
+    parts: Any = ()
+    if isinstance(content, Mapping):
+        parts = content.items()
+    elif isinstance(content, (list, tuple)):
+        parts = enumerate(content)
+    for key, part in parts:
+        _refuse_not_finite(part, f"{keys}.{key}" if keys else str(key))
 
 
 def with_checksum(text: str) -> str:

@@ -12,10 +12,10 @@ Rotary = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Layer:
-    """Holds what `hugging_face.replace_attention` finds in a layer, for methods that use it."""
+    """Holds facts about a layer that `hugging_face.replace_attention` finds for methods."""
 
     projection: Float[Tensor, "*heads V E"] | None = None
-    """The output projection W_o of each query head, without bias."""
+    """Output projection W_o of each query head, without bias"""
     rotary: Rotary | None = None
     """None: the model does not rotate queries by their positions."""
     repeated: tuple[Tensor, Tensor, Tensor] | None = None

@@ -99,34 +99,30 @@ def probe(
     between: bool = False,
     skewness_gap: bool = False,
 ) -> Report:
-    """Measures a trained model on windows of a text, and what few keys cost it.
+    """Measures the cost of attending to few keys in a trained model, on windows of a text.
 
-    Reads `windows` windows of `length` tokens (None: all of them; 512, or as many as the model has
-    positions), evenly spaced or, with `draw`, drawn by `seed`. Measured are, with 95% intervals
-    over windows: the end metric (error on 15% hidden tokens in percent, perplexity, or the cosine
-    of the last hidden states to the exact ones) with every method of `methods` in all layers, at
-    `sizes` keys (None: powers of two to head size + 1, and that); ||o - o~||^2 / ||o||^2 of every
-    layer and head on `rows` queries of each window; and the keys needed for 1%, 5% and 10% of it.
+    Reads `windows` windows of `length` tokens (None: all windows; 512 tokens or fewer), evenly
+    spaced or, with `draw`, drawn by `seed`. Measures, with 95% intervals over windows, the end
+    metric of `measurement.windows.metric_of` with each of `methods` in all layers, at `sizes` keys
+    (None: powers of two to head size + 1, and that), and ||o - o~||^2 / ||o||^2 of every layer and
+    head on `rows` queries of each window, with the keys needed for 1%, 5% and 10% of it.
 
-    `kernel` None is the model's own; another is put into it post hoc. `kernels` are more for the
-    layers alone, on the model's own queries, keys and values; `between` and `skewness_gap` measure
-    more there (`measurement.LayerOptions`). With `cache`, a folder, what was computed before is
-    found again. With `show` a progress bar is drawn, and `show` gets the lines of the tables.
-    Raises ValueError, before any work, for what cannot be measured.
+    `kernel` None is the model's own; another replaces it post hoc. `kernels`, `between` and
+    `skewness_gap` are `measurement.LayerOptions`. The folder `cache` keeps numbers for later runs.
+    `show` gets the lines of the tables. Raises ValueError, before any work, for an unfit model.
     """
     OptimalValueAware(1, search)  # refuses another search
     check_at_least(1, rows=rows)
     task, read = window_task(
         model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed, draw=draw
     )
-    methods = default_methods(search) if methods is None else methods
     layers = LayerOptions(
         rows=rows, search=search, between=between, skewness_gap=skewness_gap,
         kernels=tuple(kernels), seed=seed,
     )  # fmt: skip
     record = measure(
-        task, methods, sizes=sizes, cache=cache, layers=layers, cell_errors=False, name=name,
-        progress=show is not None,
+        task, default_methods(search) if methods is None else methods, sizes=sizes, cache=cache,
+        layers=layers, cell_errors=False, name=name, progress=show is not None,
     )  # fmt: skip
     if show is not None:
         for line in tables(record):
@@ -135,7 +131,7 @@ def probe(
 
 
 def _of_windows(record: Record, read: TextWindows) -> Record:
-    """Adds what share of the text was read."""
+    """Adds the share of the text that was read."""
     text = replace(
         record.text,
         available_units=read.available,
@@ -179,16 +175,12 @@ def window_task(
         text, tokenizer, length=length, windows=windows, seed=seed if draw else None,
         closed=metric != "perplexity",
     )  # fmt: skip
-    _check_vocabulary(read, vocabulary)
-    return windows_task(model, tokenizer, read, seed=seed, kernel=kernel), read
-
-
-def _check_vocabulary(read: TextWindows, size: int) -> None:
-    largest = int(read.tokens.max())
-    if largest >= size:
+    if (largest := int(read.tokens.max())) >= vocabulary:
         raise ValueError(
-            f"the tokenizer gives token {largest}, the model knows {size}: it is another model's"
+            f"the tokenizer gives token {largest}, the model knows {vocabulary}: it is another "
+            f"model's"
         )
+    return windows_task(model, tokenizer, read, seed=seed, kernel=kernel), read
 
 
 GAPS_OF = "SnapKV"

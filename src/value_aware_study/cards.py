@@ -26,7 +26,7 @@ C = TypeVar("C", bound="MethodCard")
 
 @dataclass(frozen=True, kw_only=True)
 class MethodCard:
-    """One method: `target` called with `arguments`, its name, and its place among others."""
+    """Describes a method: `target` called with `arguments`, its name, its place among others."""
 
     name: str
     """The option's name."""
@@ -46,7 +46,7 @@ class MethodCard:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCard(MethodCard):
-    """A cache method, whose arguments take the number of keys from `caches.r`."""
+    """Describes a cache method, whose arguments take the number of keys from `caches.r`."""
 
     only: Sequence[str] | None = None
     """The observed queries that it is measured with; None = all."""
@@ -59,7 +59,7 @@ class CacheCard(MethodCard):
 
 @dataclass(frozen=True, kw_only=True)
 class Card(MethodCard):
-    """An approximation, and how it is shown, measured and varied."""
+    """Describes an approximation, and how it is shown, measured and varied."""
 
     kernels: Sequence[str] = ()
     """The kernels that it approximates, as its class says; none = all."""

@@ -1,4 +1,4 @@
-"""The script of GPU measurements, at tiny sizes on the CPU."""
+"""The script of GPU measurements runs at tiny sizes on the CPU."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The table of low precision holds every method, and says what is far from fp64."""
+"""The table of low precision holds every method and marks results far from fp64."""
 
 import torch
 
@@ -29,7 +29,7 @@ def test_errors_shrink_with_the_digits_of_the_dtype() -> None:
 
 
 def test_rows_that_choose_other_keys_are_counted() -> None:
-    """Keys that differ by less than an input's last digits tell rows of fp32 apart no longer."""
+    """Keys that differ by less than an input's last digits are not told apart in fp32."""
     query, key, value = inputs_of_every_kind(64, 64)["ordinary"]
     near = key[..., :1, :] + 1e-9 * key
     nearer = near.float().double() + 1e-9 * key.flip(-2)

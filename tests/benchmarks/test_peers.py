@@ -1,4 +1,4 @@
-"""The peers of the benchmark are given our q, k, v and matrices: where said, outputs agree."""
+"""Peers get our q, k, v and matrices, and outputs agree where the benchmark says so."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A result says which code it measured, and the overview whether that is still the present one."""
+"""A result names the code it measured, and the overview says whether that code is current."""
 
 import json
 from importlib import import_module

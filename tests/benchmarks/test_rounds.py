@@ -1,4 +1,4 @@
-"""Rounds go on until a comparison is decided; a ratio says how sure it is."""
+"""Rounds go on until a comparison is decided; a ratio has an interval."""
 
 from collections.abc import Callable
 from itertools import count, cycle, product
@@ -12,7 +12,7 @@ from value_aware_study.benchmarking.ratio import Ratio, median_interval
 @pytest.mark.parametrize("size", [6, 7, 8, 11])
 @pytest.mark.parametrize("level", [0.95, 0.99])
 def test_the_interval_misses_the_median_as_seldom_as_it_says(size: int, level: float) -> None:
-    """Counted over every way in which values can fall below or above a median of 0."""
+    """Misses are counted over all signs of values around a median of 0."""
     sizes = [1.0 + number / 100 for number in range(size)]
     signed = [
         [sign * value for sign, value in zip(signs, sizes, strict=True)]

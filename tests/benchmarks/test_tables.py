@@ -1,4 +1,4 @@
-"""Benchmarks from their measurements to their tables, at tiny sizes; no time is asserted."""
+"""Benchmarks run from measurements to tables at tiny sizes; no time is asserted."""
 
 import json
 import sys
@@ -21,13 +21,13 @@ QUICK = {
     "patterns": "flex first call ms",
     "training_step": "With both GPT-2 does the same work",
 }
-"""Benchmark, with its options -> a part of its page"""
+"""Maps a benchmark, with its options, to a part of its page."""
 PEERS = (
     "peers --only FNet",
     "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
 )
 PAGES = {"faults": "checks.faults.suite", "mutants": "checks.mutants_page"}
-"""Check -> the module of its page; a benchmark's is its own"""
+"""Maps a check to the module of its page; a benchmark makes its own."""
 RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem != "values"]
 
 

@@ -1,4 +1,4 @@
-"""The fault suite at one small stage, and what it calls wrong."""
+"""The fault suite finds one small stage right, and calls wrong outcomes wrong."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""Mutants are changes of code that runs, one at a time, each with tests that are to hold it."""
+"""Mutants change running code at one place each, and every file names tests to kill them."""
 
 import ast
 import json
@@ -25,7 +25,7 @@ def f(x: int | None = 0, *, largest=-1) -> float:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file of sources with the text above."""
+    """Writes the text above as a file of the sources."""
     monkeypatch.setattr(mutants, "SOURCES", tmp_path)
     (tmp_path / "f.py").write_text(SOURCE)
     return "f.py"

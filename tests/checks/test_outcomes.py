@@ -1,10 +1,11 @@
-"""What counts as one line, as a traceback, as accepted, and the page that counts them."""
+"""Outcomes are told apart (one line, a traceback, accepted) and counted on a page."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from benchmarks.record import header
 from checks.values import suite
 from checks.values.cases import NEW, ValueCase, cases
 
@@ -51,16 +52,12 @@ def test_a_case_is_wrong_where_its_line_is_another_or_a_file_changed() -> None:
         assert bool(suite.wrong(CASE, found)) is bool(said)
 
 
-def test_the_page_counts_what_came_of_cases_now_and_before() -> None:
+def test_the_page_counts_outcomes_and_names_the_wrong_ones() -> None:
     some = [case for case in cases() if case.exit][:9]
-    soon = {case.name: suite.kept(case, outcome(1, f"error: {case.line}")) for case in some}
-    late = {case.name: suite.kept(case, outcome(1, "x", seconds=9)) for case in some}
-    before = {"outcomes": late, "commit": "0" * 40, "every": 4}
-    counted = {
-        group: [suite.counts(one, is_new=group) for one in (before, {"outcomes": soon})]
-        for group in (True, False)
-    }
-    assert sum(columns[0][suite.MORE] for columns in counted.values()) == 9
-    assert sum(columns[1][suite.LINE] for columns in counted.values()) == 9
-    assert sum(columns[1][suite.SOON] for columns in counted.values()) == 9
-    assert not any(columns[0][suite.SOON] for columns in counted.values())
+    right = {case.name: suite.kept(case, outcome(1, f"error: {case.line}")) for case in some[1:]}
+    late = {some[0].name: suite.kept(some[0], outcome(1, "x", seconds=9))}
+    record = header("values") | {"outcomes": right | late}
+    counted = [suite.counts(record, is_new=is_new) for is_new in (True, False)]
+    for name, count in ((suite.MORE, 1), (suite.LINE, 8), (suite.SOON, 8)):
+        assert sum(column[name] for column in counted) == count
+    assert f"- `{some[0].name}`: {suite.MORE}" in suite.page(record)

@@ -1,4 +1,4 @@
-"""Copies against a slow, obvious count over sets of word tuples."""
+"""Copied passages agree with a slow, obvious count over sets of word tuples."""
 
 import re
 
@@ -23,7 +23,7 @@ def grams(words: list[str]) -> set[tuple[str, ...]]:
 
 
 def counted(train: list[str], text: str) -> tuple[int, int]:
-    """By the definition."""
+    """Counts copied words by the definition."""
     known = set().union(*(grams(re.findall(r"\w+", t.lower())) for t in train))
     words = re.findall(r"\w+", text.lower())
     copied = {
@@ -112,7 +112,7 @@ def test_validation_documents_are_drawn_beside_the_evaluation_documents(tmp_path
 
 
 def test_a_text_too_short_for_a_13_gram_is_kept() -> None:
-    """However short: it holds no copied passage."""
+    """It holds no copied passage, however often it stands in the corpus."""
     texts = ["", "one", "a few words", " ".join(12 * ["word"]), " ".join(13 * ["word"])]
     kept = list(without_copies((Document(text, "train") for text in texts), set()))
     assert [document.text for document in kept] == texts

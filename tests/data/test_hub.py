@@ -1,4 +1,4 @@
-"""Every corpus option, composed as the pipeline does, read from tiny copies of the hub's layout."""
+"""Every corpus option reads tiny copies of the hub's layout, composed as in the pipeline."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from datasets.packaged_modules.json.json import Json
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from tests.test_apps import run_app
+from tests.apps import refusal
 from value_aware_attention.hugging_face.saved import hub_answers
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import HubDocuments
@@ -141,7 +141,7 @@ def test_the_cache_is_the_folder_that_was_given(tmp_path):
 
 
 def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monkeypatch):
-    """What `load_dataset` leaves of a data set of the hub, made from the files of a fixture."""
+    """The cache is laid out as `load_dataset` leaves it, from the files of a fixture."""
     files = {"train": [str(FIXTURES / "pg19/data/train.jsonl")]}
     builder = Json(cache_dir=str(tmp_path), dataset_name="books", data_files=files, hash="0" * 40)
     builder.download_and_prepare()
@@ -181,11 +181,9 @@ def test_the_stage_says_in_one_line_that_the_connection_was_lost(tmp_path, monke
 
     monkeypatch.setattr("datasets.load_dataset", lost)
     monkeypatch.setattr("value_aware_attention.hugging_face.saved.hub_answers", lambda: True)
-    with pytest.raises(SystemExit) as stop:
-        run_app("corpus corpus=bookcorpus", tmp_path)
-    message = str(stop.value)
-    assert message.startswith("error: data set 'lucadiliello/bookcorpusopen'")
-    assert "stopped (ReadError: gone)" in message and "\n" not in message
+    line = refusal("corpus corpus=bookcorpus", tmp_path)
+    assert line.startswith("error: data set 'lucadiliello/bookcorpusopen'")
+    assert "stopped (ReadError: gone)" in line
     assert not (tmp_path / "outputs/smoke/corpus").exists()
 
 

@@ -1,4 +1,4 @@
-"""Tasks whose answers stand in the context: what is asked, what is scored, what is best."""
+"""In-context tasks ask, score and solve by their context alone."""
 
 import math
 from itertools import pairwise
@@ -109,7 +109,7 @@ def test_chains_follow_laws_that_are_uniform_on_the_simplex() -> None:
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=7))
 def test_bayes_is_the_integral_over_all_laws(chain: list[int]) -> None:
-    """Of two states, by quadrature: the probability of moving to state 1 from the last one."""
+    """With two states, quadrature gives the probability of moving to state 1 from the last one."""
     grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     likelihood = torch.ones_like(grid)
     for before, after in pairwise(chain):

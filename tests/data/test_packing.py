@@ -44,7 +44,7 @@ def stream(tmp_path, tokenizer):
 
 
 def documents_of(tokens, tokenizer):
-    """The texts between `</s>`, decoded."""
+    """Decodes the texts between `</s>`."""
     ends = np.flatnonzero(np.asarray(tokens) == tokenizer.eos_token_id)
     pieces = np.split(np.asarray(tokens), ends + 1)
     assert not len(pieces[-1])
@@ -52,31 +52,35 @@ def documents_of(tokens, tokenizer):
     return [decode(piece[:-1].tolist(), skip_special_tokens=False) for piece in pieces[:-1]]
 
 
+def written(folder, *streams, **options):
+    """Writes streams and reads their tokens back."""
+    total = write_stream(streams, folder / "s.npy", vocabulary_size=300, **options)
+    tokens = np.load(folder / "s.npy")
+    assert total == len(tokens)
+    return tokens
+
+
 class TestTokenStream:
     def test_every_document_comes_back_with_one_end(self, stream, tokenizer, tmp_path):
-        total = write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
-        tokens = np.load(tmp_path / "s.npy")
-        assert total == len(tokens) == count_tokens(stream)
+        tokens = written(tmp_path, stream)
+        assert len(tokens) == count_tokens(stream)
         assert documents_of(tokens, tokenizer) == TEXTS
 
     def test_specials_written_in_a_text_are_text(self, stream, tokenizer, tmp_path):
-        write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
-        tokens = np.load(tmp_path / "s.npy")
+        tokens = written(tmp_path, stream)
         assert (tokens == tokenizer.mask_token_id).sum() == 0
         assert (tokens == tokenizer.eos_token_id).sum() == len(TEXTS)
 
     def test_a_text_stays_a_text(self, tmp_path, tokenizer):
         file = corpus_file(tmp_path / "source", ["2020-01-01"] * 3)  # Arrow would guess dates
         dates = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
-        write_stream([dates], tmp_path / "s.npy", vocabulary_size=300)
-        assert documents_of(np.load(tmp_path / "s.npy"), tokenizer) == ["2020-01-01"] * 3
+        assert documents_of(written(tmp_path, dates), tokenizer) == ["2020-01-01"] * 3
 
     def test_a_rewritten_file_is_read_anew(self, tmp_path, tokenizer):
         for text in ("before", "after"):
             file = corpus_file(tmp_path / "source", [text])
             stream = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
-            write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
-            assert documents_of(np.load(tmp_path / "s.npy"), tokenizer) == [text]
+            assert documents_of(written(tmp_path, stream), tokenizer) == [text]
 
     def test_random_order_is_a_function_of_the_seed(self, tmp_path, tokenizer):
         file = corpus_file(tmp_path / "source")
@@ -84,8 +88,7 @@ class TestTokenStream:
         for number, seed in enumerate((1, 1, 2)):
             cache = tmp_path / f"cache-{number}"
             shuffled = token_stream(file, tokenizer, seed=seed, cache_dir=cache)
-            write_stream([shuffled], tmp_path / "s.npy", vocabulary_size=300)
-            orders.append(documents_of(np.load(tmp_path / "s.npy"), tokenizer))
+            orders.append(documents_of(written(tmp_path, shuffled), tokenizer))
         assert orders[0] == orders[1] != orders[2]
         assert orders[0] != TEXTS and sorted(orders[0]) == sorted(TEXTS)
 
@@ -100,12 +103,9 @@ class TestTokenStream:
             for name in "ab"
         ]
         expected = [f"{name} {i}" for name in "ab" for i in range(30)]
-        path = tmp_path / "s.npy"
-        write_stream(streams, path, vocabulary_size=300)
-        assert documents_of(np.load(path), tokenizer) == expected
-        total = write_stream(streams, path, vocabulary_size=300, seed=5)
-        mixed = documents_of(np.load(path), tokenizer)
-        assert total == len(np.load(path)) and sorted(mixed) == sorted(expected)
+        assert documents_of(written(tmp_path, *streams), tokenizer) == expected
+        mixed = documents_of(written(tmp_path, *streams, seed=5), tokenizer)
+        assert sorted(mixed) == sorted(expected)
         assert 0 < sum(text.startswith("a") for text in mixed[:30]) < 30
 
     def test_a_missing_file_is_named(self, tmp_path, tokenizer):
@@ -120,14 +120,12 @@ class TestWriteInstances:
         self, stream, tokenizer, tmp_path, monkeypatch, length, documents_a_block
     ):
         monkeypatch.setattr(f"{MODULE}.DOCUMENTS_PER_BATCH", documents_a_block)
-        total = write_stream([stream], tmp_path / "s.npy", vocabulary_size=300)
-        path = tmp_path / "i.npy"
+        tokens, path = written(tmp_path, stream), tmp_path / "i.npy"
         count = write_instances(stream, path, tokenizer=tokenizer, instance_length=length)
         instances = np.load(path)
-        assert instances.shape == (count, length) and count == total // (length - 2)
+        assert instances.shape == (count, length) and count == len(tokens) // (length - 2)
         assert (instances[:, 0] == 0).all() and (instances[:, -1] == 2).all()
-        expected = np.load(tmp_path / "s.npy")[: count * (length - 2)]
-        assert np.array_equal(instances[:, 1:-1].ravel(), expected)
+        assert np.array_equal(instances[:, 1:-1].ravel(), tokens[: count * (length - 2)])
 
     @pytest.mark.parametrize("quota", [1, 3, 10**6])
     def test_quota(self, stream, tokenizer, tmp_path, quota):
@@ -163,17 +161,10 @@ class TestRearrange:
             expected = np.concatenate(list(instances[index * group : (index + 1) * group]))
             assert np.array_equal(sequence, expected)
 
-    def test_eight_instances_of_512_are_one_sequence_of_4096(self):
-        assert rearrange(np.zeros((20, 512)), 4096).shape == (2, 4096)
-
     def test_a_memory_map_is_not_copied(self, tmp_path):
         np.save(tmp_path / "i.npy", np.zeros((8, 4), np.uint16))
         instances = np.load(tmp_path / "i.npy", mmap_mode="r")
         assert np.shares_memory(rearrange(instances, 8), instances)
-
-    def test_length_must_be_a_multiple(self):
-        with pytest.raises(ValueError, match="length 100 is not a multiple of the instances' 64"):
-            rearrange(np.zeros((8, 64)), 100)
 
 
 def test_token_dtype_is_the_smallest_that_holds_every_id():
@@ -185,7 +176,7 @@ def test_token_dtype_is_the_smallest_that_holds_every_id():
 
 
 class TestValidation:
-    """A split that a corpus may lack, or have too little of."""
+    """A corpus may lack the validation split, or have too little text in it."""
 
     def write(self, tmp_path, validation):
         corpus = tmp_path / "corpus"

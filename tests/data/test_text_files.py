@@ -13,12 +13,12 @@ def texts(source):
 
 
 def _packed(content: bytes) -> bytes:
-    """Compressed, without the time, so that a test has one name."""
+    """Compresses without the time, so that a test has one name."""
     return gzip.compress(content, mtime=0)
 
 
 def _torn(compressed: bytes) -> bytes:
-    """Bytes that the header does not announce, and that zlib cannot read."""
+    """Puts bytes in the middle that zlib cannot read."""
     return compressed[:12] + b"\xff" * 8 + compressed[20:]
 
 

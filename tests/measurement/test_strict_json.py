@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.app import write_json
+from value_aware_attention.files import from_json, to_json
 from value_aware_attention.measurement.store import RecordCache
-from value_aware_attention.measurement.strict_json import from_json, to_json
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 

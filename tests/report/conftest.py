@@ -1,4 +1,4 @@
-"""The SYNTHETIC run that tests of the report share."""
+"""Makes the SYNTHETIC run that tests of the report share."""
 
 import evaluated
 import pytest

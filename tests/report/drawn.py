@@ -2,14 +2,14 @@
 
 
 def rows(*charts):
-    """Every row of data that panels draw from."""
+    """Returns every row of data that panels draw."""
     return [
         row for chart in charts for data in chart.to_dict()["datasets"].values() for row in data
     ]
 
 
 def parts(spec):
-    """Every nested mapping of a Vega-Lite specification."""
+    """Yields every nested mapping of a Vega-Lite specification."""
     if isinstance(spec, dict):
         yield spec
         spec = list(spec.values())

@@ -30,7 +30,7 @@ KERNEL_RATES = {"exponential": 0.55, "polynomial": 0.3, "elu": 0.38}
 
 
 def _cell(approximation, parameters, exact, value, spread, relative):
-    """One cell; `spread` is the half-width of its made-up interval."""
+    """Builds one cell; `spread` is half the width of its invented interval."""
     return Cell(
         approximation=approximation,
         parameters=parameters,
@@ -70,7 +70,7 @@ def _baselines():
 
 
 def _output_error(rate, keys, layers, **more):
-    """Squared errors by size: powers of r times the norm of a layer."""
+    """Builds squared errors by size: powers of r, scaled by the norm of a layer."""
     norms = [1.0 + layer for layer in range(layers)]
 
     def of(sizes, level, power, last):
@@ -93,13 +93,13 @@ def _output_error(rate, keys, layers, **more):
 
 
 def _matching(keys, r, layer):
-    """More keys by weight than value-aware ones, an interval around them, and quartiles below."""
+    """Matches r value-aware keys with more keys by weight, an interval and quartiles."""
     needed = min(keys, int(3 * r**1.2) + (layer or 0))
     return match(layer, r, needed, high=min(keys, needed + 2), median=r + needed // 4)
 
 
 def _skewness_gap(kernel, flatness, keys, layers):
-    """The flatter the weights, the wider the gap between the two approximations."""
+    """Yields gaps between the two approximations that are wider where the weights are flatter."""
     degrees = [(degree, 1.0 / (1 + degree / 2)) for degree in (0, 2, 4, 6)]
     own = (2 if kernel == "polynomial" else None, flatness)
     for layer, (i, (degree, flat)) in product(range(layers), enumerate([own, *degrees])):

@@ -1,4 +1,4 @@
-"""A SYNTHETIC run as the files of its stages, its page, and the text of the page that is kept."""
+"""Writes the files of a SYNTHETIC run, builds its page, and reads the page's kept text."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from value_aware_study.report.records import read
 
 KEPT = Path(__file__).parent / "golden"
 LINES = 40
-"""Lines of a file that are kept; the rest is kept as its sha256."""
+"""Number of a file's lines that are kept; the lines beyond are kept as a sha256."""
 UNITS = np.array([0.9, 1.0, 1.1, 0.95, 1.05, 1.0])
 
 
@@ -28,13 +28,13 @@ def loss(value, metric):
 
 
 def units(value, metric, noise):
-    """Six units of 100 targets, whose mean is the value's; `noise` tells a setting from others."""
+    """Builds six units of 100 targets whose mean gives the value; `noise` differs by setting."""
     means = loss(value, metric) * UNITS * (1 + 0.02 * noise * np.resize([1.0, -1.0], len(UNITS)))
     return {"unit_totals": tuple(100 * means), "unit_counts": (100.0,) * len(UNITS)}
 
 
 def with_units(record):
-    """The record with losses by unit, and one key more than the head size exact to rounding."""
+    """Adds losses by unit; head size + 1 value-aware keys are exact to rounding."""
 
     def changed(cell):
         exact = cell.approximation == "optimal_v_aware" and cell.parameters["r"] > 64
@@ -46,7 +46,7 @@ def with_units(record):
 
 
 def with_baselines(record):
-    """The record with counts beside it, and the short model on the long one's text."""
+    """Adds count models, and for the short model its score on the long model's text."""
     counted = Baseline(**ends(90.0, 91.0, 80.0, 99.0), tokens=7)
     name = "bigram" if record.task == "causal" else "both_neighbours"
     given = {"unigram": counted, name: counted}
@@ -57,7 +57,7 @@ def with_baselines(record):
 
 
 def variants():
-    """A model trained with a method that the survey swapped in, and one that mixes."""
+    """Yields a model trained with a method of the survey, and one trained with mixing."""
     exact = replace(survey_record("masked"), cells=(cell("exact", {}, None, 0.0, 90.0),))
     windows = {"trained_with": "SlidingWindow", "arguments": {"r": 16, "engine": None}}
     yield replace(exact, model="masked_elu_sliding_window", **windows)
@@ -65,7 +65,7 @@ def variants():
 
 
 def cached():
-    """A decoder with answers and gaps, and an encoder."""
+    """Yields cache records of a decoder, with answers and gaps, and of an encoder."""
     known, gone = Estimate(value=0.75, low=0.5, high=0.9), Estimate(value=0.5, low=None, high=None)
     nothing = Estimate(value=None, low=None, high=None)
     gaps = CacheGaps(
@@ -91,7 +91,7 @@ def cached():
 
 
 def stages(folder):
-    """Writes what the stages of the pipeline would have written."""
+    """Writes the files that the stages of the pipeline would write."""
     records = [with_baselines(with_units(one)) for one in evaluated.records()]
     tiny = probed(("exponential", "elu"))
     gaps = (gap_cell(layer, degree, 4, {"4": 2 + degree}) for layer in (0, 1) for degree in (0, 2))
@@ -115,19 +115,19 @@ def stages(folder):
 
 
 def places(folder):
-    """The folders and files of the stages, by their names in conf/report.yaml."""
+    """Returns the stages' folders and files by their names in conf/report.yaml."""
     given = {name: folder / name for name in ("records", "explored", "survey", "caches", "trained")}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
     return given | files | {"probe": folder / "probe", "training": folder / "train"}
 
 
 def page(folder):
-    """The run's page, built as the app builds it."""
+    """Builds the run's page as the app does."""
     return report_page(read(places(folder)))
 
 
 def kept(page) -> Iterator[tuple[str, str]]:
-    """Name and text of every file that is kept of a page."""
+    """Yields the name and the text of every file that is kept of a page."""
     for exhibit in page.exhibits():
         if exhibit.table:
             yield f"{exhibit.name}.csv", shortened(exhibit.table.csv())
@@ -136,7 +136,7 @@ def kept(page) -> Iterator[tuple[str, str]]:
 
 
 def said(page) -> Iterator[str]:
-    """Every sentence of the page, in its order."""
+    """Yields every sentence of the page, in order."""
     yield from (f"# {page.title}", page.lead)
     for section in page.sections:
         yield f"## {section.title} #{section.name}"
@@ -159,7 +159,7 @@ def shortened(text: str) -> str:
 
 
 def renew(found):
-    """Replaces what is kept."""
+    """Replaces the kept files."""
     for file in KEPT.glob("*"):
         file.unlink()
     for name, text in found.items():

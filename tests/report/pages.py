@@ -1,4 +1,4 @@
-"""A small page with everything that an exhibit can have, and text that is not to be trusted."""
+"""Builds a small page with every part that an exhibit can have, and with hostile text."""
 
 import altair as alt
 import pandas as pd
@@ -13,7 +13,7 @@ MARKS = {"by output": Mark.of("blue"), "by weight": Mark.of("vermillion", "squar
 
 
 def numbers() -> pd.DataFrame:
-    """Two series with intervals; the sixth digit shows whether a number was rounded on its way."""
+    """Returns two series with intervals; a sixth digit shows whether a number was rounded."""
     return pd.DataFrame(
         {
             "name": ["var(--x)", "var(--x)", "LSH", "LSH"],
@@ -26,12 +26,12 @@ def numbers() -> pd.DataFrame:
 
 
 def as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with two decimals and thousands separators."""
+    """Formats numbers with two decimals and thousands separators."""
     return frame.map(lambda cell: cell if isinstance(cell, str) else f"{cell:,.2f}")
 
 
 def exploration() -> Exploration:
-    """Two layers with a head each; every query keeps the first key, then the first two."""
+    """Builds an exploration of two layers with one head each."""
 
     def query(place: int, error: float) -> Query:
         one = (Kept((0,), (1000,), error), Kept((place,), (1000,), None))
@@ -47,7 +47,7 @@ def exploration() -> Exploration:
 
 
 def small_page() -> Page:
-    """Built anew at every call, so that two calls show what depends on more than the data."""
+    """Builds the page anew, so that two calls show whether it depends on the data alone."""
     frame = numbers()
     x = alt.X("value:Q", title=direction("keys", "lower"))
     figure = (

@@ -1,4 +1,4 @@
-"""Tiny models, a tokenizer and a text for the tests of the probe, all made on the spot."""
+"""Makes tiny models, a tokenizer and a text for the tests of the probe."""
 
 import random
 
@@ -39,7 +39,7 @@ def words(count: int) -> str:
 
 
 def tokenizer(*, closes: bool = True) -> PreTrainedTokenizerFast:
-    """Whole words; `closes`: puts `<s>` and `</s>` around a text, as encoders have it."""
+    """Makes a tokenizer of whole words; `closes` puts `<s>` and `</s>` around a text."""
     vocabulary = {word: i for i, word in enumerate([*SPECIALS.values(), *WORDS])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -52,7 +52,7 @@ def tokenizer(*, closes: bool = True) -> PreTrainedTokenizerFast:
 
 
 def sharpened(model: nn.Module) -> nn.Module:
-    """Random weights make attention uniform; larger ones tell methods apart."""
+    """Enlarges random weights, so that attention is not uniform and methods differ."""
     for name, weight in model.named_parameters():
         if weight.ndim > 1 and "head" not in name:
             weight.data *= 10
@@ -70,7 +70,7 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    """Four query heads share two key/value heads."""
+    """Makes a Llama whose four query heads share two key/value heads."""
     config = LlamaConfig(**HIDDEN | {"num_attention_heads": 4, "num_key_value_heads": 2})
     return sharpened(LlamaForCausalLM(config))
 

@@ -34,7 +34,7 @@ DISAGREES: Laws = {
 
 
 def benchmark_record(laws: Laws, left_out: str | None = None) -> dict:
-    """FABRICATED times and memory: power laws of the length."""
+    """Builds a FABRICATED record of times and memory: power laws of the length."""
     cells = []
     steps = [(name, LENGTHS) for name in ("forward", "forward_backward")] + [("attention", BEYOND)]
     for name, lengths in steps:
@@ -90,7 +90,7 @@ def cell(approximation, parameters, budget, layer_error, value):
 
 
 def survey_record(task="causal", **more):
-    """SYNTHETIC: invented numbers of one model at two budgets."""
+    """Builds a SYNTHETIC record of one model at two budgets."""
     cells = [cell("exact", {}, None, 0.0, 100.0)]
     for budget in (16, 64):
         cells += [
@@ -115,12 +115,12 @@ def survey_record(task="causal", **more):
 
 
 def survey_results(task="causal", **more):
-    """The same, tidied."""
+    """Returns the results of one such record."""
     return Results.of([survey_record(task, **more)])
 
 
 def cache_cell(method, observed, level):
-    """One cache method of two texts."""
+    """Builds the cell of one cache method on two texts."""
     error = Estimate(value=level, low=level / 2, high=level * 2)
     return CacheCell(
         method=method, observed=observed, r=8, joint=method == "value_aware", refits=False,
@@ -130,7 +130,7 @@ def cache_cell(method, observed, level):
 
 
 def cache_record():
-    """Three methods, two of which observe queries, and an oracle."""
+    """Builds a record of three cache methods, two of which observe queries, and an oracle."""
     cells = (
         cache_cell("recent", "nothing", 0.4), cache_cell("snapkv", "last", 0.2),
         cache_cell("value_aware", "last", 0.1), cache_cell("value_aware", "hindsight", 0.05),

@@ -27,7 +27,7 @@ UNKNOWN = {"low": None, "high": None, "difference_low": None, "difference_high":
 
 
 def ends(value, exact, low, high):
-    """The end metric's part of a cell, of two units."""
+    """Returns the end metric's part of a cell of two units."""
     return {
         "count": 5000,
         "value": value,
@@ -42,7 +42,7 @@ def ends(value, exact, low, high):
 
 
 def error(relative, low, high, layers, **more):
-    """The output error's part of a cell, of eight recorded units."""
+    """Returns the output error's part of a cell of eight recorded units."""
     squared = tuple((layer,) * 8 for layer in layers)
     return CellError(
         relative=relative,
@@ -74,13 +74,13 @@ def record(model, task, kernel, length, cells, **more):
 
 
 def with_cells(record, change):
-    """The record with every cell changed; a cell of which nothing is left is gone."""
+    """Changes every cell of a record; a cell changed to None is left out."""
     changed = (change(cell) for cell in record.cells)
     return replace(record, cells=tuple(cell for cell in changed if cell is not None))
 
 
 def trained_again(records, *factors):
-    """The records, and replicates of the causal ones: what approximations add is so many times."""
+    """Adds replicates of causal records, whose losses above exact are multiplied by factors."""
 
     def moved(cell, exact, factor):
         pairs = zip(cell.unit_totals, exact.unit_totals, strict=True)
@@ -105,7 +105,7 @@ def without_attention(records):
 
 
 def with_attention(record, **changes):
-    """The record with parts of what was measured with its own kernel exchanged."""
+    """Exchanges parts of the measurement with a record's own kernel."""
     first, *others = record.attention
     return replace(record, attention=(replace(first, **changes), *others))
 
@@ -115,7 +115,7 @@ def curve(sizes, layers):
 
 
 def match(layer, r, keys, **more):
-    """An interval around the count, and quartiles below it."""
+    """Builds matching keys with an interval around the count and quartiles below it."""
     counts = {"low": keys - 1, "high": keys + 2, "lower_quartile": r, "upper_quartile": keys}
     return MatchingKeys(**{"layer": layer, "r": r, "keys": keys, "median": r + 1} | counts | more)
 
@@ -141,7 +141,7 @@ def skewness(layers=2):
 
 
 def gap_cell(layer, degree, effective_keys, wider, own=False, **more):
-    """OVO's error is `wider` times OVA's, by size."""
+    """Builds a cell in which OVO's error is `wider` times OVA's, by size."""
     given = {"layer": layer, "kernel": "polynomial", "degree": degree, "own": own}
     given |= {"effective_keys": effective_keys, "largest_weight": 0.3, "rows_over_half": 0.2}
     given |= {"aware": dict.fromkeys(wider, 0.1), "same_first_key": 0.5}
@@ -161,7 +161,7 @@ def attention(kernel, measured, gap_cells=None, post_hoc=False, skew=None):
 
 
 def probed(kernels=("exponential",), layers=2, heads=4, sizes=(1, 2, 4, 8, 9), known=True):
-    """SYNTHETIC: a model probed with its own kernel and with others post hoc, on three windows."""
+    """Builds a SYNTHETIC record of a model probed with its own and other kernels."""
     cells = [Cell(approximation="exact", parameters={}, **ends(30.0, 30.0, 30.0, 30.0))]
     for r in sizes:
         for at, name in enumerate((OBLIVIOUS, AWARE, "sliding_window")):

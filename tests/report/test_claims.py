@@ -1,4 +1,4 @@
-"""Verdicts from SYNTHETIC records: unit totals with the mean and the spread that a test needs."""
+"""Verdicts follow from SYNTHETIC records whose unit totals have a given mean and spread."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from synthetic import attention, ends, error, gap_cell, output_error, record, sk
 
 from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.claim import Answer, Finding
+from value_aware_study.report.exhibits import claims
 from value_aware_study.report.exhibits.claims import CLAIMS, about, answers
 from value_aware_study.report.results import Results
 
@@ -20,7 +21,7 @@ BY_WEIGHT, BY_OUTPUT = "optimal_v_oblivious", "optimal_v_aware"
 
 
 def cell(approximation, mean, noise=0.0, **parameters):
-    """100 targets a unit; `noise` moves every other unit's mean loss up and the rest down."""
+    """Builds a cell of 100 targets a unit; `noise` moves the units' losses up and down in turn."""
     return Cell(
         approximation=approximation,
         parameters=parameters,
@@ -53,7 +54,7 @@ def found_in(records):
 
 
 def verdict(records, words):
-    """Without the number of comparisons, of which most tests make few."""
+    """Returns a claim's verdict, without the number of comparisons."""
     (answer,) = (answer for answer in found_in(records) if words in answer.claim)
     return answer.verdict.partition(" (")[0]
 
@@ -132,7 +133,7 @@ def test_the_published_verdicts_are_those_of_their_findings(scale):
 def test_a_claim_over_kernels_needs_all_of_them_beyond_their_intervals(
     words, first, others, noise, expected
 ):
-    """Value-aware below by weight, 65 by weight above exact, and a window above both."""
+    """OVA lies below OVO, 65 keys by weight above exact attention, and a window above OVO."""
     records = []
     for kernel, lost in zip(KERNELS, (first, others, others), strict=True):
         one, rest = cell(BY_OUTPUT, 4.0 - lost, noise, r=1), cell(BY_WEIGHT, 4.0, r=1)
@@ -157,13 +158,13 @@ def test_head_size_and_one_is_exact_to_rounding_only(error, expected):
 
 
 def of_layers(gap_cells=None, keys=100):
-    """What was measured in the layers: the effective keys, and the skewness gap."""
+    """Builds the measurement of layers: the effective keys and the skewness gap."""
     skew = (replace(skewness(1)[0], effective_keys=keys),)
     return (attention("elu", output_error(512, [1.0], {}, []), gap_cells, skew=skew),)
 
 
 def kernels_losing(*lost, noise=0.0):
-    """Exponential, polynomial, elu; noise on the last, all from different exact losses."""
+    """Builds a record a kernel, of different exact losses; the last one is noisy."""
     return [
         causal(
             kernel,
@@ -187,7 +188,7 @@ def kernels_losing(*lost, noise=0.0):
     ],
 )
 def test_the_order_of_kernels_is_of_what_is_lost_not_of_the_loss(lost, noise, expected):
-    """polynomial, elu, exponential is also the order of their effective keys here."""
+    """Their effective keys are ordered alike: polynomial, elu, exponential."""
     records = kernels_losing(*lost, noise=noise)
     assert verdict(records, "polynomial loses most") == expected
     assert verdict(records, "Flatter attention") == expected
@@ -244,7 +245,7 @@ def test_flatness_is_correlated_with_the_gap_layer_by_layer(signs, expected):
 
 
 def long_model(orf, few, many, noise=0.02):
-    """Errors of ORF and LSH above those of 65 keys by weight; three seeds of each."""
+    """Builds errors of ORF and LSH relative to 65 keys by weight, for three seeds."""
     random = [("orf", orf, {"features": 256, "scaling": "paper"})]
     random += [("lsh", few, {"r": 32, "rounds": 4}), ("lsh", many, {"r": 128, "rounds": 16})]
     random += [("lsh", -many, {"r": 512, "rounds": 16}), ("lsh", -few, {"r": 16, "rounds": 4})]
@@ -265,7 +266,7 @@ def long_model(orf, few, many, noise=0.02):
     ],
 )
 def test_orf_and_lsh_against_65_keys_are_means_over_seeds(orf, few, many, expected):
-    """LSH: the largest settings up to the paper's; one that sees all 512 keys is not looked at."""
+    """Of LSH, the largest settings up to the paper's count; one that sees all 512 keys does not."""
     records = [long_model(orf, few, many)]
     assert (verdict(records, "ORF and LSH"), verdict(records, "LSH of many")) == expected
 
@@ -299,3 +300,15 @@ def test_a_single_unit_decides_nothing():
         replace(given, unit_totals=given.unit_totals[:1], unit_counts=(100.0,)) for given in two
     ]
     assert verdict([causal("elu", *alone)], "One value") == OPEN
+
+
+def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
+    both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
+    errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
+    given = Results.of([causal("elu", *both), masked("long", *errors)])
+    verdicts, findings = claims.claims(given)
+    assert verdicts.caption == "Of 9 claims: holds (2 of 5 compared) 1, not measured 8."
+    found = findings.table.data
+    assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
+    assert float(found["estimate"][1]) == pytest.approx(-5)
+    assert findings.table.display["agrees"].tolist() == ["✓", "✓", *["not measured"] * 8]

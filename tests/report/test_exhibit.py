@@ -1,4 +1,4 @@
-"""Tables as CSV, Markdown and LaTeX, what they are sorted by, and parts that make no page."""
+"""Tables are written as CSV, Markdown and LaTeX; parts that make no page are refused."""
 
 import altair as alt
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Contrast of every colour, and what the layers of a chart say."""
+"""Colours have enough contrast, and layers of a chart encode their columns."""
 
 import altair as alt
 import pytest
@@ -9,7 +9,7 @@ from value_aware_study.report import charts, look
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance, WCAG 2.2."""
+    """Returns the relative luminance of WCAG 2.2."""
     parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,4 +1,4 @@
-"""Strings from data are text in Markdown, as they are in HTML: no element, link or cell."""
+"""Strings from data stay text in Markdown: they make no element, link or cell."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(folder: Path) -> None:
-    """All rows of a table have as many cells, and no markup of the data is left."""
+    """Checks that all rows of a table have as many cells and no markup of the data is left."""
     found = {file.name: file.read_text() for file in folder.glob("*.md")}
     assert any("&lt;img" in text for text in found.values())
     for name, text in found.items():

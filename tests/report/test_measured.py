@@ -28,7 +28,7 @@ def measured(oblivious=OBLIVIOUS, aware=AWARE, keys=100, sizes=(1, 2)):
 
 
 def match(layer, r):
-    """Ten times as many keys, one more a layer."""
+    """Matches r keys with ten times as many, and one more for each layer."""
     return match_of(layer, r, 10 * r + (layer or 0))
 
 
@@ -54,13 +54,6 @@ def test_the_sentence_has_the_counts_with_their_intervals_and_the_median_query()
         "4 value-aware keys match 40 (39 to 42) keys chosen by attention weight, 8 match 80 (79 to "
         "82) of 100 (errors pooled; matched query by query, the median is 5, 9)"
     )
-
-
-def test_a_count_without_an_interval_stands_alone():
-    one = measured(sizes=(4,))
-    unknown = tuple(replace(match, low=None, high=None) for match in one.matching_keys)
-    one = replace(one, matching_keys=unknown)
-    assert sentence(one).startswith("4 value-aware keys match 40 keys chosen")
 
 
 def test_the_sentence_says_where_nothing_was_counted():

@@ -1,4 +1,4 @@
-"""One file without a network, escaped, the same bytes for the same page, written at once."""
+"""The page is one escaped file without a network, written whole, with the same bytes each time."""
 
 import json
 import re
@@ -169,7 +169,7 @@ def test_a_file_of_somebody_else_is_never_replaced(
 def test_a_page_without_a_list_is_replaced_and_nothing_is_removed(
     page: Page, tmp_path: Path
 ) -> None:
-    """Of a version that wrote none."""
+    """Earlier versions wrote no list."""
     write_page(page, tmp_path)
     (tmp_path / "SHA256SUMS").unlink()
     write_page(Page(page.title, page.lead, page.sections[1:]), tmp_path)

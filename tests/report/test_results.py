@@ -9,7 +9,6 @@ from synthetic import TEXT
 
 from value_aware_study.report.records import read_folder
 from value_aware_study.report.results import Results
-from value_aware_study.report.words import series_label, setting_label
 
 
 def written(folder, records):
@@ -55,12 +54,6 @@ def test_records_of_different_runs_are_not_one_report(records, tmp_path, what, c
     assert f"{records[0].model}.json" in message and "'synthetic" in message
 
 
-def test_cells_keeps_every_cell_of_every_model(records, results):
-    frame = results.cells
-    assert len(frame) == sum(len(record.cells) for record in records)
-    assert set(frame["model"]) == {record.model for record in records}
-
-
 def test_a_random_method_is_the_mean_of_its_seeds(results):
     wanted = {"r": 64, "rounds": 4}
     values = [
@@ -75,7 +68,7 @@ def test_a_random_method_is_the_mean_of_its_seeds(results):
 
 
 def of_cells(record, *changes):
-    """The record with cells that are its first one changed."""
+    """Builds results of a record whose cells are changes of its first cell."""
     return Results.of(
         [replace(record, cells=tuple(replace(record.cells[0], **c) for c in changes))]
     )
@@ -120,25 +113,3 @@ def test_what_is_not_there_is_empty(results):
     assert results.find("masked_long", "optimal_v_aware", r=3) == {}
     assert results.find("no_such_model", "exact") == {}
     assert results.models("no_such_model") == [] and results.of_kernel("none") is None
-
-
-def test_labels():
-    lsh = {"approximation": "lsh", "r": 64, "rounds": 1}
-    orf = {"approximation": "orf", "features": 256, "scaling": "paper"}
-    assert setting_label(lsh) == "LSH r = 64, 1 round"
-    assert setting_label(orf) == "ORF 256 features, as written"
-    assert series_label({**orf, "scaling": "performer"}) == "ORF, Performer scaling"
-    assert setting_label({"approximation": "optimal_v_aware", "r": 65}) == "OVA 65"
-    assert setting_label({"approximation": "exact"}) == "exact"
-    norm = {"approximation": "norm_weighted_keys", "r": 4}
-    assert setting_label({**norm, "norm": 1}) == "α|v|, 1-norm (VATP) 4"
-    assert series_label({**norm, "norm": 2}) == "α|v|, 2-norm (Kobayashi)"
-
-
-def test_the_two_norms_are_two_settings_with_their_norm_in_a_column(results):
-    frame = results.settings
-    of_norm = frame[
-        (frame["model"] == "causal_elu") & (frame["approximation"] == "norm_weighted_keys")
-    ]
-    assert sorted(of_norm["norm"].unique()) == [1, 2]
-    assert len(of_norm) == 2 * 6

@@ -1,4 +1,4 @@
-"""Methods of equal cost, and the weights that a method really gives."""
+"""Settings are found by their cost, and weights are read off a method's output."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Training in processes of its own: they can be killed, and can work together."""
+"""Trains in separate processes, which can be killed and can work together."""
 
 import io
 import multiprocessing
@@ -38,7 +38,7 @@ def exit_code(process: ForkServerProcess, seconds: float = 300) -> int | None:
 
 
 def write_tokens(root: Path) -> None:
-    """What the stage `tokens` leaves for a causal model, random."""
+    """Writes random tokens as the stage `tokens` does for a causal model."""
     folder = root / "outputs/smoke/tokens/causal"
     save_tokenizer(folder / "tokenizer")
     numbers = np.random.default_rng(0)
@@ -47,13 +47,13 @@ def write_tokens(root: Path) -> None:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """The tokenizer of these tokens, which lies beside them and in a model's folder."""
+    """Saves the tokenizer of these tokens, as beside the tokens and in a model's folder."""
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
 def train_app(root: Path, dies: str = "", at: int = 0) -> None:
-    """`python -m pipelines.train_causal`, 12 steps, a checkpoint every 2; `dies` by a signal."""
+    """Runs train_causal for 12 steps, a checkpoint every 2; `dies` names how a signal ends it."""
     os.chdir(ROOT)
     torch.set_num_threads(1)
     if dies:
@@ -89,7 +89,7 @@ def _before_batch(step: int, number: signal.Signals) -> None:
 
 
 def while_writing(step: int) -> None:
-    """With half of the bytes on the disk."""
+    """Dies with half of a checkpoint's bytes on the disk."""
     write = torch.save
 
     def patched(state: dict[str, Any], file: Any) -> None:
@@ -105,7 +105,7 @@ def while_writing(step: int) -> None:
 
 
 def between_names(step: int) -> None:
-    """When the older checkpoint has its new name and the newer one has not."""
+    """Dies when the older checkpoint has its new name and the newer one has not."""
     save, rename = CheckpointFiles.save_checkpoint, os.replace
 
     def patched(

@@ -1,4 +1,4 @@
-"""docs/recipe.md adds an optimizer by one file: followed to the letter in a copy of the project."""
+"""docs/recipe.md adds an optimizer by one file, which works in a copy of the project."""
 
 import json
 import re

@@ -1,7 +1,8 @@
-"""The training apps: who writes, and what ends them with one line."""
+"""Of a training's processes the first one writes, and a failure ends with one line."""
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pipelines import train_causal
-from tests.test_apps import run_app
+from tests.apps import refusal, run_app
+from tests.test_distributed import LENGTH, write_masked
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
 from value_aware_attention.files import write_checksums
@@ -18,7 +20,7 @@ from value_aware_study.training.modules import CausalTraining
 
 
 def one_of_two(rank: int, port: int, root: Path) -> None:
-    """`trainer=ddp` as one of its two processes, in a folder of its own."""
+    """Runs `trainer=ddp` as one of its two processes, in its own folder."""
     os.chdir(ROOT)
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WANDB_MODE": "offline"}
@@ -31,7 +33,7 @@ def one_of_two(rank: int, port: int, root: Path) -> None:
 
 
 def files(root: Path) -> set[str]:
-    """What the run wrote and left, but Hydra's own log."""
+    """Lists the files that a run wrote, without Hydra's log."""
     written = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
     others = ("outputs/smoke/tokens", "logs/hydra")
     return {str(p) for p in written if not any(map(p.is_relative_to, others))}
@@ -54,6 +56,29 @@ def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("masked.block=7", ("masked.block is 7; ", f"was made with {LENGTH}")),
+        (
+            "masked.fraction=0.0001",
+            ("no masked token in 3 held-out sequences; masked.fraction is 0.0001",),
+        ),
+    ],
+)
+def test_values_that_do_not_fit_the_tokens_are_refused_before_any_work(
+    tmp_path: Path, given: str, said: tuple[str, ...]
+) -> None:
+    write_masked(tmp_path)
+    rows = tmp_path / f"outputs/smoke/tokens/masked/{LENGTH}/random"
+    shutil.copy(rows / "evaluation.npy", rows / "train.npy")
+    line = refusal(f"train_masked length=short {given}", tmp_path)
+    assert all(words in line for words in said), line
+    assert not (tmp_path / ".cache").exists()
+    assert not (tmp_path / "outputs/smoke/metrics").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_gpu_that_is_too_small_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,11 +87,9 @@ def test_a_gpu_that_is_too_small_is_one_line(
 
     monkeypatch.setattr(CausalTraining, "loss", loss)
     write_tokens(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        run_app("train_causal trainer.accumulate=2", tmp_path)
-    message = str(stop.value)
+    message = refusal("train_causal trainer.accumulate=2", tmp_path)
     assert message.startswith("error: out of GPU memory while training causal_exponential: ")
-    assert "batch_size of 4 was taken in 2 micro-batches" in message and "\n" not in message
+    assert "batch_size of 4 was taken in 2 micro-batches" in message
     assert "trainer.accumulate" in message and "trainer.checkpoint_activations=true" in message
     assert not (tmp_path / "outputs/smoke/models").exists()
 

@@ -1,4 +1,4 @@
-"""Checkpoints where the disk is full, and two runs at one folder."""
+"""Checkpoints survive a full disk and a second run at their folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What makes a step cheaper or measures its cost changes no step."""
+"""Options that make a step cheaper or measure its cost change no weight."""
 
 from functools import partialmethod
 from pathlib import Path
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 def trained(
     module: LanguageModeling, folder: Path, *, breaks_at: int | None = None, **trainer: Any
 ) -> list[dict[str, float]]:
-    """Six steps; the learning curve."""
+    """Trains six steps; returns the learning curve."""
     masked = not isinstance(module, CausalTraining)
     return fit(
         module,
@@ -55,19 +55,18 @@ def trained(
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_workers_change_nothing(tmp_path: Path, masked: bool) -> None:
-    modules = [module_for(masked) for _ in range(2)]
-    curves = [
-        trained(module, tmp_path / str(workers), workers=workers)
-        for module, workers in zip(modules, (0, 2), strict=True)
-    ]
-    assert curves[0] == curves[1]
-    assert same(modules[0].state_dict(), modules[1].state_dict())
+@pytest.mark.parametrize("option", [{"workers": 2}, {"checkpoint_activations": True}])
+def test_workers_and_checkpointed_activations_change_nothing(
+    tmp_path: Path, masked: bool, option: dict[str, Any]
+) -> None:
+    plain, other = module_for(masked), module_for(masked)
+    assert trained(plain, tmp_path / "plain") == trained(other, tmp_path / "other", **option)
+    assert same(plain.state_dict(), other.state_dict())
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_checkpointed_activations_give_the_same_gradients(masked: bool) -> None:
-    """With dropout, which must be drawn as in the forward pass; each layer is computed twice."""
+    """Dropout is drawn as in the forward pass, though each layer is computed twice."""
     results, calls = [], []
     for again in (False, True):
         module = module_for(masked).train()
@@ -88,14 +87,6 @@ def test_checkpointed_activations_give_the_same_gradients(masked: bool) -> None:
     assert (once, twice) == (2, 4)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_run_with_checkpointed_activations_is_the_same(tmp_path: Path, masked: bool) -> None:
-    modules = [module_for(masked) for _ in range(2)]
-    for again, module in enumerate(modules):
-        trained(module, tmp_path / str(again), checkpoint_activations=bool(again))
-    assert same(modules[0].state_dict(), modules[1].state_dict())
-
-
 def one_layer() -> CausalTraining:
     torch.manual_seed(0)
     size = {"vocabulary_size": VOCABULARY, "layers": 1, "width": 16, "heads": 2, "feedforward": 16}
@@ -106,9 +97,9 @@ def one_layer() -> CausalTraining:
 
 
 def compiled_run(folder: Path) -> None:
-    """In a process without the tests' checks of shapes, which would be compiled too.
+    """Runs without the tests' checks of shapes, which would be compiled too.
 
-    All of torch.compile but its last stage, the C++ compiler, which takes most of a minute.
+    torch.compile stops before its last stage, the C++ compiler, which takes most of a minute.
     """
     torch.set_num_threads(1)
     nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")
@@ -146,7 +137,7 @@ def test_without_a_compiler_compiling_is_refused(
 
 
 def test_flops_are_those_that_torch_counts() -> None:
-    """With eager attention: torch does not count fused attention or fused losses on a CPU."""
+    """Attention is eager, as torch counts no fused attention or fused losses on a CPU."""
     causal = causal_module(kernel=Polynomial(), dropout=0.0)
     batch = causal_batch(0)
     with FlopCounterMode(display=False) as counted:
@@ -161,7 +152,7 @@ def test_flops_are_those_that_torch_counts() -> None:
 
 
 def test_flops_of_the_papers_model() -> None:
-    """6 x (6 x 12 x 512^2 + 267,744 x 512) + 12 x 6 x 512 x 512 a token."""
+    """A token takes 6 x (6 x 12 x 512^2 + 267,744 x 512) + 12 x 6 x 512 x 512 operations."""
     parameters = 6 * 12 * 512**2 + 267_744 * 512
     given = {"parameters": parameters, "layers": 6, "width": 512, "length": 512}
     assert training_flops(**given) == 954_630_144

@@ -1,4 +1,4 @@
-"""Training on in-context tasks: the module, and its app at smoke scale in this process."""
+"""Models train on in-context tasks, by the module and by the app at smoke scale."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from pipelines.app import composed
-from tests.test_apps import ROOT, run_app
+from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_study.data.in_context import AssociativeRecall, InContextBatches, InContextTask
 from value_aware_study.training.decoder import build_decoder, sharpest_weights
@@ -89,17 +89,16 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 @pytest.mark.parametrize("task", SCORED)
 def test_the_app_writes_a_model_and_its_metrics(task: str, tmp_path: Path) -> None:
-    """checks/test_faults.py kills it and starts it again."""
     run_app(f"train_in_context task={task}", tmp_path)
-    name = f"in_context_{task}"
-    record = json.loads((tmp_path / f"outputs/smoke/metrics/in_context/{name}.json").read_text())
+    outputs, name = tmp_path / "outputs/smoke", f"in_context_{task}"
+    record = json.loads((outputs / f"metrics/in_context/{name}.json").read_text())
     assert [set(point) for point in record["curve"]] == [{"step", "loss"} | SCORED[task]] * 2
     assert [len(heads) for heads in record["sharpest_weights"]] == [4, 4]
-    check_model(tmp_path / "outputs/smoke/models" / name, task, record)
+    check_model(outputs / "models" / name, task, record)
 
 
 def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
-    """It is read by its Auto class, and its loss on the held-out rows is the recorded one."""
+    """Checks that the Auto class loads the model and that its held-out loss is the recorded one."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -117,18 +116,18 @@ def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
     ("given", "words"),
     [
         ("task=chess", ("chess", "copying", "markov", "recall")),
+        ("task=recall in_context.recall.pairs=1", ("pairs is 1", "at least 2")),
+        ("task=recall in_context.recall.prefix=13", ("prefix 13", "even")),
         ("task=markov in_context.markov.states=1", ("states is 1", "at least 2")),
         ("task=copying task.steps=0", ("task.steps is 0", "at least 1")),
         ("in_context.heads=3", ("in_context.width is 16", "in_context.heads, which is 3")),
+        ("training.log_every=0", ("training.log_every is 0",)),
         ("trainer.accumulate=3", ("batch_size", "is 4", "trainer.accumulate, which is 3")),
     ],
 )
 def test_what_cannot_be_trained_ends_with_one_line(
     tmp_path: Path, given: str, words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        run_app(f"train_in_context {given}", tmp_path)
-    message = str(stop.value)
-    assert message.startswith("error: ") and "\n" not in message
-    assert all(word in message for word in words), message
+    line = refusal(f"train_in_context {given}", tmp_path)
+    assert all(word in line for word in words), line
     assert not (tmp_path / "outputs").exists()

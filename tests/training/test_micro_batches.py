@@ -1,4 +1,4 @@
-"""A step taken in micro-batches, or by two processes, is the step of the whole batch."""
+"""A step taken in micro-batches or by two processes equals the step of the whole batch."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], list[float]]
 
 
 class HeldOut(Batches):
-    """Whose last batch has a single row, too few for two processes."""
+    """Held-out batches, the last of a single row: too few for two processes."""
 
     def __getitem__(self, step: int) -> Any:
         batch = super().__getitem__(step)
@@ -35,7 +35,7 @@ def module_of(masked: bool) -> LanguageModeling:
 
 
 def trained(folder: Path, masked: bool, **trainer: Any) -> Result:
-    """Weights, learning curve and logged training losses."""
+    """Trains; returns weights, learning curve and logged training losses."""
     module = module_of(masked)
     curve = fit(
         module,
@@ -55,7 +55,7 @@ def trained(folder: Path, masked: bool, **trainer: Any) -> Result:
 
 
 def assert_equal(ours: Result, whole: Result) -> None:
-    """To the rounding of another order of sums, which Adam's division makes larger at first."""
+    """Allows for another order of sums, whose rounding Adam's division enlarges at first."""
     torch.testing.assert_close(ours[0], whole[0], rtol=1e-3, atol=2e-5)
     torch.testing.assert_close(ours[2], whole[2], rtol=2e-6, atol=0)
     assert len(ours[2]) == STEPS
@@ -74,7 +74,7 @@ def test_micro_batches_take_the_step_of_their_batch(
 
 
 def share(rank: int, port: int, folder: Path, masked: bool, accumulate: int) -> None:
-    """One of two processes; each writes what it ended with."""
+    """Trains as one of two processes; each writes its result."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
@@ -98,16 +98,6 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accum
     assert same(first[0], second[0])
     assert first[1] == second[1]
     assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == []
-
-
-def test_another_number_of_micro_batches_is_another_run(tmp_path: Path) -> None:
-    settings = {"evaluate_every": 3, "checkpoint_every": 2, "fingerprint": ""}
-    settings |= {"checkpoint_folder": tmp_path}
-    with pytest.raises(KeyError):
-        fit(causal_module(), Batches(STEPS, breaks_at=5), HeldOut(1), **settings, **on_the_cpu())
-    batches = Batches(STEPS)
-    fit(causal_module(), batches, HeldOut(1), **settings, **on_the_cpu(accumulate=2))
-    assert batches.read[0] == 0
 
 
 def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:

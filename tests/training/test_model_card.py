@@ -1,4 +1,4 @@
-"""Model cards: they parse, say every number of the metrics, and their code runs."""
+"""Model cards parse and state every number of the metrics."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Losses and metrics of the two tasks against the models' plain outputs."""
+"""Losses and metrics of the two tasks agree with the models' plain outputs."""
 
 import math
 
@@ -93,8 +93,8 @@ def test_every_parameter_is_in_one_group_and_hidden_ones_are_matrices_of_layers(
 
 
 def test_tokens_are_those_the_model_reads() -> None:
-    assert causal_module().tokens(causal_batch(0)) == 4 * 12
-    assert masked_module().tokens(masked_batch(0)) == 4 * 12
+    assert causal_module().inputs(causal_batch(0)).numel() == 4 * 12
+    assert masked_module().inputs(masked_batch(0)).numel() == 4 * 12
 
 
 def test_a_hopeless_loss_has_a_finite_perplexity() -> None:

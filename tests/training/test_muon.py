@@ -1,4 +1,4 @@
-"""Muon beside a transcription of its update, torch's own AdamW, and itself continued."""
+"""Muon agrees with its definition on hidden matrices and with torch's AdamW elsewhere."""
 
 import pytest
 import torch

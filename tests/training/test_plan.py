@@ -1,4 +1,4 @@
-"""The single step that says whether a size trains on this machine."""
+"""A single step tells whether a size trains on this machine."""
 
 import math
 

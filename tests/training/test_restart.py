@@ -17,7 +17,7 @@ CHECKPOINTS = ".cache/checkpoints/causal_exponential"
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights' hash of a run that nobody killed."""
+    """Returns the hash of the weights of a run that nobody killed."""
     root = tmp_path_factory.mktemp("straight")
     write_tokens(root)
     assert exit_code(start(train_app, root)) == 0

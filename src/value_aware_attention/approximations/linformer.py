@@ -60,7 +60,7 @@ class Linformer(Approximation):
 
     @torch.inference_mode(False)  # what is kept from an evaluation may be trained through later
     def draw(self, keys: int, device: torch.device | str = "cpu") -> Float[Tensor, "R M"]:
-        """Draws R on the CPU, the same for the same seed and position whatever the length."""
+        """Draws R on the CPU; an entry depends on the seed and its position, not on the length."""
         if self._drawn.shape[1] < keys:
             generator = torch.Generator().manual_seed(self.seed)
             shape = (POSITIONS_AT_ONCE, self.rank)

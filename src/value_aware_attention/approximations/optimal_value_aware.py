@@ -35,7 +35,7 @@ class OptimalValueAware(SparseApproximation):
     optimal error, so that "value-aware beats oblivious by x" is conservative. It is never worse
     than the r largest attention weights, even with the best weights on them.
 
-    `.optimal` of a selection says, row by row, what the keys and weights prove, evaluated in fp64:
+    `.optimal` of a selection marks rows proved optimal by their keys and weights, in fp64: either
     ||o - o~|| is at most 3.5e-6 (for fp64 inputs 1e-9) of sum_i alpha_i ||v_i - o||, plus 8 epsilon
     ||o||, or r is 1 and no value is closer to o by 1e-5 of the squared distance.
 
@@ -95,7 +95,7 @@ class OptimalValueAware(SparseApproximation):
     def recomputed(
         self, call: Call, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
-        """Recomputes errors in fp64 and decides what they prove: error 0, or the nearest value."""
+        """Recomputes errors in fp64 and marks proved rows: error 0, or the nearest value."""
         optimal = torch.full_like(small, call.is_empty)  # nothing is reached with nothing
         small = small | (self.r == 1)
         for rows in rows_in_fp64(call, small):

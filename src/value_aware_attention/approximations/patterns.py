@@ -27,7 +27,7 @@ class Piece:
     period: int = 1
     """Divides the distance between the two positions of every pair"""
     queries: tuple[int, ...] | None = None
-    """The only queries that are in a pair, where these are few; None = any."""
+    """The queries that are in any pair, where these are few; None = all queries."""
     listed: Int[Tensor, "M R"] | None = None
     """The keys of each query (negative = none), given where neighbouring queries share none"""
 
@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Tells which keys each query may see; `a | b` is the union of pairs, `a & b` what both see."""
+    """Tells which keys each query may see; `a | b` and `a & b` unite and intersect the pairs."""
 
     pieces: tuple[Piece, ...]
 

@@ -1,4 +1,4 @@
-"""A cache method as an approximation: later queries see what it kept of the prefix."""
+"""Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
 
 from dataclasses import replace
 from inspect import signature
@@ -108,7 +108,7 @@ class AfterPrefix(Approximation):
     ) -> Float[Tensor, "*batch N V"]:
         """Returns the approximate output in the dtype of `value`; fully masked rows give zeros.
 
-        `layer` is what the adapter knows of a model's layer. Raises ValueError as every
+        `layer` holds the adapter's facts about a model's layer. Raises ValueError as every
         approximation does; for a text shorter than the prefix or than `every`; and where queries
         are not as many as keys (generation with a cache).
         """
@@ -189,7 +189,7 @@ class AfterPrefix(Approximation):
         return torch.cat([exact, groups.restored(self._after(grouped, pool))], dim=-2)
 
     def _after(self, call: Call, every: Int[Tensor, "*own M"]) -> Float[Tensor, "*own G n V"]:
-        """Computes the rows that see what was kept, choice by choice."""
+        """Computes the rows after the prefix, choice by choice."""
         assert self.prefix is not None
         step, parts = self.every or call.keys, []
         pool = every[..., : self.prefix]
@@ -268,7 +268,7 @@ def _available(call: Call) -> Bool[Tensor, "*#own M"]:
 
 
 def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
-    """Computes exact attention of the first queries as that of a whole call is computed.
+    """Computes exact attention of the first queries, by the kernel that serves a whole call.
 
     Fused attention takes two leading dimensions: a group's is joined with that of the heads.
     """
@@ -286,7 +286,7 @@ def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
 
 
 def _served(call: Call, kept: KeptKeys, start: int) -> Float[Tensor, "*own G N V"]:
-    """Computes attention of queries over what was kept and over the keys from `start` on."""
+    """Computes attention of queries over the kept keys and the keys from `start` on."""
     parts = []
     for block in call.blocks():
         visible = visible_pairs(block)

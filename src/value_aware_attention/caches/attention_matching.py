@@ -1,4 +1,4 @@
-"""Keys with biases and values refitted to the observed outputs."""
+"""Refits biases and values of kept keys to the observed outputs."""
 
 import torch
 
@@ -39,7 +39,7 @@ class AttentionMatching(CacheMethod):
         return refitted(seen, kept)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts one solution of the two least squares, of the thirteen among which it chooses."""
+        """Counts one solution of the two least squares problems; the refit compares thirteen."""
         sizes = rows, keys, head_dim, value_dim
         base = super().multiply_adds(*sizes)
         if self.method is not None:

@@ -1,4 +1,4 @@
-"""Keys kept without looking at them: drawn at random, or the latest."""
+"""Keeps keys without looking at them: random keys, or the latest."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from value_aware_attention.caches.observed import Observed
 
 
 class Random(CacheMethod):
-    """Draws r keys uniformly, others for each head and text of a batch; seed decides."""
+    """Draws r keys uniformly from `seed`, different ones for each head and text of a batch."""
 
     observes = False
 

@@ -1,4 +1,4 @@
-"""Half of the keys by a method's score, the others by the score times their projected value."""
+"""Keeps half of the keys by a score, the others by the score times their projected value."""
 
 from collections.abc import Sequence
 
@@ -49,6 +49,6 @@ class CriticalValues(CacheMethod):
         return projected.abs().sum(dim=-1).mean(dim=-2)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts the projection as one of as many numbers as a value has."""
+        """Counts the projection as value_dim x value_dim multiply-adds a key."""
         own = self.method.multiply_adds(rows, keys, head_dim, value_dim)
         return own + keys * value_dim**2

@@ -1,4 +1,4 @@
-"""Keys kept by the attention that Gaussian future queries are expected to pay them."""
+"""Keeps keys by their expected attention weight under Gaussian future queries."""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""Joint error of a set of keys, and its change by dropping or adding each key.
+"""Computes the joint error of a set of keys, and its change by dropping or adding each key.
 
 All observed queries of a group are rows, n of them; one set S serves every row. It leaves row i
 with o~_i, the mean over S and over what is beside it. Dropping key j moves that along a line:
@@ -25,21 +25,21 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.error import typical_unit
 
 LEFT = {torch.float64: 1e-3, torch.float32: 1e-1}
-"""Smallest part of a row's mass at which drops are followed by updates: below it t is large and
-magnifies rounding, and all is computed again"""
+"""Smallest part of a row's mass that drops may leave before all is computed again: below it t is
+large and magnifies rounding"""
 DROPS = 64
-"""Drops that are followed by updates before everything is computed again"""
+"""Number of drops followed by updates before all costs are computed again"""
 CANDIDATES = 4 * DROPS
-"""Keys that are followed by updates: those whose loss cost least when all was computed"""
+"""Number of keys whose costs are updated: the cheapest to drop when all costs were computed"""
 GENTLE = 0.9
 """Largest share of a row's mass in one key at which drops are followed in fp32, twice as fast:
 above it t is large and magnifies rounding"""
 SHARE = 0.05
-"""The share of the remaining keys that `eliminate_by_shares` drops at once."""
+"""Share of the remaining keys that `eliminate_by_shares` drops at once"""
 BREADTH = 8
 """Keys, the cheapest ones, that an exchange tries to drop"""
 GAIN = 1e-5
-"""The least relative gain for which keys are exchanged."""
+"""Least relative gain for which keys are exchanged"""
 
 SQUARES = ("error", "error_of_others", "to_kept", "to_exact")
 """Fields of a `_State` that are squared lengths"""
@@ -108,7 +108,7 @@ class Rows:
     def exchanged(self, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
         """Returns the best set that one exchange of a cheap key makes, best by its joint cost."""
         state = self._state(kept)
-        dropping = self._dropping(state, kept)
+        dropping = state.cost().masked_fill(~kept | self.protected, torch.inf)
         cheapest = dropping.topk(min(BREADTH, kept.shape[-1]), dim=-1, largest=False)
         best, lowest = kept, torch.full_like(dropping[:, :1], torch.inf)
         for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
@@ -123,9 +123,6 @@ class Rows:
 
     def _state(self, kept: Bool[Tensor, "B M"]) -> "_State":
         return _State.of(self, self._log_weights_of(kept), self.value)
-
-    def _dropping(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
-        return state.cost().masked_fill(~kept | self.protected, torch.inf)
 
     def _adding(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         odds = self.log_weights - (state.log_total + state.mass.log())
@@ -159,7 +156,7 @@ class _State:
         log_weights: Float[Tensor, "B n K"],
         value: Float[Tensor, "B K V"],
     ) -> "_State":
-        """Computes it for the keys with a finite log-weight."""
+        """Computes the state of the set of keys with a finite log-weight."""
         own = log_weights.logsumexp(dim=-1, keepdim=True)
         total = finite(torch.logaddexp(own, rows.log_beside))
         weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
@@ -178,7 +175,7 @@ class _State:
         )
 
     def take(self, keys: Int[Tensor, "B C"]) -> "_State":
-        """Returns what it is for some of the keys."""
+        """Returns the state of some of the keys."""
         at = keys[:, None, :]
         parts = {
             name: x.take_along_dim(at, dim=-1)
@@ -188,7 +185,7 @@ class _State:
         return replace(self, value=self.value.take_along_dim(keys[..., None], dim=-2), **parts)
 
     def in_single_precision(self) -> "_State":
-        """Returns it in fp32, in a unit of length whose squares have room there."""
+        """Returns the state in fp32, in a unit of length whose squares stay in its range."""
         unit = typical_unit(self.value)
         squares = {name: vars(self)[name] / unit.square() for name in SQUARES}
         parts = vars(self) | squares | {"value": self.value / unit}
@@ -200,7 +197,7 @@ class _State:
         return gained.sum(dim=-2) + (t.mT @ self.error).squeeze(-1)
 
     def cost(self) -> Float[Tensor, "B K"]:
-        """Computes what dropping each key changes of the error."""
+        """Computes the change of the error by dropping each key."""
         others = self.mass - self.weights
         t = self.weights / others
         largest = others <= LEFT[others.dtype] * self.mass  # all of a row that sees nothing
@@ -231,7 +228,7 @@ class _State:
         return x.gather(-1, key[:, None, :].expand(-1, x.shape[1], -1))
 
     def without(self, key: Int[Tensor, "B 1"]) -> "_State":
-        """Returns what is left without one key of each cache."""
+        """Returns the state after dropping one key of each cache."""
         kept = _State(**{name: x.clone() for name, x in vars(self).items()})
         kept.drop(key)
         return kept
@@ -259,10 +256,10 @@ def _squared_distances(
 def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
     """Drops key after key, each time the one whose loss costs the joint error least, down to r.
 
-    Everything is computed again after `DROPS` drops, for the keys that are left, and around a drop
-    that takes nearly all of a row's mass. In between the `CANDIDATES` that cost least then are
-    followed: a drop costs the same however many keys there are, and so few drops hardly make a key
-    cheapest that was not among them.
+    All costs are computed again after `DROPS` drops, and around a drop that takes nearly all of a
+    row's mass. In between only the `CANDIDATES` that were cheapest are updated, so that the cost of
+    a drop does not grow with the number of keys; within so few drops another key hardly becomes the
+    cheapest.
     """
     left = _every_key(rows)
     while left.shape[-1] > r:
@@ -304,7 +301,7 @@ def _every_key(rows: Rows) -> Int[Tensor, "B M"]:
 
 
 def _start(rows: Rows, left: Int[Tensor, "B K"]) -> tuple[_State, Float[Tensor, "B K"]]:
-    """The state of the keys that are left, and a cost by which padding goes first, some never."""
+    """Returns the state of the remaining keys, and added costs: padding -inf, protected inf."""
     log_weights = rows.log_weights.take_along_dim(left[:, None], dim=-1)
     state = _State.of(rows, log_weights, rows.value.take_along_dim(left[..., None], dim=-2))
     fixed = torch.zeros_like(rows.value[..., 0]).masked_fill_(rows.protected, torch.inf)

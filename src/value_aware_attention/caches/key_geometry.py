@@ -1,4 +1,4 @@
-"""Keys kept by where they lie, whatever the queries."""
+"""Keeps keys by their geometry alone, without queries."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -25,9 +25,6 @@ class KeyDiff(CacheMethod):
             key, mean / counted.sum(dim=-2, keepdim=True).clamp_min(1), dim=-1
         )
 
-    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return float(keys * head_dim)
-
 
 class KeyNorm(CacheMethod):
     """Keeps the r keys with the smallest ||k_j|| (Devoto et al., 2024, arXiv 2406.11430)."""
@@ -36,6 +33,3 @@ class KeyNorm(CacheMethod):
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         return -working_precision(seen.key).norm(dim=-1)
-
-    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return float(keys * head_dim)

@@ -1,4 +1,4 @@
-"""Keys kept by what dropping each of them alone costs the observed queries."""
+"""Keeps keys by the output error that dropping each of them alone leaves."""
 
 import torch
 from jaxtyping import Float
@@ -28,7 +28,7 @@ class LeaveOneOut(CacheMethod):
 
     @staticmethod
     def _beside(seen: Observed, centre: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns the weight of what each row sees beside the keys, and its share of the output."""
+        """Returns each row's attention weight beside the keys, and the output that it adds."""
         if seen.beside is None:
             return None
         weight, output = seen.log_beside.exp(), seen.beside.output() - centre[..., None, :, :]

@@ -1,4 +1,4 @@
-"""The interface of every cache method: one set of keys for all later queries."""
+"""Defines the interface of cache methods, which keep one set of keys for all later queries."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from value_aware_attention.weights import top_keys
 
 
 class CacheMethod(nn.Module):
-    """Keeps r keys of a cache by what it observes; a method writes `scores`, or `keep` whole."""
+    """Keeps r keys of a cache, chosen on observed queries; subclasses define `scores` or `keep`."""
 
     kernels: tuple[type, ...] = ()
     """The kernels it has a meaning for; empty = every kernel."""
 
     observes: bool = True
-    """False: it chooses alike whatever the queries."""
+    """False: the choice does not depend on the queries."""
 
     refits: bool = False
     """True: keys get weights and values of their own, from which nothing can be chosen again."""
@@ -48,7 +48,7 @@ class CacheMethod(nn.Module):
         return self.kept(seen, self.ranked(seen, self.scores(seen), self.r))
 
     def check(self, seen: Observed) -> None:
-        """Raises ValueError for what this method cannot choose from."""
+        """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""
         name = type(self).__name__
         check_kernel(seen.kernel)
         if self.kernels and not isinstance(seen.kernel, self.kernels):
@@ -85,12 +85,15 @@ class CacheMethod(nn.Module):
         return arguments_shown(self)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts the multiply-adds of one choice for a key-value head that `rows` queries see."""
-        return float(rows * keys * head_dim)
+        """Counts the multiply-adds of one choice for a key-value head that `rows` queries see.
+
+        By default those of every score, or, without queries, one pass over the keys.
+        """
+        return float((rows if self.observes else 1) * keys * head_dim)
 
 
 def check_cache_method(method: CacheMethod) -> None:
-    """Raises ValueError for what chooses no keys of a cache, and for the class of what does."""
+    """Raises ValueError unless the argument is an instance of `CacheMethod`."""
     if not isinstance(method, CacheMethod):
         raise ValueError(
             f"method is {described(method)}; it must be a method of caches, such as "

@@ -1,4 +1,4 @@
-"""The queries that a cache method observes, shared by the heads of a key-value group."""
+"""Collects the queries that a cache method observes, for the query heads of a key-value head."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -55,11 +55,11 @@ class Observed:
     positions: Int[Tensor, " W"] | None = None
     """The positions of the queries, which `rotary` counts from."""
     start: int | None = None
-    """The position of the first query to come; None = as many as keys."""
+    """Position of the first query to come; None = the number of keys"""
     available: Bool[Tensor, "*#batch M"] | None = None
     """False: padding, which is never kept. None = every key."""
     beside: AttentionState | None = None
-    """What each query attends to beside these keys and whatever is kept: its state (G, W)."""
+    """State (G, W) of each query over further keys, which it sees whatever is kept"""
 
     @property
     def keys(self) -> int:
@@ -98,7 +98,7 @@ class Observed:
 
     @property
     def log_weights(self) -> Float[Tensor, "*batch G W M"]:
-        """Computes log alpha, normalised over the keys and what is beside them."""
+        """Computes log alpha, normalised over the keys and the mass beside them."""
         return self.log_similarity - self.log_total
 
     @cached_property
@@ -108,13 +108,13 @@ class Observed:
 
     @cached_property
     def output(self) -> Float[Tensor, "*batch G W V"]:
-        """Computes the exact output o, with what is beside the keys."""
+        """Computes the exact output o over the keys and `beside`."""
         return self._with_beside(
             attention_state(self.log_similarity, self._value[..., None, :, :])
         ).output()
 
     def error(self, kept: KeptKeys) -> Float[Tensor, " *batch"]:
-        """Computes sum ||o - o~||^2 over the group's queries: what a choice costs them."""
+        """Computes sum ||o - o~||^2 over the group's queries, the cost of a choice."""
         state = kept_state(
             working_precision(self.query), working_precision(self.key), self._value,
             self.kernel, self.visible, kept,
@@ -231,7 +231,7 @@ class Choice:
     past: range
     served: range
     start: int
-    """The first key that is not chosen from, but seen by all that see it."""
+    """Position of the first key outside the choice, which is kept for every query"""
     rows: int
 
     def attending(self, rows: Int[Tensor, " W"]) -> dict[str, Any]:

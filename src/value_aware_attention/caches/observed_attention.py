@@ -1,4 +1,4 @@
-"""Keys kept by the attention that the observed queries pay them."""
+"""Keeps keys by the attention weights of the observed queries."""
 
 from collections.abc import Sequence
 

@@ -1,10 +1,11 @@
-"""Log-biases and values by which kept keys stand for those that were dropped.
+"""Fits log-biases and values by which kept keys stand in for dropped ones.
 
 The closed form of Attention Matching (arXiv 2602.16284): biases by which the kept mass is the whole
 one, then values by which outputs are the exact ones, both by least squares with a ridge.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +16,8 @@ from value_aware_attention.caches.observed import KeptKeys, Observed
 
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Strengths of the pull of values to the original ones, in parts of the mean squared weight."""
+CHOICES = tuple(product((False, True), (torch.inf, *RIDGES)))
+"""Pairs of whether biases are fitted and the ridge of the values; infinity: the original values"""
 BIAS_RIDGE = 0.1
 """Strength of the pull of the factors of weights to 1"""
 FACTORS = (0.05, 50.0)
@@ -24,23 +27,23 @@ HELD_OUT = 4
 
 
 def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
-    """Refits the biases and values of keys that were chosen to the observed rows.
+    """Refits the biases and values of chosen keys to the observed rows.
 
-    The strength, and whether there are biases or any refit at all, is what leaves the least error
-    on one of four rows that the others were fitted without; then all rows are fitted. Fewer than
-    eight rows tell nothing of others: nothing is refitted.
+    Every fourth row is held out. Of `CHOICES`, the one with the least error on held-out rows after
+    a fit to the others is fitted again to all rows. With fewer than eight rows nothing is refitted.
     """
-    rows, flat = Rows.of(seen), _flattened(kept)
+    rows, slots = Rows.of(seen), kept.indices.shape[-1]
+    flat = KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
     every = _Fit.of(rows, flat)
     count = every.weights.shape[1]
     if count < 2 * HELD_OUT:
         return kept
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
     fitted, checked = every.of_rows(~held_out), every.of_rows(held_out)
-    errors = [checked.error(*fitted.solve(*how)) for how in _choices()]
+    errors = [checked.error(*fitted.solve(*how)) for how in CHOICES]
     best = torch.stack(errors).argmin(dim=0)
     factors, change = torch.ones_like(every.weights[:, 0]), torch.zeros_like(every.value)
-    for number, how in enumerate(_choices()):
+    for number, how in enumerate(CHOICES):
         chosen = best == number
         if chosen.any():
             found, moved = every.solve(*how)
@@ -52,25 +55,14 @@ def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
     return KeptKeys(kept.indices, kept.log_weight + bias.to(dtype), value.to(dtype))
 
 
-def _flattened(kept: KeptKeys) -> KeptKeys:
-    """The kept keys of all caches, as `Rows` counts them."""
-    slots = kept.indices.shape[-1]
-    return KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
-
-
-def _choices() -> list[tuple[bool, float]]:
-    """(with biases, ridge of the values); infinity: the original values."""
-    return [(bias, ridge) for bias in (False, True) for ridge in (torch.inf, *RIDGES)]
-
-
 @dataclass(frozen=True)
 class _Fit:
-    """Rows as the least squares see them, in fp64."""
+    """Holds the least squares problem of the observed rows, in fp64."""
 
     weights: Float[Tensor, "B n r"]
     """alpha of the kept keys"""
     beside: Float[Tensor, "B n 1"]
-    """alpha of what is beside the keys"""
+    """Attention weight beside the keys"""
     output_beside: Float[Tensor, "B n V"]
     output: Float[Tensor, "B n V"]
     value: Float[Tensor, "B r V"]
@@ -98,7 +90,7 @@ class _Fit:
     def solve(
         self, bias: bool, ridge: float
     ) -> tuple[Float[Tensor, "B r"], Float[Tensor, "B r V"]]:
-        """Fits the factors of the weights, and what is added to the values."""
+        """Fits the factors of the weights, and the change of the values."""
         factors = torch.ones_like(self.weights[:, 0])
         if bias:
             wanted = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Set of keys whose joint choice changes the observed outputs least."""
+"""Searches the set of keys that jointly changes the observed outputs least."""
 
 from itertools import chain
 
@@ -31,11 +31,11 @@ the time; among ten keys the start that ends at the optimum is often far from it
 class ValueAware(CacheMethod):
     """Keeps the r keys found to leave the least sum ||o_i - o~_i||^2 over the observed queries.
 
-    One set for all of them, with attention's own weights: the objective of section 3 for a cache.
-    Which set is best cannot be read off scores of single keys, because what one key adds depends
-    on the others; so keys are dropped one by one, each time the one whose loss costs the joint
-    error least, computed exactly for every candidate. Where another method's set leaves less on the
-    observed queries it is taken: no scoring method of this package leaves less there.
+    One set serves all queries, with attention's own weights: the objective of section 3 for a
+    cache. Scores of single keys cannot rank sets, because the gain of a key depends on the others.
+    Keys are therefore dropped one by one, each time the key whose loss raises the joint error
+    least, computed exactly for every candidate. Where the set of a scoring method of this package
+    leaves less error on the observed queries, that set is returned.
 
     Optimal where one key is free (r = 1, or one more than the protected) and where one is dropped;
     best found elsewhere. `search` "fast" drops 5% of the keys at a time; "best" exchanges keys

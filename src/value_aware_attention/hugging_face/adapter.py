@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock, Thread, current_thread
 from typing import Any
 
@@ -70,18 +71,16 @@ def replace_attention(
 
     `approximation` is a module, or a callable layer_index -> module, for the modules that
     `attention_layers` lists. `kernel` None is the model's own: `kernel` of its attention modules,
-    else the exponential with its scaling; another kernel is used although the model was not trained
-    with it. `layers` and `heads` None are all of them; other layers and heads, and attention to
-    another sequence, stay exact. `caches.AfterPrefix` is given key-value heads as they are, so that
-    a group of query heads keeps one set, and the layer's projection and rotation; other methods get
-    the heads repeated. With one query at a time (generation with a cache) a method gets the past
-    keys as the model does. On exit, also after an exception, the model is as it was. Contexts of
-    one thread nest; where one is left before those within it, the innermost still open computes.
+    else the exponential with its scaling. `layers` and `heads` None are all of them; other layers
+    and heads, and attention to another sequence, stay exact. `caches.AfterPrefix` is given
+    key-value heads as they are, so that a group of query heads keeps one set, and the layer's
+    projection and rotation; other methods get the heads repeated, and past keys as the model does.
+    Exceptions too restore the model. Contexts of one thread nest: the innermost open one computes.
+
     Raises ValueError for a model without transformers' attention interface; for a model whose
-    attention another thread has replaced, because transformers reads a model's attention from its
-    config, which threads share; and for options that no approximation can honour: logit
-    soft-capping, attention sinks, position bias, attention dropout, output_attentions, a method
-    that is not causal in a causal model.
+    attention another thread has replaced (transformers reads it from the config, which threads
+    share); and for options that no approximation can honour: logit soft-capping, attention sinks,
+    position bias, attention dropout, output_attentions, a non-causal method in a causal model.
     """
     check_model(model)
     if kernel is not None:
@@ -92,9 +91,8 @@ def replace_attention(
     }
     check_methods(model, methods)
     check_heads(heads, getattr(model.config, "num_attention_heads", None))
-    exact = Exact()
-    others: dict[nn.Module, Any]
-    others = {layer: exact for layer in [*attention_layers(model), *cross_attention_layers(model)]}
+    every = [*attention_layers(model), *cross_attention_layers(model)]
+    others: dict[nn.Module, Any] = dict.fromkeys(every, Exact())
     repeats = Repeats(methods.values())
     shared = {
         layer: SharedKeys(method, layer, rotary_of(model), repeats)
@@ -103,7 +101,7 @@ def replace_attention(
     }
     name = f"{OWN}_{uuid.uuid4().hex}"
     with ExitStack() as restored:
-        _register(name, _attention_function(others | methods | shared, kernel, heads))
+        _register(name, partial(_attend, others | methods | shared, kernel, heads))
         restored.enter_context(repeats.before_each_call(model))
         restored.callback(_unregister, name)
         restored.callback(_close, _opened(model, name))
@@ -225,7 +223,7 @@ def _hooks(model: PreTrainedModel) -> list[Any]:
 def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
     """Computes attention where nothing is replaced: by the module's `approximation`, or Exact."""
     method = getattr(module, "approximation", None) or Exact()
-    return _attend(method, None, None, module, *inputs, **options)
+    return _attend({module: method}, None, None, module, *inputs, **options)
 
 
 def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
@@ -234,21 +232,8 @@ def _method(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -
     return check_method(**{f"approximation({layer})": approximation(layer)})
 
 
-def _attention_function(
-    methods: Mapping[nn.Module, Callable[..., Tensor]],
-    kernel: Kernel | None,
-    heads: Collection[int] | None,
-) -> Callable[..., tuple[Tensor, None]]:
-    """Makes the function that transformers calls with a module of `methods` and its inputs."""
-
-    def function(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
-        return _attend(methods[module], kernel, heads, module, *inputs, **options)
-
-    return function
-
-
 def _attend(
-    method: Callable[..., Tensor],
+    methods: Mapping[nn.Module, Callable[..., Tensor]],
     kernel: Kernel | None,
     heads: Collection[int] | None,
     module: nn.Module,
@@ -262,7 +247,7 @@ def _attend(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "batch N heads V"], None]:
-    """Calls `method` as transformers calls an attention function: (batch, heads, N, D) in."""
+    """Calls the module's method as transformers calls attention, with (batch, heads, N, D)."""
     check_call(dropout, options)
     check_heads(heads, query.shape[1])
     key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
@@ -273,7 +258,7 @@ def _attend(
         "attn_mask": attn_mask,
         "is_causal": is_causal,
     }
-    if isinstance(method, SharedKeys):
+    if isinstance(method := methods[module], SharedKeys):
         output = method(query, key, value, heads, **options)
     else:
         output = _in_heads(method, (query, *repeated(query, key, value)), heads, **options)

@@ -1,4 +1,4 @@
-"""Tells cache methods of a model's grouped heads, projections, rotation and second pass."""
+"""Gives cache methods a model's grouped heads, output projections, rotation and second pass."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -63,7 +63,7 @@ def rotary_of(model: nn.Module) -> Rotary | None:
     plain = list(signature(module.forward).parameters) == ["x", "position_ids"]
     kind = getattr(module, "rope_type", "default")
     if len(found) > 1 or apply is None or not plain or kind in ("dynamic", "longrope"):
-        return _unknown_rotation(name)
+        return partial(_refuse_rotation, name)
 
     def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
         angles = [x.double() for x in module(query.float(), shift[None])]
@@ -75,18 +75,15 @@ def rotary_of(model: nn.Module) -> Rotary | None:
     return rotary
 
 
-def _unknown_rotation(name: str) -> Rotary:
-    def rotary(query: Tensor, shift: Tensor) -> Tensor:
-        raise ValueError(
-            f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
-            f"ExpectedAttention cannot turn them to later positions"
-        )
-
-    return rotary
+def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
+    raise ValueError(
+        f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
+        f"ExpectedAttention cannot turn them to later positions"
+    )
 
 
 class Repeats:
-    """Records what each layer attends with when the model reads its prefix once more."""
+    """Records each layer's queries, keys and values while the model reads its prefix once more."""
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
         found = [method for method in methods if getattr(method, "observed", None) == "repeat"]
@@ -138,7 +135,7 @@ class Repeats:
             self.recorded.clear()
 
     def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
-        """Appends to the prefix its first tokens again, as many as there are positions for."""
+        """Appends the prefix to itself, cut to the positions that the model has."""
         assert self.prefix is not None
         if x.ndim != 2 or x.shape[1] < self.prefix:
             raise ValueError(f"prefix is {self.prefix}; the text has shape {tuple(x.shape)}")

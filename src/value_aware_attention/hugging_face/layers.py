@@ -49,13 +49,7 @@ def chosen_layers(model: nn.Module, layers: Collection[int] | None) -> dict[nn.M
     available = attention_layers(model)
     if layers is None:
         return {module: number for number, module in enumerate(available)}
-    layers = check_integers(layers=layers)
-    if bad := sorted(set(layers) - set(range(len(available)))):
-        raise ValueError(
-            f"layers are {sorted(layers)}; the model has layers 0 to {len(available) - 1}, "
-            f"not {', '.join(map(str, bad))}"
-        )
-    return {available[number]: number for number in sorted(set(layers))}
+    return {available[number]: number for number in _existing(len(available), layers=layers)}
 
 
 def layer_kernel(layer: nn.Module, scaling: float | None = None) -> Kernel:
@@ -163,14 +157,19 @@ def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> N
 
 def check_heads(heads: Collection[int] | None, available: int | None) -> None:
     """Raises ValueError for a head that a layer of `available` heads lacks; None = not known."""
-    if heads is None or not isinstance(available, int):  # some configs have a list, layer by layer
-        return
-    heads = check_integers(heads=heads)
-    if bad := sorted(set(heads) - set(range(available))):
+    if heads is not None and isinstance(available, int):  # some configs have one for each layer
+        _existing(available, heads=heads)
+
+
+def _existing(available: int, **arguments: Collection[int]) -> list[int]:
+    """Returns the numbers of the one argument in order; ValueError for one that does not exist."""
+    (name,), given = arguments, check_integers(**arguments)
+    if bad := sorted(set(given) - set(range(available))):
         raise ValueError(
-            f"heads are {sorted(heads)}; the model has heads 0 to {available - 1}, "
+            f"{name} are {sorted(given)}; the model has {name} 0 to {available - 1}, "
             f"not {', '.join(map(str, bad))}"
         )
+    return sorted(set(given))
 
 
 def check_call(dropout: float, options: Mapping[str, Any]) -> None:

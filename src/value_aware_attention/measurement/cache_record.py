@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from value_aware_attention.measurement.record import Estimate, JsonRecord, RunOn
 
-VERSION = 2
-"""Version of the schema, raised whenever older records cannot be read as new ones"""
 DISTANCES = ("kl", "cosine_distance")
 """Distances of the model's output from the exact one; every cell has one among its ends"""
 
@@ -65,7 +63,7 @@ class CacheGaps:
 class CacheRecord(JsonRecord):
     """Cache methods measured on one model and task."""
 
-    version: ClassVar[int] = VERSION
+    version: ClassVar[int] = 2
     made_by: ClassVar[str] = "make caches"
     model: str
     task: str
@@ -98,7 +96,7 @@ class CacheRecord(JsonRecord):
         return len(self.seeds)
 
     def check(self) -> None:
-        """Raises ValueError for what no measurement writes."""
+        """Raises ValueError for content that no measurement writes."""
         if not self.cells:
             raise ValueError("it has no cells")
         for place, cell in enumerate(self.cells):

@@ -1,4 +1,4 @@
-"""Measures what cache methods cost a model, which of four things they lose, and their record."""
+"""Measures the cost of cache methods to a model, split into four losses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,7 @@ from value_aware_attention.caches import (
 from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
+from value_aware_attention.measurement.layers import POOLS
 from value_aware_attention.measurement.record import Estimate, estimate
 from value_aware_attention.measurement.recorded import ExactRows, recording
 from value_aware_attention.measurement.run_on import run_on
@@ -99,8 +100,7 @@ def gaps(errors: Mapping[str, Array], *, method: str, observed: str, r: int) -> 
 
     `errors` has those of the method under "method", and those of `REFERENCES`.
     """
-    pools = {"all": (1, 2), "layer": (2,), "head": ()}
-    for axes in pools.values():
+    for axes in POOLS:
         pooled = {name: error.sum(axis=axes) for name, error in errors.items()}
         for place in np.ndindex(pooled["method"].shape[1:]):
             layer, head = (*place, None, None)[:2]
@@ -214,7 +214,7 @@ def _measured(
 
 @dataclass(frozen=True)
 class _Part:
-    """Holds what was measured of one setting on some units."""
+    """Holds the measurements of one setting on some units."""
 
     seeds: NDArray[np.int64]
     norm: Array

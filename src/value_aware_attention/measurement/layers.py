@@ -122,8 +122,8 @@ BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
     "leave_one_out_keys": LeaveOneOutKeys,
 }
 """Methods between the two optimal ones"""
-POOLS: Mapping[str, tuple[int, ...]] = {"all": (1, 2), "layer": (2,), "head": ()}
-"""The axes of (units, layers, heads, sizes) over which an error is pooled"""
+POOLS: Sequence[tuple[int, ...]] = ((1, 2), (2,), ())
+"""Axes of (units, layers, heads) over which an error is pooled: all, by layer, by head"""
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def output_error(
 
     Means are rounded to six digits. A relative error is a ratio of means, so of sums, pooled over
     all layers, of each layer and of each head, at `sizes`; None where the outputs are all 0.
-    Raises ValueError where those of all layers are.
+    Raises ValueError where the outputs of all layers are 0.
     """
     pooled = _Pooled.of(layers)
     norms = pooled.squared_norm
@@ -314,23 +314,21 @@ class _Pooled:
         }
         return cls(norms, paths)
 
-    def curves(self) -> Iterator[tuple[int | None, int | None, str, dict[str, Array]]]:
-        """Yields layer, head (None = pooled), method, and its relative errors with their ends."""
-        for axes in POOLS.values():
+    def curves(self) -> Iterator[tuple[int | None, int | None, str, list[Array]]]:
+        """Yields layer, head (None = pooled), method, and its relative errors, low and high."""
+        for axes in POOLS:
             norm = self.squared_norm.sum(axis=axes)
             for method in (OBLIVIOUS, AWARE):
                 found = ratio_of_sums(self.paths[method].sum(axis=axes), norm)
                 for place in np.ndindex(found[0].shape[:-1]):
                     layer, head = (*place, None, None)[:2]
-                    names = ("estimate", "low", "high")
-                    ends = {n: curve[place] for n, curve in zip(names, found, strict=True)}
-                    yield layer, head, method, ends
+                    yield layer, head, method, [curve[place] for curve in found]
 
     def keys_needed(self) -> Iterator[KeysNeeded]:
         """Counts the keys needed for each of `SHARES`."""
-        for layer, head, method, ends in self.curves():
+        for layer, head, method, curves in self.curves():
             for share in SHARES:
-                keys, low, high = (keys_needed(curve, share) for curve in ends.values())
+                keys, low, high = (keys_needed(curve, share) for curve in curves)
                 yield KeysNeeded(
                     layer=layer, head=head, method=method, share=share, keys=keys, low=low,
                     high=high,
@@ -338,10 +336,10 @@ class _Pooled:
 
     def errors(self, sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
         """Yields the errors at `sizes`; beyond a method's largest size it is exact already."""
-        for layer, head, method, ends in self.curves():
+        for layer, head, method, curves in self.curves():
             for r in sizes:
-                at = min(r, len(ends["estimate"])) - 1
-                error, low, high = (_known(curve[at]) for curve in ends.values())
+                at = min(r, len(curves[0])) - 1
+                error, low, high = (_known(curve[at]) for curve in curves)
                 yield ErrorAtSize(
                     layer=layer, head=head, method=method, r=r, error=error, low=low, high=high
                 )
@@ -406,17 +404,12 @@ def skewness_gap(
     wanted = rows * len(calls[0].query) * calls[0].query.shape[1]
 
     def measured(layer: int) -> list[GapCell]:
-        own_rows = _shuffled(sample_rows(calls[layer], wanted), seed + layer)
-        return [_cell(layer, weighed, search, own) for own, weighed in _kernels(own_rows)]
+        own = _shuffled(sample_rows(calls[layer], wanted), seed + layer)
+        post_hoc = [replace(own, kernel=Polynomial(degree)) for degree in DEGREES]
+        return [_cell(layer, rows, search, own=rows is own) for rows in (own, *post_hoc)]
 
     cells = chain.from_iterable(shared_map(measured, range(len(calls))))
     return SkewnessGap(rows=sample_rows(calls[0], wanted).rows.numel(), cells=tuple(cells))
-
-
-def _kernels(rows: Call) -> Iterator[tuple[bool, Call]]:
-    yield True, rows
-    for degree in DEGREES:
-        yield False, replace(rows, kernel=Polynomial(degree))
 
 
 def _shuffled(rows: Call, seed: int) -> Call:
@@ -433,7 +426,7 @@ def _shuffled(rows: Call, seed: int) -> Call:
     return replace(rows, key=key, value=value, attn_mask=visible)
 
 
-def _cell(layer: int, rows: Call, search: str, own: bool) -> GapCell:
+def _cell(layer: int, rows: Call, search: str, *, own: bool) -> GapCell:
     weights = rows.weights
     shape = skewness_of(weights)
     first = OptimalValueAware(1).select(**rows.arguments()).indices[..., 0]
@@ -479,13 +472,9 @@ def _smallest(
     """Tells where no visible key's score is below the chosen one's, up to rounding."""
     if visible is not None:
         score = score.masked_fill(~visible, torch.inf)
-    scale = _rounding(score)
-    return score.gather(-1, chosen[..., None])[..., 0] <= score.amin(dim=-1) + scale
-
-
-def _rounding(score: Float[Tensor, "B H N M"]) -> float:
-    """Bounds the difference of sums of these numbers that are taken in another order."""
-    return 1e-12 * score[score.isfinite()].abs().max().item()
+    # bounds the difference of sums of these numbers that are taken in another order
+    rounding = 1e-12 * score[score.isfinite()].abs().max().item()
+    return score.gather(-1, chosen[..., None])[..., 0] <= score.amin(dim=-1) + rounding
 
 
 def _share(rows: Bool[Tensor, "B H N"]) -> float:

@@ -1,4 +1,4 @@
-"""BERT's masking (Devlin et al. 2019, section 3.1), as A.1 uses it."""
+"""Masks tokens as BERT does (Devlin et al. 2019, section 3.1), as A.1 uses it."""
 
 from collections.abc import Sequence
 

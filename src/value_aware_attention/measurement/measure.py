@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -23,6 +23,7 @@ from value_aware_attention.approximations import (
 from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.call import Call
 from value_aware_attention.distributed import is_first, shared_map
+from value_aware_attention.files import to_json
 from value_aware_attention.hugging_face import attention_layers, own_kernel
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.layers import (
@@ -34,12 +35,12 @@ from value_aware_attention.measurement.layers import (
     skewness_gap,
 )
 from value_aware_attention.measurement.record import (
+    TASKS,
     Attention,
     Cell,
     CellError,
     Record,
     Skewness,
-    SkewnessGap,
     TextRead,
     ratio_of_sums,
     read,
@@ -47,7 +48,6 @@ from value_aware_attention.measurement.record import (
 from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache, source_hash
-from value_aware_attention.measurement.strict_json import to_json
 from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
 
 ENDS = ("low", "high", "difference_low", "difference_high")
@@ -107,17 +107,7 @@ def _known(number: Any) -> float | None:
 
 
 def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
-    """Computes the fields of `record.EndMetric`, with the paired interval around exact's."""
-    return {
-        "count": int(sums.counts.sum()),
-        "unit_totals": tuple(sums.totals.tolist()),
-        "unit_counts": tuple(sums.counts.tolist()),
-        **_metric(sums, exact, metric),
-    }
-
-
-def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | None]:
-    """Computes the value and the paired difference to exact; one unit has no interval (None)."""
+    """Computes the fields of `record.EndMetric`; the ends of a single unit's interval are None."""
     ends = [float(end) for end in ratio_of_sums(sums.totals - exact.totals, sums.counts)]
     if metric == "perplexity":
         baseline = math.exp(exact.mean())
@@ -126,7 +116,7 @@ def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | N
         scale = SCALES[metric]
         baseline = scale * exact.mean()
         value, low, high = (baseline + scale * end for end in ends)
-    measured = {
+    measured: dict[str, Any] = {
         "value": value,
         "low": low,
         "high": high,
@@ -134,13 +124,17 @@ def _metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, float | N
         "difference_low": low - baseline,
         "difference_high": high - baseline,
     }
-    single = len(sums.counts) < 2
-    return {name: None if single and name in ENDS else x for name, x in measured.items()}
+    if len(sums.counts) < 2:
+        measured |= dict.fromkeys(ENDS)
+    return measured | {
+        "count": int(sums.counts.sum()),
+        "unit_totals": tuple(sums.totals.tolist()),
+        "unit_counts": tuple(sums.counts.tolist()),
+    }
 
 
 Method = Callable[[int, int], nn.Module]
 """(number of keys r, layer index) -> the approximation."""
-TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 
 
 @dataclass(frozen=True)
@@ -178,10 +172,10 @@ def measure(
     `methods` are settings, or functions of (r, layer), each measured with every one of `sizes`
     keys; None: powers of two to head size + 1, and that. A cell has the end metric with the method
     in all layers and, with `cell_errors`, its output error on the recorded units. `layers` None
-    leaves out what is measured in the layers alone. With `cache`, a folder, what was computed
-    before for the same weights, text, code and engine is found again; `weights` is a sha256 of the
-    weights where it is known, else it is computed. A progress bar is drawn on a terminal. Raises
-    ValueError for sizes that do not fit.
+    leaves out the measurements of single layers. The folder `cache` keeps computed numbers for
+    later runs with equal weights, text, code and engine; `weights` is the sha256 of the weights
+    (None: it is computed). A progress bar is drawn on a terminal. Raises ValueError for sizes that
+    do not fit.
     """
     chosen = _sizes(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
@@ -191,9 +185,9 @@ def measure(
             for key, build in methods.items()
         ]
     found = None if cache is None else RecordCache(cache, _identity(task, weights))
-    work = _Measurement(task, found, layers)
-    with work.progress(methods, shown=progress and is_first()):
-        attention = tuple(work.attention(chosen)) if layers else ()
+    work = _Measurement(task, found)
+    with work.progress(methods, layers, shown=progress and is_first()):
+        attention = tuple(work.attention(layers, chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
     record = _record(task, cells, name, description)
     if attention and not cell_errors:
@@ -235,18 +229,15 @@ def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: 
     )
 
 
-def default_sizes(head_dim: int, length: int) -> list[int]:
-    """Lists powers of two up to head size + 1, and head size + 1; none above the length."""
-    powers = {1 << power for power in range((head_dim + 1).bit_length())}
-    return sorted(size for size in powers | {head_dim + 1} if size <= length)
-
-
 def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
-    """Lists the numbers of keys to measure, in order."""
-    for size in sizes or ():
+    """Lists the numbers of keys to measure, in order: by default those that the length allows."""
+    if sizes is None:
+        powers = {1 << power for power in range((head_dim + 1).bit_length())}
+        return sorted(size for size in powers | {head_dim + 1} if size <= length)
+    for size in sizes:
         if not 1 <= size <= length:
             raise ValueError(f"sizes has {size}; it must lie between 1 and the length, {length}")
-    return default_sizes(head_dim, length) if sizes is None else sorted(set(sizes))
+    return sorted(set(sizes))
 
 
 @dataclass
@@ -255,7 +246,6 @@ class _Measurement:
 
     task: Task
     found: RecordCache | None
-    options: LayerOptions | None
 
     @cached_property
     def first(self) -> list[Call]:
@@ -272,13 +262,12 @@ class _Measurement:
     def exact_rows(self) -> list[ExactRows]:
         return [ExactRows.of(call) for call in self.calls]
 
-    def attention(self, sizes: Sequence[int]) -> Iterator[Attention]:
+    def attention(self, options: LayerOptions, sizes: Sequence[int]) -> Iterator[Attention]:
         """Measures the layers: with the task's kernel, then with those put in post hoc."""
-        assert self.options is not None
         own = type(own_kernel(self.task.model))
-        for kernel in (None, *self.options.kernels):
+        for kernel in (None, *options.kernels):
             weighed = kernel or self.task.kernel
-            found = self._layers(kernel, sizes)
+            found = self._layers(options, kernel, sizes)
             layers = [
                 joined([LayerErrors.of_plain(part["errors"][i]) for part in found])
                 for i in range(len(found[0]["errors"]))
@@ -288,21 +277,23 @@ class _Measurement:
                 kernel=type(weighed).__name__.lower(),
                 post_hoc=type(weighed) is not own,
                 output_error=output_error(
-                    layers, self.first, search=self.options.search, unit=self.task.unit, sizes=sizes
+                    layers, self.first, search=options.search, unit=self.task.unit, sizes=sizes
                 ),
                 skewness=tuple(
-                    Skewness(layer=i, **{key: _mean(s[key] for s in parts) for key in parts[0]})
-                    for i, parts in enumerate(shapes)
+                    Skewness(layer=layer, **_means(parts)) for layer, parts in enumerate(shapes)
                 ),
             )
-            if self.options.skewness_gap and kernel is None:
-                result = replace(result, skewness_gap=self._gap())
+            if options.skewness_gap and kernel is None:
+                gap = skewness_gap(
+                    self.calls, rows=options.rows, search=options.search, seed=options.seed
+                )
+                result = replace(result, skewness_gap=gap)
             yield result
 
-    def _layers(self, kernel: Kernel | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    def _layers(
+        self, options: LayerOptions, kernel: Kernel | None, sizes: Sequence[int]
+    ) -> list[dict[str, Any]]:
         """Measures output errors and skewness of every layer, part by part."""
-        options = self.options
-        assert options is not None
         matched = sorted({*MATCHED, *sizes})
         how: Any = {"rows": options.rows, "search": options.search, "between": options.between}
 
@@ -316,11 +307,6 @@ class _Measurement:
         key = {"layers": how | {"matched": matched, "kernel": repr(kernel)}}
         with self._said("layers"):
             return self._by_part(key, compute, work=_layer_work(options.rows, self.first))
-
-    def _gap(self) -> SkewnessGap:
-        options = self.options
-        assert options is not None
-        return skewness_gap(self.calls, rows=options.rows, search=options.search, seed=options.seed)
 
     def cells(self, settings: Sequence[Setting], errors: bool) -> Iterator[Cell]:
         """Measures exact attention, then every setting."""
@@ -384,11 +370,13 @@ class _Measurement:
             raise ValueError(f"{what}: {error}") from error
 
     @contextmanager
-    def progress(self, settings: Sequence[Setting], *, shown: bool) -> Iterator[None]:
+    def progress(
+        self, settings: Sequence[Setting], layers: LayerOptions | None, *, shown: bool
+    ) -> Iterator[None]:
         """Draws a bar of all work, in passes over the text by a cheap method."""
         each = 1 + sum(_work_of(setting.build(0)) for setting in settings)
-        if self.options:
-            each += _layer_work(self.options.rows, self.first) * (1 + len(self.options.kernels))
+        if layers:
+            each += _layer_work(layers.rows, self.first) * (1 + len(layers.kernels))
         with tqdm(
             total=each * self.task.parts, unit="", disable=None if shown else True, leave=False,
             bar_format="{l_bar}{bar}| {elapsed}, {remaining} left {postfix}",
@@ -397,14 +385,14 @@ class _Measurement:
 
 
 def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
-    """Lists what a cell depends on beside its task: the methods of all layers and their source."""
+    """Lists the methods of all layers and their source, on which a cell depends beside its task."""
     built = [setting.build(layer) for layer in range(layers)]
     sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
     return {"methods": [repr(method) for method in built], "source": sources}
 
 
-def _mean(numbers: Iterator[float]) -> float:
-    return float(np.mean(list(numbers)))
+def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
 
 
 def _work_of(method: nn.Module) -> float:
@@ -423,7 +411,7 @@ def _device(task: Task) -> str:
 
 
 def _identity(task: Task, weights: str | None) -> dict[str, Any]:
-    """Lists what every number depends on beside its method and its part of the text."""
+    """Lists the inputs that all numbers depend on: weights, kernel, device, engine, source."""
     return {
         "weights": weights or weights_hash(task.model),
         "kernel": repr(task.kernel),
@@ -438,10 +426,6 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes(tensor))
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes()

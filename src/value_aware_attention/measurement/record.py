@@ -1,4 +1,4 @@
-"""The record of an evaluation, strict JSON with estimates and the machine it ran on."""
+"""Defines the record of an evaluation: strict JSON with estimates and the machine it ran on."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from value_aware_attention.files import reading, without_checksum
-from value_aware_attention.measurement.strict_json import from_json, to_json
+from value_aware_attention.files import from_json, reading, to_json, without_checksum
 
 CONFIDENCE = 0.95
 
@@ -55,10 +54,8 @@ def ratio_of_sums(
     return estimate, estimate - margin, estimate + margin
 
 
-VERSION = 1
-"""Version of the schema, raised whenever older records cannot be read as new ones"""
-
-TASKS, METRICS = ("causal", "masked", "encoder"), ("perplexity", "error", "cosine")
+TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
+"""End metric -> the task that a model is measured on by it"""
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 """Names of the two optimal choices in records"""
 SHARES = (0.01, 0.05, 0.1)
@@ -72,6 +69,7 @@ class JsonRecord:
     """A frozen dataclass that one JSON file holds, with the version of its schema."""
 
     version: ClassVar[int]
+    """Version of the schema, raised whenever older records cannot be read as new ones"""
     made_by: ClassVar[str]
     """The command that makes it again"""
 
@@ -82,7 +80,7 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls, text: str, name: str = "the record") -> Self:
-        """Reads what `to_json` wrote; `name` is what an error calls it.
+        """Reads the text that `to_json` wrote; errors call it `name`.
 
         Raises ValueError for another schema version, and for anything that is no such record.
         """
@@ -103,7 +101,7 @@ class JsonRecord:
         return found
 
     def check(self) -> None:
-        """Raises ValueError for what no measurement writes."""
+        """Raises ValueError for content that no measurement writes."""
         raise NotImplementedError
 
 
@@ -126,7 +124,7 @@ class EndMetric:
     unit_totals: Numbers
     """The summed loss (nats, or wrong predictions) of each unit of text"""
     unit_counts: Numbers
-    """The targets of each"""
+    """Targets of each unit"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +275,7 @@ class Skewness:
 
 @dataclass(frozen=True, kw_only=True)
 class GapCell:
-    """A layer weighed by one kernel: its skewness, and what choosing by the output gains."""
+    """A layer weighed by one kernel: its skewness, and the gain of choosing by the output."""
 
     layer: int
     kernel: str
@@ -365,7 +363,7 @@ class TextRead:
 class Record(JsonRecord):
     """One model measured on one text. `cells` begin with exact attention."""
 
-    version: ClassVar[int] = VERSION
+    version: ClassVar[int] = 1
     made_by: ClassVar[str] = "dvc repro, or the app that wrote it"
     model: str
     task: str
@@ -394,7 +392,9 @@ class Record(JsonRecord):
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""
-        for what, word, words in (("task", self.task, TASKS), ("metric", self.metric, METRICS)):
+        for what, word, words in (
+            ("task", self.task, TASKS.values()), ("metric", self.metric, TASKS),
+        ):  # fmt: skip
             if word not in words:
                 raise ValueError(f"{what} is {word!r}; it must be one of {', '.join(words)}")
         for what, size in (("length", self.length), ("head_dim", self.head_dim)):
@@ -417,7 +417,7 @@ def _check_cell(cell: Cell, name: str, record: Record) -> None:
 def read(kind: Any, content: Any, name: str = "it") -> Any:
     """Reads JSON's content as an object of a dataclass, as a tuple, a mapping, or as itself.
 
-    Raises ValueError, which names the place by `name`, for what the dataclass does not have.
+    Raises ValueError, with the place in `name`, for content that does not fit the dataclass.
     """
     if isinstance(kind, type) and is_dataclass(kind):
         known, hints = {f.name for f in fields(kind)}, get_type_hints(kind)

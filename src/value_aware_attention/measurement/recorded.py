@@ -1,4 +1,4 @@
-"""Attention calls recorded as a model reads text, and exact outputs that methods are judged by."""
+"""Records attention calls as a model reads text, and exact outputs to compare methods with."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Hardware and versions that a number was measured with."""
+"""Describes the hardware and the versions that a number was measured with."""
 
 import os
 import platform

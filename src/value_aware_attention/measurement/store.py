@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from value_aware_attention.distributed import broadcast, is_first
-from value_aware_attention.files import load_json, save_json
-from value_aware_attention.measurement.strict_json import to_json
+from value_aware_attention.files import load_json, save_json, to_json
 
 OURS = ("value_aware_attention", "value_aware_study")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -57,7 +56,7 @@ def import_closure(
 ) -> dict[str, Path]:
     """Maps `modules`, and everything that they import from `packages`, to their files.
 
-    By the text of their imports, those within functions too; nothing is run for it. A name that a
+    Imports are read from the source text, within functions too; no code is run. A name that a
     package re-exports counts as the module it comes from, not as the package, which imports every
     method. Raises ValueError for a module without a file of source.
     """
@@ -161,7 +160,7 @@ class RecordCache:
 
 
 def _read(path: Path) -> list[Any]:
-    """The record in a file; empty where there is none, or what is there is none."""
+    """Reads the record in a file as a list of one; [] for a missing or damaged file."""
     if not path.exists():
         return []
     try:

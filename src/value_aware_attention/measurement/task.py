@@ -1,4 +1,4 @@
-"""A trained model with the text that it is measured on, and the end metric of its predictions."""
+"""Holds a trained model, the text that it is measured on, and the end metric of its predictions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,33 +24,28 @@ from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.recorded import answers_alone, evenly_spaced, recording
 
 
-class ScoredRows:
-    """Saves a model's last layer the rows that no score depends on; no score changes.
+class _ScoredRows(nn.Module):
+    """Computes the last layer's attention at the scored positions alone; no score changes.
 
     Nothing after the attention of the last layer mixes positions. Methods that answer each query
-    alone get the rows of `asked` only, and leave 0 in the others; other methods get the whole call.
+    alone get the scored rows only, and leave 0 in the others; other methods get the whole call.
     """
 
     asked: Bool[Tensor, "B N"]
-    """The positions that are scored in the batch that the model reads next."""
+    """Scored positions of the batch that the model reads next"""
+    method: nn.Module
 
-    def in_last_layer(
-        self, method: Callable[[int], nn.Module], layers: int
-    ) -> Callable[[int], nn.Module]:
-        """Returns the same methods, the last of `layers` with the scored rows alone."""
+    def in_last_layer(self, methods: "Layerwise", layers: int) -> "Layerwise":
+        """Returns the methods of all `layers`, of which the last computes the scored rows."""
 
         def build(layer: int) -> nn.Module:
-            built = method(layer)
-            alone = layer == layers - 1 and answers_alone(built)
-            return _AskedRows(built, self) if alone else built
+            built = methods(layer)
+            if layer < layers - 1 or not answers_alone(built):
+                return built
+            self.method = built
+            return self
 
         return build
-
-
-class _AskedRows(nn.Module):
-    def __init__(self, method: nn.Module, scored: ScoredRows) -> None:
-        super().__init__()
-        self.method, self.scored = method, scored
 
     @torch.inference_mode()
     def forward(
@@ -65,10 +60,9 @@ class _AskedRows(nn.Module):
     ) -> Float[Tensor, "B H N V"]:
         """Returns the method's output at the rows asked for."""
         call = Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
-        asked = self.scored.asked
         # Where a sequence has fewer than the others, some of its other rows fill up.
-        first = asked.long().argsort(dim=1, descending=True, stable=True)
-        count = max(1, int(asked.sum(dim=1).max()))  # no method is called without a query
+        first = self.asked.long().argsort(dim=1, descending=True, stable=True)
+        count = max(1, int(self.asked.sum(dim=1).max()))  # no method is called without a query
         position = first[:, None, :count].expand(-1, query.shape[1], -1)
         output = self.method(**call.at(position).arguments())
         place = position[..., None].expand_as(output)
@@ -163,7 +157,7 @@ def cosine(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Float[T
 
 
 METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
-"""The loss of each target by the end metric that is made of it."""
+"""End metric -> the loss of each target that it averages"""
 
 
 def output_at(
@@ -229,7 +223,7 @@ class Task:
     @torch.inference_mode()
     def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
         """Sums the losses of a part with attention replaced; None = with the model's own."""
-        text, scored = self.texts[part], ScoredRows()
+        text, scored = self.texts[part], _ScoredRows()
         batches = list(text.batches(self.batch_size))
         replaced: Any = nullcontext()
         if method is not None:
@@ -299,7 +293,7 @@ class Task:
         return tokens
 
     def digest(self, part: int) -> str:
-        """Hashes what the part alone decides: its tokens and labels, and its recorded rows."""
+        """Hashes the tokens and labels of a part, and its recorded rows."""
         text = self.texts[part]
         recorded = self.recorded_rows(part), self.first_row
         facts = (self.metric, recorded, text.pieces, [len(row) for row in text.inputs])

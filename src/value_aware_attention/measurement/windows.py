@@ -1,4 +1,4 @@
-"""Windows of a text, on which any language model or encoder is measured."""
+"""Cuts a text into windows, on which any language model or encoder is measured."""
 
 from collections.abc import Iterable
 from contextlib import suppress

@@ -20,6 +20,7 @@ from value_aware_study.benchmarking.process import (
     import_once,
     in_fresh_process,
     peak_memory,
+    reported_mib,
     summary,
     times,
 )
@@ -198,11 +199,10 @@ def available_mib(device: str) -> float:
     """Reads the free memory in MiB."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0] / 2**20
-    lines = MEMORY.read_text().splitlines()
-    return int(next(x.split()[1] for x in lines if x.startswith("MemAvailable"))) / 1024
+    return reported_mib(MEMORY, "MemAvailable")
 
 
 def training_times(cells: Sequence[Cell]) -> dict[str, float]:
-    """Milliseconds of forward + backward of each method, at the longest length it was timed at."""
+    """Returns milliseconds of forward + backward at the longest length, by method."""
     timed = (cell for cell in cells if cell["pass"] == "forward_backward" and "time" in cell)
     return {cell["method"]: cell["time"]["milliseconds"] for cell in timed}

@@ -100,11 +100,12 @@ def peak_memory(
 def resident_peak(work: Work) -> float:
     """Measures the peak MiB of a call beyond what this process holds now, as Linux counts it."""
     gc.collect()
-    _return_freed_memory()
+    # glibc returns freed blocks to the system, which would hide what the pass needs
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
     RESET.write_text("5")  # the peak from here on
-    before = _resident("VmRSS")
+    before = reported_mib(STATUS, "VmRSS")
     work()
-    return max(0.0, _resident("VmHWM") - before)
+    return max(0.0, reported_mib(STATUS, "VmHWM") - before)
 
 
 def _cuda_peak(work: Work) -> float:
@@ -115,16 +116,9 @@ def _cuda_peak(work: Work) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def _return_freed_memory() -> None:
-    """Makes glibc return freed blocks, which would hide what the pass needs."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _resident(name: str) -> float:
-    """Reads a figure of this process's memory in MiB, as Linux reports it."""
-    lines = STATUS.read_text().splitlines()
+def reported_mib(file: Path, name: str) -> float:
+    """Reads a figure of memory in MiB from a file in which Linux reports KiB."""
+    lines = file.read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(name))) / 1024
 
 

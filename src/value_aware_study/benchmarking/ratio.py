@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 from statistics import median
 from typing import Literal
+
+from scipy.stats import binom
 
 LEVEL = 0.95
 Side = Literal["below", "above", "undecided"]
@@ -57,8 +58,5 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
     2 P(B < k) <= 1 - level for B binomial (n, 1/2). None if there are too few values for k = 1:
     below 6 at 95%, below 8 at 99%.
     """
-    count, tail, k = len(values), 0.0, 0
-    while k < count and 2 * (tail := tail + comb(count, k) / 2**count) <= 1 - level:
-        k += 1
-    ordered = sorted(values)
+    k, ordered = int(binom.ppf((1 - level) / 2, len(values), 0.5)), sorted(values)
     return (ordered[k - 1], ordered[-k]) if k else None

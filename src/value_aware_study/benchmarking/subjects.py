@@ -1,4 +1,4 @@
-"""Subjects of the benchmark from their configs, and what the report says of them."""
+"""Builds subjects of the benchmark from their configs, and describes them for the report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

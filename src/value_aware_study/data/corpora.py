@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from value_aware_attention.files import new_folder
-from value_aware_study.data.text import SPLITS, Document, Split
+from value_aware_study.data.text import SPLITS, Document
 from value_aware_study.paths import inside
 
 Counts = dict[str, int]
@@ -108,19 +107,24 @@ def _write_source(
 ) -> dict[str, Counts]:
     folder.mkdir(parents=True)
     progress = tqdm(documents, desc=name, unit=" documents", mininterval=1.0, disable=None)
+    counts: dict[str, Counts] = {split: {"documents": 0, "characters": 0} for split in SPLITS}
     with ExitStack() as stack:
-        writers: dict[Split, _Writer] = {
-            split: stack.enter_context(_Writer(folder / f"{split}.jsonl")) for split in SPLITS
+        files = {
+            split: stack.enter_context((folder / f"{split}.jsonl").open("w", encoding="utf-8"))
+            for split in SPLITS
         }
         for document in _assigned(progress, f"{seed} {name}", *fractions):
-            writers[document.split or "train"].write(document.text)
-    for split, writer in writers.items():
-        if split != "validation" and not writer.counts["documents"]:
+            split = document.split or "train"
+            files[split].write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
+            counts[split]["documents"] += 1
+            counts[split]["characters"] += len(document.text)
+    for split in ("train", "evaluation"):
+        if not counts[split]["documents"]:
             raise ValueError(
                 f"source {name!r} has no {split} documents: give it more documents"
                 " (a .txt file is one) or name its splits"
             )
-    return {split: writer.counts for split, writer in writers.items()}
+    return counts
 
 
 def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
@@ -166,25 +170,6 @@ def _assigned(
 def _uniform(key: str) -> float:
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-class _Writer:
-    """Writes JSON lines and counts them."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("w", encoding="utf-8")
-        self.counts: Counts = {"documents": 0, "characters": 0}
-
-    def write(self, text: str) -> None:
-        self.file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-        self.counts["documents"] += 1
-        self.counts["characters"] += len(text)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.file.close()
 
 
 def without_copies(documents: Iterable[Document], seen: set[int]) -> Iterator[Document]:

@@ -6,7 +6,6 @@ starts at once.
 
 import ast
 import gzip
-import hashlib
 import inspect
 import json
 import os
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import chain, pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, cast
 from unittest.mock import patch
 
@@ -39,6 +38,7 @@ class Document:
     split: Split | None = None
 
 
+@dataclass(frozen=True)
 class TextFiles:
     """Reads local text: a file, a folder (read recursively) or a glob; each file plain or `.gz`.
 
@@ -48,12 +48,9 @@ class TextFiles:
     evaluation split.
     """
 
-    def __init__(
-        self, path: str | Path, *, evaluation_path: str | Path | None = None, field: str = "text"
-    ) -> None:
-        self.path = path
-        self.evaluation_path = evaluation_path
-        self.field = field
+    path: str | Path
+    evaluation_path: str | Path | None = None
+    field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
         split: Split | None = None if self.evaluation_path is None else "train"
@@ -181,6 +178,7 @@ def _reading(file: Path) -> Iterator[IO[str]]:
         raise ValueError(f"{file} is not a complete gzip file: {error}") from None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Docstrings:
     """Reads the docstrings of an installed package: one document per module, in the order of paths.
 
@@ -188,19 +186,13 @@ class Docstrings:
     that occurs again in the package is kept once. The same version gives the same bytes.
     """
 
-    def __init__(self, *, package: str) -> None:
-        self.package = package
+    package: str
 
     def __iter__(self) -> Iterator[Document]:
-        seen: set[bytes] = set()
+        seen: set[str] = set()
         for docstrings in map(docstrings_of, _modules(self.package)):
-            fresh = []
-            for docstring in docstrings:
-                digest = hashlib.blake2b(docstring.encode(), digest_size=16).digest()
-                if digest not in seen:
-                    seen.add(digest)
-                    fresh.append(docstring)
-            if fresh:
+            if fresh := [one for one in dict.fromkeys(docstrings) if one not in seen]:
+                seen.update(fresh)
                 yield Document("\n\n".join(fresh))
 
 
@@ -235,15 +227,19 @@ def _modules(package: str) -> list[Path]:
         raise ValueError(f"package {package!r} is not installed: name one that is")
     if not spec.submodule_search_locations:
         return [Path(spec.origin or "")]
-    files = {}
-    for location in spec.submodule_search_locations:
-        for file in Path(location).rglob("*.py"):
-            relative = file.relative_to(location)
-            if TEST_FOLDERS.isdisjoint(relative.parts) and not relative.name.startswith("test_"):
-                files[relative.as_posix()] = file
-    return [files[name] for name in sorted(files)]
+    files = {
+        file.relative_to(location).as_posix(): file
+        for location in spec.submodule_search_locations
+        for file in Path(location).rglob("*.py")
+    }
+    return [file for name, file in sorted(files.items()) if not _is_test(PurePosixPath(name))]
 
 
+def _is_test(file: PurePosixPath) -> bool:
+    return not TEST_FOLDERS.isdisjoint(file.parts) or file.name.startswith("test_")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HubDocuments:
     """Loads a data set of the Hugging Face hub whose rows are documents: the text in `field`.
 
@@ -255,20 +251,11 @@ class HubDocuments:
     data set that was loaded once is read without the hub.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        name: str | None,
-        splits: Mapping[str, Split | None],
-        field: str,
-        cache: str | Path | None = None,
-    ) -> None:
-        self.path = path
-        self.name = name
-        self.splits = dict(splits)
-        self.field = field
-        self.cache = cache
+    path: str
+    name: str | None
+    splits: Mapping[str, Split | None]
+    field: str
+    cache: str | Path | None = None
 
     def __iter__(self) -> Iterator[Document]:
         for hub_split, split in self.splits.items():

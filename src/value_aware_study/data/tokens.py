@@ -6,6 +6,7 @@ Everything passes in blocks; nothing in memory grows with the corpus.
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -42,7 +43,7 @@ class TokenizerFactory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceQuota:
-    """The largest number of instances taken from a source per split; None = all."""
+    """Limits the instances that are taken from a source per split; None = all."""
 
     train: int | None = None
     evaluation: int | None = None
@@ -242,12 +243,10 @@ def write_stream(
         raise ValueError(f"{path}: the streams hold no tokens")
     if seed is not None:
         stream = stream.shuffle(seed=seed)
-    before = [] if first is None else [first]
-    start = len(before)
-    dtype = token_dtype(vocabulary_size)
-    array = _array(path, dtype, (start + total,))
-    array[:start] = before
-    for block in _blocks(stream):
+    before = [] if first is None else [np.array([first])]
+    array = _array(path, token_dtype(vocabulary_size), (len(before) + total,))
+    start = 0
+    for block in chain(before, _blocks(stream)):
         array[start : start + len(block)] = block
         start += len(block)
     array.flush()
@@ -276,8 +275,7 @@ def write_instances(
     count = total // pieces if quota is None else min(quota, total // pieces)
     if count == 0:
         raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
-    dtype = token_dtype(len(tokenizer))
-    array = _array(path, dtype, (count, instance_length))
+    array = _array(path, token_dtype(len(tokenizer)), (count, instance_length))
     array[:, 0], array[:, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
     row = 0
     for block in _whole_pieces(_blocks(stream), pieces):

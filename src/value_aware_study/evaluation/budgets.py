@@ -17,7 +17,7 @@ POINTS = 16
 
 
 class Affordable(NamedTuple):
-    """Holds a parameter and what the method then costs."""
+    """Holds a parameter, and the cost of the method with it."""
 
     parameter: int
     cost: float
@@ -54,16 +54,13 @@ def closest_to_budget(
         return abs(costs[parameter] - keys)
 
     low, high = 1, length
-    while True:
-        for parameter in _spread(low, high):
-            if parameter not in costs:
-                costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
-        best = min(sorted(costs), key=away)
+    while untried := set(_spread(low, high)) - set(costs):
+        for parameter in untried:
+            costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
         tried = sorted(costs)
+        best = min(tried, key=away)
         place = tried.index(best)
         low, high = tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
-        if not set(_spread(low, high)) - set(costs):
-            break
     return Affordable(best, costs[best]) if away(best) <= within * keys else None
 
 

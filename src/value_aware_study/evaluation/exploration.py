@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from value_aware_attention.files import without_checksum
 
 WHOLE = 1000
-"""What the weights of a query sum to, but for rounding: they are kept in thousandths."""
+"""Sum of the weights of a query, up to rounding, because they are kept in thousandths."""
 
 
 class Kept(NamedTuple):
-    """The keys that a method keeps for one query; an array of three in JSON."""
+    """Holds the keys that a method keeps for one query; in JSON an array of three."""
 
     keys: tuple[int, ...]
     weights: tuple[int, ...]
@@ -21,7 +21,7 @@ class Kept(NamedTuple):
 
 
 class Query(NamedTuple):
-    """One query; an array of two in JSON."""
+    """Holds one query; in JSON an array of two."""
 
     weights: tuple[int, ...]
     """Exact attention weights; keys after the last are not seen, or have weight 0."""
@@ -31,7 +31,7 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """One head of one layer, with a query for every token."""
+    """Holds one head of one layer, with a query for every token."""
 
     layer: int
     head: int
@@ -40,7 +40,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Model:
-    """A text as a model reads it, and what some of its heads do."""
+    """Holds a text as a model reads it, and the queries of some heads."""
 
     name: str
     tokens: tuple[str, ...]
@@ -49,7 +49,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Everything that the explorer shows: some 0.7 KB for each query of each head."""
+    """Holds everything that the explorer shows: some 0.7 KB for each query of each head."""
 
     sizes: tuple[int, ...]
     """Keys a query may keep."""
@@ -57,12 +57,12 @@ class Exploration:
     models: tuple[Model, ...]
 
     def to_json(self) -> str:
-        """As compact JSON."""
+        """Returns as compact JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
-        """The models of all of them; ValueError where they are of different sizes or methods."""
+        """Joins explorations; ValueError where their sizes or methods differ."""
         first = explorations[0]
         for other in explorations:
             for name in ("sizes", "methods"):
@@ -74,7 +74,7 @@ class Exploration:
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":
-        """The inverse of `to_json`; ValueError where a part is missing that is shown."""
+        """Returns the inverse of `to_json`; ValueError where a part is missing that is shown."""
         read = without_checksum(json.loads(text))
         models = tuple(
             Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))

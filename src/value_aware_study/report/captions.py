@@ -64,18 +64,18 @@ def keys(records: Iterable[Record], paper: int) -> str:
 
 
 def plural(count: int, unit: str) -> str:
-    """ "1 window", "1,024 windows"."""
+    """Writes "1 window", "1,024 windows"."""
     return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
 def measured_on(record: Record) -> str:
-    """The text that exact attention was evaluated on: "5,000 masked tokens in 90 sequences"."""
+    """Names the text of exact attention: "5,000 masked tokens in 90 sequences"."""
     kind = "masked token" if record.task == "masked" else "target"
     return f"{plural(record.text.targets, kind)} in {plural(record.text.units, record.unit)}"
 
 
 def recorded_on(records: Iterable[Record]) -> str:
-    """The number of units that output errors and skewness were measured on, a part of all."""
+    """Counts the units that output errors and skewness were measured on, a part of all."""
     models: dict[str, list[str]] = {}
     for record in records:
         if (units := record.text.recorded_units) is not None:
@@ -87,7 +87,7 @@ def recorded_on(records: Iterable[Record]) -> str:
 
 
 def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
-    """Hardware, threads and versions, for the page's last section."""
+    """Writes hardware, threads and versions, for the page's last section."""
     versions = ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
     return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
 
@@ -97,7 +97,7 @@ def machine_of(record: Record) -> str:
 
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Scale and data of these records with their machine, each pair once."""
+    """Returns scale and data of these records with their machine, each pair once."""
     said = (
         (f"Scale {one.scale}; data: {one.text.description}", machine_of(one)) for one in records
     )
@@ -109,7 +109,7 @@ def _setting(record: Record) -> str:
 
 
 def settings_of(records: Iterable[Record]) -> str:
-    """Scale and data of these records, each pair once."""
+    """Returns scale and data of these records, each pair once."""
     return " ".join(f"Ours: {setting}." for setting in dict.fromkeys(map(_setting, records)))
 
 
@@ -119,7 +119,7 @@ def _model(record: Record) -> str:
 
 
 def ours(records: Iterable[Record]) -> str:
-    """Scale and data of our numbers once, then each model's sizes."""
+    """Returns scale and data of our numbers once, then each model's sizes."""
     models: dict[str, list[str]] = {}
     for record in records:
         models.setdefault(_setting(record), []).append(_model(record))
@@ -136,14 +136,14 @@ def seeds(results: Results, drawn: str = "") -> str:
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
-    """A note that names the expected models that were not evaluated; none where all were."""
+    """Notes the expected models that were not evaluated; returns no note if all were."""
     known = {record.model for record in results.records}
     missing = [name for name in expected if name not in known]
     return [f"Not evaluated yet: {', '.join(missing)}."] if missing else []
 
 
 def probed_on(record: Record) -> str:
-    """The model, the text and the queries of a probe."""
+    """Returns the model, the text and the queries of a probe."""
     text, own = record.text, record.attention[0].output_error
     rows = own.rows // (own.heads * own.units)
     parts = [

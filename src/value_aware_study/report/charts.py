@@ -29,7 +29,7 @@ Drawn = list[alt.Chart]
 
 
 class Weight(NamedTuple):
-    """How heavy a curve is: the width of its line, the area of its points."""
+    """Holds the width of a curve's line and the area of its points."""
 
     line: float
     point: float
@@ -39,7 +39,7 @@ PLAIN, QUIET = Weight(1.8, 56), Weight(1.1, 34)
 
 
 def direction(title: str, better: Literal["lower", "higher"]) -> str:
-    """The title of an axis, with the direction that is better."""
+    """Writes the title of an axis, with the direction that is better."""
     return f"{title}, {better} is better"
 
 
@@ -48,27 +48,27 @@ OUTPUT_ERROR = direction("relative squared output error", "lower")
 
 
 def powers_of_two(values: Iterable[float]) -> list[int]:
-    """Ticks of an axis of counts: the powers of two that span the values."""
+    """Builds ticks of an axis of counts: the powers of two that span the values."""
     counts = list(values) or [1.0]
     first, last = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))
     return [2**power for power in range(first, last + 1)]
 
 
 def powers_of_ten(values: Iterable[float]) -> list[float]:
-    """Ticks of a logarithmic axis: the powers of ten that span the positive values."""
+    """Builds ticks of a logarithmic axis: the powers of ten that span the positive values."""
     positive = [value for value in values if value > 0] or [1.0]
     first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
     return [10.0**power for power in range(first, last + 1)]
 
 
 def log_axis(title: str) -> alt.X:
-    """A logarithmic axis of values, labelled with powers of ten."""
+    """Builds a logarithmic axis of values, labelled with powers of ten."""
     axis = alt.Axis(labelExpr=POWER, tickCount=6, labelOverlap="parity", labelSeparation=8)
     return alt.X("value:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
 
 
 def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt.X:
-    """A logarithmic axis of counts, marked at the powers of two."""
+    """Builds a logarithmic axis of counts, marked at the powers of two."""
     low, high = min(values, default=1.0), max(values, default=2.0)
     scale = alt.Scale(type="log", base=2, domain=[low / 1.2, high * 1.2], nice=False)
     ticks: dict[str, Any] = {"values": powers_of_two(values), "format": "d", "grid": False}
@@ -77,7 +77,7 @@ def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt
 
 
 def powers(kind: Any, field: str, title: str, values: Collection[float], room: float = 1.5) -> Any:
-    """A logarithmic axis (`kind` alt.X or alt.Y) marked at the powers of ten."""
+    """Builds a logarithmic axis (`kind` alt.X or alt.Y) marked at the powers of ten."""
     ticks, grid = powers_of_ten(values), kind is alt.Y
     axis = alt.Axis(values=ticks, labelExpr=POWER, labelOverlap="parity", grid=grid)
     domain = [min(values, default=1.0) / room, max(values, default=1.0) * room]
@@ -86,7 +86,7 @@ def powers(kind: Any, field: str, title: str, values: Collection[float], room: f
 
 
 def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
-    """An axis of changes, 0 marked "exact": linear up to `around`, logarithmic beyond.
+    """Builds an axis of changes, 0 marked "exact": linear up to `around`, logarithmic beyond.
 
     The paper's changes are many times ours, and both can be read.
     """
@@ -102,33 +102,33 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
 
 
 def extent(*frames: pd.DataFrame) -> list[float]:
-    """Every number of these frames that an axis of values needs room for."""
+    """Lists every number of these frames that an axis of values needs room for."""
     names = ("value", *ENDS, *RANGE)
     return [value for frame in frames for name in names if name in frame for value in frame[name]]
 
 
 def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
-    """The colours of these series, with the legend's options."""
+    """Builds the colours of these series, with the legend's options."""
     scale = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
     shown = alt.Legend(**legend) if legend else alt.Undefined
     return alt.Color("series:N", scale=scale, legend=shown)
 
 
 def shape(marks: Mapping[str, Mark]) -> alt.Shape:
-    """The shapes of these series."""
+    """Builds the shapes of these series."""
     scale = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
     return alt.Shape("series:N", scale=scale)
 
 
 def of_field(axis: Any, field: str) -> Any:
-    """A copy of an axis for another column of the frame."""
+    """Builds a copy of an axis for another column of the frame."""
     copied = axis.copy()
     copied.shorthand = f"{field}:Q"
     return copied
 
 
 def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None) -> Drawn:
-    """A horizontal bar for each series of each row, its value at its end; `rows` is their title."""
+    """Draws a bar with its value for each series of each row; `rows` is the title of the rows."""
     y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
     base = _base(frame, ("name", "series"), ("value",), colour(marks, orient="top"), x=x)
     base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)))
@@ -143,7 +143,7 @@ def dots(
     published: pd.DataFrame | None = None,
     order: Sequence[str] = (),
 ) -> Drawn:
-    """A dot with its interval for each series of each row; rows in `order`, or by their mean.
+    """Draws a dot with its interval for each series of each row; rows in `order`, or by their mean.
 
     `published` values of the same rows and series are hollow marks.
     """
@@ -170,7 +170,7 @@ def curves(
     weight: Weight = PLAIN,
     published: pd.DataFrame | None = None,
 ) -> Drawn:
-    """Intervals, lines and points of every series; `published` values are hollow marks.
+    """Draws intervals, lines and points of every series; `published` values are hollow marks.
 
     The range over trainings is a wide pale bar behind the interval.
     """
@@ -205,7 +205,7 @@ def _base(
     colours: alt.Color,
     **axes: Any,
 ) -> alt.Chart:
-    """The series of a frame in their colours; hovering shows these labels and numbers."""
+    """Encodes the series of a frame by colour; hovering shows these labels and numbers."""
     numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
     columns = [name for name in (*labels, *numbers, "points") if name in frame]
     tooltip = [alt.Tooltip(f"{name}:N") for name in labels]
@@ -214,7 +214,7 @@ def _base(
 
 
 def level(value: float, name: str = "") -> Drawn:
-    """A dashed horizontal line at a value, with its name, if it has one, under its left end."""
+    """Draws a dashed horizontal line at a value, with its name, if any, under its left end."""
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(y="value:Q")
     label = base.mark_text(align="left", baseline="top", dy=5)
     line = base.mark_rule(strokeDash=[5, 4])
@@ -222,14 +222,14 @@ def level(value: float, name: str = "") -> Drawn:
 
 
 def reference(value: float, name: str) -> Drawn:
-    """A dashed vertical line at a value, such as exact attention's, with its name above it."""
+    """Draws a dashed vertical line at a value, such as exact attention's, with its name above."""
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(x="value:Q")
     label = base.mark_text(baseline="bottom", dy=-4).encode(y=alt.value(0), text="name:N")
     return [base.mark_rule(strokeDash=[5, 4]), label]
 
 
 def upright(count: int, name: str = "d + 1") -> Drawn:
-    """A thin vertical line at a count of keys, named "d + 1 = 65" above it."""
+    """Draws a thin vertical line at a count of keys, named "d + 1 = 65" above it."""
     text = pd.DataFrame({"count": [count], "name": [f"{name} = {count}"]})
     base = alt.Chart(text).encode(x="count:Q")
     label = base.mark_text(align="right", baseline="bottom", dx=4, dy=-4)
@@ -237,7 +237,7 @@ def upright(count: int, name: str = "d + 1") -> Drawn:
 
 
 def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -> Panel:
-    """Layers as one panel as wide as its place; its legend toggles series.
+    """Joins layers into one panel as wide as its place; its legend toggles series.
 
     Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
     """
@@ -249,5 +249,5 @@ def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -
 
 
 def toggled(layers: Sequence[alt.Chart], step: int = 24, title: str = "") -> Panel:
-    """Layers of bars or dots as one panel, `step` pixels a row; its legend toggles series."""
+    """Joins layers of bars or dots into one panel, `step` pixels a row, with a toggling legend."""
     return figure(layers, title, max(layer.data["name"].nunique() for layer in layers) * step)

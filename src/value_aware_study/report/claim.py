@@ -16,7 +16,7 @@ FIRMEST_FIRST = ("holds", "in part", "not at this scale", "undecided", "not meas
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured sentence, and whether it agrees with the claim; None where that is open."""
+    """Holds a measured sentence, and whether it agrees with the claim; None where that is open."""
 
     sentence: str
     holds: bool | None
@@ -35,14 +35,14 @@ class Finding:
 
     @property
     def mark(self) -> str:
-        """The mark of the finding; one for each training where they disagree."""
+        """Returns the mark of the finding; one for each training where they disagree."""
         held = self.seeds if len(set(self.seeds)) > 1 else [self.holds]
         return "".join(MARKS[one] for one in held)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A claim, the numbers it was published with, and our findings."""
+    """Pairs a claim and its published numbers with our findings."""
 
     claim: str
     findings: Sequence[Finding]
@@ -60,12 +60,12 @@ class Answer:
         published: str = "",
         expected: int = 0,
     ) -> "Answer":
-        """The findings of the first training, with the range over all trainings."""
+        """Returns the findings of the first training, with the range over all trainings."""
         return cls(claim, _over_seeds(trainings), published, trainings, expected)
 
     @property
     def verdict(self) -> str:
-        """The verdict of most trainings, and of how many where they differ; mixed without a most.
+        """Returns the verdict of most trainings, with their number if others differ, or "mixed".
 
         Says how many comparisons were made, where a training has fewer than expected.
         """
@@ -83,7 +83,7 @@ class Answer:
         return f"{said} ({made} of {self.expected} compared)"
 
     def found(self) -> list[str]:
-        """The findings as lines of text, one for each comparison."""
+        """Writes the findings as lines of text, one for each comparison."""
         found = []
         for what, group in groupby(self.findings, key=lambda finding: finding.what):
             marked = [f"{finding.sentence} {finding.mark}" for finding in group]
@@ -92,7 +92,7 @@ class Answer:
 
 
 def _verdict(findings: Sequence[Finding]) -> str:
-    """The verdict of one training, no firmer than its findings: an open one is not agreement."""
+    """Judges one training; findings that are open do not count as agreement."""
     held = [finding.holds for finding in findings]
     if not held:
         return "not measured"
@@ -104,7 +104,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _over_seeds(trainings: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """One finding for each model and comparison, from those of all trainings.
+    """Makes one finding for each model and comparison from those of all trainings.
 
     Brackets in the name of a comparison hold numbers, which differ between trainings.
     """
@@ -118,7 +118,7 @@ def _over_seeds(trainings: Sequence[Sequence[Finding]]) -> list[Finding]:
 
 
 def _with_range(found: Sequence[Finding]) -> Finding:
-    """The first of these findings with the range of their estimates, where they differ."""
+    """Adds the range of the estimates to the first finding, where the findings differ."""
     first, *others = found
     if all(other == first for other in others):
         return first

@@ -66,15 +66,16 @@ Found = tuple[str, Exhibit | Sequence[Exhibit] | None]
 
 
 def report_page(results: Results) -> Page:
-    """The page of one run; an exhibit without data is left out, and its section says so.
+    """Builds the page of one run; an exhibit without data is left out, and its section says so.
 
     Raises ValueError where no evaluation was recorded.
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
     names = ["model", *(f"model_{place}" for place in range(2, len(results.probed) + 1))]
+    has_survey = results.surveyed or results.variants or results.benchmark
     beside = [
-        *([survey_section(results)] if results.has_survey else []),
+        *([survey_section(results)] if has_survey else []),
         *([cache_section(results.caches)] if results.caches else []),
         *(model_section(*one) for one in zip(results.probed, names, strict=False)),
     ]
@@ -89,7 +90,7 @@ def report_page(results: Results) -> Page:
 
 
 def _answer(results: Results) -> list[Found]:
-    """The first exhibit is of a probed model, else of the first causal model of the run."""
+    """Lists the exhibits that answer; the first is of a probed model, or else a causal one."""
     return [
         ("how many keys match", layers.hero(results)),
         ("the claims", claims.claims(results)),
@@ -124,7 +125,7 @@ def _every_r(results: Results) -> list[Found]:
 
 
 def survey_section(results: Results) -> Section:
-    """Every method of the survey at equal budgets, in time and in memory.
+    """Builds the section of every method of the survey: equal budgets, time, and memory.
 
     Records of other checkpoints than the evaluation's are left out, and named.
     """
@@ -154,7 +155,7 @@ def _timed(measured: benchmark.Measurements) -> list[Found]:
 
 
 def cache_section(records: Sequence[CacheRecord]) -> Section:
-    """Which keys a cache should keep, from one record a model and its texts."""
+    """Builds the section on keys that a cache should keep, from one record a model and text."""
     found = [
         caches.by_text(records),
         caches.answers(records),
@@ -168,7 +169,7 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
 
 
 def model_section(record: Record, name: str = "model") -> Section:
-    """What a probe found; `name` is the section's anchor and begins those of its exhibits."""
+    """Builds a probe's section; `name` is its anchor and begins those of its exhibits."""
     setting = captions.probed_on(record)
     kernels = of_kernels(record)
     found = [
@@ -201,7 +202,7 @@ def _section(
     more: str = "",
     machines: Sequence[tuple[str, str]] = (),
 ) -> Section:
-    """The exhibits that were found; the lead names those that were not, then says `more`."""
+    """Builds a section of the exhibits found; its lead names the missing ones, then says `more`."""
     missing = ", ".join(what for what, exhibits in found if what and not exhibits)
     said = [lead, f"Not measured yet: {missing}." if missing else "", more]
     several = ([one] if isinstance(one, Exhibit) else one or [] for _, one in found)
@@ -230,6 +231,6 @@ def write_probe(record: Record, folder: Path | str, cached: CacheRecord | None =
 
 
 def _heads(errors: OutputError) -> pd.DataFrame:
-    """The relative output error of every layer, head, method and size, with its interval."""
+    """Tabulates the relative output error of every layer, head, method and size."""
     rows = [vars(at) for at in errors.errors if at.head is not None]
     return pd.DataFrame(rows, columns=["layer", "head", "method", "r", "error", "low", "high"])

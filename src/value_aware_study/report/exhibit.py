@@ -36,17 +36,17 @@ class Table:
             )
 
     def csv(self) -> str:
-        """The numbers, to eight digits."""
+        """Writes the numbers, to eight digits."""
         return self.data.to_csv(index=False, lineterminator="\n", float_format="%.8g")
 
     def markdown(self) -> str:
-        """The text as a Markdown table; nothing in it is markup."""
+        """Writes the text as a Markdown table; nothing in it is markup."""
         text = self._text().map(escaped).rename(columns=escaped)
         align = ["right" if numbers else "left" for numbers in self.numeric()]
         return text.to_markdown(index=False, disable_numparse=True, colalign=align) + "\n"
 
     def latex(self) -> str:
-        """The text as a LaTeX tabular with the rules of booktabs."""
+        """Writes the text as a LaTeX tabular with the rules of booktabs."""
         style = self._text().style.hide(axis="index").format(escape="latex")
         columns = "".join("r" if numbers else "l" for numbers in self.numeric())
         text: str = style.format_index(escape="latex", axis="columns").to_latex(
@@ -55,12 +55,12 @@ class Table:
         return text.translate(MATHEMATICAL)
 
     def rows(self) -> list[list[str]]:
-        """The cells' text; the page sorts them by the numbers that they begin with."""
+        """Returns the cells' text; the page sorts them by the numbers that they begin with."""
         rows: list[list[str]] = self._text().to_numpy().tolist()
         return rows
 
     def numeric(self) -> list[bool]:
-        """Whether each column holds numbers alone and is aligned to the right; the first is not."""
+        """Tells which columns hold numbers alone, and are aligned right; the first never is."""
         columns = [_numeric(column) for column in zip(*self.rows(), strict=True)]
         return [False, *columns[1:]] if columns else [False] * self.display.shape[1]
 
@@ -137,7 +137,7 @@ class Page:
             raise ValueError(f"two parts of the page are named {twice[0]}; names are anchors")
 
     def exhibits(self) -> Iterator[Exhibit]:
-        """Every exhibit, in the order of the page."""
+        """Returns every exhibit, in the order of the page."""
         return chain.from_iterable(section.exhibits for section in self.sections)
 
 

@@ -1,4 +1,4 @@
-"""How the report looks: its colours in light and dark, its marks, and the theme of its charts.
+"""Defines the report's colours in light and dark, its marks, and the theme of its charts.
 
 Colours are CSS variables, so that a chart on the page follows the page's theme; in files they are
 the light ones.
@@ -50,14 +50,14 @@ Panel = alt.Chart | alt.LayerChart | alt.FacetChart
 
 
 class Mark(NamedTuple):
-    """How a series is drawn: a colour, as CSS has it, and a Vega shape."""
+    """Draws a series in a colour, as CSS has it, and with a Vega shape."""
 
     colour: str
     shape: str = "circle"
 
     @classmethod
     def of(cls, name: str, shape: str = "circle") -> "Mark":
-        """A mark in one of the colours of `SERIES`."""
+        """Returns a mark in one of the colours of `SERIES`."""
         if name not in SERIES:
             raise ValueError(f"{name!r} is not a colour of a series; they are {', '.join(SERIES)}")
         return cls(f"var(--{name})", shape)
@@ -105,7 +105,7 @@ RAMP = (
 
 
 def ramp(names: Sequence[str]) -> dict[str, Mark]:
-    """Marks of ordered series, such as sizes: a hue that stands out more and more, by shape too."""
+    """Builds marks of ordered series, such as sizes: a hue and shape that stand out ever more."""
     return {name: RAMP[place % len(RAMP)] for place, name in enumerate(names)}
 
 
@@ -120,19 +120,19 @@ OTHER = Mark.of("grey")
 
 
 def kernel_mark(kernel: str) -> Mark:
-    """The mark of a kernel by its option's name."""
+    """Returns the mark of a kernel by its option's name."""
     return KERNEL_MARKS.get(KERNEL_LABELS.get(kernel, kernel), OTHER)
 
 
 def model_mark(record: Record) -> Mark:
-    """A causal model has its kernel's mark, a masked one that of its length."""
+    """Returns a causal model's mark by its kernel, a masked one's by its length."""
     if record.task == "causal":
         return kernel_mark(str(record.kernel))
     return LONG if record.model == "masked_long" else SHORT
 
 
 def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
-    """The mark of each curve (`series`) of some settings, in legend order, from the cards."""
+    """Returns the mark of each curve (`series`) in legend order, from the cards."""
     present = set(settings["series"])
     marks: dict[str, Mark] = {}
     shaded: dict[str, Mark] = {}
@@ -145,7 +145,7 @@ def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
 
 
 def _shades(card: Card, settings: pd.DataFrame) -> dict[str, Mark]:
-    """Shades of one hue for a method's curves, by the argument that tells them apart."""
+    """Returns shades of one hue for a method's curves, by the argument that tells them apart."""
     of_card = settings[settings["approximation"] == card.name]
     if "shades" not in card.mark or of_card.empty:
         return {}
@@ -157,7 +157,7 @@ def _shades(card: Card, settings: pd.DataFrame) -> dict[str, Mark]:
 
 
 def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
-    """A chart as Vega-Lite, its numbers to six digits; the page's script adds the theme."""
+    """Writes a chart as Vega-Lite, with six digits; the page's script adds the theme."""
     with alt.data_transformers.enable("default", max_rows=None):
         text = chart.to_json()
     given: dict[str, Any] = json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"))
@@ -165,7 +165,7 @@ def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
 
 
 def png(charts: Sequence[Panel], rows: int = 1) -> bytes:
-    """Rows of panels as a PNG at twice its size, of a few rows; the same charts, the same bytes."""
+    """Renders rows of panels as a PNG at twice its size, or less for several rows."""
     columns = len(charts) // rows
     width = (WIDTH - GAP * (columns - 1)) // columns
     with warnings.catch_warnings():

@@ -59,7 +59,7 @@ class Measured:
 
 
 def of_models(results: Results) -> list[Measured]:
-    """The attention of each model with its own kernel, causal models first."""
+    """Returns the attention of each model with its own kernel, causal models first."""
     ordered = sorted(results.records, key=lambda record: record.task != "causal")
     return [
         Measured(
@@ -71,12 +71,12 @@ def of_models(results: Results) -> list[Measured]:
 
 
 def own(records: Iterable[Record]) -> list[Attention]:
-    """The attention of each record with the kernel that its cells have."""
+    """Returns the attention of each record with the kernel that its cells have."""
     return [attention for record in records for attention in record.attention[:1]]
 
 
 def of_kernels(record: Record) -> list[Measured]:
-    """The attention of one model with each kernel: its own, and others put in post hoc."""
+    """Returns the attention of one model with each kernel: its own, and others put in post hoc."""
     return [
         Measured(
             f"{KERNEL_LABELS.get(one.kernel, one.kernel)}, "
@@ -89,7 +89,7 @@ def of_kernels(record: Record) -> list[Measured]:
 
 
 def measured_on(measured: Iterable[Measured]) -> str:
-    """Their queries: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
+    """Describes the queries: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
     groups: dict[str, list[str]] = {}
     for item in measured:
         errors = item.output_error
@@ -102,18 +102,18 @@ def measured_on(measured: Iterable[Measured]) -> str:
 
 
 def full_name(method: str) -> str:
-    """The full name of an oracle, or the label of another method."""
+    """Returns the full name of an oracle, or the label of another method."""
     return ORACLES.get(method, method_label(method))
 
 
 def oracle_marks(drawn: pd.DataFrame) -> dict[str, Mark]:
-    """The marks of curves that name the oracles in full: theirs first, then the other methods'."""
+    """Returns the marks of curves, the oracles first, under their full names."""
     others = {name: mark for name, mark in method_marks(drawn).items() if name not in ORACLE_MARKS}
     return ORACLE_MARKS | others
 
 
 def error_rows(output_error: OutputError, method: str, layer: int | None = None) -> Rows:
-    """Relative output error of a method at each of its sizes r: sum of errors over sum of norms.
+    """Computes a method's relative output error by size: sum of errors over sum of norms.
 
     `layer` None pools all layers, each measured on the same number of queries. The error is None
     where every output is 0.
@@ -154,7 +154,7 @@ def _cells(measured: Iterable[Measured]) -> list[tuple[Measured, GapCell]]:
 
 
 def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
-    """One row a layer and kernel: effective keys as percent of all keys, and OVO over OVA error."""
+    """Tabulates effective keys (% of all keys) and OVO over OVA error by layer and kernel."""
     rows = [
         {"model": item.label, "layer": cell.layer, "degree": cell.degree, "own": cell.own}
         | {"series": OWN if cell.own else f"degree {cell.degree}"}
@@ -169,7 +169,7 @@ def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
 
 
 def _correlation(frame: pd.DataFrame) -> str:
-    """Spearman's rank correlation of the two axes, as text; it takes three points that differ."""
+    """Writes Spearman's rank correlation of the two axes, from at least three points."""
     found = frame["share"].rank().corr(frame["gap"].rank())
     return "not computed" if len(frame) < 3 or missing(found) else f"{found:+.2f}".replace("-", "−")
 
@@ -190,7 +190,7 @@ def _uniform_shares(measured: Iterable[Measured]) -> str:
 
 
 def gap_findings(measured: Sequence[Measured]) -> str:
-    """Sentences on the skewness gap, computed from its points: correlations, and equal keys."""
+    """Describes the skewness gap by its points: rank correlations, and equal first keys."""
     frame = gap_rows(measured)
     if frame.empty:
         return ""

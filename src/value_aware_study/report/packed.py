@@ -44,7 +44,7 @@ def check_published(folder: Path) -> None:
 
 
 def unlisted(page: Path) -> set[str]:
-    """The names that the files of a published run may have, by the exhibits of its packed page."""
+    """Lists the names of a published run without SHA256SUMS, by its exhibits."""
     if not page.exists():
         return set()
     with reading(page, "move it away"):

@@ -35,10 +35,11 @@ MOST_ROWS = 1000
 def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None) -> Path:
     """Writes index.html and each exhibit's .csv, .md, .png or .json to a folder; returns the page.
 
-    The same page gives the same bytes. Files appear once all of them are written, index.html last.
-    Leftovers of a killed run are removed, and files of an earlier page that this one does not
-    write. SHA256SUMS lists the page's files. `beside` are texts of further files by name. Raises
-    ValueError for a page above 8 MB, and where a file of somebody else would be replaced.
+    A page is written with equal bytes every time. Files appear once all of them are written,
+    index.html last. Leftovers of a killed run are removed, and files of an earlier page that this
+    one does not write. SHA256SUMS lists the page's files. `beside` are texts of further files by
+    name. Raises ValueError for a page above 8 MB, and where a file of somebody else would be
+    replaced.
     """
     folder = Path(folder)
     earlier = earlier_files(folder)
@@ -117,7 +118,7 @@ def _html(page: Page) -> str:
 
 
 def _content(exhibit: Exhibit) -> dict[str, Any]:
-    """The charts for the page's script, and the texts that a table is copied as."""
+    """Returns the charts for the page's script, and the texts that a table is copied as."""
     content: dict[str, Any] = {"charts": [specification(chart) for chart in exhibit.charts]}
     if exhibit.table and _shown(exhibit.table):
         content["csv"] = exhibit.table.csv()
@@ -138,6 +139,6 @@ def _asset(name: str) -> Markup:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and vega-embed, which the page's script finds in `window`."""
+    """Returns Vega, Vega-Lite and vega-embed, which the page's script finds in `window`."""
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle

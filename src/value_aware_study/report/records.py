@@ -70,14 +70,14 @@ def read_folder(folder: Path | str) -> list[Record]:
 
 
 def files_of(folder: Path | str) -> list[Path]:
-    """A folder's JSON files by name; raises FileNotFoundError where there are none."""
+    """Returns a folder's JSON files by name; raises FileNotFoundError where there are none."""
     if files := sorted(Path(folder).glob("*.json")):
         return files
     raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
 
 
 def _parsed(kind: Any, file: Path) -> Any:
-    """A record of this kind; ValueError, with the file's name, for anything else."""
+    """Returns a record of this kind; ValueError, with the file's name, for anything else."""
     with reading(file, AGAIN):
         return kind.from_json(file.read_text(encoding="utf-8"), str(file))
 

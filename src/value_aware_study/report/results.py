@@ -44,7 +44,7 @@ RANGE = ("trained_low", "trained_high")
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that a report shows: the evaluated models in its order, and what stands beside."""
+    """Holds all that a report shows: the evaluated models in its order, and other records."""
 
     records: Sequence[Record]
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Results:
         return cls(firsts, *others, replicates=replicates, **more)
 
     def trainings(self) -> list["Results"]:
-        """The models once for every time that the causal ones were trained; the masked in each."""
+        """Groups the models by training of the causal ones; the masked models are in each group."""
         masked = [record for record in self.records if record.task != "causal"]
         again: dict[str, list[Record]] = {}
         for first in self.causal:
@@ -87,7 +87,7 @@ class Results:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """Every cell of the grid in one row, seeds apart; `relative_output_error` pools the layers.
+        """Tabulates cells, a row a seed; `relative_output_error` pools the layers.
 
         The columns are the same for every grid, but for parameters that are not in the usual list.
         """
@@ -95,7 +95,7 @@ class Results:
 
     @cached_property
     def settings(self) -> pd.DataFrame:
-        """One row per model and method setting: `cells` with the seeds of random methods averaged.
+        """Tabulates models and method settings: `cells` averaged over the seeds.
 
         Adds `seeds` (how many) and `seeds_low`, `seeds_high` (range of the seeds' values); `series`
         and `kernel_label`, the names of its curve and of its kernel. `low` and `high` average the
@@ -107,12 +107,12 @@ class Results:
 
     @cached_property
     def nats(self) -> pd.DataFrame:
-        """`settings` with perplexities as their logarithms, nats a token, errors as they are."""
+        """Returns `settings` with perplexities as nats a token, and errors as they are."""
         return self._firsts(self._nats)
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """`nats` with `value`, `low` and `high` as changes from exact attention's of the model."""
+        """Returns `nats` whose `value`, `low` and `high` are changes from exact attention's."""
         frame = self._nats.copy()
         exact = frame[frame["approximation"] == "exact"].set_index("model")["value"]
         for name in ("value", "low", "high"):
@@ -121,7 +121,7 @@ class Results:
 
     @cached_property
     def _settings(self) -> pd.DataFrame:
-        """The `settings` of every training."""
+        """Returns the `settings` of every training."""
         groups: dict[str, list[Row]] = {}
         for row in self._rows:
             setting = {name: row[name] for name in row if name not in (*MEASURED, RANDOM_SEED)}
@@ -133,7 +133,7 @@ class Results:
 
     @cached_property
     def _nats(self) -> pd.DataFrame:
-        """The `nats` of every training."""
+        """Returns the `nats` of every training."""
         frame = self._settings.copy()
         causal = frame["metric"] == "perplexity"
         for name in ("value", "low", "high", "seeds_low", "seeds_high"):
@@ -143,7 +143,7 @@ class Results:
         return frame
 
     def _firsts(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of first trainings, with the range of `value` over all of them."""
+        """Returns the rows of first trainings, with the range of `value` over all of them."""
         if not self.replicates:
             return frame
         first = {one.model: r.model for r in self.records for one in (r, *self.replicates_of(r))}
@@ -153,15 +153,11 @@ class Results:
         return found[found["model"] == found["first"]].drop(columns="first")
 
     @property
-    def has_survey(self) -> bool:
-        return bool(self.surveyed or self.variants or self.benchmark)
-
-    @property
     def causal(self) -> list[Record]:
         return [record for record in self.records if record.task == "causal"]
 
     def names(self) -> dict[str, str]:
-        """Model -> the name that titles and legends have for it, causal models first."""
+        """Maps each model to its name in titles and legends, causal models first."""
         ordered = sorted(self.records, key=lambda record: record.task != "causal")
         labels = {record.model: model_label(record) for record in ordered}
         twice = [label for label in labels.values() if list(labels.values()).count(label) > 1]
@@ -170,30 +166,27 @@ class Results:
         }
 
     def models(self, *names: str) -> list[Record]:
-        """The evaluated models of these names, in the order of the names."""
+        """Lists the evaluated models of these names, in the order of the names."""
         return [record for name in names for record in self.records if record.model == name]
 
-    def of_checkpoints(self, records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
-        """Records of the checkpoints that were evaluated, and records of others."""
+    def of_checkpoints(self, records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+        """Splits records into those of checkpoints that were evaluated, and the others."""
         evaluated = {record.hashes.get("checkpoint") for record in self.records}
-        same: list[Record] = []
-        others: list[Record] = []
-        for record in records:
-            (same if record.hashes.get("checkpoint") in evaluated else others).append(record)
-        return same, others
+        same = [record for record in records if record.hashes.get("checkpoint") in evaluated]
+        return same, [record for record in records if record not in same]
 
     def replicates_of(self, record: Record) -> list[Record]:
-        """The further trainings of a model."""
+        """Returns the further trainings of a model."""
         return [one for one in self.replicates if is_replicate(one, record)]
 
     def of_kernel(self, kernel: str) -> Record | None:
-        """The first causal language model trained with a kernel; None where there is none."""
+        """Finds the first causal language model trained with a kernel; None if there is none."""
         return next((record for record in self.causal if record.kernel == kernel), None)
 
     def find(
         self, model: str, approximation: str, among: pd.DataFrame | None = None, **parameters: Any
     ) -> Row:
-        """The setting of a model with exactly these values of these parameters; {} for none.
+        """Finds the setting of a model with exactly these parameters; {} for none.
 
         It is looked for `among` rows of `settings`, unless others are given.
         """
@@ -231,7 +224,7 @@ def _error(error: CellError | None) -> Row:
 
 
 def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
-    """Rows as a data frame of fixed columns; a parameter not in the usual list gets its own."""
+    """Makes a data frame of fixed columns; any further parameter gets its own."""
     known = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
     others = sorted({name for row in rows for name in row} - {*known, *MEASURED, *last})
     frame = pd.DataFrame(rows, columns=[*known, *others, *MEASURED, *last])
@@ -242,7 +235,7 @@ def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def _mean_of_seeds(rows: Sequence[Row]) -> Row:
-    """Mean of the seeds: arithmetic for an error, geometric (mean of nats) for a perplexity."""
+    """Averages the seeds: an error's mean is arithmetic, a perplexity's geometric."""
     row, values = dict(rows[0]), [row["value"] for row in rows]
     mean = geometric_mean if row["metric"] == "perplexity" else fmean
     if len(rows) > 1:
@@ -254,7 +247,7 @@ def _mean_of_seeds(rows: Sequence[Row]) -> Row:
 
 
 def is_replicate(record: Record, first: Record) -> bool:
-    """Whether a causal model is another training of the first: causal_elu_second of causal_elu."""
+    """Tells whether a causal model is another training: causal_elu_second of causal_elu."""
     return (
         record.task == "causal"
         and record.kernel == first.kernel
@@ -263,12 +256,12 @@ def is_replicate(record: Record, first: Record) -> bool:
 
 
 def known(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
-    """Those of these columns that hold a value in some row."""
+    """Lists the given columns that hold a value in some row."""
     return [name for name in columns if name in frame and frame[name].notna().any()]
 
 
 def with_range(frame: pd.DataFrame, same: Sequence[str], value: str) -> pd.DataFrame:
-    """The first row of each setting (`same` columns), with the `RANGE` of the setting's values.
+    """Keeps each setting's first row (`same` columns), with the `RANGE` of its values.
 
     The range is NaN for settings trained once. If every setting was trained once, no columns are
     added.

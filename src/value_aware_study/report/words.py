@@ -21,7 +21,7 @@ def missing(value: Any) -> bool:
 
 
 def number(value: Any, digits: int = 1) -> str:
-    """A number with thousands separators and a fixed number of decimals; a dash when missing."""
+    """Writes a number with thousands separators and fixed decimals; a dash if it is missing."""
     if missing(value):
         return DASH
     return f"{float(value):,.{digits}f}" if abs(value) < LARGE else f"{float(value):.2e}"
@@ -40,12 +40,12 @@ def signed(value: Any, digits: int = 1) -> str:
 
 
 def short(value: Any, digits: int = 3) -> str:
-    """A number to its significant digits: "0.0123"."""
+    """Writes a number to its significant digits: "0.0123"."""
     return DASH if missing(value) else f"{value:.{digits}g}"
 
 
 def interval(low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number) -> str:
-    """ "1.0 to 2.5"; `text` writes its ends: `number`, `signed` or `short`."""
+    """Writes "1.0 to 2.5"; `text` writes its ends: `number`, `signed` or `short`."""
     if missing(low) or missing(high):
         return DASH
     return f"{text(low, digits)} to {text(high, digits)}"
@@ -57,7 +57,7 @@ def intervals(
     text: Callable[..., str] = number,
     ends: Sequence[str] = ("low", "high"),
 ) -> list[str]:
-    """The interval of each row, whose ends are in two columns."""
+    """Returns the interval of each row, whose ends are in two columns."""
     pairs = zip(frame[ends[0]], frame[ends[1]], strict=True)
     return [interval(low, high, digits, text) for low, high in pairs]
 
@@ -65,13 +65,13 @@ def intervals(
 def with_interval(
     value: Any, low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number
 ) -> str:
-    """ "69 (65 to 76)"; the value alone where its interval is unknown."""
+    """Writes "69 (65 to 76)"; the value alone where its interval is unknown."""
     ends = interval(low, high, digits, text)
     return text(value, digits) if ends == DASH else f"{text(value, digits)} ({ends})"
 
 
 def counted(keys: int | None, low: int | None, high: int | None) -> str:
-    """A count of keys with its interval; "none" where no count was found."""
+    """Writes a count of keys with its interval; "none" where no count was found."""
     return NONE if keys is None else with_interval(keys, low, high, 0)
 
 
@@ -80,7 +80,7 @@ def ratio(value: Any, base: Any) -> float | None:
 
 
 def times(value: Any) -> str:
-    """A ratio: two decimals below ten, none from a hundred on."""
+    """Writes a ratio: two decimals below ten, none from a hundred on."""
     if missing(value):
         return DASH
     digits = 2 if value < 10 else 1 if value < 100 else 0
@@ -88,7 +88,7 @@ def times(value: Any) -> str:
 
 
 def tokens_count(value: Any) -> str:
-    """A count of tokens as the paper prints it: 1.53B, 1.02M, 482K."""
+    """Writes a count of tokens as the paper prints it: 1.53B, 1.02M, 482K."""
     if missing(value):
         return DASH
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
@@ -98,7 +98,7 @@ def tokens_count(value: Any) -> str:
 
 
 def setting_value(value: Any) -> str:
-    """A hyperparameter as text; flags as y and n, the way Table 4 has them."""
+    """Writes a hyperparameter as text; flags as y and n, the way Table 4 has them."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):
@@ -111,26 +111,26 @@ def setting_value(value: Any) -> str:
 
 
 def model_label(record: Record) -> str:
-    """ "causal, elu", "masked, 512 tokens": one of our models in titles and legends."""
+    """Writes "causal, elu", "masked, 512 tokens": one of our models in titles and legends."""
     if record.task == "causal":
         return f"causal, {KERNEL_LABELS.get(str(record.kernel), record.kernel)}"
     return f"masked, {record.length} tokens"
 
 
 def method_label(name: str) -> str:
-    """The name of a method; the option's where it has no card."""
+    """Returns a method's label; of a method without a card, the option's name."""
     known = cards()
     return known[name].label if name in known else name
 
 
 def series_label(row: Mapping[str, Any]) -> str:
-    """The curve a setting belongs to: the method, with the argument that tells its curves apart."""
+    """Names the curve of a setting: the method, and the argument that tells curves apart."""
     card = cards().get(row["approximation"])
     return card.curve(row) if card else row["approximation"]
 
 
 def setting_label(row: Mapping[str, Any]) -> str:
-    """Name of a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
+    """Names a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
     name, series = method_label(row["approximation"]), series_label(row)
     card = cards().get(row["approximation"])
     if card and card.size:

@@ -98,17 +98,13 @@ class LanguageModeling(LightningModule):
     def output_parameters(self) -> int:
         """Counts the weights that the hidden state of a target is multiplied with."""
 
-    def tokens(self, batch: Batch) -> int:
-        """Counts the tokens that the model reads."""
-        return self.inputs(batch).numel()
-
     def flops(self, batch: Batch, targets: float) -> float:
         """Counts operations of a forward and backward pass that predicts `targets` tokens."""
         layers, width = self.layers(), self.model.config.hidden_size
-        length = self.inputs(batch).shape[1]
-        weights = dense_parameters(layers)
+        inputs, weights = self.inputs(batch), dense_parameters(layers)
+        length = inputs.shape[1]
         body = training_flops(weights, layers=len(layers), width=width, length=length)
-        return self.tokens(batch) * body + 6.0 * targets * self.output_parameters()
+        return inputs.numel() * body + 6.0 * targets * self.output_parameters()
 
     def checkpoint_activations(self) -> None:
         """Makes the backward pass recompute the layers' activations."""
@@ -169,7 +165,7 @@ class LanguageModeling(LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
         accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
-        self._tokens += self.tokens(batch.rows) * processes
+        self._tokens += self.inputs(batch.rows).numel() * processes
         self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
         last = batch.position + 1 == accumulate
         if not (last and self._is_due(self.trainer.global_step)):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,10 @@ class _StepwiseOptimizer(Optimizer):
     def _take(self) -> None:
         raise NotImplementedError
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Updates every parameter that has a gradient, once."""
         loss = None
         if closure is not None:
@@ -140,7 +138,7 @@ class Muon(_StepwiseOptimizer):
             part.step()
 
     def _parts(self) -> list[Optimizer]:
-        """torch's optimizers over our groups and state: a loaded checkpoint replaces both."""
+        """Builds torch's optimizers over our groups and state, which a checkpoint replaces."""
         parts: list[Optimizer] = [
             MatrixMuon([group], **self._hidden)
             if group["hidden"]

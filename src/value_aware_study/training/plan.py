@@ -22,7 +22,7 @@ COUNTED = (
     "Operations: 6 a token and parameter it is multiplied with, and 12 layers x width x "
     "sequence a token for attention; forward and backward, all kernels together."
 )
-"""What `operations` of a row count"""
+"""Explanation of the operations that a row counts"""
 
 
 def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Figures 4 and 5: every number drawn, once, and marks that are the same in all figures."""
+"""Figures 4 and 5 draw every number once; a method has one mark in all figures."""
 
 import pandas as pd
 import pytest
@@ -16,7 +16,7 @@ MODELS = ["causal, exponential", "causal, polynomial (deg 2)", "causal, elu", "m
 
 
 def colours(*charts):
-    """Label -> colour, over all legends of panels."""
+    """Maps labels to colours, over the legends of all panels."""
     found = {}
     for part in (part for chart in charts for part in parts(chart.to_dict())):
         scale = part["color"].get("scale", {}) if isinstance(part.get("color"), dict) else {}

@@ -33,9 +33,9 @@ from value_aware_attention.call import BYTES_PER_ELEMENT, max_elements
 from value_aware_attention.weights import top_keys
 
 ROWS_AT_ONCE = 2048
-"""Most queries at once on a CPU: enough to outweigh the cost of calls, few enough for its cache"""
+"""Most queries searched at once on a CPU: enough to outweigh call overhead and to fit its cache"""
 NEAREST = 8
-"""Values closest to o up to rounding, whose distances are computed again"""
+"""Number of values closest to o up to rounding whose distances are computed again"""
 
 
 @dataclass
@@ -216,7 +216,7 @@ def _tiny(x: Tensor) -> float:
 
 
 class _Kept:
-    """Holds the best set found of every size (or of all sizes up to r, where `sizes` is 1)."""
+    """Holds the best set of every size, or, where `sizes` is 1, the best of all sizes up to r."""
 
     def __init__(self, rows: int, sizes: int, r: int, like: Tensor) -> None:
         self.r = r
@@ -226,7 +226,7 @@ class _Kept:
         self.best = like.new_full((rows, r + 3), torch.inf)
 
     def record(self, rows: Tensor, sets: _ActiveSets, which: Tensor) -> None:
-        """Keeps those of `which` sets that improve on what the rows they belong to have."""
+        """Keeps the sets numbered `which` that improve on the best set of their row and size."""
         size, error = sets.size[which], sets.error[which]
         # nonzero, here and below: with a mask every [] would wait for the GPU on its own.
         better = ((size <= self.r) & (error < self.best[rows, size])).nonzero()[:, 0]
@@ -236,7 +236,7 @@ class _Kept:
         self.write(rows, size, sets.keys[which], sets.mass[which], error)
 
     def write(self, rows: Tensor, size: Tensor, keys: Tensor, mass: Tensor, error: Tensor) -> None:
-        """Replaces what is kept where this is better."""
+        """Replaces kept sets by the given ones where the error falls."""
         column = torch.zeros_like(size) if self.error.shape[1] == 1 else size - 1
         better = (error < self.error[rows, column]).nonzero()[:, 0]
         rows, column = rows[better], column[better]

@@ -33,7 +33,6 @@ from value_aware_attention.approximations.closest_combination.problem import (
 from value_aware_attention.files import checksum, write_text
 
 SOURCE = Path(__file__).with_name("active_set.cpp")
-TILE = GROUPS
 LANES = 8
 QUERIES_PER_TASK = 96
 
@@ -54,7 +53,7 @@ class _Call(ctypes.Structure):
     )
 
 
-CONSTANTS = (f"-DTILE={TILE}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
+CONSTANTS = (f"-DTILE={GROUPS}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", *CONSTANTS)
 
 
@@ -216,12 +215,12 @@ def _call(
     value, output = problem.value[head], problem.output[head]
     keys, dim = value.shape
     spare = -(dim + 1) % LANES + 1
-    tiles = pad(value, (0, 0, 0, -keys % TILE)).unflatten(0, (-1, TILE)).mT.contiguous()
+    tiles = pad(value, (0, 0, 0, -keys % GROUPS)).unflatten(0, (-1, GROUPS)).mT.contiguous()
     visible = None if problem.visible is None else problem.visible[head].contiguous()
     tensors = (
         pad(value, (0, spare)),
         tiles,
-        pad(value.square().sum(-1), (0, -keys % TILE)),
+        pad(value.square().sum(-1), (0, -keys % GROUPS)),
         pad(output, (0, spare)),
         problem.weights[head].contiguous(),
         zero,

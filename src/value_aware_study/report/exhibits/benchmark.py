@@ -64,12 +64,12 @@ Benchmark = Mapping[str, Any]
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """ours / theirs round by round with its 95% interval; of memory, measured once, the ratio."""
+    """Divides ours by theirs round by round, with a 95% interval; memory has one round."""
     return Ratio.of(ours, theirs) if len(ours) > 1 else Ratio.exact(ours[0] / theirs[0])
 
 
 def listed(lengths: Sequence[int]) -> str:
-    """ "2,048, 4,096"; "none" for none."""
+    """Writes "2,048, 4,096"; "none" for none."""
     return ", ".join(f"{length:,}" for length in lengths) or "none"
 
 
@@ -81,7 +81,7 @@ class Measurements:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row per pass, length and method; quartiles of the time as `low` and `high`."""
+        """Tabulates passes by length and method; `low` and `high` are quartiles of the time."""
         rows = [
             {**cell, **cell.get("time", {}), "label": self.label(cell["method"])}
             for cell in self.record["cells"]
@@ -94,12 +94,12 @@ class Measurements:
 
     @property
     def where(self) -> str:
-        """The limit of a verdict: "on this CPU"."""
+        """Returns the limit of a verdict: "on this CPU"."""
         return f"on this {'GPU' if self.on_gpu else 'CPU'}"
 
     @property
     def setting(self) -> str:
-        """The layer and the rounds in two sentences."""
+        """Describes the layer and the rounds in two sentences."""
         layer = self.record["layer"]
         rounds = ", ".join(f"{self.counted(name)} {title}" for name, title in PASSES.items())
         return (
@@ -110,7 +110,7 @@ class Measurements:
 
     @property
     def machine(self) -> tuple[str, str]:
-        """The measurements and the machine that made them."""
+        """Names the measurements and the machine that made them."""
         run_on, threads = self.record["run_on"], self.record["layer"]["threads"]
         on = machine(run_on["hardware"], threads, run_on["versions"])
         return "the survey's time and memory", on
@@ -119,21 +119,21 @@ class Measurements:
         return self.record["methods"][method]["label"]
 
     def efficient(self) -> list[str]:
-        """Every method but exact attention."""
+        """Returns every method but exact attention."""
         return [name for name in self.record["methods"] if name not in DENSE]
 
     def by_length(self, name: str, method: str, quantity: str) -> dict[int, float]:
-        """Cost of a pass of a method, by length."""
+        """Maps each length to the cost of a pass of a method."""
         rows = self.frame[(self.frame["pass"] == name) & (self.frame["method"] == method)]
         known = rows[rows[quantity].notna()]
         return dict(zip(known["length"], known[quantity], strict=True))
 
     def lengths(self, name: str) -> list[int]:
-        """The lengths of a pass, short ones first."""
+        """Returns the lengths of a pass, short ones first."""
         return sorted(set(self.frame[self.frame["pass"] == name]["length"]))
 
     def rounds(self, name: str, quantity: str) -> dict[int, dict[str, list[float]]]:
-        """Length -> method -> cost of each round; of memory, measured once, one value."""
+        """Maps length -> method -> cost of each round; memory is measured once."""
         found: dict[int, dict[str, list[float]]] = {}
         for cell in self.record["cells"]:
             if cell["pass"] == name and "left_out" not in cell:
@@ -142,30 +142,30 @@ class Measurements:
         return dict(sorted(found.items()))
 
     def counted(self, name: str) -> int:
-        """Rounds in which a pass was timed."""
+        """Counts the rounds in which a pass was timed."""
         timed = [values for costs in self.rounds(name, QUICK).values() for values in costs.values()]
         return max(map(len, timed), default=0)
 
     def exponent(self, name: str, method: str, quantity: str) -> float | None:
-        """p of cost ~ L^p over L >= 2048; None with fewer than two lengths of positive cost."""
+        """Fits p of cost ~ L^p over L >= 2048; None with fewer than two positive costs."""
         values = self.by_length(name, method, quantity)
         long = {length: cost for length, cost in values.items() if length >= FIT_FROM and cost > 0}
         return slope(list(long), list(long.values())) if len(long) > 1 else None
 
     def counted_exponent(self, method: str, lengths: Sequence[int]) -> float | None:
-        """p of the multiply-adds that the method counts for itself."""
+        """Fits p of the multiply-adds that the method counts for itself."""
         counts = self.record["methods"][method]["multiply_adds"]
         long = [n for n in lengths if n >= FIT_FROM and counts.get(str(n)) is not None]
         return slope(long, [counts[str(n)] for n in long]) if len(long) > 1 else None
 
 
 def slope(lengths: Sequence[float], costs: Sequence[float]) -> float:
-    """The exponent p of cost ~ L^p: least squares of log cost on log length."""
+    """Returns the exponent p of cost ~ L^p: least squares of log cost on log length."""
     return linear_regression(list(map(math.log, lengths)), list(map(math.log, costs))).slope
 
 
 def time_and_memory(measured: Measurements) -> list[Exhibit]:
-    """Forward + backward at long and at short lengths, each where there are measurements."""
+    """Shows forward + backward at long and at short lengths, each if it was measured."""
     rows = measured.frame
     rows = rows[(rows["pass"] == TRAINING) & rows["milliseconds"].notna()]
     ranges = (
@@ -219,7 +219,7 @@ def _cost_panel(
 
 
 def _dense_lines(values: pd.DataFrame, marks: Mapping[str, Mark]) -> list[alt.Chart]:
-    """A dashed line at dense attention's value for every length, the last one named."""
+    """Draws a dashed line at dense attention's value for every length, the last one named."""
     dense = values[values["method"] == DENSE[0]]
     base = alt.Chart(dense[["name", "series", "value"]]).encode(x="value:Q", color=colour(marks))
     named = alt.Chart(dense.tail(1)[["name", "value"]]).mark_text(
@@ -229,7 +229,7 @@ def _dense_lines(values: pd.DataFrame, marks: Mapping[str, Mark]) -> list[alt.Ch
 
 
 def _cost_table(rows: pd.DataFrame) -> Table:
-    """One row a length and method: median time with its quartiles, and peak memory."""
+    """Tabulates median time with quartiles, and peak memory, by length and method."""
     data = rows[["length", "method", "label", "milliseconds", "low", "high", "peak_mib"]]
     display = pd.DataFrame(
         {
@@ -244,7 +244,7 @@ def _cost_table(rows: pd.DataFrame) -> Table:
 
 
 def exponents(measured: Measurements) -> Exhibit | None:
-    """Exponents of the attention alone; None where no method was measured at two long lengths."""
+    """Shows exponents of the attention alone; None without a method at two long lengths."""
     data = _exponents(measured)
     fitted = data[data["attention, time"].notna()]
     if fitted.empty:
@@ -293,7 +293,7 @@ def _exponents(measured: Measurements) -> pd.DataFrame:
 
 
 def _exponents_panel(fitted: pd.DataFrame) -> Panel:
-    """Time and memory as marks, the published exponent as a hollow one."""
+    """Draws time and memory as marks, the published exponent as a hollow one."""
     columns = {"exponent": "published"} | {field: name for name, field in FITTED.items()}
     values = fitted[["method", *columns]].rename(columns={"method": "name"} | columns)
     long = values.melt("name", var_name="series").dropna().astype({"value": float})
@@ -316,7 +316,7 @@ def _exponents_table(data: pd.DataFrame) -> Table:
 
 
 def cost_tables(measured: Measurements) -> list[Exhibit]:
-    """Tables of what was measured, the methods' settings, and every measurement."""
+    """Tabulates times and memory, the methods' settings, and every measurement."""
     costs = [_costs(measured, *one) for one in COSTS if measured.lengths(one[2])]
     return [*costs, _methods(measured), *([_cells(measured)] if len(measured.frame) else [])]
 

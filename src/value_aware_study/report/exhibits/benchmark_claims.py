@@ -1,7 +1,6 @@
 """The survey's claims about time and memory, each answered from our measurements alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 import pandas as pd
@@ -36,31 +35,24 @@ LIMIT = (
 )
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the survey in our words, and the function that finds out whether it holds."""
-
-    sentence: str
-    find: Callable[[Measurements, str], Iterator[Finding]]
-    beside_dense: bool = False
-    """True for a comparison with dense attention, which is made with the fused one too."""
+Find = Callable[[Measurements, str], Iterator[Finding]]
 
 
 def answers(measured: Measurements) -> list[Answer]:
-    """Every claim with its findings; none where the methods or lengths it needs are missing.
+    """Answers every claim; one has no findings if its methods or lengths were not measured.
 
     The survey's dense attention held all weights (eager); claims about it are answered beside
     PyTorch's fused one too.
     """
     return [
-        Answer(claim.sentence + SUFFIXES[dense], list(claim.find(measured, dense)))
-        for claim in CLAIMS
-        for dense in (DENSE if claim.beside_dense else DENSE[:1])
+        Answer(claim + SUFFIXES[dense], list(find(measured, dense)))
+        for claim, (find, beside) in CLAIMS.items()
+        for dense in beside
     ]
 
 
 def dense_about_equal(measured: Measurements, dense: str) -> Iterator[Finding]:
-    """Dense attention over the median of all other methods, at every length up to 512."""
+    """Compares dense attention with the median of all other methods, up to 512 tokens."""
     for quantity, name in QUANTITIES.items():
         ratios = {}
         for length, costs in measured.rounds(TRAINING, quantity).items():
@@ -78,7 +70,7 @@ def dense_about_equal(measured: Measurements, dense: str) -> Iterator[Finding]:
 
 
 def all_beat_dense(measured: Measurements, dense: str) -> Iterator[Finding]:
-    """How many methods need less than dense attention at the longest length."""
+    """Counts the methods that need less than dense attention at the longest length."""
     for quantity, name in QUANTITIES.items():
         by_length = measured.rounds(TRAINING, quantity)
         length = max((n for n in by_length if dense in by_length[n]), default=0)
@@ -98,7 +90,7 @@ def all_beat_dense(measured: Measurements, dense: str) -> Iterator[Finding]:
 
 
 def linformer_worst(measured: Measurements, dense: str) -> Iterator[Finding]:
-    """Growth from 512 tokens to the longest length, among the efficient methods."""
+    """Ranks the growth from 512 tokens to the longest length among the efficient methods."""
     for variant in [m for m in measured.efficient() if m.startswith("linformer")]:
         for quantity, name in QUANTITIES.items():
             growth = _growth_from(measured, EQUAL_UP_TO, quantity)
@@ -107,7 +99,7 @@ def linformer_worst(measured: Measurements, dense: str) -> Iterator[Finding]:
 
 
 def nystrom_worst_short(measured: Measurements, dense: str) -> Iterator[Finding]:
-    """Cost at 128 and 256 tokens, among all methods."""
+    """Ranks the cost at 128 and 256 tokens among all methods."""
     for quantity, name in QUANTITIES.items():
         by_length = measured.rounds(TRAINING, quantity)
         for length in SHORT:
@@ -119,7 +111,7 @@ def nystrom_worst_short(measured: Measurements, dense: str) -> Iterator[Finding]
 
 
 def fourier_flat(measured: Measurements, dense: str) -> Iterator[Finding]:
-    """Growth of the Fourier layer over all lengths, and its lead at each of them."""
+    """Measures the growth of the Fourier layer over all lengths, and its lead at each."""
     for quantity, name in QUANTITIES.items():
         by_length = measured.rounds(TRAINING, quantity)
         by_length = {n: costs for n, costs in by_length.items() if "fourier_mixing" in costs}
@@ -150,7 +142,7 @@ def _leads(by_length: dict[int, dict[str, list[float]]], name: str) -> Finding:
 
 
 def reformer_pays_late(measured: Measurements, dense: str) -> Iterator[Finding]:
-    """Reformer over dense attention: the layer up to 2,048 tokens, attention alone beyond."""
+    """Compares Reformer with dense attention: the layer to 2,048 tokens, attention beyond."""
     for quantity, name in QUANTITIES.items():
         layer = _over_dense(measured, TRAINING, quantity, dense)
         early = {length: ratio for length, ratio in layer.items() if length <= FIT_FROM}
@@ -179,7 +171,7 @@ def _over_dense(measured: Measurements, name: str, quantity: str, dense: str) ->
 
 
 def _growth_from(measured: Measurements, first: int, quantity: str) -> dict[str, list[float]]:
-    """Cost at the longest length over that at `first`, of the methods measured at both."""
+    """Divides the cost at the longest length by that at `first`, by method."""
     by_length = measured.rounds(TRAINING, quantity)
     last = max(by_length, default=first)
     if last <= first or first not in by_length:
@@ -195,7 +187,7 @@ def _growth_from(measured: Measurements, first: int, quantity: str) -> dict[str,
 def _rank(
     measured: Measurements, method: str, values: dict[str, list[float]], what: str
 ) -> Finding:
-    """Where a method stands from the largest value down, and whether the rounds tell it apart."""
+    """Tells the rank of a method from the largest value down; open if rounds do not decide."""
     order = sorted(values, key=lambda m: -median(values[m]))
     place, worst = order.index(method) + 1, order[0]
     rival = next((m for m in order if m != method), method)
@@ -220,7 +212,7 @@ def _is(side: str, wanted: str) -> bool | None:
 
 
 def _equal(ratio: Ratio) -> bool | None:
-    """Whether it lies within 1 / EQUAL to EQUAL."""
+    """Tells whether a ratio lies within 1 / EQUAL to EQUAL."""
     sides = ratio.side(1 / EQUAL), ratio.side(EQUAL)
     if sides == ("above", "below"):
         return True
@@ -228,13 +220,13 @@ def _equal(ratio: Ratio) -> bool | None:
 
 
 def _every(held: Iterable[bool | None]) -> bool | None:
-    """True where all hold, False where one does not, else None."""
+    """Returns True where all hold, False where one does not, else None."""
     found = set(held)
     return False if False in found else None if None in found else True
 
 
 def _series(ratios: dict[int, Ratio]) -> str:
-    """ "0.9, 1.1 (1 to 1.2) and 1.3 times at 128, 256 and 512" """
+    """Writes "0.9, 1.1 (1 to 1.2) and 1.3 times at 128, 256 and 512" """
     values = _listed([str(ratio) for ratio in ratios.values()])
     return f"{values} times at {_listed([f'{length:,}' for length in ratios])}"
 
@@ -243,35 +235,36 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-CLAIMS = (
-    Claim(
-        "Dense attention performs about like the other methods up to 512 tokens.",
+EAGER = DENSE[:1]
+CLAIMS: Mapping[str, tuple[Find, Sequence[str]]] = {
+    "Dense attention performs about like the other methods up to 512 tokens.": (
         dense_about_equal,
-        beside_dense=True,
+        DENSE,
     ),
-    Claim(
-        "For longer sequences all methods are more efficient than dense attention.",
+    "For longer sequences all methods are more efficient than dense attention.": (
         all_beat_dense,
-        beside_dense=True,
+        DENSE,
     ),
-    Claim("Linformer does not scale as well as the other efficient methods.", linformer_worst),
-    Claim(
-        "Nyströmformer is the most inefficient method at 128 and 256 tokens.", nystrom_worst_short
+    "Linformer does not scale as well as the other efficient methods.": (linformer_worst, EAGER),
+    "Nyströmformer is the most inefficient method at 128 and 256 tokens.": (
+        nystrom_worst_short,
+        EAGER,
     ),
-    Claim(
-        "FNet is almost independent of the length, and ahead of every other method.", fourier_flat
+    "FNet is almost independent of the length, and ahead of every other method.": (
+        fourier_flat,
+        EAGER,
     ),
-    Claim(
-        "Reformer becomes more efficient only for very long inputs (over 2,048).",
+    "Reformer becomes more efficient only for very long inputs (over 2,048).": (
         reformer_pays_late,
-        beside_dense=True,
+        DENSE,
     ),
-)
-"""The survey's claims in our words."""
+}
+"""Claim of the survey in our words -> the function that looks for findings, and the dense
+attentions that they are made beside."""
 
 
 def survey_claims(measured: Measurements) -> Exhibit:
-    """Every claim of the survey, its verdict, and the sentences that it follows from."""
+    """Shows every claim of the survey, its verdict, and the sentences that it follows from."""
     found = answers(measured)
     rows = pd.DataFrame(
         {

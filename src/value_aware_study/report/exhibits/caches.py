@@ -136,7 +136,7 @@ def _panel(record: CacheRecord, part: int) -> Panel:
 
 
 def _error_axis(numbers: pd.DataFrame) -> alt.X:
-    """A logarithmic axis that ends at the numbers, labelled at round ones."""
+    """Builds a logarithmic axis that ends at the numbers, labelled at round ones."""
     low, high = float(numbers.min().min()) / 1.1, float(numbers.max().max()) * 1.1
     digits = (1, 2, 5) if high > 10 * low else range(1, 10)
     steps = [
@@ -156,7 +156,7 @@ def _error_and_distance(cell: CacheCell) -> str:
 
 
 def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
-    """The tasks' own metrics: right answers, or the distance of the predictions from Bayes."""
+    """Shows the tasks' own metrics: right answers, or the distance from Bayes' predictions."""
     tasks = [(r, name) for r in records for name in OWN if name in r.exact]
     if not tasks:
         return None
@@ -191,7 +191,7 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
 
 
 def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
-    """Every measurement of every method, with its interval and the cost of choosing."""
+    """Shows every measurement of every method, with its interval and the cost of choosing."""
     rows = [
         {"texts": record.task, "keys": keys_of(record), "r": cell.r, "method": cell.method,
          "observed": shown(cell.observed), "measure": name, "value": one.value, "low": one.low,
@@ -218,13 +218,13 @@ def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
 
 
 def _of_draws(record: CacheRecord, cell: CacheCell, name: str) -> dict[str, float]:
-    """The lowest and highest mean of a draw."""
+    """Returns the lowest and highest mean of a draw."""
     means = pd.Series(cell.by_unit[name]).groupby(list(record.seeds)).mean()
     return {"lowest draw": means.min(), "highest draw": means.max()}
 
 
 def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
-    """The loss of each method in four factors, pooled over layers and heads."""
+    """Shows the loss of each method in four factors, pooled over layers and heads."""
     rows = [
         {"texts": record.task, "r": gap.r, "method": gap.method, "observed": shown(gap.observed)}
         | {name: getattr(gap, name) for name in GAPS}
@@ -260,7 +260,7 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
 
 
 def sharpness(records: Sequence[CacheRecord]) -> Exhibit:
-    """How sharp each head of each model is: the mean largest weight of served queries."""
+    """Shows the mean largest weight of served queries for each head of each model."""
     rows = [
         {"texts": record.task, "layer": layer, "head": head, "largest weight": weight}
         for record in records

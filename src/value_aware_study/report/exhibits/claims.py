@@ -70,7 +70,7 @@ class Sums:
 
     @classmethod
     def of(cls, measured: Sequence[EndMetric]) -> "Sums":
-        """The mean of several measurements on the same targets."""
+        """Averages several measurements on the same targets."""
         totals = np.mean([one.unit_totals for one in measured], axis=0)
         return cls(totals, np.array(measured[0].unit_counts))
 
@@ -83,7 +83,7 @@ class Model:
     record: Record
 
     def sums(self, setting: Setting) -> Sums | None:
-        """The sums of one setting, averaged over seeds; None where it was not measured."""
+        """Returns the sums of one setting, averaged over seeds; None where it was not measured."""
         cells = [
             cell
             for cell in self.record.cells
@@ -93,7 +93,7 @@ class Model:
         return Sums.of(cells) if cells else None
 
     def added(self, setting: Setting) -> Sums | None:
-        """The loss above exact attention's."""
+        """Subtracts exact attention's loss from that of a setting."""
         sums, exact = self.sums(setting), self.sums(EXACT)
         return Sums(sums.totals - exact.totals, sums.counts) if sums and exact else None
 
@@ -105,7 +105,7 @@ class Model:
 def compared(
     models: Iterable[Model], first: Setting, second: Setting, *, above: bool
 ) -> Iterator[Finding]:
-    """Whether the first setting's loss is above (or below) the second's, in each model."""
+    """Tells whether the first setting's loss is above (or below) the second's, in each model."""
     what = f"{first.label} against {second.label}"
     for model in models:
         sums = model.sums(first), model.sums(second)
@@ -115,7 +115,7 @@ def compared(
 def difference(
     what: str, label: str, metric: str, first: Sums | None, second: Sums | None, *, above: bool
 ) -> list[Finding]:
-    """The finding of one comparison: open for different targets, none where a side is missing."""
+    """Compares two settings: open for different targets, no finding if a side is missing."""
     if first is None or second is None:
         return []
     if not np.array_equal(first.counts, second.counts):
@@ -136,7 +136,7 @@ def difference(
 
 
 def is_above(low: float, high: float) -> bool | None:
-    """Whether a number is above zero, by its interval; None where the interval holds zero."""
+    """Tells whether a number is above zero, by its interval; None where the interval holds zero."""
     return True if low > 0 else False if high < 0 else None
 
 
@@ -147,7 +147,7 @@ FEW_LSH, MANY_LSH = (
 
 
 def models(results: Results, *names: str) -> list[Model]:
-    """The models by name: "causal" for one a kernel, "long" and "short" for the masked ones."""
+    """Selects models: "causal" (one a kernel), "long" and "short" (the masked ones)."""
     causal = {kernel: results.of_kernel(kernel) for kernel in KERNELS}
     known = {"causal": [Model(kernel, record) for kernel, record in causal.items() if record]}
     for name in ("long", "short"):
@@ -162,7 +162,7 @@ def compares(names: Sequence[str], first: Setting, second: Setting, *, above: bo
 
 
 def one_more_than_head_size(results: Results) -> Iterator[Finding]:
-    """The largest output error of head size + 1 value-aware keys, over all recorded queries."""
+    """Finds the largest output error of head size + 1 value-aware keys over all queries."""
     what = "largest |o − õ| of head size + 1 value-aware keys, over the longest value"
     for model in models(results, *EVERY):
         r = model.record.head_dim + 1
@@ -195,7 +195,7 @@ def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
 
 
 def flatter_is_wider(results: Results) -> Iterator[Finding]:
-    """The rank correlation, over kernels, of effective keys and OVO / OVA error in each layer."""
+    """Correlates effective keys with OVO / OVA error over the kernels of each layer, by rank."""
     frame = gap_rows(of_models(results))
     layers = (layer for _, layer in frame.groupby(["model", "layer"]))
     ranks = [layer["share"].rank().corr(layer["gap"].rank()) for layer in layers]
@@ -232,7 +232,7 @@ def lsh_against_oblivious(results: Results, paper: Setting, *, above: bool) -> I
 
 
 def _in_order(models: Sequence[Model], how: str) -> Iterator[Finding]:
-    """Whether OVO adds more to the loss of each model than to that of the next, at each size."""
+    """Tells whether OVO adds more to the loss of each model than to that of the next."""
     for setting in map(oblivious, SIZES):
         for first, second in pairwise(models):
             yield from difference(
@@ -246,7 +246,7 @@ def _in_order(models: Sequence[Model], how: str) -> Iterator[Finding]:
 
 
 def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
-    """LSH with the most keys and rounds, up to the paper's, that does not see all keys."""
+    """Selects the LSH of most keys and rounds, up to the paper's, that leaves keys out."""
     most = paper.parameters
     given = (cell.parameters for cell in record.cells if cell.approximation == "lsh")
     fitting = [
@@ -261,14 +261,14 @@ def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
 
 
 def _table_1(*settings: Setting) -> str:
-    """ "error 88.6 (OVA 1), 96.6 (OVO 1) %" """
+    """Returns "error 88.6 (OVA 1), 96.6 (OVO 1) %" """
     errors = {Setting(cell.approximation, cell.parameters).label: cell.error for cell in TABLE_1}
     each = (f"{errors[one.label]:g} ({one.label})" for one in settings)
     return f"error {', '.join(each)} % (Table 1)"
 
 
 def _table_2(first: Setting, second: Setting) -> str:
-    """ "perplexity 280.3 against 1,031.1 (exponential), ..." """
+    """Returns "perplexity 280.3 against 1,031.1 (exponential), ..." """
     columns = {(name, r): place for place, (_, name, r) in enumerate(TABLE_2_COLUMNS)}
     places = [columns[one.approximation, one.parameters.get("r")] for one in (first, second)]
     pairs = (
@@ -279,7 +279,7 @@ def _table_2(first: Setting, second: Setting) -> str:
 
 
 def _added_in_table_2() -> str:
-    """ "over exact, OVO-1 × 33.8 (exponential), ..." """
+    """Returns "over exact, OVO-1 × 33.8 (exponential), ..." """
     sizes = []
     for column in ("OVO-1", "OVO-65"):
         place = [name for name, _, _ in TABLE_2_COLUMNS].index(column)
@@ -365,7 +365,7 @@ CLAIMS = (
 
 
 def answers(results: Results) -> list[Answer]:
-    """Every claim with its findings; none where a model or a setting was not evaluated."""
+    """Answers every claim; one has no findings if a model or setting was not evaluated."""
     trainings = results.trainings()
     return [
         Answer.of_trainings(
@@ -379,7 +379,7 @@ def answers(results: Results) -> list[Answer]:
 
 
 def about(results: Results) -> str:
-    """How to read the verdicts."""
+    """Explains how to read the verdicts."""
     return (
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
         "95% intervals over windows or sequences of the same evaluation text (for correlations: "
@@ -400,7 +400,7 @@ def _trained(times: int) -> str:
 
 
 def claims(results: Results) -> list[Exhibit]:
-    """The verdicts, one row a claim, and every finding behind them."""
+    """Shows the verdicts, one row a claim, and every finding behind them."""
     found = answers(results)
     return [_verdicts(found, results), _findings(found, about(results))]
 
@@ -426,7 +426,7 @@ def _verdicts(found: Sequence[Answer], results: Results) -> Exhibit:
 
 
 def _findings(found: Sequence[Answer], read: str) -> Exhibit:
-    """One row a finding; a claim without findings has an empty row."""
+    """Shows one row for each finding; a claim without findings has an empty row."""
     rows = [
         {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published} | of_it
         for answer in found

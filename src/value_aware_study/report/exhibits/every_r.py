@@ -55,7 +55,7 @@ REST = "other methods"
 
 
 def explorer(results: Results) -> Exhibit | None:
-    """The exploration of a text; None where no evaluation left one."""
+    """Shows the exploration of a text; None where no evaluation left one."""
     if not results.explored:
         return None
     return Exhibit(
@@ -68,7 +68,7 @@ def explorer(results: Results) -> Exhibit | None:
 
 
 def figure_4(results: Results) -> Exhibit | None:
-    """A panel a model, with the rank correlation; None where no output error was recorded."""
+    """Shows a panel a model, with the rank correlation; None where no output error was recorded."""
     frame = results.changes
     frame = frame[frame["relative_output_error"] >= SMALLEST]
     frame = frame[frame["approximation"] != "exact"]
@@ -133,7 +133,7 @@ def _scatter_table(frame: pd.DataFrame) -> Table:
 
 
 def figure_5(results: Results) -> Exhibit | None:
-    """Two panels a model, of the optimal methods and of the others; None where none has a curve."""
+    """Shows two panels a model, optimal methods and others; None where none has a curve."""
     models = _models(results)
     if not models:
         return None
@@ -163,7 +163,7 @@ def figure_5(results: Results) -> Exhibit | None:
 
 
 def _models(results: Results) -> dict[str, pd.DataFrame]:
-    """Settings with an r of the causal models and of the long masked one, by label."""
+    """Returns settings with an r of the causal models and of the long masked one, by label."""
     frame = results.changes
     frame = frame[frame["approximation"].isin([*OPTIMAL, *BASELINES]) & frame["r"].notna()]
     firsts = [record for kernel in KERNELS if (record := results.of_kernel(kernel))]
@@ -180,7 +180,7 @@ def _models(results: Results) -> dict[str, pd.DataFrame]:
 
 
 def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """The paper's values of the optimal methods, for the models that we have."""
+    """Returns the paper's values of the optimal methods, for the models that we have."""
     masked = published_errors().assign(task="masked", kernel="exponential")
     both = pd.concat([masked, published_losses().assign(task="causal")])
     both = both[both["approximation"].isin(OPTIMAL)]
@@ -194,7 +194,7 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[Panel]:
-    """The optimal choices before a band of the others, and the others one by one."""
+    """Draws the optimal choices before a band of the others, and the others one by one."""
     optimal = frame["approximation"].isin(OPTIMAL)
     others = frame[~optimal]
     panels = [_panel(frame[optimal], theirs, PLAIN, others)]
@@ -216,14 +216,14 @@ def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, weight: Weight, others: pd.
 
 
 def _band(others: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    """From the best to the worst of the other methods."""
+    """Shades the range from the best to the worst of the other methods."""
     ends = others.groupby("count")["value"].agg(low="min", high="max").reset_index()
     area = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
     return [area.encode(x=x, y=of_field(y, "low"), y2="high:Q")] if len(ends) else []
 
 
 def grid(results: Results) -> Exhibit:
-    """Every cell: all columns as CSV; as text the metric, its change and the output error."""
+    """Shows every cell: all columns as CSV; as text the metric, its change and the output error."""
     data = results.cells
     ends = ("difference_low", "difference_high")
     display = pd.DataFrame(

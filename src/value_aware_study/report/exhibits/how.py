@@ -23,7 +23,7 @@ REPRODUCE = (
 
 
 def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibit:
-    """One row a model: its sizes, its text, and its metric with exact attention.
+    """Shows one row a model: its sizes, its text, and its metric with exact attention.
 
     `machines` pair the measurements of other sections with the machine that made them.
     """

@@ -97,7 +97,7 @@ SKEWNESS = {
 
 
 def hero(results: Results) -> Exhibit | None:
-    """The answer as bars: keys by weight that match a few keys chosen for the output.
+    """Shows the answer as bars: keys by weight that match a few keys chosen for the output.
 
     The model is the first with counts among the probed, the causal and the other ones; with the
     range over its trainings, where it was trained again. None where no model has counts.
@@ -132,7 +132,7 @@ def _hero(measured: Measured, seeds: str) -> Exhibit:
 
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
-    """The bars of every kernel of a probed model; None where no matching keys were counted."""
+    """Shows bars for every kernel of a probed model; None where nothing was counted."""
     kernels = [one for one in measured if one.output_error.matching_keys]
     if not kernels:
         return None
@@ -152,7 +152,7 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
 
 
 def _bars(measured: Measured, title: str = "") -> Panel:
-    """A pair of bars for each number of value-aware keys up to `LARGEST`."""
+    """Draws a pair of bars for each number of value-aware keys up to `LARGEST`."""
     errors = measured.output_error
     pairs = [
         {"name": f"r = {match.r}", "series": ORACLES[method], "value": keys}
@@ -173,7 +173,7 @@ def _bars(measured: Measured, title: str = "") -> Panel:
 
 
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
-    """The counts pooled over layers, drawn and listed; None where none was made."""
+    """Shows the counts pooled over layers, drawn and listed; None where none was made."""
     data = counts(measured)
     pooled = data[data["layer"] == "all"].reset_index(drop=True)
     if pooled.empty:
@@ -192,7 +192,7 @@ def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
 
 
 def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
-    """The counts pooled and in each layer; None where none was made."""
+    """Shows the counts pooled and in each layer; None where none was made."""
     data = counts(measured)
     if data.empty:
         return None
@@ -207,7 +207,7 @@ def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
 
 
 def counts(measured: Sequence[Measured]) -> pd.DataFrame:
-    """One row for every size, pooled and then in each layer, with the range over trainings."""
+    """Tabulates counts by size, pooled and in each layer, with the range over trainings."""
     rows = [
         row
         for item in measured
@@ -220,7 +220,7 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
 
 
 def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
-    """The counts and their text; `named` heads the text's column of models or kernels."""
+    """Builds the counts and their text; `named` heads the text's column of models or kernels."""
     display = pd.DataFrame([_count_text(row) for row in data.to_dict("records")])
     display = display.rename(columns={"model": named})
     if data["layer"].nunique() > 1:
@@ -273,7 +273,7 @@ def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Any]) -> Panel:
 
 
 def _equal(last: int) -> list[alt.Chart]:
-    """A dashed line of as many keys by weight as value-aware ones, with its name under it."""
+    """Draws a dashed line of as many keys by weight as value-aware ones, with its name under it."""
     ends, middle = {"count": [1, last], "value": [1, last]}, [2 ** (last.bit_length() // 2)]
     line, place = (
         alt.Chart(pd.DataFrame(data)).encode(x="count:Q", y="value:Q")
@@ -286,14 +286,14 @@ def _equal(last: int) -> list[alt.Chart]:
 
 
 def figure_6(measured: Sequence[Measured]) -> Exhibit | None:
-    """The output error of every model."""
+    """Shows the output error of every model."""
     return output_error(measured, "figure_6", measured_on(measured), "Figure 6. ", "model")
 
 
 def output_error(
     measured: Sequence[Measured], name: str, setting: str, begins: str = "", column: str = "kernel"
 ) -> Exhibit | None:
-    """A panel for each model or kernel (`column`), with all layers pooled and each by itself.
+    """Shows a panel for each model or kernel (`column`), with all layers pooled and each by itself.
 
     `begins` are the title's first words. None where nothing was measured.
     """
@@ -326,14 +326,14 @@ def _label(method: str) -> str:
 def _shown(
     output_error: OutputError, method: str, layer: int | None, measured: Container[int]
 ) -> list[dict[str, Any]]:
-    """The curve at powers of two, at its last size, and at sizes with a known interval."""
+    """Selects points of the curve: powers of two, the last, and sizes with an interval."""
     rows = error_rows(output_error, method, layer)
     last = rows[-1]["r"]
     return [row for row in rows if (r := row["r"]).bit_count() == 1 or r == last or r in measured]
 
 
 def _error_rows(measured: Measured) -> Iterator[dict[str, Any]]:
-    """One row a point: every method pooled, and each layer of the oracles."""
+    """Yields one row a point: every method pooled, and each layer of the oracles."""
     errors = measured.output_error
     ends: dict[Any, dict[int, ErrorAtSize]] = defaultdict(dict)
     for one in errors.errors:
@@ -383,14 +383,14 @@ def _error_text(data: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def figure_8(measured: Sequence[Measured]) -> Exhibit | None:
-    """The skewness gap of every model."""
+    """Shows the skewness gap of every model."""
     return skewness_gap(measured, "figure_8", begins="Figure 8. ")
 
 
 def skewness_gap(
     measured: Sequence[Measured], name: str, setting: str = "", begins: str = ""
 ) -> Exhibit | None:
-    """One panel with the degree as x, every model a series; None where nothing was measured."""
+    """Shows one panel over the degree, every model a series; None if nothing was measured."""
     frame = gap_rows(measured)
     if frame.empty:
         return None
@@ -444,7 +444,7 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
 
 
 def skewness(results: Results) -> Exhibit | None:
-    """One row a model and layer, with the kernel that its cells have; None where not measured."""
+    """Shows the skewness by model and layer, with its own kernel; None if not measured."""
     head = ["model", "kernel", "layer"]
     rows = [
         {"model": record.model, "kernel": record.kernel, **vars(layer)}

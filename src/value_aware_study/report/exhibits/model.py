@@ -61,7 +61,7 @@ SCALE = (
 
 
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
-    """One curve a method, with its intervals; dashed: exact attention."""
+    """Shows one curve a method, with its intervals; dashed: exact attention."""
     title, better, digits = METRICS[record.metric]
     exact = record.cells[0]
     rows = [
@@ -117,7 +117,7 @@ def _metric_text(row: dict[str, Any], digits: int) -> dict[str, str]:
 
 
 def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
-    """One panel for each share of error, one row a layer."""
+    """Shows one panel for each share of error, one row a layer."""
     errors = record.attention[0].output_error
     layers: dict[str, list[KeysNeeded]] = {ALL: []}
     layers |= {f"layer {layer}": [] for layer in range(errors.layers)}
@@ -155,7 +155,7 @@ def _layers_panel(layers: Mapping[str, Sequence[KeysNeeded]], share: float, keys
 
 
 def _layer_numbers(place: str, needed: Sequence[KeysNeeded]) -> dict[str, Any]:
-    """The counts of a layer: by share and method, with the ends of their intervals."""
+    """Returns the counts of a layer: by share and method, with the ends of their intervals."""
     return {"layer": place} | {
         f"{one.method}_{one.share:g}_{name}": getattr(one, name)
         for one in needed
@@ -171,13 +171,13 @@ def _layer_text(place: str, needed: Sequence[KeysNeeded]) -> dict[str, str]:
 
 
 def heat_size(record: Record) -> int:
-    """Keys of the first heat map: 4, or the measured number nearest to it."""
+    """Returns the number of keys of the first heat map: 4, or the nearest that was measured."""
     sizes = {cell.parameters["r"] for cell in record.cells[1:]}
     return min(sizes, key=lambda size: (abs(size - SIZE), size))
 
 
 def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
-    """The relative output error of each head with few keys, in percent."""
+    """Shows the relative output error of each head with few keys, in percent."""
     size = heat_size(record)
     rows: Rows = [
         {"method": at.method, "layer": at.layer, "head": at.head}
@@ -191,7 +191,7 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
 
 
 def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
-    """The keys that each head needs for 5% error."""
+    """Shows the keys that each head needs for 5% error."""
     rows: Rows = [
         {"method": row.method, "layer": row.layer, "head": row.head}
         | {"value": row.keys, "low": row.low, "high": row.high}
@@ -204,7 +204,7 @@ def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
 
 
 def two_digits(value: float) -> str:
-    """A percentage to two significant digits: "35", "3.5", "0.35", "<.01"."""
+    """Writes a percentage to two significant digits: "35", "3.5", "0.35", "<.01"."""
     return "<.01" if value < 0.01 else f"{float(f'{value:.2g}'):g}"
 
 
@@ -234,7 +234,7 @@ def _heat_maps(
 
 
 def _heat_map(frame: pd.DataFrame, method: str) -> Panel:
-    """Layers by heads; the smallest percent of the values has one colour."""
+    """Draws layers by heads; the smallest percent of the values has one colour."""
     heads = int(frame["head"].max()) + 1
     first = max(float(frame["value"].quantile(0.01)), 1e-6)
     last = max(float(frame["value"].max()), first * 1.01)
@@ -261,7 +261,7 @@ def _heat_map(frame: pd.DataFrame, method: str) -> Panel:
 
 
 def _heads_table(frame: pd.DataFrame) -> Table:
-    """One row a layer, head and method."""
+    """Tabulates the values by layer, head and method."""
     data = frame.drop(columns="text")
     display = data[["layer", "head"]].astype(str)
     display["method"] = data["method"].map(ORACLES)

@@ -55,13 +55,13 @@ COLUMNS = ["series", "metric", "count", "value"]
 
 
 def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
-    """The axis of changes from exact attention, linear up to 0.1 nats or 1 point of error."""
+    """Builds the axis of changes from exact attention's, linear to 0.1 nats or 1 point."""
     title, around = (NATS, 0.1) if task == "causal" else (POINTS, 1.0)
     return change_axis(title, values, around)
 
 
 def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
-    """Everything drawn, ours first; the paper's values have no interval."""
+    """Tabulates all that is drawn, ours first; the paper's values have no interval."""
     over_seeds = known(ours, RANGE)
     numbers = ["r", "features", "value", "low", "high", *over_seeds]
     columns = ["model", "series", *numbers]
@@ -83,7 +83,7 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
 
 
 def figure_1(results: Results) -> Exhibit | None:
-    """Every setting with its interval, and the paper's; None where none was evaluated."""
+    """Shows every setting with its interval, and the paper's; None where none was evaluated."""
     frame = results.changes[results.changes["model"] == "masked_long"]
     ours = frame[frame["approximation"].isin(METHODS)]
     if ours.empty:
@@ -111,7 +111,7 @@ def figure_1(results: Results) -> Exhibit | None:
 
 
 def published_errors() -> pd.DataFrame:
-    """Table 1 as changes from the paper's exact error, in points."""
+    """Computes Table 1's changes from the paper's exact error, in points."""
     exact = TABLE_1[0].error
     rows = [
         {"approximation": cell.approximation, **cell.parameters, "value": cell.error - exact}
@@ -129,7 +129,7 @@ def _figure_1_panel(
     title: str,
     name: str,
 ) -> Panel:
-    """The changes against r, or against the features (`of`)."""
+    """Draws the changes against r, or against the features (`of`)."""
     drawn, hollow = (part.assign(count=part[of].astype(float)) for part in (ours, theirs))
     present = {*ours["series"], *theirs["series"]}
     marks = {series: mark for series, mark in every.items() if series in present}
@@ -141,7 +141,7 @@ def _figure_1_panel(
 
 
 def figure_2(results: Results) -> Exhibit | None:
-    """The change of each kernel's loss, and the paper's; None where none was evaluated."""
+    """Shows the change of each kernel's loss, and the paper's; None where none was evaluated."""
     frame = results.changes
     ours = frame[(frame["task"] == "causal") & frame["kernel"].isin(KERNELS)]
     ours = ours[ours["approximation"] == "optimal_v_oblivious"]
@@ -174,7 +174,7 @@ def figure_2(results: Results) -> Exhibit | None:
 
 
 def published_losses(approximation: str | None = None) -> pd.DataFrame:
-    """Table 2 as changes from the paper's exact loss, in nats, of one method or of all."""
+    """Computes Table 2's changes from the paper's exact loss, in nats, of one or all methods."""
     rows = [
         {"kernel": kernel, "approximation": name, "r": float(r)}
         | {"value": math.log(perplexity / row[0])}
@@ -186,7 +186,7 @@ def published_losses(approximation: str | None = None) -> pd.DataFrame:
 
 
 def figure_3(results: Results) -> Exhibit | None:
-    """A panel for the masked models and one for the causal ones; None where no curve was kept."""
+    """Shows learning curves, masked models and causal ones apart; None where none was kept."""
     lengths = {record.model: f", {record.length} tokens" for record in results.records}
     curves_of = [
         (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)

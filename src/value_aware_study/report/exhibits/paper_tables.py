@@ -131,7 +131,7 @@ Row = dict[str, Any]
 
 
 def table_1(results: Results) -> Exhibit | None:
-    """The paper's rows, our other LSH and ORF, and what needs no attention; None without models."""
+    """Shows the paper's rows, our other LSH and ORF, and baselines without attention."""
     models = results.models(*MASKED)
     if not models:
         return None
@@ -168,25 +168,25 @@ def table_1(results: Results) -> Exhibit | None:
 
 
 def baselines(results: Results, model: str) -> dict[str, Mapping[str, Any]]:
-    """Scores of count models, or of another model, on the targets of a model, by name."""
+    """Returns scores of count models, or of another model, on the targets of a model, by name."""
     return {name: vars(one) for m in results.models(model) for name, one in m.baselines.items()}
 
 
 def beside_exact(value: Any, share: Any, digits: int = 1) -> str:
-    """ "1,031.1 (× 33.8)": a value, and its ratio to exact attention's; a dash for none."""
+    """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's; a dash for none."""
     return DASH if missing(value) else f"{number(value, digits)} ({times(share)})"
 
 
 def _masked_row(
     label: str, paper: float | None, ours: Mapping[str, Any], approximation: str = ""
 ) -> Row:
-    """A row of Table 1; with `approximation` "exact" its interval and its change are not shown."""
+    """Makes a row of Table 1; with `approximation` "exact" it has no interval and change."""
     row = {"method": label, "approximation": approximation, "paper": paper}
     return row | {name: ours.get(name) for name in MASKED_MEASURES}
 
 
 def _without_attention(results: Results) -> list[Row]:
-    """The short model on the same text, itself alone, and count models."""
+    """Lists the short model on the same text, itself alone, and count models."""
     short, long = baselines(results, "masked_short"), baselines(results, "masked_long")
     on_long = short.get("longer_text", {})
     alone = results.find("masked_long", "sliding_window", r=1)
@@ -198,7 +198,7 @@ def _without_attention(results: Results) -> list[Row]:
 
 
 def _approximate_rows(results: Results) -> list[Row]:
-    """The paper's cells in the paper's order, then our other LSH and ORF cells."""
+    """Returns the paper's cells in the paper's order, then our other LSH and ORF cells."""
     rows = []
     for cell in TABLE_1:
         ours = results.find("masked_long", cell.approximation, **cell.parameters)
@@ -233,7 +233,7 @@ def _masked_text(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def table_2(results: Results) -> Exhibit | None:
-    """Every column of the paper's table as a row, kernel by kernel; None without causal models."""
+    """Shows the columns of the paper's table as rows, by kernel; None without causal models."""
     if not results.causal:
         return None
     rows = [row for kernel in KERNELS for row in _causal_rows(results, kernel)]
@@ -260,7 +260,7 @@ def table_2(results: Results) -> Exhibit | None:
 
 
 def _causal_rows(results: Results, kernel: str) -> list[dict[str, Any]]:
-    """The paper's perplexity and ours of every column for a kernel: None where there is none."""
+    """Lists the paper's perplexity and ours by column for a kernel, None for missing ones."""
     model = results.of_kernel(kernel)
     name = model.model if model else ""
     paper = dict(zip((column for column, _, _ in TABLE_2_COLUMNS), TABLE_2[kernel], strict=True))
@@ -282,7 +282,7 @@ def _causal_rows(results: Results, kernel: str) -> list[dict[str, Any]]:
 def _causal_cells(
     results: Results, model: str, among: pd.DataFrame | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """The setting of every column, by its name."""
+    """Returns the setting of every column, by its name."""
     columns = [*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)]
     return {
         column: results.find(model, approximation, among, **({} if r is None else {"r": r}))
@@ -303,7 +303,7 @@ def _causal_text(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _over_seeds(row: Mapping[str, Any]) -> str:
-    """The ranges of the perplexity and of its ratio; a dash for a setting trained once."""
+    """Returns the ranges of the perplexity and of its ratio; a dash for a setting trained once."""
     if missing(row.get(RANGE[0])):
         return DASH
     lowest, highest = (times(row[f"ratio_{end}"]) for end in RANGE)
@@ -312,7 +312,7 @@ def _over_seeds(row: Mapping[str, Any]) -> str:
 
 
 def table_3(tokens: Mapping[str, Any]) -> Exhibit:
-    """One row a source, ours and the paper's: all, training and evaluation tokens."""
+    """Shows one row a source, ours and the paper's: all, training and evaluation tokens."""
     ours = [_source_row(name, parts) for name, parts in sorted(tokens.get("sources", {}).items())]
     paper = [
         {"whose": "paper", "corpus": name, "all": all_, "training": train, "evaluation": held}
@@ -348,7 +348,7 @@ def table_3(tokens: Mapping[str, Any]) -> Exhibit:
 
 
 def _copied(tokens: Mapping[str, Any]) -> str:
-    """The share over all sources, where it was counted."""
+    """Computes the share over all sources, where it was counted."""
     counts = [parts.get("evaluation", {}) for parts in tokens.get("sources", {}).values()]
     words = sum(part.get("words", 0) for part in counts)
     copied = sum(part.get("copied_words", 0) for part in counts)
@@ -375,7 +375,7 @@ def _source_row(name: str, parts: Mapping[str, Mapping[str, int]]) -> dict[str, 
 
 
 def _hyperparameters(training: Mapping[str, Mapping[str, Any]], model: str) -> dict[str, Any]:
-    """A model's hyperparameters, with what else its metrics say about its size and length."""
+    """Collects a model's hyperparameters, with the sizes and lengths of its metrics."""
     metrics = training.get(model, {})
     totals = {name: metrics.get(name) for name in ("parameters", "steps")}
     known = totals | metrics.get("hyperparameters", {})
@@ -383,7 +383,7 @@ def _hyperparameters(training: Mapping[str, Mapping[str, Any]], model: str) -> d
 
 
 def _with_seeds(training: Mapping[str, Mapping[str, Any]], model: str) -> dict[str, Any]:
-    """A model's hyperparameters, with the seeds of all its trainings."""
+    """Returns a model's hyperparameters, with the seeds of all its trainings."""
     names = [model, *sorted(name for name in training if name.startswith(f"{model}_"))]
     every = [_hyperparameters(training, name) for name in names]
     seeds = [str(values["seed"]) for values in every if "seed" in values]
@@ -391,7 +391,7 @@ def _with_seeds(training: Mapping[str, Mapping[str, Any]], model: str) -> dict[s
 
 
 def _settings(rows: Mapping[str, str], columns: Sequence[Column]) -> Table:
-    """Hyperparameters down, models across; a key that no row names gets a row at the end."""
+    """Tabulates hyperparameters by model; keys that no row names get rows at the end."""
     others = sorted({key for _, values in columns for key in values} - set(rows))
     labels = {**rows, **{key: key.replace("_", " ") for key in others}}
     used = {key: label for key, label in labels.items() if any(key in v for _, v in columns)}
@@ -408,7 +408,7 @@ def _settings(rows: Mapping[str, str], columns: Sequence[Column]) -> Table:
 
 
 def table_4(training: Mapping[str, Mapping[str, Any]]) -> list[Exhibit]:
-    """The masked models, and the causal ones, ours beside the paper's."""
+    """Shows the masked models, and the causal ones, ours beside the paper's."""
     return [_masked(training), _causal(training)]
 
 

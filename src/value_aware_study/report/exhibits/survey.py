@@ -87,7 +87,7 @@ UNSAID = ("seed", "length", "width", "engine")
 
 
 def distance(results: Results) -> Exhibit | None:
-    """Output error and its cost, two panels a model; None where no model met a budget."""
+    """Shows output error and its cost, two panels a model; None where no model met a budget."""
     frame = budget_settings(results)
     if frame.empty:
         return None
@@ -111,7 +111,7 @@ def distance(results: Results) -> Exhibit | None:
 
 
 def budget_settings(results: Results) -> pd.DataFrame:
-    """One row a model, method and budget, seeds averaged, with `cost`, `budget` and `change`.
+    """Averages seeds by model, method and budget, with `cost`, `budget` and `change`.
 
     `change` is that of the end metric (nats a token, points of error) from exact attention's.
     """
@@ -124,7 +124,7 @@ def budget_settings(results: Results) -> pd.DataFrame:
 
 
 def _panels(frame: pd.DataFrame, record: Record) -> list[Panel]:
-    """The output error, and the cost, with the same rows: the closest method first."""
+    """Draws the output error, and the cost, with the same rows: the closest method first."""
     aware = frame["approximation"] == AWARE
     named = frame.assign(
         name=frame["series"].where(~aware, LIMIT),
@@ -139,7 +139,7 @@ def _panels(frame: pd.DataFrame, record: Record) -> list[Panel]:
 def _error_panel(
     named: pd.DataFrame, marks: Mapping[str, Mark], order: Sequence[str], record: Record
 ) -> Panel:
-    """The output error on a logarithmic axis; errors below the optimum's are shaded."""
+    """Draws the output error on a logarithmic axis; errors below the optimum's are shaded."""
     drawn = _as_values(named, OUTPUT_ERRORS)
     drawn[list(VALUES)] = drawn[list(VALUES)].clip(lower=FLOOR)
     scale = alt.Scale(type="log", domainMin=FLOOR, nice=False)
@@ -158,7 +158,7 @@ def _error_panel(
 def _cost_panel(
     named: pd.DataFrame, marks: Mapping[str, Mark], order: Sequence[str], record: Record
 ) -> Panel:
-    """The change of the end metric from exact attention's; a cost beyond the axis is a number."""
+    """Draws the change of the end metric; a cost beyond the axis is a number."""
     drawn = _as_values(named, CHANGES)
     edge = BEYOND * max(drawn["value"].quantile(0.75), 0.0)
     beyond = drawn["value"] > (edge or math.inf)
@@ -178,13 +178,13 @@ def _cost_panel(
 
 
 def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
-    """One quantity with the ends of its interval, under the names that `dots` draws."""
+    """Returns one quantity with the ends of its interval, under the names that `dots` draws."""
     columns = dict(zip(fields, VALUES, strict=True))
     return named[["name", "series", *fields]].rename(columns=columns).astype({"value": float})
 
 
 def findings(frame: pd.DataFrame) -> str:
-    """Sentences on a model's figure, made from its numbers: the closest method at each budget."""
+    """Describes a model's figure by its numbers: the closest method at each budget."""
     sentences = []
     oracles = [name for name, card in cards().items() if card.oracle]
     for budget, group in frame.groupby("budget"):
@@ -216,7 +216,7 @@ def _over(row: pd.Series, errors: pd.Series, other: str) -> str:
 
 
 def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
-    """Every method at every budget: cost, output error, end metric and its interval."""
+    """Tabulates every method at every budget: cost, output error, and end metric."""
     labels = {record.model: model_label(record) for record in records}
     columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
     columns += ["value", "low", "high", *CHANGES, "seeds", *SEEDS]
@@ -243,7 +243,7 @@ def _row(model: str, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
-    """Exact attention beside a method that the reader picks, for each model with a picture."""
+    """Shows exact attention beside a method that the reader picks, model by model."""
     found = {model_label(one): one.picture for one in measured if one.picture}
     drawn = {model: picture for model, picture in found.items() if len(picture.panels) > 1}
     if not drawn:
@@ -271,7 +271,7 @@ def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
 
 
 def _pattern_rows(model: str, picture: records.Picture) -> list[dict[str, Any]]:
-    """What a model's panels show, a row each."""
+    """Lists the contents of a model's panels, a row each."""
     return [
         {"model": model, "method": method_label(panel.approximation)}
         | {"cost": panel.cost}
@@ -288,7 +288,7 @@ def _drawable(token: str) -> str:
 
 
 def _pattern_panels(model: str, picture: records.Picture, param: str) -> list[Panel]:
-    """Exact attention, and the other methods behind a list to pick one from, by `param`."""
+    """Draws exact attention, and the other methods behind a list to pick one from, by `param`."""
     tokens = [_drawable(token) for token in picture.tokens]
     exact, *others = picture.panels
     frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
@@ -326,7 +326,7 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
 
 
 def _cells(panel: records.Panel) -> list[dict[str, Any]]:
-    """One row a pair that is drawn, with its weight."""
+    """Lists the pairs that are drawn, with their weights."""
     cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
     name = method_label(panel.approximation) + cost
     return [
@@ -338,7 +338,7 @@ def _cells(panel: records.Panel) -> list[dict[str, Any]]:
 
 
 def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | None:
-    """One row a trained variant; `records` are the survey's, of the exact models."""
+    """Shows one row a trained variant; `records` are the survey's, of the exact models."""
     if not trained:
         return None
     rows = [_trained_row(variant, records) for variant in trained]
@@ -363,7 +363,7 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
 
 
 def _trained_row(variant: Record, records: Sequence[Record]) -> dict[str, Any]:
-    """`exact` is the model trained with exact attention that it is a variant of."""
+    """Describes a variant; `exact` is the model with exact attention that it varies."""
     exact = next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
     arguments = variant.arguments
     name = variant.model.removeprefix(f"{exact.model}_") if exact else variant.trained_with
@@ -387,7 +387,7 @@ def _label(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _swapped(exact: Record, name: str, arguments: Mapping[str, Any]) -> Cell | None:
-    """The first cell of the exact model with the same method and the same arguments."""
+    """Returns the first cell of the exact model with the same method and the same arguments."""
 
     def said(given: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in given.items() if key not in UNSAID}

@@ -1,0 +1,33 @@
+"""Runs apps in this process, and catches the line with which they refuse a command."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_app(command: str, folder: Path) -> None:
+    """Runs an app as the command line would: below `folder`, at smoke scale, without a logger."""
+    name, *given = command.split()
+    options = [f"paths.root={folder}", "trainer.accelerator=cpu"]
+    for key, value in (("logger", "none"), ("scale", "smoke")):
+        if not any(one.startswith(f"{key}=") for one in given):
+            options.append(f"{key}={value}")
+    arguments = sorted([*options, *given], key=lambda argument: not argument.startswith("-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [f"pipelines.{name}", *arguments])
+        import_module(f"pipelines.{name}").main()
+
+
+def refusal(command: str, folder: Path) -> str:
+    """Returns the one line that an app ends with, and checks that nothing half written is left."""
+    with pytest.raises(SystemExit) as stop:
+        run_app(command, folder)
+    line = str(stop.value)
+    assert line.startswith("error: ") and "\n" not in line
+    assert not list(folder.rglob("*.partial"))
+    return line
