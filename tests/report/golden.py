@@ -48,7 +48,7 @@ def with_units(record):
 def with_baselines(record):
     """Adds count models, and for the short model its score on the long model's text."""
     counted = Baseline(**ends(90.0, 91.0, 80.0, 99.0), tokens=7)
-    name = "bigram" if record.task == "causal" else "both_neighbours"
+    name = "5gram" if record.task == "causal" else "4grams_shown_token"
     given = {"unigram": counted, name: counted}
     if record.model == "masked_short":
         longer = ends(47.5, 48.5, 80.0, 99.0) | units(47.5, "error", 0.1)

@@ -42,29 +42,32 @@ MASKED = ("masked_long", "masked_short")
 RANDOM = ("lsh", "orf")
 """Methods of which all our settings are shown, and two digits of the paper's numbers."""
 ALONE = "itself alone (window 1)"
-BOTH_NEIGHBOURS = "both neighbours, counts"
 MASKED_COUNTS = {
-    "unigram": "most frequent token",
-    "left_neighbour": "left neighbour, counts",
-    "both_neighbours": BOTH_NEIGHBOURS,
+    "unigram": "counts: most frequent token",
+    "shown_token": "counts: the token shown",
+    "both_neighbours": "counts: both neighbours",
+    "4grams": "counts: 4-grams on both sides",
+    "4grams_shown_token": "counts: 4-grams, the token shown",
 }
 MASKED_BESIDE = (
     f"The last rows need no attention: {ALONE} lets each token see nothing else, and counts of all "
-    "training tokens choose the most frequent token, the likeliest after the left neighbour, or "
-    "that between both neighbours: the one seen there most often, else by p(w | left) p(right | w) "
-    "of a Kneser-Ney bigram. Counts do not look at the token itself, which masking leaves as it is "
-    "one time in ten."
+    "training tokens choose the most frequent token, the likeliest given the token shown in its "
+    "place (masking leaves one token in ten as it is), the likeliest between both neighbours, and "
+    "the likeliest between three tokens on each side, by Kneser-Ney 4-grams, without and with the "
+    "token shown. A model that errs more than the last row has learned less than these counts."
 )
 CAUSAL_COUNTS = {
-    "unigram": "unigram",
-    "bigram": "bigram",
-    "bigram_tokens_read": "bigram, tokens read",
+    **{name: name for name in ("unigram", "bigram", "trigram")},
+    "trigram_tokens_read": "trigram, tokens read",
+    "5gram": "5-gram",
+    "5gram_tokens_read": "5-gram, tokens read",
 }
 RATIOS = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
 CAUSAL_BESIDE = (
     f"The last rows of a kernel need no attention: {ALONE} lets each token see nothing else; "
-    "unigram and interpolated Kneser-Ney bigram (Ney, Essen and Kneser, 1994) are counts of all "
-    "training tokens, or of those that the model read."
+    "n-grams are counts of all training tokens, or of the tokens that the model read, smoothed by "
+    "modified Kneser-Ney (Chen and Goodman, 1998). A model above the 5-gram of the tokens read has "
+    "learned less than these counts."
 )
 MASKED_ROWS = {
     "initialisation": "initialisation (init)",
