@@ -15,7 +15,7 @@ from value_aware_attention.files import load_json, reading
 from value_aware_study.paths import SUMMARY, TIMES
 
 REPORT, PUBLISHED, OUTPUTS = Path("report"), Path("results"), Path("outputs")
-CLAIMS = "claims.csv"
+CLAIMS, STRENGTH = "claims.csv", "strength.csv"
 AGAIN, RESTORE = "make it again (make repro)", "restore it (git restore results), or remove it"
 
 
@@ -40,6 +40,9 @@ def lines() -> Iterator[str]:
         yield f"{same} as published; largest difference {share:.1%} ({where})"
         for claim in other:
             yield f"  {ours.get(claim, 'not asked')}, published {theirs[claim]}: {claim}"
+    if (REPORT / STRENGTH).exists():
+        worse = worse_than_counting(REPORT / STRENGTH)
+        yield f"worse than counts of their own text: {', '.join(worse) or 'no model'}"
     yield (REPORT / "index.html").resolve().as_uri()
 
 
@@ -56,6 +59,13 @@ def verdicts(file: Path, remedy: str) -> dict[str, str]:
         if not found:
             raise ValueError("it holds no claim")
     return found
+
+
+def worse_than_counting(file: Path) -> list[str]:
+    """Reads which models err more than n-grams of their training text."""
+    with reading(file, AGAIN), file.open(encoding="utf-8", newline="") as text:
+        found = [row["model"] for row in csv.DictReader(text) if row["errs"].startswith("more")]
+    return list(dict.fromkeys(found))
 
 
 def published_summaries(file: Path) -> dict[str, dict[str, float]]:

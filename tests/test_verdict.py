@@ -12,6 +12,7 @@ from tests.apps import ROOT
 CLAIMS = "claim,verdict\none,holds\nother,undecided\n"
 FILES = {
     "report/claims.csv": CLAIMS,
+    "report/strength.csv": "model,errs\na,more than counting\na,undecided\nb,undecided\n",
     "results/laptop/claims.csv": CLAIMS.replace("undecided", "holds"),
     "results/laptop/summary.json": json.dumps({"a": {"exact": 2.0, "OVO_1": 0}}),
     "results/laptop/seconds.json": json.dumps({"report": 7}),
@@ -33,8 +34,9 @@ def test_a_run_is_compared_with_the_published_one(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verdict.main()
-    same, other, page = capsys.readouterr().out.splitlines()
+    same, other, worse, page = capsys.readouterr().out.splitlines()
     assert same == "1 of them as published; largest difference 25.0% (a, exact)"
+    assert worse == "worse than counts of their own text: a"
     assert other == "  undecided, published holds: other" and page.endswith("report/index.html")
     assert verdict.published_seconds() == {"report": 7}
     shutil.rmtree("results")
@@ -49,6 +51,7 @@ def test_a_run_is_compared_with_the_published_one(
         ("report/claims.csv", "", "is damaged .it holds no claim.: make it again"),
         ("report/claims.csv", "claim,verdict\n", "is damaged .it holds no claim.: make it again"),
         ("report/claims.csv", "claim,x\n1,2\n", "is damaged .it has no 'verdict'.: make it again"),
+        ("report/strength.csv", "x\n1\n", "is damaged .it has no 'errs'.: make it again"),
         ("results/laptop/claims.csv", "", "is damaged .it holds no claim.: restore"),
         ("results/laptop/summary.json", '{"a": "x"}', "is damaged .it has 'x' in the place of"),
         ("results/laptop/summary.json", '{"a": {"b": "x"}}', "is damaged .b is 'x', not a number"),

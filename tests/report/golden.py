@@ -47,7 +47,8 @@ def with_units(record):
 
 def with_baselines(record):
     """Adds count models, and for the short model its score on the long model's text."""
-    counted = Baseline(**ends(90.0, 91.0, 80.0, 99.0), tokens=7)
+    numbers = ends(90.0, 91.0, 80.0, 99.0) | units(90.0, record.metric, 0.1)
+    counted = Baseline(**numbers, tokens=7)
     name = "5gram" if record.task == "causal" else "4grams_shown_token"
     given = {"unigram": counted, name: counted}
     if record.model == "masked_short":

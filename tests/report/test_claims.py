@@ -312,3 +312,23 @@ def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
     assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
     assert float(found["estimate"][1]) == pytest.approx(-5)
     assert findings.table.display["agrees"].tolist() == ["✓", "✓", *["not measured"] * 8]
+
+
+def test_a_model_is_compared_with_the_strongest_counts():
+    def baseline(mean, noise=0.0):
+        return Baseline(**ends(mean, mean, mean, mean) | units(mean, noise), tokens=7)
+
+    counted = {"5gram": baseline(2.5), "5gram_tokens_read": baseline(3.1), "bigram": baseline(9.0)}
+    models = [
+        causal("elu", exact=3.0, baselines=counted),
+        masked("long", exact=0.5, baselines={"4grams_shown_token": baseline(0.5, noise=0.2)}),
+    ]
+    strength = claims._strength([*claims.against_counts(Results.of(models))])
+    shown = strength.table.display
+    assert shown["model"].tolist() == ["elu", "elu", "masked long"]
+    assert shown["errs"].tolist() == ["more than counting", "less than counting", "undecided"]
+    assert strength.table.data["estimate"].tolist() == pytest.approx(
+        [np.exp(0.5), np.exp(-0.1), 0.0], abs=1e-6
+    )
+    assert strength.caption.startswith("In 1 of 3 comparisons")
+    assert not list(claims.against_counts(Results.of([causal("elu")])))
