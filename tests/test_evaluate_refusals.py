@@ -168,12 +168,12 @@ def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = import_module("value_aware_attention.measurement.measure")
-    whole = measured._metric
+    whole = measured.end_metric
 
     def broken(sums: UnitSums, exact: UnitSums, metric: str) -> dict:
         return whole(sums, exact, metric) | ({} if sums is exact else {"value": float("inf")})
 
-    monkeypatch.setattr(measured, "_metric", broken)
+    monkeypatch.setattr(measured, "end_metric", broken)
     with pytest.raises(SystemExit, match=r"^error: sliding_window r=4: value is inf, which JSON"):
         run_app("evaluate kernel=elu approximation=sliding_window approximation.r=4", root)
     monkeypatch.setattr(Task, "run", lambda *given: UnitSums(*NOT_A_NUMBER))

@@ -78,7 +78,8 @@ def test_the_error_of_a_set_is_that_of_attention_to_it(seen: Observed, flags: li
 def test_costs_are_recomputed_errors(seen: Observed, flags: list[bool], adds: bool) -> None:
     rows = Rows.of(seen)
     kept = sets_of(rows, flags)
-    cost = rows.cost_of_adding(kept) if adds else rows._dropping(rows._state(kept), kept)
+    fixed = torch.zeros(kept.shape).masked_fill(~kept | rows.protected, torch.inf)
+    cost = rows.cost_of_adding(kept) if adds else rows._state(kept).cost() + fixed
     allowed = ~kept & rows.available if adds else kept & ~rows.protected
     before = error(rows, kept)
     assert (cost[~allowed] == torch.inf).all()
