@@ -56,6 +56,7 @@ def test_a_sweep_of_submitit_jobs_prints_its_table(
 def test_a_sweep_of_trainings_on_several_devices_is_refused_before_any_work(
     tmp_path: Path,
 ) -> None:
+    write_tokens(tmp_path)
     line = refusal("train_causal -m trainer=ddp kernel=elu", tmp_path)
     assert "run the whole sweep again" in line and "submitit_slurm" in line
     assert not (tmp_path / ".cache").exists()
