@@ -18,8 +18,10 @@ from methods import HEAD_DIM, KERNELS, KEYS, METHODS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from tests.caches.methods import METHODS as CACHE_METHODS
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
+from tests.reference.caches import best_set
 from tests.tasks.test_tasks import small_causal, small_masked
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
 from value_aware_attention import attention, error, flex, measurement
@@ -40,6 +42,7 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.approximations.closest_combination import SEARCHES, compiled
 from value_aware_attention.attention import attention_weights
+from value_aware_attention.caches import AfterPrefix, Observed
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import LayerOptions, measure
 from value_aware_attention.measurement.layers import layer_errors, skewness, skewness_gap
@@ -280,6 +283,27 @@ def test_looking_for_nan_makes_nobody_wait(method: nn.Module) -> None:
         output = method(*given, kernel=KERNELS["elu"])
         assert not device.waits
         assert output[0, 0].cpu().isnan().any() and output[0, 1].cpu().isfinite().all()
+
+
+@pytest.mark.parametrize("name", CACHE_METHODS)
+def test_every_cache_method(name: str) -> None:
+    def outputs(module: nn.Module, *given: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return module(*given, kernel=KERNELS["exponential"], is_causal=True)
+
+    for observed in ("last", "causal", "noncausal", "hindsight"):
+        method = AfterPrefix(
+            CACHE_METHODS[name](6), prefix=KEYS // 2, observed=observed, rows=8, sinks=1, recent=2
+        )
+        same_on_both(outputs, method, *inputs())
+
+
+def test_the_best_of_all_sets() -> None:
+    def sets(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        seen = Observed(query=query[:, None], key=key, value=value, kernel=KERNELS["elu"])
+        return best_set(seen, 2).indices
+
+    same_on_both(sets, *(x[:, 0, :8] for x in inputs()))
 
 
 @pytest.mark.parametrize("search", SEARCHES)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from value_aware_attention.measurement.measure import end_metric
 from value_aware_attention.measurement.record import estimate, ratio_of_sums
+from value_aware_attention.measurement.task import UnitSums
 
 
 def test_with_equal_units_it_is_the_paired_t_interval() -> None:
@@ -32,6 +34,21 @@ def test_it_covers_the_truth_about_95_times_in_100() -> None:
 def test_one_unit_has_no_interval() -> None:
     interval = estimate(np.array([1.0]), np.array([4.0]))
     assert interval.value == 0.25 and interval.low is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "least", "most"), [("error", 0.0, 100.0), ("cosine", -1.0, 1.0)]
+)
+def test_no_interval_leaves_the_range_of_its_metric(metric: str, least: float, most: float) -> None:
+    counts, few = np.full(3, 10.0), np.array([0.0, 0.0, 2.0])
+    for end, inward in ((least, few), (most, -few)):
+        exact = UnitSums(end / most * counts, counts)
+        measured = end_metric(UnitSums(exact.totals + inward, counts), exact, metric)
+        assert least <= measured["low"] < measured["value"] < measured["high"] <= most
+        assert end in (measured["low"], measured["high"])
+        assert 0.0 in (measured["difference_low"], measured["difference_high"])
+    share = estimate(few / 2, np.ones(3), least=0.0, most=1.0)
+    assert (share.low, share.high) == (0.0, 1.0)
 
 
 def test_intervals_of_many_ratios_are_those_of_each_and_shrink_with_the_units() -> None:

@@ -12,12 +12,13 @@ from value_aware_attention.caches.observed import KeptKeys, Observed
 
 def best_set(seen: Observed, r: int) -> KeptKeys:
     """Finds the r keys with the least error by trying every set."""
-    lowest = torch.full(seen.batch, torch.inf, dtype=seen.output.dtype)
-    best = torch.zeros(*seen.batch, r, dtype=torch.long)
+    lowest = seen.output.new_full(seen.batch, torch.inf)
+    best = torch.zeros(*seen.batch, r, dtype=torch.long, device=lowest.device)
     for chosen in combinations(range(seen.keys), r):
-        indices = torch.tensor(chosen).expand(*seen.batch, -1)
+        indices = torch.tensor(chosen, device=lowest.device).expand(*seen.batch, -1)
         kept = CacheMethod.kept(seen, indices)
-        forced = protected(seen).sum(-1) == protected(seen)[..., list(chosen)].sum(-1)
+        of_chosen = protected(seen).take_along_dim(indices, dim=-1)
+        forced = protected(seen).sum(-1) == of_chosen.sum(-1)
         error = seen.error(kept).where(forced, torch.inf)
         best = best.where((error >= lowest)[..., None], indices)
         lowest = torch.minimum(lowest, error)

@@ -33,6 +33,8 @@ from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.task import Task, Text, joined
 from value_aware_attention.measurement.windows import vocabulary_size
 
+MOST = {"kl": np.inf, "cosine_distance": 2.0}
+"""Largest values of distances between outputs; other end metrics are shares, of at most 1"""
 REFERENCES = ("observed", "served", "alone", "refitted")
 """Sets that a method is compared with: the best found on the rows that it observed, on the rows
 served, for each served query alone, and that on the rows served with refitted biases and values."""
@@ -105,7 +107,7 @@ def gaps(errors: Mapping[str, Array], *, method: str, observed: str, r: int) -> 
         for place in np.ndindex(pooled["method"].shape[1:]):
             layer, head = (*place, None, None)[:2]
             found = {
-                gap: estimate(pooled[above][:, *place], pooled[below][:, *place])
+                gap: estimate(pooled[above][:, *place], pooled[below][:, *place], least=0.0)
                 for gap, (above, below) in GAPS.items()
             }
             yield CacheGaps(method=method, observed=observed, r=r, layer=layer, head=head, **found)
@@ -188,7 +190,7 @@ def measure_caches(
         query_heads=call.query.shape[1] * call.query.shape[2],
         head_dim=call.query.shape[-1],
         sharpest=tuple(map(_sharpest, exact.measured_on)),
-        exact={name: _mean(units) for name, units in parts[0].exact.items()},
+        exact=_estimates(parts[0].exact),
         cells=tuple(part.cell(setting) for part, setting in pairs),
         gaps=tuple(found for part, setting in pairs for found in part.gaps(setting)),
         run_on=run_on(call.query.device.type),
@@ -240,7 +242,7 @@ class _Part:
             refits=setting.after.method.refits,
             error=_mean(error),
             by_layer=tuple(map(float, relative.mean(axis=0))),
-            ends={name: _mean(units) for name, units in self.ends.items()},
+            ends=_estimates(self.ends),
             by_unit={name: tuple(units.tolist()) for name, units in numbers.items()},
             multiply_adds=self.multiply_adds,
             seconds=float(self.seconds.mean()),
@@ -379,8 +381,12 @@ def _stacked(layers: Sequence[Float[Tensor, "B H"]]) -> Array:
     return array
 
 
-def _mean(units: Array) -> Estimate:
-    return estimate(units, np.ones_like(units))
+def _mean(units: Array, most: float = np.inf) -> Estimate:
+    return estimate(units, np.ones_like(units), least=0.0, most=most)
+
+
+def _estimates(ends: Mapping[str, Array]) -> dict[str, Estimate]:
+    return {name: _mean(units, MOST.get(name, 1.0)) for name, units in ends.items()}
 
 
 def _sharpest(measured: ExactRows) -> tuple[float, ...]:

@@ -51,7 +51,8 @@ from value_aware_attention.measurement.store import RecordCache, source_hash
 from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
 
 ENDS = ("low", "high", "difference_low", "difference_high")
-SCALES = {"error": 100.0, "cosine": 1.0}  # metrics that are the mean per target, times this
+SCALES = {"error": 100.0, "cosine": 1.0}
+"""Factors of the metrics that are a mean over targets, and the largest values of these"""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
     else:
         scale = SCALES[metric]
         baseline = scale * exact.mean()
-        value, low, high = (baseline + scale * end for end in ends)
+        least = -1.0 if metric == "cosine" else 0.0
+        value, low, high = (min(max(baseline + scale * end, least), scale) for end in ends)
     measured: dict[str, Any] = {
         "value": value,
         "low": low,

@@ -23,12 +23,18 @@ class Estimate:
     high: float | None
 
 
-def estimate(totals: NDArray[np.float64], counts: NDArray[np.float64]) -> Estimate:
-    """Computes a ratio of sums with its interval; None where it is not finite."""
+def estimate(
+    totals: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    *,
+    least: float = -np.inf,
+    most: float = np.inf,
+) -> Estimate:
+    """Computes a ratio of sums and its interval, cut at `least` and `most`; None if not finite."""
     if not counts.sum() > 0:
         return Estimate(value=None, low=None, high=None)
     ends = (float(x) for x in ratio_of_sums(totals, counts))
-    value, low, high = (x if np.isfinite(x) else None for x in ends)
+    value, low, high = (min(max(x, least), most) if np.isfinite(x) else None for x in ends)
     return Estimate(value=value, low=low, high=high)
 
 

@@ -336,7 +336,8 @@ def _gains(record: CacheRecord) -> Iterator[dict[str, Any]]:
 
 
 def _ratio(above: CacheCell, below: CacheCell, measure: str, name: str) -> dict[str, float | None]:
-    found = estimate(np.array(above.by_unit[measure]), np.array(below.by_unit[measure]))
+    units = (np.array(cell.by_unit[measure]) for cell in (above, below))
+    found = estimate(*units, least=0.0)
     return {name: found.value, f"{name} low": found.low, f"{name} high": found.high}
 
 
