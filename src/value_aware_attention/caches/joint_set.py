@@ -214,7 +214,8 @@ class _State:
     def drop(self, key: Int[Tensor, "B 1"]) -> None:
         """Drops one key of each cache."""
         weight, near, far = (self._of(x, key) for x in (self.weights, self.to_kept, self.to_exact))
-        t = weight / (self.mass - weight)
+        left = self.mass - weight
+        t = (weight / left).where(left > 0, 0.0)  # 0 / 0 in a row that sees nothing
         between = self.value - self.value.gather(1, key[..., None].expand_as(self.value[:, :1]))
         outer = torch.cat([(1 + t) * t * near, -t], dim=-1)
         with_all = torch.stack([torch.ones_like(between[..., 0]), between.square().sum(-1)], dim=1)
@@ -267,7 +268,7 @@ def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
         count = min(CANDIDATES, left.shape[-1])
         candidates = (state.cost() + fixed).topk(count, dim=-1, largest=False).indices
         state, fixed = state.take(candidates), fixed.gather(-1, candidates)
-        if (state.weights / state.mass).amax() < GENTLE:
+        if (state.weights <= GENTLE * state.mass).all():
             state, fixed = state.in_single_precision(), fixed.float()
         stays = torch.ones_like(left, dtype=torch.bool)
         for step in range(min(DROPS, left.shape[-1] - r)):
