@@ -134,7 +134,7 @@ def difference(
         value, low, high = (number(end, 3 if end < 10 else 1) for end in ends)
         shown = f"× {value}"
     else:
-        ends = [100 * end for end in ends]
+        ends = [100 * min(max(end, -1.0), 1.0) for end in ends]
         value, low, high = (signed(end, 2) for end in ends)
         shown = f"{value} points"
     sentence = f"{label} {shown} ({low} to {high})"
@@ -459,7 +459,7 @@ def _strength(found: Sequence[Finding]) -> Exhibit:
     worse = sum(one is True for one in errs)
     return Exhibit(
         "strength",
-        "Are the models better than counting?",
+        "The models against counting",
         f"In {worse} of {len(found)} comparisons the model with exact attention predicts worse "
         "than n-grams of the same text.",
         [
