@@ -218,10 +218,10 @@ def test_cuts_are_of_whole_caches_in_order(elements: int) -> None:
 
 @pytest.mark.parametrize("sharpness", [4.0, 8.0, 12.0])
 def test_eliminating_drops_the_cheapest_key_where_heads_are_sharp(sharpness: float) -> None:
-    rows = Rows.of(observed(keys=24, group=1, rows=20, sharpness=sharpness))
+    rows = Rows.of(observed(keys=40, group=1, rows=32, sharpness=sharpness))
     kept = rows.available.clone()
     while int(kept.sum(-1).max()) > 6:
-        costs = torch.stack([error(rows, kept & ~one) for one in torch.eye(24).bool()], dim=-1)
+        costs = torch.stack([error(rows, kept & ~one) for one in torch.eye(40).bool()], dim=-1)
         cheapest = costs.masked_fill(~kept, torch.inf).argmin(dim=-1, keepdim=True)
         kept = kept.scatter(-1, cheapest, value=False)
     assert (error(rows, eliminate(rows, 6)) <= 1.001 * error(rows, kept)).all()
