@@ -15,7 +15,7 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro survey caches publish experiments plots test test-slow faults lint docs setup setup-dev clean
+.PHONY: help repro survey caches seed publish experiments plots test test-slow faults lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -28,6 +28,9 @@ survey: setup  ## every method of the survey: time, memory, distance to the opti
 
 caches: setup  ## every cache method on tasks, docstrings and, where installed, a pretrained encoder
 	@$(RUN) python -m pipelines.repro caches $(SCALED)
+
+seed: setup  ## train and evaluate every model from one seed: make seed SEED=second SCALE=hours
+	@$(RUN) python -m pipelines.repro $(or $(SEED),first) $(SCALED)
 
 publish: setup  ## results/<scale> becomes what the last run made; later runs are compared with it
 	@$(RUN) python -m pipelines.publish

@@ -8,7 +8,7 @@ that a stage runs again when, and only when, one of its own values or the code i
 not for a comment, a docstring, or a value that another stage reads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 from dvc.exceptions import DvcException, NotDvcRepoError
 from dvc.repo import Repo
 from dvc.scm import NoSCMError, SCMError
+from dvc.stage import PipelineStage
+from networkx import dfs_postorder_nodes
 from omegaconf import OmegaConf
 from pygit2 import GitError
 
@@ -31,8 +33,10 @@ from value_aware_attention.files import load_json
 from value_aware_attention.measurement.store import code_hashes, defining_module
 
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
-ELSEWHERE = {"run", "trainer", "choice"}
-"""Keys of a stage's section that change no result, or that only a running app knows."""
+ELSEWHERE = {"run", "choice"}
+"""Keys of a stage's section that change no result, or that only a running app knows"""
+OF_TRAINER = ("precision",)
+"""Arguments of the trainer that a scale may set and that change a result"""
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values", "pipelines.app.cross_checks"}
 """Modules that change no result: they log to W&B or refuse values."""
 
@@ -74,6 +78,15 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
             yield stage.addressing, app, overrides
 
 
+def needed(targets: Sequence[str]) -> dict[str, PipelineStage]:
+    """Returns the stages that targets need and their own, by name, in an order they can run in."""
+    with refusals_of_dvc():
+        repo = Repo()
+        own = [stage for target in targets for stage in repo.stage.collect(target)]
+        found = [stage for one in own for stage in dfs_postorder_nodes(repo.index.graph, one)]
+    return {stage.addressing: stage for stage in found}
+
+
 @contextmanager
 def refusals_of_dvc() -> Iterator[None]:
     """Turns errors of DVC and git into a ValueError that names the file and a remedy."""
@@ -103,6 +116,8 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
 
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     values = {key: section[key] for key in section if key not in ELSEWHERE}
+    if "trainer" in values:
+        values["trainer"] = {key: section.trainer[key] for key in OF_TRAINER}
     values = {
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         for key, value in values.items()

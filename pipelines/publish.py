@@ -1,8 +1,8 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours]
+python -m pipelines.publish [scale=hours] [publish.seed=second]
 
-No other command changes results/<scale>.
+No other command changes results/<scale>. With a seed it writes the records of that seed alone.
 """
 
 import shutil
@@ -16,6 +16,11 @@ from pipelines.app import app, write_json
 @app("publish")
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<scale>: the page, its tables and figures, the summary, the times."""
+    if cfg.seed is not None:
+        from pipelines.app.seeds import keep
+
+        print(f"{keep(cfg.seed, Path(cfg.outputs), Path(cfg.seeds))} has the records of the seed")
+        return
     from pipelines.app.summary import summary
     from pipelines.verdict import CLAIMS, kept
     from value_aware_attention.files import CHECKSUMS, check_checksums, listed, new_folder
@@ -42,7 +47,7 @@ def main(cfg: DictConfig) -> None:
                 shutil.copy(file, folder)
         (folder / PAGE).write_text(pack(report / PAGE))
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})
-        write_json(folder / TIMES, kept(Path(cfg.seconds)))
+        write_json(folder / TIMES, kept(Path(cfg.outputs, TIMES)))
     print(f"{published} is the published run of this scale")
 
 

