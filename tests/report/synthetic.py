@@ -52,6 +52,8 @@ def error(relative, low, high, layers, **more):
         unit_squared_errors=squared,
         unit_squared_norms=((1.0,) * 8,) * len(layers),
         queries=4096,
+        cosine_by_layer=tuple(1 - min(layer, 2) / 2 for layer in layers),
+        length_by_layer=tuple(1 + layer / 4 for layer in layers),
         **more,
     )
 

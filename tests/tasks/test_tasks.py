@@ -192,7 +192,7 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     if name == "features":  # it approximates another kernel
         calls = [replace(call, kernel=kernels.Exponential()) for call in calls]
     found = cell_error(lambda layer: BUILD[name](), [ExactRows.of(call) for call in calls])
-    errors, norms = [], []
+    errors, norms, cosines, lengths = [], [], [], []
     with torch.no_grad():
         for call in calls:
             options = {"kernel": call.kernel, "is_causal": True}
@@ -200,6 +200,10 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
             output = BUILD[name]()(call.query, call.key, call.value, **options)
             errors.append((exact - output)[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
             norms.append(exact[:, :, 12:].square().sum(dim=(1, 2, 3)).numpy())
+            scored = output[:, :, 12:].flatten(0, 2), exact[:, :, 12:].flatten(0, 2)
+            ours, theirs = (rows.norm(dim=-1) for rows in scored)
+            cosines.append(float(((scored[0] * scored[1]).sum(dim=-1) / ours / theirs).mean()))
+            lengths.append(float((ours.square().sum() / theirs.square().sum()).sqrt()))
     errors, norms = np.array(errors), np.array(norms)
     np.testing.assert_allclose(found.unit_squared_errors, errors, rtol=1e-3)
     np.testing.assert_allclose(found.unit_squared_norms, norms, rtol=1e-4)
@@ -209,12 +213,16 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     assert found.high == pytest.approx(high, rel=1e-2)
     layers = errors.sum(axis=1) / norms.sum(axis=1)
     assert found.by_layer == pytest.approx(layers, rel=1e-3)
+    assert found.cosine_by_layer == pytest.approx(cosines, abs=1e-4)
+    assert found.length_by_layer == pytest.approx(lengths, rel=1e-4)
+    assert found.cosine == pytest.approx(np.mean(cosines), abs=1e-4)
 
 
 def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: Task) -> None:
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
     found = cell_error(lambda layer: NotANumber(), layers)
     assert found.relative is None and found.by_layer == (None, None)
+    assert found.cosine is found.length is None
     assert json.dumps(asdict(found), allow_nan=False)
 
 

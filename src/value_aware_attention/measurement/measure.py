@@ -49,6 +49,7 @@ from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache, source_hash
 from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
+from value_aware_attention.weights import weighted_sum
 
 ENDS = ("low", "high", "difference_low", "difference_high")
 SCALES = {"error": 100.0, "cosine": 1.0}
@@ -84,19 +85,28 @@ def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
         unit_squared_errors=tuple(tuple(map(_known, layer)) for layer in errors),
         unit_squared_norms=tuple(tuple(map(_known, layer)) for layer in norms),
         queries=layers[0].rows.rows.numel(),
+        cosine_by_layer=tuple(_known(layer.pop("cosine")) for layer in found),
+        length_by_layer=tuple(_known(layer.pop("length")) for layer in found),
         **{name: max(layer[name] for layer in found) for name in found[0]},
     )
 
 
 @torch.inference_mode()
 def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
-    """Measures a layer's ||o - o~||^2 by unit, and checks the keys that a solver returns."""
+    """Measures ||o - o~||^2 by unit, direction and length of a layer's outputs.
+
+    Of a solver that is the error which it returns itself; the keys that it returns are checked.
+    """
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
-        return {"squared_error": layer.squared_error(method).tolist()}
+        output = layer.approximated(method)
+        errors = layer.squared_error_of(output).tolist()
+        return {"squared_error": errors, **layer.direction(output)}
     chosen: SparseWeights = method.select(**layer.rows.arguments())
     largest = chosen.error.max().sqrt() / layer.rows.value.float().norm(dim=-1).max()
+    output = weighted_sum(chosen.indices, chosen.weights, layer.rows.value)
     return {
         "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
+        **layer.direction(output),
         "largest_support": int(chosen.support().max()),
         "largest_error": largest.item(),
     }

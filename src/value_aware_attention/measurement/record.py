@@ -1,7 +1,8 @@
 """Defines the record of an evaluation: strict JSON with estimates and the machine it ran on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from statistics import fmean
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -151,10 +152,29 @@ class CellError:
     """||o||^2 by layer and recorded unit"""
     queries: int
     """In a layer"""
+    cosine_by_layer: tuple[float | None, ...] = ()
+    """Mean cosine of o~ and o over the queries and heads of each layer"""
+    length_by_layer: tuple[float | None, ...] = ()
+    """sqrt(sum ||o~||^2 / sum ||o||^2) over the queries and heads of each layer"""
     largest_support: int | None = None
     """Most keys that a query keeps, of a method that solves for its weights"""
     largest_error: float | None = None
     """Largest error of solved weights, relative to the longest value: max ||o - o~|| / max ||v||"""
+
+    @property
+    def cosine(self) -> float | None:
+        """The mean of `cosine_by_layer`; None where a layer has none."""
+        return _mean(self.cosine_by_layer)
+
+    @property
+    def relative_length(self) -> float | None:
+        """The mean of `length_by_layer`; None where a layer has none."""
+        return _mean(self.length_by_layer)
+
+
+def _mean(layers: Sequence[float | None]) -> float | None:
+    known = [layer for layer in layers if layer is not None]
+    return fmean(known) if known and len(known) == len(layers) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import Exact, SparseApproximation
@@ -131,12 +132,29 @@ class ExactRows:
 
     def squared_error(self, method: nn.Module) -> Float[Tensor, "*sums"]:
         """Sums ||o - o~||^2 of a method over the rows of each unit, or key-value head."""
-        return self._summed(squared_output_error(self._approximated(method), self.output).double())
+        return self.squared_error_of(self.approximated(method))
+
+    def squared_error_of(self, output: Float[Tensor, "B H *G n V"]) -> Float[Tensor, "*sums"]:
+        """Sums ||o - o~||^2 of a method's output, as `squared_error` does."""
+        return self._summed(squared_output_error(output, self.output).double())
+
+    def direction(self, output: Float[Tensor, "B H *G n V"]) -> dict[str, float]:
+        """Compares a method's output with the exact one, over all rows of a length above 0.
+
+        `cosine` is the mean of <o, o~> / (||o|| ||o~||), `length` the root of the mean ||o~||^2
+        over that of the mean ||o||^2; NaN where every o is 0.
+        """
+        exact, ours = self.output.double(), output.double()
+        rows = exact.any(dim=-1)
+        return {
+            "cosine": cosine_similarity(ours[rows], exact[rows], dim=-1).mean().item(),
+            "length": (ours[rows].square().sum() / exact.square().sum()).sqrt().item(),
+        }
 
     def _summed(self, numbers: Float[Tensor, "B H *rest"]) -> Float[Tensor, "*sums"]:
         return numbers.sum(dim=tuple(range(2 if self.by_head else 1, numbers.ndim)))
 
-    def _approximated(self, method: nn.Module) -> Float[Tensor, "B H *G n V"]:
+    def approximated(self, method: nn.Module) -> Float[Tensor, "B H *G n V"]:
         """Lets a method that answers each query alone compute these rows only."""
         if answers_alone(method):
             output: Tensor = method(**self.rows.arguments())

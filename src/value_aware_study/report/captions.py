@@ -32,6 +32,11 @@ OUTPUT_ERROR = (
     "Relative output error: the sum of |o − õ|² over queries, heads and layers, divided by that of "
     "|o|²; its 95% interval is over the recorded windows or sequences (Student's t)."
 )
+DIRECTION = (
+    "Cosine of õ and o: the mean over queries and heads; length: the root of the sum of |õ|² in "
+    "parts of that of |o|²; both averaged over layers. An output that is too long errs in square "
+    "although the layer norm behind attention forgives its length: then the cosine says more."
+)
 MATCH = (
     "Keys chosen by attention weight (OVO) match r value-aware keys (OVA) from the smallest number "
     "on whose output error is at most that of the r keys, errors pooled: |o − õ|² summed over "

@@ -20,7 +20,9 @@ PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
 MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
 OUTPUT_ERRORS = tuple(f"relative_output_error{end}" for end in ("", "_low", "_high"))
-EXTRAS = (*OUTPUT_ERRORS, "queries", "largest_support", "largest_error")
+DIRECTION = ("cosine", "relative_length")
+"""Mean over layers of the cosine of o~ and o, and of the length of o~ in parts of that of o"""
+EXTRAS = (*OUTPUT_ERRORS, *DIRECTION, "queries", "largest_support", "largest_error")
 MEASURED = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
 SEED_COLUMNS = ("seeds", "seeds_low", "seeds_high")
 INTEGERS = (
@@ -216,6 +218,7 @@ def _error(error: CellError | None) -> Row:
     ends = dict(zip(OUTPUT_ERRORS, (error.relative, error.low, error.high), strict=True))
     layers = ("nan" if layer is None else f"{layer:.6g}" for layer in error.by_layer)
     return ends | {
+        **{name: getattr(error, name) for name in DIRECTION},
         "queries": error.queries,
         "largest_support": error.largest_support,
         "largest_error": error.largest_error,
@@ -229,7 +232,7 @@ def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
     others = sorted({name for row in rows for name in row} - {*known, *MEASURED, *last})
     frame = pd.DataFrame(rows, columns=[*known, *others, *MEASURED, *last])
     frame[list(INTEGERS)] = frame[list(INTEGERS)].astype("Int64")
-    numbers = [*MEASURES[1:], *OUTPUT_ERRORS, "largest_error"]
+    numbers = [*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION, "largest_error"]
     frame[numbers] = frame[numbers].astype(float)
     return frame
 
@@ -239,7 +242,7 @@ def _mean_of_seeds(rows: Sequence[Row]) -> Row:
     row, values = dict(rows[0]), [row["value"] for row in rows]
     mean = geometric_mean if row["metric"] == "perplexity" else fmean
     if len(rows) > 1:
-        for name in (*MEASURES[1:], *OUTPUT_ERRORS):
+        for name in (*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION):
             average = mean if name in ("value", "low", "high") else fmean
             known = [row[name] for row in rows if row[name] is not None]
             row[name] = average(known) if len(known) == len(rows) else None

@@ -1,5 +1,7 @@
 """Figures 4 and 5 draw every number once; a method has one mark in all figures."""
 
+import re
+
 import pandas as pd
 import pytest
 from drawn import parts, rows
@@ -30,7 +32,9 @@ def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(results):
     errors = [r["relative_output_error"] for r in rows(*shown.charts) if "setting" in r]
     assert len(errors) == len(shown.table.data) and min(errors) >= SMALLEST
     for panel in shown.charts[:3]:  # the synthetic loss grows with the output error
-        assert float(panel.to_dict()["title"].rsplit(" ", 1)[1]) > 0.9
+        error, cosine = re.findall(r"[+−]?\d\.\d+", panel.to_dict()["title"])
+        assert float(error) > 0.9 and cosine == error.replace("+", "−")
+    assert {"cosine", "relative_length"} <= set(shown.table.data)
 
 
 def test_figure_5_draws_the_others_as_a_band_and_one_by_one(records):

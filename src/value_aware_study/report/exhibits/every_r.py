@@ -51,6 +51,10 @@ SMALLEST = 1e-3
 """Output error below which Figure 4 counts a setting as exact, and leaves it out."""
 NAMED = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window")
 """Methods with a mark of their own in Figure 4; all others share one."""
+EXPLAINING = {
+    "relative_output_error": "output error", "cosine": "cosine", "relative_length": "length"
+}  # fmt: skip
+"""Columns of a cell's attention outputs that explain its loss, with their titles"""
 REST = "other methods"
 
 
@@ -84,8 +88,8 @@ def figure_4(results: Results) -> Exhibit | None:
     notes = [
         "Each point is one setting: its relative output error, and the metric with that "
         f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
-        f"{captions.recorded_on(results.records)} Settings with an error under {SMALLEST:g} count "
-        "as exact and are left out. Not in the paper.",
+        f"{captions.DIRECTION} {captions.recorded_on(results.records)} Settings with an error "
+        f"under {SMALLEST:g} count as exact and are left out. Not in the paper.",
     ]
     return Exhibit(
         "figure_4",
@@ -100,7 +104,7 @@ def figure_4(results: Results) -> Exhibit | None:
 
 def _scatter(frame: pd.DataFrame, name: str) -> Panel:
     marks, values = _scatter_marks(frame), frame["relative_output_error"].tolist()
-    shown = frame[["series", "setting", "relative_output_error", "value"]]
+    shown = frame[["series", "setting", *EXPLAINING, "value"]]
     shown = shown.sort_values("series", key=lambda series: series != REST)
     points = alt.Chart(shown).mark_point(filled=True, size=62)
     points = points.encode(
@@ -111,11 +115,17 @@ def _scatter(frame: pd.DataFrame, name: str) -> Panel:
         opacity=OPACITY,
         tooltip=[
             "setting:N",
-            *(alt.Tooltip(f"{n}:Q", format=".5~g") for n in ("relative_output_error", "value")),
+            *(
+                alt.Tooltip(f"{column}:Q", title=title, format=".4~g")
+                for column, title in {**EXPLAINING, "value": "change from exact"}.items()
+            ),
         ],
     )
-    spearman = frame["relative_output_error"].rank().corr(frame["value"].rank())
-    return figure([*level(0.0), points], f"{name}: rank correlation {signed(spearman, 2)}")
+    ranks = frame[[*EXPLAINING, "value"]].rank().corr()["value"]
+    error, cosine, _, _ = (signed(rank, 2) for rank in ranks)
+    return figure(
+        [*level(0.0), points], f"{name}: rank correlation {error}, of the cosine {cosine}"
+    )
 
 
 def _scatter_marks(frame: pd.DataFrame) -> dict[str, Mark]:
@@ -124,10 +134,11 @@ def _scatter_marks(frame: pd.DataFrame) -> dict[str, Mark]:
 
 
 def _scatter_table(frame: pd.DataFrame) -> Table:
-    columns = ["model", "setting", "relative_output_error", "value", "low", "high"]
+    columns = ["model", "setting", *EXPLAINING, "value", "low", "high"]
     data = frame[columns].rename(columns={"value": "change"}).reset_index(drop=True)
     display = pd.DataFrame({"model": frame["name"].tolist(), "setting": data["setting"]})
-    display["output error"] = [number(value, 4) for value in data["relative_output_error"]]
+    for column, title in EXPLAINING.items():
+        display[title] = [number(value, 4) for value in data[column]]
     display["change from exact"] = [signed(value, 3) for value in data["change"]]
     return Table(data, display)
 
@@ -235,14 +246,17 @@ def grid(results: Results) -> Exhibit:
             "value": [number(value, 2) for value in data["value"]],
             "difference": [signed(value, 2) for value in data["difference"]],
             "95% interval of the difference": intervals(data, 2, signed, ends),
-            "output error": [short(value) for value in data["relative_output_error"]],
+            **{title: [short(value) for value in data[name]] for name, title in EXPLAINING.items()},
         }
     )
     return Exhibit(
         "grid",
         "Every cell",
         f"All {len(data):,} cells of the grid: model, approximation, parameters and seed.",
-        ["The CSV has every column: parameters, intervals, output error by layer, and counts."],
+        [
+            "The CSV has every column: parameters, intervals, output error by layer, and counts. "
+            f"{captions.DIRECTION}"
+        ],
         table=Table(data, display),
         folded=True,
     )
