@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
@@ -61,14 +62,13 @@ class KneserNey:
         contexts = np.zeros_like(rows)  # the empty context has number 0
         for n in range(1, order + 1):
             keys = contexts * size + rows[:, n - 1 :]
-            found, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
-            numbers = numbers.reshape(keys.shape)
-            preceded = np.unique(numbers * (size + 1) + before[:, : numbers.shape[1]])
-            different = np.bincount(preceded // (size + 1))
-            self.orders.append(
-                _Order(found, *(_discounted(found // size, c) for c in (counts, different)))
-            )
-            contexts = numbers[:, :-1]
+            # pandas hashes: several times faster than the sorting of np.unique
+            numbers, found = pd.factorize(keys.ravel(), sort=True)
+            contexts = numbers.reshape(keys.shape)
+            preceded = pd.unique((contexts * (size + 1) + before[:, : keys.shape[1]]).ravel())
+            counts = np.bincount(numbers), np.bincount(preceded // (size + 1))
+            self.orders.append(_Order(found, *(_discounted(found // size, c) for c in counts)))
+            contexts = contexts[:, :-1]
 
     def probabilities(self, contexts: Tokens, following: Tokens) -> Probabilities:
         """Computes p_n(following | context), row by row.
