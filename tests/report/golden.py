@@ -119,7 +119,8 @@ def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
     given = {name: folder / name for name in ("records", "explored", "survey", "caches", "trained")}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
-    return given | files | {"probe": folder / "probe", "training": folder / "train"}
+    given |= {"probe": folder / "probe", "training": folder / "train"}
+    return given | files | {"spread": folder / "published"}
 
 
 def page(folder):

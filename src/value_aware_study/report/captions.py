@@ -1,6 +1,6 @@
 """Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.results import Results
@@ -127,12 +127,25 @@ def ours(records: Iterable[Record]) -> str:
     return " ".join(sentences) or NO_RECORDS
 
 
-def seeds(results: Results, drawn: str = "") -> str:
+def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
     """Says that numbers also have a range over seeds; nothing where models were trained once."""
-    times = len(results.trainings())
-    if times == 1:
+    times: dict[str, list[int]] = {task: [] for task in tasks}
+    for one in results.records:
+        if one.task in times:
+            times[one.task] = sorted({*times[one.task], 1 + len(results.replicates_of(one))})
+    if not any(number > 1 for numbers in times.values() for number in numbers):
         return ""
-    return f" Each kernel was trained {times} times: range over seeds{drawn}; interval: over text."
+    said = ", ".join(
+        f"each {task} model {_often(numbers)}" for task, numbers in times.items() if numbers
+    )
+    return f" Trained: {said}. Range over seeds{drawn}; interval: over text."
+
+
+def _often(numbers: Sequence[int]) -> str:
+    """Writes "once", "3 times", "1 to 3 times"."""
+    if numbers[-1] == 1:
+        return "once"
+    return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} times"
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
