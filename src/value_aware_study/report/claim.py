@@ -22,7 +22,7 @@ VERDICTS = (
     "does and one at least says the opposite (✗). Undecided: the intervals leave it open (?). In "
     "brackets: how many of the comparisons of a claim were made, where not all were."
 )
-LIMITS = {"ratio": (-math.inf, 700.0), "points": (-1.0, 1.0), "correlation": (-1.0, 1.0)}
+LIMITS = {"ratio": (-math.inf, 700.0), "points": (-100.0, 100.0), "correlation": (-1.0, 1.0)}
 """Least and largest effect by unit; a ratio's is a logarithm"""
 
 Key = tuple[str, str]
@@ -57,6 +57,7 @@ class Finding:
     """Unit of these numbers: "ratio" of perplexities, "points" of error, or "correlation"."""
     spread: Spread | None = None
     """None where the interval is over text alone."""
+    trainings: int = 1
 
     @property
     def key(self) -> Key:
@@ -73,7 +74,7 @@ class Finding:
             return ""
         if self.spread is None:
             return "text alone"
-        own = f"text and {self.spread.seeds} trainings"
+        own = f"text and {self.trainings} trainings"
         return f"text, and training spread of {self.spread.of}" if self.spread.of else own
 
 
@@ -81,8 +82,8 @@ class Finding:
 class Effect:
     """The difference of two settings in one training of a model, on a scale on which errors add.
 
-    `mean` is in nats a target ("ratio"), a share of the targets ("points") or a correlation, and
-    `error` its standard error over `units` of text. `above`: the claim has it above zero.
+    `mean` is in nats a target ("ratio"), in percent of the targets ("points") or a correlation,
+    and `error` its standard error over `units` of text. `above`: the claim has it above zero.
     """
 
     what: str
@@ -154,7 +155,7 @@ def _finding(found: Sequence[Effect | Finding], published: Spread | None) -> Fin
     return Finding(
         f"{first.label} {shown.format(_text(estimate, first.unit))} ({' to '.join(ends)}{range_})",
         first.above if mean - half > 0 else not first.above if mean + half < 0 else None,
-        *(first.what, first.label, estimate, low, high, first.unit, spread),
+        *(first.what, first.label, estimate, low, high, first.unit, spread, len(means)),
     )
 
 
@@ -162,7 +163,7 @@ def _scaled(effect: float, unit: str) -> float:
     """Returns an effect as it is reported, within the limits of its unit."""
     least, most = LIMITS[unit]
     within = min(max(effect, least), most)
-    return math.exp(within) if unit == "ratio" else within * (100 if unit == "points" else 1)
+    return math.exp(within) if unit == "ratio" else within
 
 
 def _text(value: float, unit: str) -> str:

@@ -135,8 +135,9 @@ def difference(
         return []
     if not np.array_equal(first.counts, second.counts):
         return [Finding(f"{label} not compared: other targets", None, what, label)]
-    unit = "ratio" if metric == "perplexity" else "points"
-    return [effect(what, label, unit, first.totals - second.totals, first.counts, above=above)]
+    unit, size = ("ratio", 1.0) if metric == "perplexity" else ("points", 100.0)
+    totals = size * (first.totals - second.totals)
+    return [effect(what, label, unit, totals, first.counts, above=above)]
 
 
 def effect(
@@ -466,7 +467,8 @@ def _numbers(one: Finding) -> dict[str, Any]:
     """Returns what the files hold of a finding, for later runs to be compared with."""
     spread = {"spread": one.spread.deviation, "seeds": one.spread.seeds} if one.spread else {}
     found = {"model": one.label, "what": one.what, "estimate": one.estimate, "low": one.low}
-    return found | {"high": one.high, "unit": one.unit, "spread": None, "seeds": ""} | spread
+    found |= {"high": one.high, "unit": one.unit, "trainings": one.trainings}
+    return found | {"spread": None, "seeds": ""} | spread
 
 
 def _findings(found: Sequence[Answer]) -> Exhibit:
