@@ -135,10 +135,9 @@ def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "
             times[one.task] = sorted({*times[one.task], 1 + len(results.replicates_of(one))})
     if not any(number > 1 for numbers in times.values() for number in numbers):
         return ""
-    said = ", ".join(
-        f"each {task} model {_often(numbers)}" for task, numbers in times.items() if numbers
-    )
-    return f" Trained: {said}. Range over seeds{drawn}; interval: over text."
+    often = [f"each {task} model {_often(numbers)}" for task, numbers in times.items() if numbers]
+    said = ", ".join(often).replace("each", "Each", 1).replace("model", "model was trained", 1)
+    return f" {said}: range over seeds{drawn}; interval: over text."
 
 
 def _often(numbers: Sequence[int]) -> str:
