@@ -75,8 +75,8 @@ def test_masked_models_have_a_range_in_tables_and_figures_and_a_caption_of_the_d
         [second, first]
     )
     display = table.table.display.set_index("method")
-    assert display["95% interval of the difference"]["OVO 1"].endswith("; seeds +18.6 to +45.0")
-    assert display["95% interval"]["exact"].endswith("; seeds 45.0 to 45.0")
+    assert display[paper_tables.OF_DIFFERENCE]["OVO 1"].endswith("; seeds +18.6 to +45.0")
+    assert display[paper_tables.OF_DIFFERENCE]["exact"].endswith("; seeds 45.0 to 45.0")
     figure = paper_figures.figure_1(found)
     assert OVER_SEEDS in figure.table.display and twice in figure.caption
     assert "trained_low" in figure.charts[0].to_json()

@@ -10,9 +10,9 @@ NOT_THE_SAME_EXPERIMENT = (
     "methods and the distances between them, not the levels."
 )
 INTERVAL = (
-    "Intervals are paired 95% intervals of the change from exact attention on the same evaluation "
-    "text, added to the exact value; they cover the choice of evaluation text, not the training "
-    "run."
+    "Intervals are 95% intervals over the choice of evaluation text, paired with exact attention "
+    "on the same text where they are of a change from it; they do not cover the training run, "
+    "which the intervals of the claims do."
 )
 OPTIMAL = (
     "OVO keeps the r largest attention weights, renormalised; OVA is the convex combination of at "

@@ -12,6 +12,8 @@ from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.exhibits import layers
 from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
 from value_aware_study.report.exhibits.paper_tables import (
+    OF_DIFFERENCE,
+    OF_RATIO,
     table_1,
     table_2,
     table_3,
@@ -83,7 +85,7 @@ def test_an_interval_of_one_unit_is_a_dash(records):
     one = [with_cells(record, lambda cell: replace(cell, **UNKNOWN | unit)) for record in records]
     single = Results.of(one)
     shown = table_1(single).table.display
-    assert set(shown["95% interval"]) == set(shown["95% interval of the difference"]) == {DASH}
+    assert set(shown[OF_DIFFERENCE]) == {DASH}
     assert "nan" not in table_2(single).table.markdown()
 
 
@@ -124,16 +126,14 @@ def test_exact_attention_and_counts_have_an_interval_of_their_own_and_counts_sta
     shown = table_2(Results.of(models)).table.display
     rows = shown.set_index(["kernel", "attention"])
     low, high = (33.8 * math.exp(end) for end in (-0.0459, 0.0459))
-    assert rows.loc[("exponential", "exact"), "95% interval"] == f"{low:.1f} to {high:.1f}"
-    assert rows.loc[("exponential", "exact"), "95% interval of the ratio"] == DASH
-    assert rows.loc[("elu", "OVO-1"), "95% interval"] == DASH
-    assert rows.loc[("elu", "OVO-1"), "95% interval of the ratio"] == "× 2.54 to × 2.54"
+    assert rows.loc[("exponential", "exact"), OF_RATIO] == f"{low:.1f} to {high:.1f}"
+    assert rows.loc[("elu", "OVO-1"), OF_RATIO] == "× 2.54 to × 2.54"
     assert shown["attention"].tolist()[-2:] == ["bigram", "5-gram"]
     assert shown["kernel"].tolist()[-2:] == ["counts", "counts"]
     assert (shown["attention"] == "5-gram").sum() == 1
     assert rows.loc[("counts", "5-gram"), "ours (× exact)"] == "29.9"
     low, high = (29.9 * math.exp(end) for end in (-0.0459, 0.0459))
-    assert rows.loc[("counts", "5-gram"), "95% interval"] == f"{low:.1f} to {high:.1f}"
+    assert rows.loc[("counts", "5-gram"), OF_RATIO] == f"{low:.1f} to {high:.1f}"
 
 
 @pytest.mark.parametrize(("orf", "said"), [(98.1, True), (92.0, False)])
@@ -147,12 +147,12 @@ def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, said)
         "(98.1)."
     )
     assert any(note.startswith(sentence) for note in exhibit.notes) == said
-    shown = exhibit.table.display.set_index("method")["95% interval"]
+    shown = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
     assert (
         shown["exact"] == "45.8 to 55.0" and shown["counts: most frequent token"] == "88.1 to 97.3"
     )
     model = of_values("masked_long", "masked", "exponential", {("exact", ""): 98.0}, {})
-    shown = table_1(Results.of([model])).table.display.set_index("method")["95% interval"]
+    shown = table_1(Results.of([model])).table.display.set_index("method")[OF_DIFFERENCE]
     assert shown["exact"] == "93.4 to 100.0"
 
 

@@ -394,14 +394,13 @@ def answers(results: Results) -> list[Answer]:
 def about(found: Sequence[Answer]) -> str:
     """Explains how to read the verdicts."""
     over = Counter(one.over for answer in found for one in answer.findings if one.over)
-    alone = " An interval over text alone is about one training run." if over["text alone"] else ""
+    said = ", ".join(f"{count} over {what}" for what, count in over.items()) or "none"
+    once = " An interval over text alone is about one training run." * ("text alone" in over)
     return (
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error: the mean over the "
-        "trainings of a model, and in brackets the 95% interval for another training of it, over "
-        "windows or sequences of text (for correlations: over layers) and over trainings; it does "
-        "not cover the draws of random methods, which are means over seeds. Intervals, by their "
-        f"sources of variance: {', '.join(f'{what} {n}' for what, n in over.items()) or 'none'}."
-        f"{alone}"
+        "trainings of a model, and in brackets the 95% interval for another training of it on "
+        "other text (for correlations: in other layers). Draws of random methods are not covered; "
+        f"they are averaged over seeds. Intervals: {said}.{once}"
     )
 
 

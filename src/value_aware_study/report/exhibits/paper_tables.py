@@ -65,7 +65,8 @@ CAUSAL_COUNTS = {
     "5gram": "5-gram",
     "5gram_tokens_read": "5-gram, tokens read",
 }
-RATIOS = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
+OF_DIFFERENCE, OF_RATIO = "95% interval (±: of the difference)", "95% interval (×: of the ratio)"
+"""Columns of the paired intervals; exact attention and counts have their own there"""
 COUNTING = "counts"
 """Stands for a kernel in the rows of Table 2 that need none"""
 CAUSAL_BESIDE = (
@@ -279,15 +280,14 @@ def _masked_text(row: Row) -> dict[str, str]:
     several = row["seeds"] is not None and row["seeds"] > 1
     draws = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
     digits = 2 if row["approximation"] in RANDOM else 1
+    of_change = ends(row, "difference_", signed)
     return {
         "method": row["method"],
         "ours (× exact)": beside_exact(row["value"], row["ratio"]),
         "paper (× exact)": beside_exact(row["paper"], row["paper_ratio"], digits),
-        "95% interval": ends(row, "own_"),
         "change from exact, points": signed(row["difference"]),
-        "95% interval of the difference": ends(row, "difference_", signed),
+        OF_DIFFERENCE: own if (own := ends(row, "own_")) != DASH else of_change,
         "range over draws (number)": draws if several else DASH,
-        "masked tokens": whole(row["count"]),
     }
 
 
@@ -382,14 +382,13 @@ def _causal_cells(
 
 
 def _causal_text(row: Row) -> dict[str, str]:
+    of_ratio = ends(row, "ratio_", lambda value, _: times(value))
     return {
         "kernel": KERNEL_LABELS.get(row["kernel"], row["kernel"]),
         "attention": row["column"],
         "ours (× exact)": beside_exact(row["value"], row.get("ratio")),
         "paper (× exact)": beside_exact(row.get("paper"), row.get("paper_ratio")),
-        "95% interval": ends(row, "own_"),
-        "95% interval of the ratio": ends(row, "ratio_", lambda value, _: times(value)),
-        "targets": whole(row["count"]),
+        OF_RATIO: own if (own := ends(row, "own_")) != DASH else of_ratio,
     }
 
 
