@@ -24,6 +24,11 @@ from value_aware_study.paths import TIMES
 REPORT, PUBLISHED, OUTPUTS = Path("report"), Path("results"), Path("outputs")
 CLAIMS, FINDINGS, STRENGTH = "claims.csv", "findings.csv", "strength.csv"
 AGAIN, RESTORE = "make it again (make repro)", "restore it (git restore results), or remove it"
+COLUMNS = {
+    *("claim", "what", "model", "sentence", "holds", "estimate", "unit"),
+    *("trainings", "spread", "seeds"),
+}
+"""Columns of comparisons, of which files of an older form lack some"""
 MARKS = {"yes": "✓", "no": "✗", "": "?"}
 Row = dict[str, str]
 
@@ -78,7 +83,7 @@ def compared(ours: Sequence[Row], theirs: Sequence[Row]) -> Iterator[str]:
     new, old = verdicts(ours), verdicts(theirs)
     other = [claim for claim in old if new.get(claim) != old[claim]]
     same = f"{len(old) - len(other)} of {len(old)} claims as published"
-    known = all("seeds" in rows[0] for rows in (ours, theirs))
+    known = all(rows[0].keys() >= COLUMNS for rows in (ours, theirs))
     pairs, alone = paired(ours, theirs) if known else ([], 0)
     changes = changed(pairs) if known else "its comparisons have an older form (make publish)"
     yield f"{same}; {changes}{f'; {alone} are in one of the runs alone' if alone else ''}"

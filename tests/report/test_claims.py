@@ -13,6 +13,7 @@ from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.claim import Answer, Finding, Spread, margin
 from value_aware_study.report.exhibits import claims
 from value_aware_study.report.exhibits.claims import CLAIMS, about, answers
+from value_aware_study.report.records import published_spreads
 from value_aware_study.report.results import Results
 
 UNITS = 30
@@ -101,7 +102,7 @@ def test_the_published_verdicts_are_those_of_their_findings(scale):
         rows = read[read["claim"] == claim.text]
         found = [Finding("s", held[row]) for row in rows.index]
         alone = Answer(claim.text, found, expected=claim.expected).verdict
-        words = set(rows["verdict"].str.replace("not at this scale", NOT_HERE))  # as until 2026
+        words = set(rows["verdict"].str.replace("not at this scale", NOT_HERE))  # the former word
         assert len(found) == claim.expected and words == {alone}
 
 
@@ -258,6 +259,37 @@ def test_a_model_trained_once_has_the_published_spread_as_its_margin():
     _, findings = claims.claims(given)
     assert findings.table.data[["spread", "seeds"]].iloc[0].tolist() == [0.02, 3]
     assert findings.table.display["interval over"][0] == found.over
+
+
+def test_the_spread_of_a_published_run_is_read_from_its_findings_and_counts(tmp_path):
+    def run(lost, keys):
+        counted = {"5gram": Baseline(**ends(2, 2, 2, 2) | units(2.0), tokens=7)}
+        models = kernels_losing(0.1, lost, 0.5)
+        return [
+            replace(one, baselines=counted, attention=of_layers(keys=keys + place))
+            for place, one in enumerate(models)
+        ]
+
+    published = Results.of([*run(0.9, 50), *renamed(run(0.8, 60), "second")])
+    folder = tmp_path / "hours"
+    folder.mkdir()
+    for exhibit in claims.claims(published):
+        (folder / f"{exhibit.name}.csv").write_text(exhibit.table.csv())
+    spreads = published_spreads(folder)
+    assert {spread.of for spread in spreads.values()} == {"hours"}
+    assert published_spreads(tmp_path / "none") == {}
+    given = Results.of(run(0.7, 70), spreads=spreads)
+    found = [one for answer in answers(given) for one in answer.findings]
+    assert {one.over for one in found} == {"text, and training spread of hours"}
+    assert {one.trainings for one in found} == {1} and {one.spread.seeds for one in found} == {2}
+    moved = [one.spread.deviation for one in found if one.label.startswith("polynomial / elu")]
+    assert moved[0] == pytest.approx(0.1 / np.sqrt(2))
+    _, strength, _ = claims.claims(given)
+    assert set(strength.table.data["seeds"]) == {2}
+    for damaged in ("what,seeds\nx,3\n", "what,model,spread,seeds\nx,elu,y,3\n"):
+        (folder / "findings.csv").write_text(damaged)
+        with pytest.raises(ValueError, match=r"hours/findings\.csv is damaged .*restore it"):
+            published_spreads(folder)
 
 
 def satterthwaite(error, units, spread, trainings):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from synthetic import trained_again
 
+from value_aware_study.report import captions
 from value_aware_study.report.exhibits import every_r, layers, paper_figures, paper_tables
 from value_aware_study.report.measured import of_models
 from value_aware_study.report.results import Results
@@ -81,6 +82,17 @@ def test_masked_models_have_a_range_in_tables_and_figures_and_a_caption_of_the_d
     assert OVER_SEEDS in figure.table.display and twice in figure.caption
     assert "trained_low" in figure.charts[0].to_json()
     assert "seeds" not in "".join(paper_tables.table_2(found).table.display.to_numpy().ravel())
+
+
+def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
+    elu = next(record for record in records if record.model == "causal_elu")
+    again = [replace(elu, model=f"causal_elu_{name}") for name in ("second", "third")]
+    said = captions.seeds(Results.of([*records, *again]), tasks=["causal"])
+    assert (
+        said
+        == " Each causal model was trained 1 to 3 times: range over seeds; interval: over text."
+    )
+    assert captions.seeds(Results.of([*records, *again]), tasks=["masked"]) == ""
 
 
 def test_without_replicates_nothing_is_said_of_seeds(records, results):

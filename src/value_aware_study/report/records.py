@@ -47,7 +47,7 @@ def read(places: Mapping[str, Path]) -> Results:
         tokens,
         surveyed=surveyed,
         variants=variants,
-        spreads=_spreads(places["spread"]),
+        spreads=published_spreads(places["spread"]),
         benchmark=load_json(benchmark, *BENCHMARK, remedy=AGAIN) if benchmark.exists() else {},
         probed=[_parsed(Record, file) for file in probed],
         caches=[_parsed(CacheRecord, file) for file in sorted(places["caches"].glob("*.json"))],
@@ -87,7 +87,7 @@ def _parsed(kind: Any, file: Path) -> Any:
         return kind.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
-def _spreads(folder: Path) -> dict[Key, Spread]:
+def published_spreads(folder: Path) -> dict[Key, Spread]:
     """Reads the spread over trainings of the comparisons of a published run; {} without them."""
     found = {}
     for file in filter(Path.exists, (folder / name for name in COMPARISONS)):
