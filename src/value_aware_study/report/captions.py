@@ -48,8 +48,8 @@ CAUSAL = (
     "more keys than are kept is exact with either method."
 )
 DRAWS = (
-    "Random methods: means over the seeds, with the seeds' mean interval, which covers the text "
-    "and not the draws; the range over the seeds is given apart."
+    "Random methods: means over the draws of their seeds, with the seeds' mean interval, which "
+    "covers the text and not the draws; the range over these seeds is given apart."
 )
 SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."

@@ -147,6 +147,8 @@ def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, said)
         "(98.1)."
     )
     assert any(note.startswith(sentence) for note in exhibit.notes) == said
+    weak = of_values("masked_long", "masked", "elu", {("exact", ""): 93, ORF: orf}, {"unigram": 92})
+    assert not any("frequent token alone" in note for note in table_1(Results.of([weak])).notes)
     shown = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
     assert (
         shown["exact"] == "45.8 to 55.0" and shown["counts: most frequent token"] == "88.1 to 97.3"

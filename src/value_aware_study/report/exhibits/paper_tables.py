@@ -264,11 +264,13 @@ def _approximate_rows(results: Results, exact: Row) -> list[Row]:
 
 
 def _worse_than_no_text(rows: Sequence[Row]) -> list[str]:
-    """Names the settings of ORF that err more than always choosing the most frequent token."""
+    """Names the ORF that errs more than the most frequent token, where exact attention does not."""
     value = {row["method"]: row["value"] for row in rows}
     least = value.get(MASKED_COUNTS["unigram"])
     orf = (row["method"] for row in rows if row["approximation"] == "orf")
-    worse = [name for name in orf if least is not None and (value[name] or 0.0) > least]
+    if least is None or (value["exact"] or 0.0) >= least:
+        return []
+    worse = [name for name in orf if (value[name] or 0.0) > least]
     named = ", ".join(f"{name} ({number(value[name])})" for name in worse)
     return worse and [
         f"More often wrong than the most frequent token alone ({number(least)}): {named}. The "
