@@ -151,9 +151,9 @@ def _finding(found: Sequence[Effect | Finding], published: Spread | None) -> Fin
     ends = [_text(low, first.unit), _text(high, first.unit)]
     shown = {"ratio": "× {}", "points": "{} points"}.get(first.unit, "{}")
     seeds = [_text(_scaled(end, first.unit), first.unit) for end in (min(means), max(means))]
-    range_ = f"; seeds {' to '.join(seeds)}" if len(means) > 1 else ""
+    beside = f"; seeds {' to '.join(seeds)}" if len(means) > 1 else ""
     return Finding(
-        f"{first.label} {shown.format(_text(estimate, first.unit))} ({' to '.join(ends)}{range_})",
+        f"{first.label} {shown.format(_text(estimate, first.unit))} ({' to '.join(ends)}{beside})",
         first.above if mean - half > 0 else not first.above if mean + half < 0 else None,
         *(first.what, first.label, estimate, low, high, first.unit, spread, len(means)),
     )
