@@ -97,7 +97,8 @@ def stages(folder):
     tiny = probed(("exponential", "elu"))
     gaps = (gap_cell(layer, degree, 4, {"4": 2 + degree}) for layer in (0, 1) for degree in (0, 2))
     tiny = with_attention(tiny, skewness_gap=SkewnessGap(rows=64, cells=tuple(gaps)))
-    texts = {f"records/{one.model}": one for one in trained_again(records, 0.5, 2.0)}
+    again = trained_again(records, 0.97, 1.02, tasks=("causal", "masked"))
+    texts = {f"records/{one.model}": one for one in again}
     texts |= {f"survey/{one.model}": one for one in map(survey_record, ("causal", "masked"))}
     other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})
     texts |= {"survey/other": other, "explored/all": exploration()}
@@ -119,7 +120,8 @@ def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
     given = {name: folder / name for name in ("records", "explored", "survey", "caches", "trained")}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
-    return given | files | {"probe": folder / "probe", "training": folder / "train"}
+    given |= {"probe": folder / "probe", "training": folder / "train"}
+    return given | files | {"spread": folder / "published"}
 
 
 def page(folder):

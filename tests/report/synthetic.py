@@ -81,8 +81,8 @@ def with_cells(record, change):
     return replace(record, cells=tuple(cell for cell in changed if cell is not None))
 
 
-def trained_again(records, *factors):
-    """Adds replicates of causal records, whose losses above exact are multiplied by factors."""
+def trained_again(records, *factors, tasks=("causal",)):
+    """Adds replicates of records, whose losses above exact are multiplied by factors."""
 
     def moved(cell, exact, factor):
         pairs = zip(cell.unit_totals, exact.unit_totals, strict=True)
@@ -96,7 +96,7 @@ def trained_again(records, *factors):
             model=f"{one.model}_{name}",
         )
         for one in records
-        if one.task == "causal"
+        if one.task in tasks
         for name, factor in zip(("second", "third"), factors, strict=False)
     ]
     return [*records, *again]

@@ -1,16 +1,18 @@
-"""The range over seeds where causal models were trained again: SYNTHETIC records."""
+"""The range over seeds where models were trained again: SYNTHETIC records."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from synthetic import trained_again
 
-from value_aware_study.report.exhibits import every_r, layers, paper_tables
+from value_aware_study.report import captions
+from value_aware_study.report.exhibits import every_r, layers, paper_figures, paper_tables
 from value_aware_study.report.measured import of_models
 from value_aware_study.report.results import Results
 
 ELU = {"model": "causal_elu", "approximation": "optimal_v_oblivious", "r": 4}
-OVER_SEEDS, SAID = "range over seeds", "Each kernel was trained 3 times"
+OVER_SEEDS, SAID = "range over seeds", "Each causal model was trained 3 times, "
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +40,59 @@ def test_the_first_training_is_shown_and_what_was_trained_once_has_no_range(agai
     assert [one.label for one in of_models(found)] == [one.label for one in of_models(results)]
 
 
-def test_a_training_is_the_models_of_one_seed_and_the_masked_ones(again, records):
+def test_a_training_is_the_models_that_were_trained_as_often_under_their_first_names(
+    again, records
+):
     trainings = Results.of(again).trainings()
-    assert [len(one.records) for one in trainings] == [len(records)] * 3
-    assert trainings[2].of_kernel("elu").model == "causal_elu_third"
+    assert [len(one.records) for one in trainings] == [len(records), 3, 3]
+    third = trainings[2].of_kernel("elu")
+    assert third.model == "causal_elu" and third.cells in [one.cells for one in again[5:]]
     assert len(Results.of(records).trainings()) == 1
+    every = trained_again(records, 0.5, 0.9, tasks=("causal", "masked"))
+    for one in (trainings := Results.of(every).trainings())[1:]:
+        assert [r.model for r in one.records] == [r.model for r in trainings[0].records]
+
+
+def test_another_method_or_length_of_training_is_no_replicate(records):
+    long = next(record for record in records if record.model == "masked_long")
+    others = [
+        replace(long, model="masked_long_window", trained_with="SlidingWindow"),
+        replace(long, model="masked_long_short", length=64),
+    ]
+    assert not Results.of([long, *others]).replicates
+    assert len(Results.of([long, replace(long, model="masked_long_second")]).replicates) == 1
+
+
+def test_masked_models_have_a_range_in_tables_and_figures_and_a_caption_of_the_data(records):
+    found = Results.of(trained_again(records, 0.5, tasks=("masked",)))
+    once = "Each causal model was trained once, each masked model 2 times: range"
+    assert once in every_r.figure_5(found).caption
+    table = paper_tables.table_1(found)
+    assert (twice := "Each masked model was trained 2 times: range") in table.caption
+    data = table.table.data.set_index("method").loc["OVO 1"]
+    exact, first = 45.0, data["difference"]
+    second = exact * (1 + first / exact) ** 0.5 - exact
+    assert data[["difference_trained_low", "difference_trained_high"]].tolist() == pytest.approx(
+        [second, first]
+    )
+    display = table.table.display.set_index("method")
+    assert display[paper_tables.OF_DIFFERENCE]["OVO 1"].endswith("; seeds +18.6 to +45.0")
+    assert display[paper_tables.OF_DIFFERENCE]["exact"].endswith("; seeds 45.0 to 45.0")
+    figure = paper_figures.figure_1(found)
+    assert OVER_SEEDS in figure.table.display and twice in figure.caption
+    assert "trained_low" in figure.charts[0].to_json()
+    assert "seeds" not in "".join(paper_tables.table_2(found).table.display.to_numpy().ravel())
+
+
+def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
+    elu = next(record for record in records if record.model == "causal_elu")
+    again = [replace(elu, model=f"causal_elu_{name}") for name in ("second", "third")]
+    said = captions.seeds(Results.of([*records, *again]), tasks=["causal"])
+    assert (
+        said
+        == " Each causal model was trained 1 to 3 times: range over seeds; interval: over text."
+    )
+    assert captions.seeds(Results.of([*records, *again]), tasks=["masked"]) == ""
 
 
 def test_without_replicates_nothing_is_said_of_seeds(records, results):

@@ -1,6 +1,6 @@
 """Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.results import Results
@@ -10,9 +10,9 @@ NOT_THE_SAME_EXPERIMENT = (
     "methods and the distances between them, not the levels."
 )
 INTERVAL = (
-    "Intervals are paired 95% intervals of the change from exact attention on the same evaluation "
-    "text, added to the exact value; they cover the choice of evaluation text, not the training "
-    "run."
+    "Intervals are 95% intervals over the choice of evaluation text, paired with exact attention "
+    "on the same text where they are of a change from it; they do not cover the training run, "
+    "which the intervals of the claims do."
 )
 OPTIMAL = (
     "OVO keeps the r largest attention weights, renormalised; OVA is the convex combination of at "
@@ -53,8 +53,8 @@ CAUSAL = (
     "more keys than are kept is exact with either method."
 )
 DRAWS = (
-    "Random methods: means over the seeds, with the seeds' mean interval, which covers the text "
-    "and not the draws; the range over the seeds is given apart."
+    "Random methods: means over the draws of their seeds, with the seeds' mean interval, which "
+    "covers the text and not the draws; the range over these seeds is given apart."
 )
 SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."
@@ -132,12 +132,24 @@ def ours(records: Iterable[Record]) -> str:
     return " ".join(sentences) or NO_RECORDS
 
 
-def seeds(results: Results, drawn: str = "") -> str:
+def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
     """Says that numbers also have a range over seeds; nothing where models were trained once."""
-    times = len(results.trainings())
-    if times == 1:
+    times: dict[str, list[int]] = {task: [] for task in tasks}
+    for one in results.records:
+        if one.task in times:
+            times[one.task] = sorted({*times[one.task], 1 + len(results.replicates_of(one))})
+    if not any(number > 1 for numbers in times.values() for number in numbers):
         return ""
-    return f" Each kernel was trained {times} times: range over seeds{drawn}; interval: over text."
+    often = [f"each {task} model {_often(numbers)}" for task, numbers in times.items() if numbers]
+    said = ", ".join(often).replace("each", "Each", 1).replace("model", "model was trained", 1)
+    return f" {said}: range over seeds{drawn}; interval: over text."
+
+
+def _often(numbers: Sequence[int]) -> str:
+    """Writes "once", "3 times", "1 to 3 times"."""
+    if numbers[-1] == 1:
+        return "once"
+    return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} times"
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:

@@ -1,17 +1,42 @@
-"""A published claim, the findings that answer it, and the verdict that they allow."""
+"""A published claim, the findings that answer it, and the verdict that they allow.
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+A finding's interval covers the text and the training. Each training of a recipe has an effect of
+its own, measured on one text. The interval is the 95% prediction interval of the effect that
+another training of the recipe would have on all such text (docs/reproduce.md).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby
+from statistics import fmean, stdev
+
+from scipy.special import stdtrit
+
+from value_aware_attention.measurement.record import CONFIDENCE
+from value_aware_study.report.words import missing, number, signed
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 VERDICTS = (
-    "Holds: every comparison agrees with the claim (✓). In part: some do. Not at this scale: none "
+    "Holds: every comparison agrees with the claim (✓). In part: some do. Contradicted here: none "
     "does and one at least says the opposite (✗). Undecided: the intervals leave it open (?). In "
     "brackets: how many of the comparisons of a claim were made, where not all were."
 )
-FIRMEST_FIRST = ("holds", "in part", "not at this scale", "undecided", "not measured")
+LIMITS = {"ratio": (-math.inf, 700.0), "points": (-100.0, 100.0), "correlation": (-1.0, 1.0)}
+"""Least and largest effect by unit; a ratio's is a logarithm"""
+
+Key = tuple[str, str]
+"""A comparison and a model; brackets in the comparison's name hold numbers, and are left out"""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation of an effect over trainings, and their number."""
+
+    deviation: float
+    seeds: int
+    of: str = ""
+    """The published run in which it was measured; "" for the trainings of this run."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +47,127 @@ class Finding:
     holds: bool | None
     what: str = ""
     """The comparison; findings in a row with the same one, of different models, share a line."""
+    label: str = ""
+    """The model."""
     estimate: float | None = None
     low: float | None = None
     high: float | None = None
     """Ends of the 95% interval."""
-    label: str = ""
-    """The model."""
-    shown: str = ""
-    """The estimate as text."""
-    seeds: tuple[bool | None, ...] = ()
-    """Whether each training agrees, where the model was trained again."""
+    unit: str = ""
+    """Unit of these numbers: "ratio" of perplexities, "points" of error, or "correlation"."""
+    spread: Spread | None = None
+    """None where the interval is over text alone."""
+    trainings: int = 1
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.what, self.label)
 
     @property
     def mark(self) -> str:
-        """Returns the mark of the finding; one for each training where they disagree."""
-        held = self.seeds if len(set(self.seeds)) > 1 else [self.holds]
-        return "".join(MARKS[one] for one in held)
+        return MARKS[self.holds]
+
+    @property
+    def over(self) -> str:
+        """Names the sources of variance that the interval covers."""
+        if missing(self.low):
+            return ""
+        if self.spread is None:
+            return "text alone"
+        own = f"text and {self.trainings} trainings"
+        return f"text, and training spread of {self.spread.of}" if self.spread.of else own
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The difference of two settings in one training of a model, on a scale on which errors add.
+
+    `mean` is in nats a target ("ratio"), in percent of the targets ("points") or a correlation,
+    and `error` its standard error over `units` of text. `above`: the claim has it above zero.
+    """
+
+    what: str
+    label: str
+    unit: str
+    mean: float
+    error: float
+    units: int
+    above: bool
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.what, self.label)
+
+
+def key_of(what: str, label: str) -> Key:
+    return what.partition(" (")[0], label
+
+
+def margin(error: float, units: int, spread: Spread | None, trainings: int) -> float:
+    """Computes half the width of the 95% prediction interval of another training's effect.
+
+    Two margins add in squares (Howe, 1974): Student's t times the standard error over text, and
+    over trainings, s sqrt(1 + 1/k): the other training's own deviation and that of the mean of k.
+    Degrees of freedom after Satterthwaite would hold too few effects, down to 88 of 100 for two
+    trainings. NaN for a single unit of text.
+    """
+    text = quantile(units) * error if units > 1 else math.nan
+    if spread is None:
+        return text
+    deviation = spread.deviation * math.sqrt(1 + 1 / trainings)
+    return math.hypot(text, quantile(spread.seeds) * deviation)
+
+
+def quantile(count: int) -> float:
+    """Returns the 97.5% quantile of Student's t for the mean of `count` numbers."""
+    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+
+
+def over_trainings(
+    trainings: Sequence[Sequence[Effect | Finding]], spreads: Mapping[Key, Spread]
+) -> list[Finding]:
+    """Makes one finding of each comparison in the first training, by its effects in all.
+
+    An effect of one training has the spread of a published run, where `spreads` has it.
+    """
+    same: dict[Key, list[Effect | Finding]] = {}
+    for found in chain.from_iterable(trainings):
+        same.setdefault(found.key, []).append(found)
+    first = dict.fromkeys(found.key for found in trainings[0])
+    return [_finding(same[key], spreads.get(key)) for key in first]
+
+
+def _finding(found: Sequence[Effect | Finding], published: Spread | None) -> Finding:
+    """Returns the joint finding of all trainings; of those without effects the least favourable."""
+    effects = [one for one in found if isinstance(one, Effect)]
+    plain = [one for one in found if isinstance(one, Finding)]
+    if plain:
+        return next((one for one in plain if not one.holds), plain[0])
+    means, first = [one.mean for one in effects], effects[0]
+    spread = Spread(stdev(means), len(means)) if len(means) > 1 else published
+    error = math.sqrt(fmean(one.error**2 for one in effects))  # the trainings share the text
+    mean, half = fmean(means), margin(error, first.units, spread, len(means))
+    estimate, low, high = (_scaled(end, first.unit) for end in (mean, mean - half, mean + half))
+    ends = [_text(low, first.unit), _text(high, first.unit)]
+    shown = {"ratio": "× {}", "points": "{} points"}.get(first.unit, "{}")
+    seeds = [_text(_scaled(end, first.unit), first.unit) for end in (min(means), max(means))]
+    beside = f"; seeds {' to '.join(seeds)}" if len(means) > 1 else ""
+    return Finding(
+        f"{first.label} {shown.format(_text(estimate, first.unit))} ({' to '.join(ends)}{beside})",
+        first.above if mean - half > 0 else not first.above if mean + half < 0 else None,
+        *(first.what, first.label, estimate, low, high, first.unit, spread, len(means)),
+    )
+
+
+def _scaled(effect: float, unit: str) -> float:
+    """Returns an effect as it is reported, within the limits of its unit."""
+    least, most = LIMITS[unit]
+    within = min(max(effect, least), most)
+    return math.exp(within) if unit == "ratio" else within
+
+
+def _text(value: float, unit: str) -> str:
+    return number(value, 3 if value < 10 else 1) if unit == "ratio" else signed(value, 2)
 
 
 @dataclass(frozen=True)
@@ -47,40 +177,23 @@ class Answer:
     claim: str
     findings: Sequence[Finding]
     published: str = ""
-    trainings: Sequence[Sequence[Finding]] = ()
-    """The findings in each training of the models, where they were trained again."""
     expected: int = 0
     """Comparisons that it takes to say that the claim holds."""
 
-    @classmethod
-    def of_trainings(
-        cls,
-        claim: str,
-        trainings: Sequence[Sequence[Finding]],
-        published: str = "",
-        expected: int = 0,
-    ) -> "Answer":
-        """Returns the findings of the first training, with the range over all trainings."""
-        return cls(claim, _over_seeds(trainings), published, trainings, expected)
-
     @property
     def verdict(self) -> str:
-        """Returns the verdict of most trainings, with their number if others differ, or "mixed".
+        """Returns the verdict; findings that are open do not count as agreement.
 
-        Says how many comparisons were made, where a training has fewer than expected.
+        Says how many comparisons were made, where there are fewer than expected.
         """
-        trainings = self.trainings or [self.findings]
-        each = sorted(map(_verdict, trainings), key=FIRMEST_FIRST.index)
-        counts = Counter(each)
-        said, count = counts.most_common(1)[0]
-        if 2 * count <= len(each):
-            said = f"mixed: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}"
-        elif count < len(each):
-            said = f"{said} for {count} of {len(each)} seeds"
-        made = min(map(len, trainings))
-        if said == "not measured" or made >= self.expected:
-            return said
-        return f"{said} ({made} of {self.expected} compared)"
+        held = [finding.holds for finding in self.findings]
+        if not held:
+            return "not measured"
+        said = "holds" if all(held) else "in part"
+        if not any(held):
+            said = "contradicted here" if False in held else "undecided"
+        made = len(held)
+        return said if made >= self.expected else f"{said} ({made} of {self.expected} compared)"
 
     def found(self) -> list[str]:
         """Writes the findings as lines of text, one for each comparison."""
@@ -89,42 +202,3 @@ class Answer:
             marked = [f"{finding.sentence} {finding.mark}" for finding in group]
             found += [f"{what}: {', '.join(marked)}"] if what else marked
         return found
-
-
-def _verdict(findings: Sequence[Finding]) -> str:
-    """Judges one training; findings that are open do not count as agreement."""
-    held = [finding.holds for finding in findings]
-    if not held:
-        return "not measured"
-    if all(held):
-        return "holds"
-    if any(held):
-        return "in part"
-    return "not at this scale" if False in held else "undecided"
-
-
-def _over_seeds(trainings: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """Makes one finding for each model and comparison from those of all trainings.
-
-    Brackets in the name of a comparison hold numbers, which differ between trainings.
-    """
-    if len(trainings) == 1:
-        return list(trainings[0])
-    same: dict[tuple[str, str], list[Finding]] = {}
-    for finding in chain.from_iterable(trainings):
-        what = finding.what.partition(" (")[0]
-        same.setdefault((what, finding.label), []).append(finding)
-    return list(map(_with_range, same.values()))
-
-
-def _with_range(found: Sequence[Finding]) -> Finding:
-    """Adds the range of the estimates to the first finding, where the findings differ."""
-    first, *others = found
-    if all(other == first for other in others):
-        return first
-    ordered = sorted(found, key=lambda one: (one.estimate is not None, one.estimate))
-    ends = f"seeds {ordered[0].shown} to {ordered[-1].shown}"
-    begun = f"{first.sentence[:-1]}; " if first.sentence.endswith(")") else f"{first.sentence} ("
-    held = tuple(one.holds for one in found)
-    agreed = first.holds if len(set(held)) == 1 else None
-    return replace(first, sentence=f"{begun}{ends})", holds=agreed, seeds=held)

@@ -1,5 +1,6 @@
 """Reads the records of a run: the one place where the report opens files of other stages."""
 
+import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_attention.measurement.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
+from value_aware_study.report.claim import Key, Spread, key_of
 from value_aware_study.report.results import Results
 
-AGAIN = "make it again (dvc repro)"
+AGAIN, RESTORE = "make it again (dvc repro)", "restore it (git restore results), or remove it"
+COMPARISONS = ("findings.csv", "strength.csv")
+"""Files of a published run that hold comparisons, and the spread of each over trainings."""
 Numbers = Mapping[str, float | None]
 TRAINING = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
 """Kinds of the entries that a report shows of a training."""
@@ -43,6 +47,7 @@ def read(places: Mapping[str, Path]) -> Results:
         tokens,
         surveyed=surveyed,
         variants=variants,
+        spreads=published_spreads(places["spread"]),
         benchmark=load_json(benchmark, *BENCHMARK, remedy=AGAIN) if benchmark.exists() else {},
         probed=[_parsed(Record, file) for file in probed],
         caches=[_parsed(CacheRecord, file) for file in sorted(places["caches"].glob("*.json"))],
@@ -80,6 +85,18 @@ def _parsed(kind: Any, file: Path) -> Any:
     """Returns a record of this kind; ValueError, with the file's name, for anything else."""
     with reading(file, AGAIN):
         return kind.from_json(file.read_text(encoding="utf-8"), str(file))
+
+
+def published_spreads(folder: Path) -> dict[Key, Spread]:
+    """Reads the spread over trainings of the comparisons of a published run; {} without them."""
+    found = {}
+    for file in filter(Path.exists, (folder / name for name in COMPARISONS)):
+        with reading(file, RESTORE), file.open(encoding="utf-8", newline="") as text:
+            for row in csv.DictReader(text):
+                if row.get("seeds"):
+                    spread = Spread(float(row["spread"]), int(row["seeds"]), folder.name)
+                    found[key_of(row["what"], row["model"])] = spread
+    return found
 
 
 def _explored(folder: Path) -> Exploration | None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -13,6 +13,7 @@ import pandas as pd
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Cell, CellError, Record
 from value_aware_study.evaluation.exploration import Exploration
+from value_aware_study.report.claim import Key, Spread
 from value_aware_study.report.words import KERNEL_LABELS, model_label, series_label
 
 RANDOM_SEED = "seed"
@@ -54,13 +55,15 @@ class Results:
     tokens: Mapping[str, Any] = field(default_factory=dict)
     """Counts of the training text, by source."""
     replicates: Sequence[Record] = field(default=(), kw_only=True)
-    """Further trainings of causal models among the records."""
+    """Further trainings of models among the records."""
     surveyed: Sequence[Record] = field(default=(), kw_only=True)
     """Models with every method at equal budgets."""
     variants: Sequence[Record] = field(default=(), kw_only=True)
     """Models trained with an approximation."""
     benchmark: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Measured time and memory; {} where they were not measured."""
+    spreads: Mapping[Key, Spread] = field(default_factory=dict, kw_only=True)
+    """Spread over trainings of comparisons, in a published run of models trained several times."""
     caches: Sequence[CacheRecord] = field(default=(), kw_only=True)
     probed: Sequence[Record] = field(default=(), kw_only=True)
     """Pretrained models."""
@@ -79,13 +82,16 @@ class Results:
         return cls(firsts, *others, replicates=replicates, **more)
 
     def trainings(self) -> list["Results"]:
-        """Groups the models by training of the causal ones; the masked models are in each group."""
-        masked = [record for record in self.records if record.task != "causal"]
+        """Groups the models by training, each under the name of the model that it repeats.
+
+        A group after the first holds only the models that were trained as often.
+        """
         again: dict[str, list[Record]] = {}
-        for first in self.causal:
+        for first in self.records:
             for one in self.replicates_of(first):
-                again.setdefault(one.model.removeprefix(first.model), []).append(one)
-        return [Results.of([*causal, *masked]) for causal in (self.causal, *again.values())]
+                same = again.setdefault(one.model.removeprefix(first.model), [])
+                same.append(replace(one, model=first.model))
+        return [Results.of(models) for models in (self.records, *again.values())]
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -250,11 +256,13 @@ def _mean_of_seeds(rows: Sequence[Row]) -> Row:
 
 
 def is_replicate(record: Record, first: Record) -> bool:
-    """Tells whether a causal model is another training: causal_elu_second of causal_elu."""
-    return (
-        record.task == "causal"
-        and record.kernel == first.kernel
-        and record.model.startswith(f"{first.model}_")
+    """Tells whether a model is another training of a recipe: causal_elu_second of causal_elu."""
+    recipe = (record.task, record.kernel, record.length, record.trained_with)
+    return record.model.startswith(f"{first.model}_") and recipe == (
+        first.task,
+        first.kernel,
+        first.length,
+        first.trained_with,
     )
 
 

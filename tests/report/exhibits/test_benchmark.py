@@ -41,7 +41,7 @@ def test_verdicts_follow_the_numbers_both_ways() -> None:
         "Reformer": "not measured",
     }
     turned = {a.verdict for a in of_eager(benchmark_record(DISAGREES))}
-    assert turned == {"not at this scale", "in part"}
+    assert turned == {"contradicted here", "in part"}
 
 
 def test_reformer_that_pays_off_early_holds_in_part() -> None:

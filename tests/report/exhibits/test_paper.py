@@ -1,15 +1,19 @@
 """Tables and figures of the paper hold our records' numbers beside the published ones."""
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 from drawn import rows
-from synthetic import UNKNOWN, with_cells
+from synthetic import UNKNOWN, ends, record, with_cells
 
+from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.exhibits import layers
 from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
 from value_aware_study.report.exhibits.paper_tables import (
+    OF_DIFFERENCE,
+    OF_RATIO,
     table_1,
     table_2,
     table_3,
@@ -48,8 +52,8 @@ def test_table_1_has_our_cell_beside_the_papers(results):
     cell = cell_of(results, "masked_long", "optimal_v_oblivious", r=65)
     row = shown.loc["OVO 65"]
     assert row["paper"] == 43.5 and shown.index.is_unique
-    for name in ("value", "low", "high", "difference", "difference_low", "count"):
-        assert row[name] == getattr(cell, name)
+    for name in ("value", "difference", "difference_low", "count"):
+        assert row[name] == pytest.approx(getattr(cell, name))
 
 
 def test_table_2_has_perplexities_intervals_and_ratios(results):
@@ -57,8 +61,8 @@ def test_table_2_has_perplexities_intervals_and_ratios(results):
     exact = cell_of(results, "causal_elu", "exact").value
     cell = cell_of(results, "causal_elu", "optimal_v_aware", r=1)
     row = shown.loc[("elu", "OVA-1")]
-    assert (row["value"], row["low"], row["high"]) == (cell.value, cell.low, cell.high)
-    assert row["ratio"] == pytest.approx(cell.value / exact)
+    ratios = [value / exact for value in (cell.value, cell.low, cell.high)]
+    assert row[["ratio", "ratio_low", "ratio_high"]].tolist() == pytest.approx(ratios)
     assert row["paper_ratio"] == pytest.approx(837.4 / 35.3)
 
 
@@ -77,10 +81,89 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
 
 
 def test_an_interval_of_one_unit_is_a_dash(records):
-    one = [with_cells(record, lambda cell: replace(cell, **UNKNOWN)) for record in records]
+    unit = {"unit_totals": (1.0,), "unit_counts": (2500.0,)}
+    one = [with_cells(record, lambda cell: replace(cell, **UNKNOWN | unit)) for record in records]
     single = Results.of(one)
-    assert set(table_1(single).table.display["95% interval of ours"]) == {DASH}
+    shown = table_1(single).table.display
+    assert set(shown[OF_DIFFERENCE]) == {DASH}
     assert "nan" not in table_2(single).table.markdown()
+
+
+def measured(value, exact, metric):
+    """Builds four units of 100 targets with this mean; half the interval is 0.0459 or 4.59."""
+    mean = math.log(value) if metric == "perplexity" else value / 100
+    totals = tuple(100 * (mean + moved) for moved in (-0.025, 0.025, -0.025, 0.025))
+    return ends(value, exact, value, value) | {"unit_totals": totals, "unit_counts": (100.0,) * 4}
+
+
+def of_values(model, task, kernel, settings, counts):
+    """Builds a record of these values, the first exact attention's, with count models."""
+    metric, exact = ("perplexity", "error")[task == "masked"], settings["exact", ""]
+    cells = [
+        Cell(
+            approximation=name,
+            parameters=json.loads(parameters or "{}"),
+            **measured(value, exact, metric),
+        )
+        for (name, parameters), value in settings.items()
+    ]
+    baselines = {n: Baseline(**measured(v, exact, metric), tokens=7) for n, v in counts.items()}
+    return record(model, task, kernel, 512, cells, baselines=baselines)
+
+
+ONE_KEY, ALONE = ("optimal_v_oblivious", '{"r": 1}'), ("sliding_window", '{"r": 1}')
+ORF = ("orf", '{"features": 256, "scaling": "paper", "seed": 0}')
+
+
+def test_exact_attention_and_counts_have_an_interval_of_their_own_and_counts_stand_once():
+    counts = {"bigram": 82.6, "5gram": 29.9}
+    models = [
+        of_values(
+            f"causal_{kernel}", "causal", kernel, {("exact", ""): exact, ONE_KEY: 90.0}, counts
+        )
+        for kernel, exact in (("exponential", 33.8), ("elu", 35.5))
+    ]
+    shown = table_2(Results.of(models)).table.display
+    rows = shown.set_index(["kernel", "attention"])
+    low, high = (33.8 * math.exp(end) for end in (-0.0459, 0.0459))
+    assert rows.loc[("exponential", "exact"), OF_RATIO] == f"{low:.1f} to {high:.1f}"
+    assert rows.loc[("elu", "OVO-1"), OF_RATIO] == "× 2.54 to × 2.54"
+    assert shown["attention"].tolist()[-2:] == ["bigram", "5-gram"]
+    assert shown["kernel"].tolist()[-2:] == ["counts", "counts"]
+    assert (shown["attention"] == "5-gram").sum() == 1
+    assert rows.loc[("counts", "5-gram"), "ours (× exact)"] == "29.9"
+    low, high = (29.9 * math.exp(end) for end in (-0.0459, 0.0459))
+    assert rows.loc[("counts", "5-gram"), OF_RATIO] == f"{low:.1f} to {high:.1f}"
+
+
+@pytest.mark.parametrize(("orf", "said"), [(98.1, True), (92.0, False)])
+def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, said):
+    model = of_values(
+        "masked_long", "masked", "exponential", {("exact", ""): 50.4, ORF: orf}, {"unigram": 92.7}
+    )
+    exhibit = table_1(Results.of([model]))
+    sentence = (
+        "More often wrong than the most frequent token alone (92.7): ORF 256 features, as written "
+        "(98.1)."
+    )
+    assert any(note.startswith(sentence) for note in exhibit.notes) == said
+    weak = of_values("masked_long", "masked", "elu", {("exact", ""): 93, ORF: orf}, {"unigram": 92})
+    assert not any("frequent token alone" in note for note in table_1(Results.of([weak])).notes)
+    shown = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
+    assert (
+        shown["exact"] == "45.8 to 55.0" and shown["counts: most frequent token"] == "88.1 to 97.3"
+    )
+    model = of_values("masked_long", "masked", "exponential", {("exact", ""): 98.0}, {})
+    shown = table_1(Results.of([model])).table.display.set_index("method")[OF_DIFFERENCE]
+    assert shown["exact"] == "93.4 to 100.0"
+
+
+@pytest.mark.parametrize(("one", "said"), [(530.0, True), (400.0, False)])
+def test_table_2_says_where_one_key_by_weight_is_worse_than_oneself_alone(one, said):
+    settings = {("exact", ""): 35.5, ONE_KEY: one, ALONE: 422.8}
+    exhibit = table_2(Results.of([of_values("causal_elu", "causal", "elu", settings, {})]))
+    sentence = "token that sees itself alone with elu (530.0 against 422.8):"
+    assert any(sentence in note for note in exhibit.notes) == said
 
 
 def test_table_3_says_how_much_of_the_evaluation_text_is_copied():

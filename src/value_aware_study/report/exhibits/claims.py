@@ -1,11 +1,12 @@
 """The paper's claims, each answered from our records alone, with the comparisons behind it.
 
 A comparison of two settings of a model on the same targets is a finding no firmer than its
-interval: the paired 95% interval of their difference in mean loss over units of text becomes a
-ratio of perplexities, or a difference in points of error.
+interval: their difference in mean loss, paired over units of text, becomes a ratio of
+perplexities, or a difference in points of error, with the 95% interval over text and trainings.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +19,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from value_aware_attention.measurement.record import EndMetric, Record, ratio_of_sums
-from value_aware_study.report import captions
-from value_aware_study.report.claim import VERDICTS, Answer, Finding
+from value_aware_study.report.claim import (
+    VERDICTS,
+    Answer,
+    Effect,
+    Finding,
+    over_trainings,
+    quantile,
+)
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.measured import gap_rows, of_models
 from value_aware_study.report.published import SHORT_EXACT, TABLE_1, TABLE_2, TABLE_2_COLUMNS
 from value_aware_study.report.results import KERNELS, Results
-from value_aware_study.report.words import number, setting_label, signed, times
+from value_aware_study.report.words import number, setting_label, times
 
 SIZES = (1, 65)
 """Keys kept in the paper's tables."""
@@ -42,7 +49,8 @@ ERRS = {True: "more than counting", False: "less than counting", None: "undecide
 ROUNDING = 1e-5
 """Largest error, relative to the longest value, that is exact in single precision."""
 HOLDS = {True: "yes", False: "no", None: ""}
-Find = Callable[[Results], Iterable[Finding]]
+Find = Callable[[Results], Iterable[Effect | Finding]]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,8 @@ def aware(r: int) -> Setting:
 class Sums:
     """Summed loss (nats, or wrong predictions) and number of targets of each unit of text."""
 
-    totals: NDArray[np.float64]
-    counts: NDArray[np.float64]
+    totals: FloatArray
+    counts: FloatArray
 
     @classmethod
     def of(cls, measured: Sequence[EndMetric]) -> "Sums":
@@ -111,7 +119,7 @@ class Model:
 
 def compared(
     models: Iterable[Model], first: Setting, second: Setting, *, above: bool
-) -> Iterator[Finding]:
+) -> Iterator[Effect | Finding]:
     """Tells whether the first setting's loss is above (or below) the second's, in each model."""
     what = f"{first.label} against {second.label}"
     for model in models:
@@ -121,30 +129,24 @@ def compared(
 
 def difference(
     what: str, label: str, metric: str, first: Sums | None, second: Sums | None, *, above: bool
-) -> list[Finding]:
+) -> list[Effect | Finding]:
     """Compares two settings: open for different targets, no finding if a side is missing."""
     if first is None or second is None:
         return []
     if not np.array_equal(first.counts, second.counts):
-        return [Finding(f"{label} not compared: other targets", None, what, label=label)]
-    ends = [float(end) for end in ratio_of_sums(first.totals - second.totals, first.counts)]
-    higher = is_above(*ends[1:])
-    if metric == "perplexity":
-        ends = [math.exp(min(end, 700.0)) for end in ends]
-        value, low, high = (number(end, 3 if end < 10 else 1) for end in ends)
-        shown = f"× {value}"
-    else:
-        ends = [100 * min(max(end, -1.0), 1.0) for end in ends]
-        value, low, high = (signed(end, 2) for end in ends)
-        shown = f"{value} points"
-    sentence = f"{label} {shown} ({low} to {high})"
-    holds = None if higher is None else higher == above
-    return [Finding(sentence, holds, what, ends[0], ends[1], ends[2], label, value)]
+        return [Finding(f"{label} not compared: other targets", None, what, label)]
+    unit, size = ("ratio", 1.0) if metric == "perplexity" else ("points", 100.0)
+    totals = size * (first.totals - second.totals)
+    return [effect(what, label, unit, totals, first.counts, above=above)]
 
 
-def is_above(low: float, high: float) -> bool | None:
-    """Tells whether a number is above zero, by its interval; None where the interval holds zero."""
-    return True if low > 0 else False if high < 0 else None
+def effect(
+    what: str, label: str, unit: str, totals: FloatArray, counts: FloatArray, *, above: bool = True
+) -> Effect:
+    """Computes the ratio of sums over units as an effect, with its standard error."""
+    mean, _, high = map(float, ratio_of_sums(totals, counts))
+    error = (high - mean) / quantile(len(counts))
+    return Effect(what, label, unit, mean, error, len(counts), above)
 
 
 ORF = Setting("orf", {"features": 256, "scaling": "paper"})
@@ -176,23 +178,17 @@ def one_more_than_head_size(results: Results) -> Iterator[Finding]:
         for cell in model.record.cells:
             error = cell.error.largest_error if cell.error else None
             if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
-                yield Finding(
-                    f"{model.label} {error:.0e}",
-                    error <= ROUNDING,
-                    what,
-                    label=model.label,
-                    shown=f"{error:.0e}",
-                )
+                yield Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what, model.label)
 
 
-def order_of_kernels(results: Results) -> Iterator[Finding]:
+def order_of_kernels(results: Results) -> Iterator[Effect | Finding]:
     """Compares the loss that OVO adds: polynomial above elu above exponential."""
     by_kernel = {model.record.kernel: model for model in models(results, "causal")}
     names = [name for name in ("polynomial", "elu", "exponential") if name in by_kernel]
     yield from _in_order([by_kernel[name] for name in names], "")
 
 
-def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
+def flatter_kernels_lose_more(results: Results) -> Iterator[Effect | Finding]:
     """Compares the loss that OVO adds: more, the flatter the attention of the trained model."""
     causal = models(results, "causal")
     known = [one for one in causal if one.record.attention and one.record.attention[0].skewness]
@@ -201,26 +197,21 @@ def flatter_kernels_lose_more(results: Results) -> Iterator[Finding]:
     yield from _in_order(known, f", the flatter first (effective keys: {keys})")
 
 
-def flatter_is_wider(results: Results) -> Iterator[Finding]:
+def flatter_is_wider(results: Results) -> Iterator[Effect | Finding]:
     """Correlates effective keys with OVO / OVA error over the kernels of each layer, by rank."""
     frame = gap_rows(of_models(results))
     layers = (layer for _, layer in frame.groupby(["model", "layer"]))
     ranks = [layer["share"].rank().corr(layer["gap"].rank()) for layer in layers]
     known = np.array([rank for rank in ranks if math.isfinite(rank)])
-    if not len(known):
-        return
-    ends = [float(end) for end in ratio_of_sums(known, np.ones(len(known)))]
-    mean, low, high = (signed(end, 2) for end in ends)
-    what = (
-        "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put on "
-        "a layer's queries and keys"
-    )
-    label = f"mean of {len(known)} layers"
-    sentence = f"{label} {mean} ({low} to {high})"
-    yield Finding(sentence, is_above(*ends[1:]), what, ends[0], ends[1], ends[2], label, mean)
+    if len(known):
+        what = (
+            "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put "
+            f"on a layer's queries and keys (mean of {len(known)} layers)"
+        )
+        yield effect(what, "all models", "correlation", known, np.ones(len(known)))
 
 
-def longer_is_better(results: Results) -> Iterator[Finding]:
+def longer_is_better(results: Results) -> Iterator[Effect | Finding]:
     """Compares the long model with the short one, which reads the same text in pieces."""
     what = "long model against the short one, same masked tokens"
     for long, short in zip(models(results, "long"), models(results, "short"), strict=False):
@@ -231,7 +222,7 @@ def longer_is_better(results: Results) -> Iterator[Finding]:
             )
 
 
-def against_counts(results: Results) -> Iterator[Finding]:
+def against_counts(results: Results) -> Iterator[Effect | Finding]:
     """Tells whether each model's loss is below that of the n-grams that count its training text."""
     for model in models(results, *EVERY):
         for name, label in COUNTS.items():
@@ -241,14 +232,16 @@ def against_counts(results: Results) -> Iterator[Finding]:
                 yield from difference(what, model.label, metric, *sums, above=False)
 
 
-def lsh_against_oblivious(results: Results, paper: Setting, *, above: bool) -> Iterator[Finding]:
+def lsh_against_oblivious(
+    results: Results, paper: Setting, *, above: bool
+) -> Iterator[Effect | Finding]:
     """Compares OVO-65 with LSH of the paper's keys and rounds, or with our closest setting."""
     for model in models(results, "long"):
         if setting := _closest_lsh(model.record, paper):
             yield from compared([model], setting, oblivious(65), above=above)
 
 
-def _in_order(models: Sequence[Model], how: str) -> Iterator[Finding]:
+def _in_order(models: Sequence[Model], how: str) -> Iterator[Effect | Finding]:
     """Tells whether OVO adds more to the loss of each model than to that of the next."""
     for setting in map(oblivious, SIZES):
         for first, second in pairwise(models):
@@ -385,9 +378,12 @@ def answers(results: Results) -> list[Answer]:
     """Answers every claim; one has no findings if a model or setting was not evaluated."""
     trainings = results.trainings()
     return [
-        Answer.of_trainings(
+        Answer(
             claim.text,
-            [[finding for find in claim.finds for finding in find(one)] for one in trainings],
+            over_trainings(
+                [[found for find in claim.finds for found in find(one)] for one in trainings],
+                results.spreads,
+            ),
             claim.published,
             claim.expected,
         )
@@ -395,35 +391,30 @@ def answers(results: Results) -> list[Answer]:
     ]
 
 
-def about(results: Results) -> str:
+def about(found: Sequence[Answer]) -> str:
     """Explains how to read the verdicts."""
+    over = Counter(one.over for answer in found for one in answer.findings if one.over)
+    said = ", ".join(f"{count} over {what}" for what, count in over.items()) or "none"
+    once = " An interval over text alone is about one training run." * ("text alone" in over)
     return (
-        f"{VERDICTS} Ratios are of perplexities, points of masked-token error; in brackets paired "
-        "95% intervals over windows or sequences of the same evaluation text (for correlations: "
-        "over layers); they do not cover the draws of random methods, which are means over seeds. "
-        f"{_trained(len(results.trainings()))}"
-    )
-
-
-def _trained(times: int) -> str:
-    if times <= 1:
-        return "Every model was trained once, from one seed: verdicts are about this training run."
-    return (
-        f"The causal models were trained {times} times, from as many seeds: beside an interval is "
-        "the range over seeds; where seeds disagree each has its mark, and the verdict is that of "
-        "most seeds and says of how many, or mixed. The masked models were trained once: verdicts "
-        "on them are about this training run."
+        f"{VERDICTS} Ratios are of perplexities, points of masked-token error: the mean over the "
+        "trainings of a model, and in brackets the 95% interval for another training of it on "
+        "other text (for correlations: in other layers). Draws of random methods are not covered; "
+        f"they are averaged over seeds. Intervals: {said}.{once}"
     )
 
 
 def claims(results: Results) -> list[Exhibit]:
     """Shows the verdicts, one row a claim, the models' strength, and every finding."""
-    found, counted = answers(results), list(against_counts(results))
+    counted = over_trainings(
+        [list(against_counts(one)) for one in results.trainings()], results.spreads
+    )
+    found = answers(results)
     strength = [_strength(counted)] if counted else []
-    return [_verdicts(found, results), *strength, _findings(found, about(results))]
+    return [_verdicts(found), *strength, _findings(found)]
 
 
-def _verdicts(found: Sequence[Answer], results: Results) -> Exhibit:
+def _verdicts(found: Sequence[Answer]) -> Exhibit:
     display = pd.DataFrame(
         {
             "claim": [answer.claim for answer in found],
@@ -437,8 +428,8 @@ def _verdicts(found: Sequence[Answer], results: Results) -> Exhibit:
     return Exhibit(
         "claims",
         "The paper's claims, measured here",
-        f"Of {len(found)} claims: {said}.{captions.seeds(results)}",
-        [VERDICTS],
+        f"Of {len(found)} claims: {said}.",
+        [about(found)],
         table=Table(display, display),
     )
 
@@ -446,8 +437,7 @@ def _verdicts(found: Sequence[Answer], results: Results) -> Exhibit:
 def _strength(found: Sequence[Finding]) -> Exhibit:
     """Says whether the models predict better than counts of their training text."""
     errs = [None if one.holds is None else not one.holds for one in found]
-    data = pd.DataFrame([vars(one) for one in found])[["label", "what", "estimate", "low", "high"]]
-    data = data.rename(columns={"label": "model"}).assign(errs=[ERRS[one] for one in errs])
+    data = pd.DataFrame([_numbers(one) for one in found]).assign(errs=[ERRS[one] for one in errs])
     display = pd.DataFrame(
         {
             "model": data["model"],
@@ -464,27 +454,40 @@ def _strength(found: Sequence[Finding]) -> Exhibit:
         "than n-grams of the same text.",
         [
             "Ratios are of perplexities, points of masked-token error, on the same targets; in "
-            "brackets paired 95% intervals over windows or sequences. Where a model errs more than "
-            "counting, its attention has learned less than a few neighbouring tokens say, and what "
-            "an approximation loses is a statement about such a model."
+            "brackets 95% intervals over text and trainings, as the claims have. Where a model "
+            "errs more than counting, its attention has learned less than a few neighbouring "
+            "tokens say, and what an approximation loses is a statement about such a model."
         ],
         table=Table(data, display),
     )
 
 
-def _findings(found: Sequence[Answer], read: str) -> Exhibit:
+def _numbers(one: Finding) -> dict[str, Any]:
+    """Returns what the files hold of a finding, for later runs to be compared with."""
+    spread = {"spread": one.spread.deviation, "seeds": one.spread.seeds} if one.spread else {}
+    found = {"model": one.label, "what": one.what, "estimate": one.estimate, "low": one.low}
+    found |= {"high": one.high, "unit": one.unit, "trainings": one.trainings}
+    return found | {"spread": None, "seeds": ""} | spread
+
+
+def _findings(found: Sequence[Answer]) -> Exhibit:
     """Shows one row for each finding; a claim without findings has an empty row."""
-    rows = [
-        {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published} | of_it
-        for answer in found
-        for of_it in ([vars(one) | {"mark": one.mark} for one in answer.findings] or [{}])
-    ]
-    columns = ["claim", "verdict", "published", "what", "sentence", "holds"]
-    data = pd.DataFrame(rows, columns=[*columns, "estimate", "low", "high"])
-    holds = [holds if isinstance(holds, bool) else None for holds in data["holds"]]
-    display = data[["claim", "what", "sentence"]].fillna("")
-    display = display.rename(columns={"what": "compared", "sentence": "measured"})
-    display["agrees"] = [row.get("mark", "not measured") for row in rows]
+    rows, display = [], []
+    for answer in found:
+        given = {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published}
+        for one in answer.findings or [Finding("", None)]:
+            marked = {"holds": HOLDS[one.holds], "sentence": one.sentence}
+            rows.append(given | marked | _numbers(one))
+            display.append(
+                {
+                    "claim": answer.claim,
+                    "compared": one.what,
+                    "measured": one.sentence,
+                    "interval over": one.over,
+                    "agrees": one.mark if answer.findings else "not measured",
+                }
+            )
+    data = pd.DataFrame(rows)
     intervals = int(data["low"].notna().sum())
     chance = (
         f"Each of the {intervals} comparisons with an interval is made at 95% by itself, and their "
@@ -495,7 +498,7 @@ def _findings(found: Sequence[Answer], read: str) -> Exhibit:
         "findings",
         "Every comparison behind the verdicts",
         "One line a comparison, with its interval: ✓ agrees, ✗ contradicts, ? is open.",
-        [read, *([chance] if intervals else [])],
-        table=Table(data.assign(holds=[HOLDS[one] for one in holds]), display),
+        [about(found), *([chance] if intervals else [])],
+        table=Table(data, pd.DataFrame(display)),
         folded=True,
     )

@@ -28,6 +28,7 @@ from value_aware_study.report.charts import (
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.paper_figures import (
     KEYS,
+    PALE,
     change_table,
     loss_axis,
     published_errors,
@@ -161,7 +162,7 @@ def figure_5(results: Results) -> Exhibit | None:
         "figure_5",
         "Figure 5. What choosing for the output gains in the end",
         "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA)."
-        f"{captions.seeds(results, ' (pale bars)')}",
+        f"{captions.seeds(results, PALE)}",
         notes,
         [
             panel

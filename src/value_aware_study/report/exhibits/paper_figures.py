@@ -51,6 +51,7 @@ SCALE = (
     "sees more keys than r."
 )
 CURVES = {"error": "masked tokens predicted wrongly, %", "loss": "evaluation loss, nats per token"}
+PALE = " (pale bars)"
 COLUMNS = ["series", "metric", "count", "value"]
 
 
@@ -98,7 +99,8 @@ def figure_1(results: Results) -> Exhibit | None:
     return Exhibit(
         "figure_1",
         "Figure 1. Masked-LM error of the long model under approximate attention",
-        "What each method adds to exact attention's error, by keys or features; hollow: the paper.",
+        "What each method adds to exact attention's error, by keys or features; hollow: the paper."
+        f"{captions.seeds(results, PALE, ['masked'])}",
         [
             SCALE,
             "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
@@ -166,7 +168,7 @@ def figure_2(results: Results) -> Exhibit | None:
         "figure_2",
         "Figure 2. Loss of keys chosen by weight, for each kernel",
         "What the r largest weights add to each model's loss; hollow: the paper."
-        f"{captions.seeds(results, ' (pale bars)')}",
+        f"{captions.seeds(results, PALE, ['causal'])}",
         notes,
         [figure(layers)],
         change_table(ours, theirs),

@@ -1,11 +1,13 @@
 """The paper's Tables 1 to 4, with our numbers beside the published ones."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from value_aware_attention.measurement.record import EndMetric, estimate
 from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.published import (
@@ -34,10 +36,11 @@ from value_aware_study.report.words import (
     whole,
 )
 
-MASKED_MEASURES = (
-    *("value", "low", "high", "difference", "difference_low", "difference_high"),
-    *("seeds", "seeds_low", "seeds_high", "count"),
-)
+ENDS = ("low", "high")
+OWN = ("own_low", "own_high", "own_trained_low", "own_trained_high")
+"""Columns of the interval over units of the value itself, and of its range over trainings"""
+CHANGE = tuple(f"difference{end}" for end in ("", "_low", "_high", "_trained_low", "_trained_high"))
+MASKED_MEASURES = ("value", *OWN, *CHANGE, "seeds", "seeds_low", "seeds_high", "count")
 MASKED = ("masked_long", "masked_short")
 RANDOM = ("lsh", "orf")
 """Methods of which all our settings are shown, and two digits of the paper's numbers."""
@@ -62,9 +65,12 @@ CAUSAL_COUNTS = {
     "5gram": "5-gram",
     "5gram_tokens_read": "5-gram, tokens read",
 }
-RATIOS = {"value": "ratio", "low": "ratio_low", "high": "ratio_high"}
+OF_DIFFERENCE, OF_RATIO = "95% interval (±: of the difference)", "95% interval (×: of the ratio)"
+"""Columns of the paired intervals; exact attention and counts have their own there"""
+COUNTING = "counts"
+"""Stands for a kernel in the rows of Table 2 that need none"""
 CAUSAL_BESIDE = (
-    f"The last rows of a kernel need no attention: {ALONE} lets each token see nothing else; "
+    f"The last rows need no attention: {ALONE} lets each token see nothing else; "
     "n-grams are counts of all training tokens, or of the tokens that the model read, smoothed by "
     "modified Kneser-Ney (Chen and Goodman, 1998). A model above the 5-gram of the tokens read has "
     "learned less than these counts."
@@ -138,15 +144,14 @@ def table_1(results: Results) -> Exhibit | None:
     models = results.models(*MASKED)
     if not models:
         return None
-    short = results.find("masked_short", "exact")
+    exact = exact_of(results, "masked_long")
     rows = [
-        *_approximate_rows(results),
-        _masked_row("short model, exact", SHORT_EXACT, short, "exact"),
+        *_approximate_rows(results, exact),
+        _masked_row("short model, exact", SHORT_EXACT, exact_of(results, "masked_short"), "exact"),
         *_without_attention(results),
     ]
-    exact = results.find("masked_long", "exact").get("value")
     for row in rows:
-        row["ratio"] = ratio(row["value"], exact)
+        row["ratio"] = ratio(row["value"], exact.get("value"))
         row["paper_ratio"] = ratio(row["paper"], TABLE_1[0].error)
     notes = [
         "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a "
@@ -155,37 +160,74 @@ def table_1(results: Results) -> Exhibit | None:
         f"{captions.keys(results.models('masked_long'), 4096)} LSH with as many keys as the "
         "sequence sees all of them.",
         MASKED_BESIDE,
+        *_worse_than_no_text(rows),
         f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL} {captions.SEEDS}",
         *captions.not_evaluated(results, MASKED),
     ]
     return Exhibit(
         "table_1",
         "Table 1. Masked-LM error under approximate attention",
-        "Masked tokens predicted wrongly, %, and in brackets the ratio to exact attention's.",
+        "Masked tokens predicted wrongly, %, and in brackets the ratio to exact attention's."
+        f"{captions.seeds(results, tasks=['masked'])}",
         notes,
         table=Table(
-            pd.DataFrame(rows).drop(columns="approximation"),
+            pd.DataFrame(rows).drop(columns="approximation").dropna(axis="columns", how="all"),
             pd.DataFrame(list(map(_masked_text, rows))),
         ),
     )
 
 
-def baselines(results: Results, model: str) -> dict[str, Mapping[str, Any]]:
+def baselines(results: Results, model: str) -> dict[str, Row]:
     """Returns scores of count models, or of another model, on the targets of a model, by name."""
-    return {name: vars(one) for m in results.models(model) for name, one in m.baselines.items()}
+    return {
+        name: vars(one) | own_interval(one, m.metric)
+        for m in results.models(model)
+        for name, one in m.baselines.items()
+    }
+
+
+def exact_of(results: Results, model: str) -> Row:
+    """Returns the setting of exact attention, with its own interval; {} for no model."""
+    found = results.find(model, "exact")
+    found |= {f"own_{end}": found[end] for end in RANGE if end in found}
+    for record in results.models(model):
+        found |= own_interval(record.cells[0], record.metric)
+    return found
+
+
+def own_interval(one: EndMetric, metric: str) -> Row:
+    """Computes the 95% interval over units of a mean loss, not of its change from another."""
+    totals, counts = np.array(one.unit_totals), np.array(one.unit_counts)
+    if metric == "perplexity":
+        own = estimate(totals, counts)
+        return {f"own_{end}": math.exp(x) for end in ENDS if (x := getattr(own, end)) is not None}
+    own = estimate(100 * totals, counts, least=0.0, most=100.0)
+    return {"own_low": own.low, "own_high": own.high}
 
 
 def beside_exact(value: Any, share: Any, digits: int = 1) -> str:
-    """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's; a dash for none."""
-    return DASH if missing(value) else f"{number(value, digits)} ({times(share)})"
+    """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's where it has one."""
+    beside = "" if missing(value) or missing(share) else f" ({times(share)})"
+    return f"{number(value, digits)}{beside}"
 
 
-def _masked_row(
-    label: str, paper: float | None, ours: Mapping[str, Any], approximation: str = ""
-) -> Row:
-    """Makes a row of Table 1; with `approximation` "exact" it has no interval and change."""
+def ends(row: Row, begun: str, text: Callable[..., str] = number) -> str:
+    """Writes "1.0 to 2.5; seeds 1.2 to 1.4": an interval, with the range over trainings if known.
+
+    `begun` begins the names of the row's columns.
+    """
+    own, seeds = (
+        interval(row.get(f"{name}low"), row.get(f"{name}high"), text=text)
+        for name in (begun, f"{begun}trained_")
+    )
+    return own if seeds == DASH else f"{own}; seeds {seeds}"
+
+
+def _masked_row(label: str, paper: float | None, ours: Row, approximation: str = "") -> Row:
+    """Makes a row of Table 1; with `approximation` "exact" it has no change."""
     row = {"method": label, "approximation": approximation, "paper": paper}
-    return row | {name: ours.get(name) for name in MASKED_MEASURES}
+    row |= {name: ours.get(name) for name in MASKED_MEASURES}
+    return row | (dict.fromkeys(CHANGE) if approximation == "exact" else {})
 
 
 def _without_attention(results: Results) -> list[Row]:
@@ -200,38 +242,54 @@ def _without_attention(results: Results) -> list[Row]:
     ]
 
 
-def _approximate_rows(results: Results) -> list[Row]:
-    """Returns the paper's cells in the paper's order, then our other LSH and ORF cells."""
-    rows = []
+def _approximate_rows(results: Results, exact: Row) -> list[Row]:
+    """Returns the paper's cells in the paper's order, then our other LSH and ORF cells.
+
+    Ranges over trainings are of the change from exact attention, and of its own value.
+    """
+    rows, frame = [], results.changes[results.changes["model"] == "masked_long"]
+    frame = frame.assign(value=frame["value"] + exact.get("value", 0.0))
+    frame = frame.rename(columns={end: f"difference_{end}" for end in RANGE})
     for cell in TABLE_1:
-        ours = results.find("masked_long", cell.approximation, **cell.parameters)
+        ours = results.find("masked_long", cell.approximation, frame, **cell.parameters)
         label = setting_label({"approximation": cell.approximation, **cell.parameters})
+        ours = exact if cell.approximation == "exact" else ours
         rows.append(_masked_row(label, cell.error, ours, cell.approximation))
-    shown, frame = {row["method"] for row in rows}, results.settings
-    long = frame[(frame["model"] == "masked_long") & frame["approximation"].isin(RANDOM)]
-    for ours in long.sort_values(["approximation", "rounds", "r", "features"]).to_dict("records"):
+    shown, random = {row["method"] for row in rows}, frame[frame["approximation"].isin(RANDOM)]
+    ordered = random.sort_values(["approximation", "rounds", "r", "features"])
+    for ours in ordered.to_dict("records"):
         if (label := setting_label(ours)) not in shown:
             rows.append(_masked_row(label, None, ours, ours["approximation"]))
     return rows
 
 
-def _masked_text(row: Mapping[str, Any]) -> dict[str, str]:
-    if row["approximation"] == "exact":
-        row = {**row, **dict.fromkeys(("low", "difference", "difference_low"))}
+def _worse_than_no_text(rows: Sequence[Row]) -> list[str]:
+    """Names the ORF that errs more than the most frequent token, where exact attention does not."""
+    value = {row["method"]: row["value"] for row in rows}
+    least = value.get(MASKED_COUNTS["unigram"])
+    orf = (row["method"] for row in rows if row["approximation"] == "orf")
+    if least is None or (value["exact"] or 0.0) >= least:
+        return []
+    worse = [name for name in orf if (value[name] or 0.0) > least]
+    named = ", ".join(f"{name} ({number(value[name])})" for name in worse)
+    return worse and [
+        f"More often wrong than the most frequent token alone ({number(least)}): {named}. The "
+        "layers after such attention meet outputs that training never showed them (docs/methods)."
+    ]
+
+
+def _masked_text(row: Row) -> dict[str, str]:
     several = row["seeds"] is not None and row["seeds"] > 1
-    seeds = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
+    draws = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
     digits = 2 if row["approximation"] in RANDOM else 1
+    of_change = ends(row, "difference_", signed)
     return {
         "method": row["method"],
         "ours (× exact)": beside_exact(row["value"], row["ratio"]),
         "paper (× exact)": beside_exact(row["paper"], row["paper_ratio"], digits),
-        "95% interval of ours": interval(row["low"], row["high"]),
         "change from exact, points": signed(row["difference"]),
-        "95% interval of the change": interval(
-            row["difference_low"], row["difference_high"], text=signed
-        ),
-        "range over seeds (number)": seeds if several else DASH,
-        "masked tokens": whole(row["count"]),
+        OF_DIFFERENCE: own if (own := ends(row, "own_")) != DASH else of_change,
+        "range over draws (number)": draws if several else DASH,
     }
 
 
@@ -240,15 +298,14 @@ def table_2(results: Results) -> Exhibit | None:
     if not results.causal:
         return None
     rows = [row for kernel in KERNELS for row in _causal_rows(results, kernel)]
+    rows += _counting_rows(results)
     models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
-    display = pd.DataFrame(list(map(_causal_text, rows)))
-    if results.replicates:
-        display.insert(5, "range over seeds (× exact)", list(map(_over_seeds, rows)))
     notes = [
         "One model trained with each kernel, then evaluated with its attention replaced. The "
         "paper's models have 156M parameters and were trained on WikiText-103. "
         f"{captions.keys(models, 512)}",
         CAUSAL_BESIDE,
+        *_worse_than_alone(rows),
         f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
         *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
     ]
@@ -256,35 +313,68 @@ def table_2(results: Results) -> Exhibit | None:
         "table_2",
         "Table 2. Perplexity under approximate attention, for each kernel",
         "Perplexity, and in brackets its ratio to exact attention's: compare the ratios."
-        f"{captions.seeds(results)}",
+        f"{captions.seeds(results, tasks=['causal'])}",
         notes,
-        table=Table(pd.DataFrame(rows), display),
+        table=Table(
+            pd.DataFrame(rows).dropna(axis="columns", how="all"),
+            pd.DataFrame(list(map(_causal_text, rows))),
+        ),
     )
 
 
-def _causal_rows(results: Results, kernel: str) -> list[dict[str, Any]]:
+def _causal_rows(results: Results, kernel: str) -> list[Row]:
     """Lists the paper's perplexity and ours by column for a kernel, None for missing ones."""
     model = results.of_kernel(kernel)
     name = model.model if model else ""
     paper = dict(zip((column for column, _, _ in TABLE_2_COLUMNS), TABLE_2[kernel], strict=True))
     ours, changes = _causal_cells(results, name), _causal_cells(results, name, results.changes)
-    counts = baselines(results, name)
-    ours |= {label: counts.get(count, {}) for count, label in CAUSAL_COUNTS.items()}
-    exact = ours["exact"].get("value")
+    exact = ours["exact"] = exact_of(results, name)
+    rows = []
+    for column, cell in ours.items():
+        change = {} if column == "exact" else changes[column]
+        logs = {f"ratio_{end}": change[end] for end in (*ENDS, *RANGE) if end in change}
+        rows.append(
+            {"kernel": kernel, "column": column, "paper": paper.get(column)}
+            | {end: cell.get(end) for end in ("value", "count", *OWN)}
+            | {"ratio": ratio(cell.get("value"), exact.get("value"))}
+            | {name: math.exp(end) for name, end in logs.items()}
+            | {"paper_ratio": ratio(paper.get(column), paper["exact"])}
+        )
+    return rows
+
+
+def _counting_rows(results: Results) -> list[Row]:
+    """Lists the count models, which are those of every kernel: the same text and targets."""
+    counts: dict[str, Row] = {}
+    for record in results.causal:
+        counts = baselines(results, record.model) | counts
     return [
-        {"kernel": kernel, "column": column, "paper": paper.get(column)}
-        | {end: cell.get(end) for end in RATIOS}
-        | {name: ratio(cell.get(end), exact) for end, name in RATIOS.items()}
-        | {"paper_ratio": ratio(paper.get(column), paper["exact"]), "count": cell.get("count")}
-        | {end: cell[end] for end in RANGE if end in cell}
-        | {f"ratio_{end}": math.exp(changes[column][end]) for end in RANGE if end in cell}
-        for column, cell in ours.items()
+        {"kernel": COUNTING, "column": label}
+        | {end: counts[name].get(end) for end in ("value", "count", *OWN)}
+        for name, label in CAUSAL_COUNTS.items()
+        if name in counts
+    ]
+
+
+def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
+    """Names the kernels where one key by weight loses more than a token that sees itself alone."""
+    value = {(row["kernel"], row["column"]): row.get("value") for row in rows}
+    pairs = ((kernel, value[kernel, "OVO-1"], value[kernel, ALONE]) for kernel in KERNELS)
+    worse = [
+        f"{kernel} ({number(one)} against {number(alone)})"
+        for kernel, one, alone in pairs
+        if one is not None and alone is not None and one > alone
+    ]
+    return worse and [
+        "The one key of most weight (OVO-1) loses more than a token that sees itself alone with "
+        f"{', '.join(worse)}: it puts the whole weight on another token, which in flat attention "
+        "has little (docs/methods)."
     ]
 
 
 def _causal_cells(
     results: Results, model: str, among: pd.DataFrame | None = None
-) -> dict[str, Mapping[str, Any]]:
+) -> dict[str, Row]:
     """Returns the setting of every column, by its name."""
     columns = [*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)]
     return {
@@ -293,25 +383,15 @@ def _causal_cells(
     }
 
 
-def _causal_text(row: Mapping[str, Any]) -> dict[str, str]:
-    ends = (None, None) if row["column"] == "exact" else (row["low"], row["high"])
+def _causal_text(row: Row) -> dict[str, str]:
+    of_ratio = ends(row, "ratio_", lambda value, _: times(value))
     return {
-        "kernel": KERNEL_LABELS[row["kernel"]],
+        "kernel": KERNEL_LABELS.get(row["kernel"], row["kernel"]),
         "attention": row["column"],
-        "ours (× exact)": beside_exact(row["value"], row["ratio"]),
-        "paper (× exact)": beside_exact(row["paper"], row["paper_ratio"]),
-        "95% interval of ours": interval(*ends),
-        "targets": whole(row["count"]),
+        "ours (× exact)": beside_exact(row["value"], row.get("ratio")),
+        "paper (× exact)": beside_exact(row.get("paper"), row.get("paper_ratio")),
+        OF_RATIO: own if (own := ends(row, "own_")) != DASH else of_ratio,
     }
-
-
-def _over_seeds(row: Mapping[str, Any]) -> str:
-    """Returns the ranges of the perplexity and of its ratio; a dash for a setting trained once."""
-    if missing(row.get(RANGE[0])):
-        return DASH
-    lowest, highest = (times(row[f"ratio_{end}"]) for end in RANGE)
-    ratios = f"{lowest} to {highest.removeprefix('× ')}"
-    return f"{interval(*(row[end] for end in RANGE))} ({ratios})"
 
 
 def table_3(tokens: Mapping[str, Any]) -> Exhibit:
