@@ -395,6 +395,8 @@ class Record(JsonRecord):
     trained_with: str = ""
     """Name of the method that replaced attention in training, with its `arguments`"""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    control: "Record | None" = None
+    """The same architecture with random weights, measured on the same text"""
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""
@@ -410,6 +412,11 @@ class Record(JsonRecord):
             raise ValueError("its cells do not begin with exact attention")
         for place, cell in enumerate(self.cells):
             _check_cell(cell, f"cells.{place}", self)
+        if self.control is not None:
+            same = ("metric", "unit", "length", "head_dim")
+            if other := [name for name in same if getattr(self.control, name) != vars(self)[name]]:
+                raise ValueError(f"control has another {other[0]} than the model beside it")
+            self.control.check()
 
 
 def _check_cell(cell: Cell, name: str, record: Record) -> None:
