@@ -22,7 +22,7 @@ def random_weights(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
         raise ValueError("its weights are quantised, and random ones would not be")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        made: PreTrainedModel = type(model)(deepcopy(model.config))
+        made: PreTrainedModel = type(model)(deepcopy(model.config))  # type: ignore[call-arg]
     return made.to(device=model.device, dtype=model.dtype).eval()
 
 

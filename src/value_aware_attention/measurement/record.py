@@ -413,10 +413,7 @@ class Record(JsonRecord):
         for place, cell in enumerate(self.cells):
             _check_cell(cell, f"cells.{place}", self)
         if self.control is not None:
-            same = ("metric", "unit", "length", "head_dim")
-            if other := [name for name in same if getattr(self.control, name) != vars(self)[name]]:
-                raise ValueError(f"control has another {other[0]} than the model beside it")
-            self.control.check()
+            _check_control(self.control, self)
 
 
 def _check_cell(cell: Cell, name: str, record: Record) -> None:
@@ -425,6 +422,13 @@ def _check_cell(cell: Cell, name: str, record: Record) -> None:
     least = min(end for end in (cell.value, cell.low, cell.high) if end is not None)
     if record.metric == "perplexity" and least <= 0:
         raise ValueError(f"{name} has a perplexity of {least}")
+
+
+def _check_control(control: Record, record: Record) -> None:
+    for name in ("metric", "unit", "length", "head_dim"):
+        if vars(control)[name] != vars(record)[name]:
+            raise ValueError(f"control has another {name} than the model that it stands beside")
+    control.check()
 
 
 def read(kind: Any, content: Any, name: str = "it") -> Any:
