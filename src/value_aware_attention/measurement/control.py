@@ -22,8 +22,9 @@ def random_weights(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
         raise ValueError("its weights are quantised, and random ones would not be")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        made: PreTrainedModel = type(model)(deepcopy(model.config))  # type: ignore[call-arg]
-    return made.to(device=model.device, dtype=model.dtype).eval()
+        made = type(model)(deepcopy(model.config))
+    made.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]
+    return made.eval()
 
 
 def control(task: Task, measured: Callable[[Task], Record], seed: int = 0) -> Record | None:
@@ -35,6 +36,5 @@ def control(task: Task, measured: Callable[[Task], Record], seed: int = 0) -> Re
         return measured(beside)
     except Exception as error:  # a class may raise any kind, and the device may be full
         said = " ".join(str(error).split()) or type(error).__name__
-        name = type(task.model).__name__
-        logging.getLogger(__name__).warning(f"no control of {name} with random weights: {said}")
+        logging.getLogger(__name__).warning(f"no control with random weights: {said}")
         return None

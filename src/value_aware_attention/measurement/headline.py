@@ -1,6 +1,6 @@
 """Writes the record of a measured model in a sentence and in tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from value_aware_attention.measurement.record import (
     AWARE,
@@ -23,7 +23,6 @@ LOSSES = {
     "error": "wrong predictions, in % of the hidden tokens, of",
     "cosine": "a cosine to the exact hidden states of",
 }
-ROUNDING = 1e-9
 WIDTH = 26
 
 
@@ -57,7 +56,7 @@ def _loss(record: Record) -> str:
         return ""
     exact = f"exact attention's {_number(record.cells[0].value, metric)}"
     ends = [(cell.difference_low, cell.difference_high) for cell in found.values()]
-    if all(low is not None and low <= ROUNDING and high >= -ROUNDING for low, high in ends):  # type: ignore[operator]
+    if all(low is not None and low <= 1e-9 and high >= -1e-9 for low, high in ends):  # type: ignore[operator]
         return (
             f"the {metric} cannot tell the choices apart: with {r} keys in every layer, by each "
             f"of {len(found)} methods, {exact} lies within its interval."
@@ -92,28 +91,24 @@ def matches_at_random(record: Record) -> str:
     found = _pairs(_own(record.control)) if record.control else {}
     if not found:
         return ""
+    counts = ", ".join(_count(one) for one in found.values())
     pairs = [(one, found[r]) for r, one in _pairs(_own(record)).items()]
     fewer = all((one.low or one.keys or 0) <= (b.high or b.keys or 0) for one, b in pairs)
-    geometry = ": as many or more, so the counts speak of geometry, not of training"
-    return f"With random weights {_listed([*found.values()])}{geometry if fewer else ''}."
+    geometry = ", as many or more: the counts speak of geometry, not of training"
+    return f"With random weights they match {counts}{geometry if fewer else ''}."
 
 
 def matches(measured: OutputError) -> str:
     """Says how many keys chosen by weight match 4, 8 and 16 value-aware keys; "" if not counted."""
     if not (found := [*_pairs(measured).values()]):
         return ""
-    first, single = found[0], "of single queries, matched alone"
+    first, *others = found
+    more = "".join(f", {one.r} match {_count(one)}" for one in others)
     return (
-        f"{_listed(found)} of {measured.keys:,} keys chosen by attention weight (errors pooled; "
-        f"{single}, {first.r} match {first.median:,} in the median, {first.lower_quartile:,} to "
-        f"{first.upper_quartile:,} between the quartiles)"
+        f"{first.r} value-aware keys match {_count(first)}{more} of {measured.keys:,} keys chosen "
+        f"by attention weight (errors pooled; of single queries, {first.r} match {first.median:,} "
+        f"in the median, {first.lower_quartile:,} to {first.upper_quartile:,} in the quartiles)"
     )
-
-
-def _listed(found: Sequence[MatchingKeys]) -> str:
-    (r, first), *others = ((one.r, _count(one)) for one in found)
-    more = "".join(f", {r} match {count}" for r, count in others)
-    return f"{r} value-aware keys match {first}{more}"
 
 
 def _pairs(measured: OutputError) -> dict[int, MatchingKeys]:
@@ -128,11 +123,14 @@ def by_layer(record: Record) -> str:
     """Names the layers where training changes most how many keys by weight `SHARE` error takes."""
     if record.control is None:
         return ""
-    pairs = [
-        [needed(_own(one), OBLIVIOUS, share=SHARE, layer=layer) for one in (record, record.control)]
-        for layer in range(_own(record).layers)
-    ]
-    pairs.sort(key=lambda pair: (pair[0].keys or 0) - (pair[1].keys or 0))
+    nets = (record, record.control)
+    pairs = sorted(
+        (
+            [needed(_own(of), OBLIVIOUS, share=SHARE, layer=layer) for of in nets]
+            for layer in range(_own(record).layers)
+        ),
+        key=lambda pair: (pair[0].keys or 0) - (pair[1].keys or 0),
+    )
     most, least = (
         f"{_count(own)} in layer {own.layer} ({_count(random)} with random weights)"
         for own, random in (pairs[-1], pairs[0])

@@ -20,7 +20,6 @@ from value_aware_study.report.look import Mark, kernel_mark, method_marks, model
 from value_aware_study.report.results import Results
 from value_aware_study.report.words import (
     KERNEL_LABELS,
-    counted,
     method_label,
     missing,
     model_label,
@@ -35,7 +34,6 @@ ORACLE_MARKS = {
     ORACLES[AWARE]: Mark.of("blue", "square"),
     ORACLES[OBLIVIOUS]: Mark.of("vermillion", "circle"),
 }
-SENTENCE_SIZES = (4, 8, 16)
 FLOOR = 1e-6
 """Relative errors below it, zero included, are mostly rounding, and are drawn at it."""
 SIZE = "4"
@@ -126,22 +124,6 @@ def error_rows(output_error: OutputError, method: str, layer: int | None = None)
         {"r": r, "error": sum(at_size) / norm if norm else None}
         for r, at_size in zip(curve.sizes, errors, strict=True)
     ]
-
-
-def sentence(output_error: OutputError) -> str:
-    """Says how many keys chosen by weight match 4, 8 and 16 value-aware keys, with intervals."""
-    pooled = (match for match in output_error.matching_keys if match.layer is None)
-    found = [match for match in pooled if match.r in SENTENCE_SIZES]
-    if not found:
-        return "how many keys match value-aware keys was not measured"
-    (r, first), *others = ((one.r, counted(one.keys, one.low, one.high)) for one in found)
-    parts = [f"{r} value-aware keys match {first} keys chosen by attention weight"]
-    parts += [f"{r} match {keys}" for r, keys in others]
-    medians = ", ".join(f"{match.median:,}" for match in found)
-    return (
-        f"{', '.join(parts)} of {output_error.keys:,} (errors pooled; matched query by query, "
-        f"the median is {medians})"
-    )
 
 
 def _cells(measured: Iterable[Measured]) -> list[tuple[Measured, GapCell]]:
