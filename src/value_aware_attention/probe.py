@@ -133,8 +133,7 @@ def probe(
     record = measured(task, layers=layers)
     if control:
         own = replace(layers, kernels=(), between=False, skewness_gap=False)
-        beside = measure_control(task, partial(measured, layers=own), seed)
-        record = replace(record, control=beside)
+        record = replace(record, control=measure_control(task, partial(measured, layers=own), seed))
     if show is not None:
         for line in tables(record):
             show(line)

@@ -17,7 +17,6 @@ NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
 HEADLINE_SIZES = (4, 8, 16)
 SHARE = 0.05
 DIGITS = {"perplexity": 2, "error": 1, "cosine": 4}
-UNITS = {"perplexity": "", "error": " %", "cosine": ""}
 LOSSES = {
     "perplexity": "a perplexity of",
     "error": "wrong predictions, in % of the hidden tokens, of",
@@ -91,11 +90,12 @@ def matches_at_random(record: Record) -> str:
     found = _pairs(_own(record.control)) if record.control else {}
     if not found:
         return ""
-    counts = ", ".join(_count(one) for one in found.values())
     pairs = [(one, found[r]) for r, one in _pairs(_own(record)).items()]
     fewer = all((one.low or one.keys or 0) <= (b.high or b.keys or 0) for one, b in pairs)
-    geometry = ", as many or more: the counts speak of geometry, not of training"
-    return f"With random weights they match {counts}{geometry if fewer else ''}."
+    return (
+        f"With random weights they match {', '.join(_count(one) for _, one in pairs)}"
+        f"{', as many or more: the counts speak of geometry, not of training' if fewer else ''}."
+    )
 
 
 def matches(measured: OutputError) -> str:
@@ -181,7 +181,7 @@ def _end_lines(record: Record, of: str) -> Iterator[str]:
     exact, *cells = record.cells
     methods = list(dict.fromkeys(cell.approximation for cell in cells))
     names = "".join(f"{NAMES.get(name, name.replace('_', ' ')):>{WIDTH}}" for name in methods)
-    value = f"{_number(exact.value, record.metric)}{UNITS[record.metric]}"
+    value = f"{_number(exact.value, record.metric)}{' %' if record.metric == 'error' else ''}"
     yield from ("", f"{record.metric} of {of}: {value}", f"{'keys':>6}{names}")
     for first in range(0, len(cells), len(methods) or 1):
         row = cells[first : first + len(methods)]

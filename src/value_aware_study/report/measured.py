@@ -50,6 +50,8 @@ class Measured:
     attention: Attention
     replicates: Sequence[Attention] = ()
     """The attention of further trainings of the model."""
+    control: Attention | None = None
+    """The attention of the same architecture with random weights."""
 
     @property
     def output_error(self) -> OutputError:
@@ -61,11 +63,20 @@ def of_models(results: Results) -> list[Measured]:
     ordered = sorted(results.records, key=lambda record: record.task != "causal")
     return [
         Measured(
-            model_label(record), model_mark(record), attention, own(results.replicates_of(record))
+            model_label(record),
+            model_mark(record),
+            attention,
+            own(results.replicates_of(record)),
+            at_random(record),
         )
         for record in ordered
         for attention in own([record])
     ]
+
+
+def at_random(record: Record) -> Attention | None:
+    """Returns the attention of the record's control, with the kernel of its cells."""
+    return next(iter(own([record.control] if record.control else [])), None)
 
 
 def own(records: Iterable[Record]) -> list[Attention]:
@@ -81,8 +92,9 @@ def of_kernels(record: Record) -> list[Measured]:
             f"{'post hoc' if one.post_hoc else 'its own'}",
             kernel_mark(one.kernel),
             one,
+            control=None if place else at_random(record),
         )
-        for one in record.attention
+        for place, one in enumerate(record.attention)
     ]
 
 

@@ -16,6 +16,9 @@ from value_aware_attention.measurement.headline import (
     shown_size,
     with_keys,
 )
+from value_aware_attention.measurement.headline import (
+    match as match_of,
+)
 from value_aware_attention.measurement.record import ErrorAtSize, OutputError, Record
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
@@ -81,6 +84,7 @@ TRAINED, RANDOM = "trained", "random weights"
 BAR_MARKS = ORACLE_MARKS | {TRAINED: Mark.of("teal"), RANDOM: Mark.of("grey")}
 COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
 COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
+BESIDE = ("random_keys", "random_low", "random_high")
 NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 BOUND = "maurey_bound"
 BOUND_LABEL, BOUND_MARK = "sampled from α, expected", Mark.of("grey", "stroke")
@@ -127,8 +131,9 @@ def hero(results: Results) -> Exhibit | None:
 def control(record: Record, name: str, setting: str) -> Exhibit | None:
     """Shows a probed model beside random weights; None where these were not measured."""
     measured = replace(of_kernels(record)[0], label=record.model)
-    counted = measured.output_error.matching_keys and record.control
-    return _answer(record, measured, name, notes=[setting]) if counted else None
+    if not (measured.control and measured.output_error.matching_keys):
+        return None
+    return _answer(record, measured, name, notes=[setting])
 
 
 def _answer(
@@ -148,31 +153,30 @@ def _answer(
         f"{measured.label} at {record.length:,} tokens: {said}",
         f"{first} chosen by weight that have the output error of r chosen for the output, all "
         f"layers pooled. Of single queries, {titled.r} match {titled.median:,} in the median "
-        f"({titled.lower_quartile:,} to {titled.upper_quartile:,} in the quartiles). "
-        f"{matches_at_random(record)}{seeds}",
+        f"({titled.lower_quartile:,} to {titled.upper_quartile:,} in the quartiles)."
+        f"{seeds} {matches_at_random(record)}".rstrip(),
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.CONSERVATIVE}",
             *notes,
         ],
-        [*panels, _bars(measured, "keys by weight that match r" if panels else "", record.control)],
+        [*panels, _bars(measured, "keys by weight that match r" if panels else "")],
         _counted(record, measured),
     )
 
 
 def _counted(record: Record, measured: Measured) -> Table:
     """Tabulates the counts pooled over layers; the data also has the end metric with r keys."""
-    random = of_kernels(record.control)[:1] if record.control else []
-    every = counts([measured, *(replace(one, label=RANDOM) for one in random)])
-    nets = {measured.label: record, RANDOM: record.control}
+    every = counts([measured])
     found = every[(every["layer"] == "all") & (every["r"] <= LARGEST)].reset_index(drop=True)
     ends = [
         {
-            f"{record.metric}_{method}{end and '_'}{end}": getattr(cell, end or "value")
-            for method, cell in with_keys(nets[net], r).items()
+            f"{net}{record.metric}_{method}{end and '_'}{end}": getattr(cell, end or "value")
+            for net, of in (("", record), ("random_", record.control))
+            for method, cell in with_keys(of, r).items()
             for end in ("", *ENDS)
         }
-        for net, r in zip(found["model"], found["r"], strict=True)
+        for r in found["r"]
     ]
     return Table(found.join(pd.DataFrame(ends, found.index)), counts_table(found).display)
 
@@ -208,34 +212,38 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
             *(f"{o.label}: {said}." for o in kernels if (said := matches(o.output_error))),
             setting,
         ],
-        [_bars(one, one.label if len(kernels) > 1 else "") for one in kernels],
+        [
+            _bars(replace(one, control=None), one.label if len(kernels) > 1 else "")
+            for one in kernels
+        ],
         counts_table(counts(kernels), "kernel"),
     )
 
 
-def _bars(measured: Measured, title: str = "", control: Record | None = None) -> Panel:
+def _bars(measured: Measured, title: str = "") -> Panel:
     """Draws the keys by weight that match r, trained and with random weights, or else beside r."""
     errors = measured.output_error
-    random = {RANDOM: control.attention[0].output_error} if control else {}
+    nets = {ORACLES[OBLIVIOUS]: errors}
+    if measured.control:
+        nets = {TRAINED: errors, RANDOM: measured.control.output_error}
     rows: Rows = [
         {"name": f"r = {one.r}", "series": net, "value": one.keys, "low": one.low}
         | {"high": one.high, "said": f"{net}, {counted(one.keys, one.low, one.high)} keys"}
-        for net, of in {TRAINED if control else ORACLES[OBLIVIOUS]: errors, **random}.items()
+        for net, of in nets.items()
         for one in of.matching_keys
         if one.layer is None and one.r <= LARGEST
     ]
-    if not control:
-        aware = {"series": ORACLES[AWARE], "low": None, "high": None, "said": ORACLES[AWARE]}
-        sizes = [int(row["name"].removeprefix("r = ")) for row in rows]
-        rows = [{"name": f"r = {r}", "value": r} | aware for r in sizes] + rows
+    if not measured.control:
+        none = {"series": ORACLES[AWARE], "low": None, "high": None, "said": ORACLES[AWARE]}
+        sizes = (int(row["name"].removeprefix("r = ")) for row in rows)
+        rows = [*({"name": f"r = {r}", "value": r} | none for r in sizes), *rows]
     return _paired(rows, f"keys of {errors.keys:,} for the error of r value-aware", title)
 
 
 def _paired(rows: Rows, what: str, title: str) -> Panel:
     """Draws a bar with its interval for each series of each row."""
-    frame = pd.DataFrame(rows)
-    numbers = frame[["value", *ENDS]].astype(float)
-    domain = [min(0.0, numbers.min().min()), 1.19 * numbers.max().max()]
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *ENDS), float))
+    domain = [min(0.0, frame["value"].min()), 1.19 * frame[["value", *ENDS]].max().max()]
     axis = alt.Axis(grid=False, tickCount=5, format=",~r")
     x = alt.X("value:Q", title=what, scale=alt.Scale(domain=domain, nice=False), axis=axis)
     marks = {name: mark for name, mark in BAR_MARKS.items() if name in set(frame["series"])}
@@ -282,10 +290,11 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
         row
         for item in measured
         for one in (item.attention, *item.replicates)
-        for row in _count_rows(item.label, one.output_error)
+        for row in _count_rows(item, one.output_error)
     ]
-    data = pd.DataFrame(rows, columns=list(COLUMNS))
-    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS), "Int64"))
+    data = pd.DataFrame(rows, columns=[*COLUMNS, *BESIDE])
+    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), "Int64"))
+    data = data.drop(columns={*BESIDE} - {*known(data, BESIDE)})
     return with_range(data, ["model", "layer", "r"], "keys_needed")
 
 
@@ -298,14 +307,16 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     return Table(data, display)
 
 
-def _count_rows(label: str, errors: OutputError) -> Rows:
+def _count_rows(measured: Measured, errors: OutputError) -> Rows:
     rows = []
     for match in errors.matching_keys:
         error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}
-        place = {"model": label, "layer": "all" if match.layer is None else match.layer}
+        place = {"model": measured.label, "layer": "all" if match.layer is None else match.layer}
         found: dict[str, Any] = {"r": match.r, "keys_needed": match.keys, "keys": errors.keys}
         share = None if match.keys is None else match.keys / errors.keys
         found |= {"share": share, "value_aware_error": error[match.r]}
+        random = measured.control and match_of(measured.control.output_error, match.r, match.layer)
+        found |= {name: getattr(random, name.removeprefix("random_"), None) for name in BESIDE}
         rows.append(place | found | {name: getattr(match, name) for name in COUNTS})
     return rows
 
@@ -321,6 +332,7 @@ def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
         "keys by weight": NONE if none else whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
         **over_seeds,
+        **({RANDOM: counted(*(row[name] for name in BESIDE))} if BESIDE[0] in row else {}),
         "share of all keys": share,
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),

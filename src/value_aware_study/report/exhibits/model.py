@@ -6,7 +6,7 @@ from typing import Any, Literal
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement.headline import by_layer, shown_size
+from value_aware_attention.measurement.headline import SHARE, by_layer, shown_size
 from value_aware_attention.measurement.record import KeysNeeded, Record
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
@@ -49,8 +49,6 @@ METRICS: dict[str, tuple[str, Better, int]] = {
 """Title of a metric, its better direction, and its digits."""
 COLUMNS = ("value", "low", "high", "difference", "difference_low", "difference_high", "count")
 ALL = "all layers"
-SHARE = 0.05
-"""Error of the second heat map"""
 BRIGHT = 0.55
 """Share of the scale of colours from which text on a cell is black."""
 LABELLED_HEADS = 16
