@@ -97,6 +97,7 @@ def stages(folder):
     tiny = probed(("exponential", "elu"))
     gaps = (gap_cell(layer, degree, 4, {"4": 2 + degree}) for layer in (0, 1) for degree in (0, 2))
     tiny = with_attention(tiny, skewness_gap=SkewnessGap(rows=64, cells=tuple(gaps)))
+    tiny = replace(tiny, control=probed())
     texts = {f"records/{one.model}": one for one in trained_again(records, 0.5, 2.0)}
     texts |= {f"survey/{one.model}": one for one in map(survey_record, ("causal", "masked"))}
     other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})

@@ -50,7 +50,7 @@ def with_keys(record: Record | None, r: int) -> dict[str, Cell]:
 def _loss(record: Record) -> str:
     """Says what r keys leave of the end metric, or that every method is as good as exact."""
     r, metric = shown_size(record), record.metric
-    found, random = with_keys(record, r), with_keys(record.control, r)
+    found = with_keys(record, r)
     if not {OBLIVIOUS, AWARE} <= set(found):
         return ""
     exact = f"exact attention's {_number(record.cells[0].value, metric)}"
@@ -60,15 +60,16 @@ def _loss(record: Record) -> str:
             f"the {metric} cannot tell the choices apart: with {r} keys in every layer, by each "
             f"of {len(found)} methods, {exact} lies within its interval."
         )
-    pairs = [
-        [_with_interval(cells[name], metric, "{} ({} to {})") for name in (AWARE, OBLIVIOUS)]
-        for cells in (found, random)
-        if cells
-    ]
-    beside = "".join(f"; with random weights {a} and {b}" for a, b in pairs[1:])
+    nets = [of for of in (record, record.control) if of and with_keys(of, r)]
+    own, *random = (
+        [_with_interval(with_keys(of, r)[k], metric, "{} ({} to {})") for k in (AWARE, OBLIVIOUS)]
+        + ["" if metric == "cosine" else f", exact {_number(of.cells[0].value, metric)}"]
+        for of in nets
+    )
+    beside = "".join(f"; with random weights {a} and {b}{exact}" for a, b, exact in random)
     return (
-        f"{r} value-aware keys in every layer leave {LOSSES[metric]} {pairs[0][0]} and {r} by "
-        f"weight {pairs[0][1]}{'' if metric == 'cosine' else f' ({exact})'}{beside}."
+        f"{r} value-aware keys in every layer leave {LOSSES[metric]} {own[0]} and {r} by weight "
+        f"{own[1]}{own[2]}{beside}."
     )
 
 
