@@ -97,14 +97,16 @@ def stages(folder):
     tiny = probed(("exponential", "elu"))
     gaps = (gap_cell(layer, degree, 4, {"4": 2 + degree}) for layer in (0, 1) for degree in (0, 2))
     tiny = with_attention(tiny, skewness_gap=SkewnessGap(rows=64, cells=tuple(gaps)))
-    tiny = replace(tiny, control=probed())
     texts = {f"records/{one.model}": one for one in trained_again(records, 0.5, 2.0)}
     texts |= {f"survey/{one.model}": one for one in map(survey_record, ("causal", "masked"))}
     other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})
     texts |= {"survey/other": other, "explored/all": exploration()}
     texts |= {f"trained/{one.model}": one for one in variants()}
     texts |= {f"caches/{one.task}": one for one in cached()}
-    texts |= {"probe/a/record": tiny, "probe/b/record": replace(tiny, model="<tiny>", unit="text")}
+    texts |= {
+        "probe/a/record": replace(tiny, control=probed()),
+        "probe/b/record": replace(tiny, model="<tiny>", unit="text"),
+    }
     written = {name: one.to_json() for name, one in texts.items()}
     training = evaluated.training()
     written |= {f"train/{name}": json.dumps(one) for name, one in training.items()}

@@ -131,7 +131,10 @@ def test_the_hero_shows_trained_and_random_weights_in_both_panels():
     assert found["by weight", "random weights"]["value"] == pytest.approx(30.0025 / 30, abs=1e-3)
     counts = {(row["name"], row["series"]): row["value"] for row in rows(matching)}
     assert counts["r = 4", "trained"] == 8 and counts["r = 4", "random weights"] == 6
-    assert "tiny at 16 tokens: perplexity 30.50 and 30.25 with 4 keys" in shown.title
+    assert (
+        "tiny at 16 tokens: perplexity 30.50 with 4 keys chosen for the output, 30.25 by"
+        in shown.title
+    )
     assert "With random weights they match 6" in shown.caption
     assert "(4 to 8 in the quartiles)" in shown.caption
 

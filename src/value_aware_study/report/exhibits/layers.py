@@ -145,8 +145,8 @@ def _answer(
     ends, panels = with_keys(record, r), _losses(record)
     said = f"{titled.r} keys chosen for the output do as well as {whole(titled.keys)} by weight"
     if panels:
-        of = (number(ends[one].value, min(digits, 3)) for one in (AWARE, OBLIVIOUS))
-        said = f"{metric} {' and '.join(of)} with {r} keys chosen for the output and by weight"
+        aware, oblivious = (number(ends[one].value, min(digits, 3)) for one in (AWARE, OBLIVIOUS))
+        said = f"{metric} {aware} with {r} keys chosen for the output, {oblivious} by weight"
     first = "The end metric with few keys in every layer, and the keys" if panels else "Keys"
     return Exhibit(
         name,
@@ -324,6 +324,7 @@ def _count_rows(measured: Measured, errors: OutputError) -> Rows:
 def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
     lowest, highest = (row.get(name) for name in RANGE)
     over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
+    beside = [row[name] for name in BESIDE if name in row]
     none = missing(row["keys_needed"])
     share = NONE if none else f"{100 * row['share']:.0f}% of {row['keys']:,}"
     return {
@@ -332,7 +333,7 @@ def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
         "keys by weight": NONE if none else whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
         **over_seeds,
-        **({RANDOM: counted(*(row[name] for name in BESIDE))} if BESIDE[0] in row else {}),
+        **({RANDOM: with_interval(*beside, digits=0)} if beside else {}),
         "share of all keys": share,
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
