@@ -215,10 +215,10 @@ def _base(
     """Encodes the series of a frame by colour; hovering shows these labels and numbers."""
     numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
     columns = [name for name in (*labels, *numbers, "points") if name in frame]
-    tooltip = [alt.Tooltip(f"{name}:N") for name in labels]
+    tooltip: Any = [alt.Tooltip(f"{name}:N") for name in labels]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".5~g") for name in numbers]
-    if "said" in frame:  # a sentence in the place of the fields' names and numbers
-        columns, tooltip = [*columns, "said"], [alt.Tooltip("said:N", title=" ")]
+    if "said" in frame:  # a sentence, which is shown whole, in the place of fields
+        columns, tooltip = [*columns, "said"], alt.Tooltip("said:N")
     return alt.Chart(frame[columns]).encode(color=colours, opacity=OPACITY, tooltip=tooltip, **axes)
 
 

@@ -154,8 +154,7 @@ def test_bars_are_told_in_words():
     losses, matching = layers.hero(Results([], probed=[with_random(6)])).charts
     for panel in (losses, matching):
         for layer in panel.to_dict()["layer"]:
-            [tooltip] = layer["encoding"]["tooltip"]
-            assert (tooltip["field"], tooltip["title"]) == ("said", " ")
+            assert layer["encoding"]["tooltip"]["field"] == "said"
     told = {row["said"] for row in rows(matching)}
     assert "trained, 8 (7 to 10) keys" in told and "random weights, 6 (6 to 6) keys" in told
     assert "trained, 4 keys OVO: perplexity 30.2 (30.1 to 30.4)" in {

@@ -324,7 +324,6 @@ def _count_rows(measured: Measured, errors: OutputError) -> Rows:
 def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
     lowest, highest = (row.get(name) for name in RANGE)
     over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
-    beside = [row[name] for name in BESIDE if name in row]
     none = missing(row["keys_needed"])
     share = NONE if none else f"{100 * row['share']:.0f}% of {row['keys']:,}"
     return {
@@ -333,7 +332,11 @@ def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
         "keys by weight": NONE if none else whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
         **over_seeds,
-        **({RANDOM: with_interval(*beside, digits=0)} if beside else {}),
+        **(
+            {RANDOM: with_interval(row["random_keys"], row["random_low"], row["random_high"], 0)}
+            if BESIDE[0] in row
+            else {}
+        ),
         "share of all keys": share,
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
