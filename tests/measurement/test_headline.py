@@ -43,7 +43,7 @@ def test_without_a_control_nothing_is_said_of_random_weights():
 @pytest.mark.parametrize(
     ("random", "said"),
     [
-        (7, "8 (7 to 10), 7 (6 to 9), as many or more: the counts speak of geometry, not of"),
+        (7, "8 (7 to 10), 7 (6 to 9), no fewer within the intervals: these counts are geometry"),
         (4, "8 (7 to 10), 4 (3 to 6)."),
     ],
 )

@@ -93,9 +93,10 @@ def matches_at_random(record: Record) -> str:
         return ""
     pairs = [(one, found[r]) for r, one in _pairs(_own(record)).items()]
     fewer = all((one.low or one.keys or 0) <= (b.high or b.keys or 0) for one, b in pairs)
+    geometry = ", no fewer within the intervals: these counts are geometry, not training"
     return (
         f"With random weights they match {', '.join(_count(one) for _, one in pairs)}"
-        f"{', as many or more: the counts speak of geometry, not of training' if fewer else ''}."
+        f"{geometry if fewer else ''}."
     )
 
 
