@@ -9,6 +9,7 @@ A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polyno
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hydra.utils import instantiate
@@ -64,6 +65,8 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     from value_aware_attention.files import save_json
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement import measure
+    from value_aware_attention.measurement.control import control
+    from value_aware_attention.measurement.measure import LayerOptions
     from value_aware_study.evaluation.explorer import exploration
     from value_aware_study.evaluation.grid import count_models, grid, longer_text
     from value_aware_study.paths import inside
@@ -74,7 +77,10 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     counted = instantiate(cfg.count_models)
     beside = count_models(counted, task, record.cells[0], cache=cfg.cache, key=key)
     beside |= longer_text(task, plain(cfg.longer) if cfg.longer else None)
+    layers = LayerOptions(between=False, skewness_gap=False)  # seconds: no end metric
+    alike = partial(measure, methods=[], layers=layers, cell_errors=False, cache=cfg.cache)
     record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
+    record = replace(record, control=control(task, alike))
     tokenizer, shown = saved_tokenizer(cfg.tokenizer), cfg.explored
     explored = exploration(cfg.name, task, tokenizer, tokens=shown.tokens, sizes=[*shown.sizes])
     save_json(inside(shown.folder, cfg.name, ".json"), explored.to_json())

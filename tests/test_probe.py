@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = words(14 * 6 + 3)
-QUICK = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast"}
+QUICK = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "control": False}
 FEW = {**QUICK, "sizes": [1, 4]}
 
 
@@ -66,7 +66,8 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
         for method in ("optimal_v_aware", "optimal_v_oblivious")
     )
     assert aware[-1] < 1e-9 and all(a <= o + 1e-9 for a, o in zip(aware, oblivious, strict=True))
-    assert found.headline.startswith(f"On {name}, 4 value-aware keys match")
+    assert found.headline.startswith(f"On {name} at 16 tokens, ")
+    assert "4 value-aware keys match" in found.headline
     assert Record.from_json(record.to_json()) == record
 
 
@@ -278,6 +279,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, command: str, root: Path) -> None:
     arguments = re.sub(r"{([\w.]+)}", rf"{folder}/\1", command).split()
+    if not any(argument.startswith("probe.control=") for argument in arguments):
+        arguments.append("probe.control=false")
     arguments += ["probe.windows=2", "probe.rows=4", "probe.search=fast", f"paths.root={root}"]
     if not any(argument.startswith("probe.length=") for argument in arguments):
         arguments.append(f"probe.length={LENGTH}")
@@ -290,7 +293,7 @@ def run(folder: Path, command: str, root: Path) -> None:
 def test_the_app_writes_a_page_with_everything_it_names(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(folder, "model={roberta} text={text.txt}", tmp_path)
+    run(folder, "model={roberta} text={text.txt} probe.control=true", tmp_path)
     written = tmp_path / "outputs/smoke/probe/roberta"
     page = (written / "index.html").read_text()
     text = (written / "record.json").read_text()
@@ -302,7 +305,8 @@ def test_the_app_writes_a_page_with_everything_it_names(
     assert not list(tmp_path.rglob("*.partial"))
     names = ("model_error_by_head.png", "model_keys_by_head.png", "model_layers.csv", "heads.csv")
     assert all((written / name).stat().st_size for name in names)
-    assert headline(record).split("; ")[0] in page
+    assert headline(record) in page and "With random weights they match" in page
+    assert record.control and 'id="model_control"' in page
 
 
 def test_what_a_cache_loses_is_a_section_of_the_page(folder: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def probed(
             model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
             search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
             kernels=kernels, between=cfg.between,
-            skewness_gap=cfg.skewness_gap,
+            skewness_gap=cfg.skewness_gap, control=cfg.control,
             seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
         )  # fmt: skip
         text = replace(report.record.text, description=description)

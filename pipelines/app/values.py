@@ -354,7 +354,7 @@ OF_CONF = table(
         "probe.sizes": null_or(COUNTS),
         "probe.kernels": CODE,
         "probe.results": FOLDER,
-        "probe.{draw,between,skewness_gap,caches}": SWITCH,
+        "probe.{draw,between,skewness_gap,caches,control}": SWITCH,
         "probe.dtype": null_or(word(*DTYPES)),
         "pretrained.{requirement,package,folder,description}": TEXT,
         "pretrained.model": NAME,

@@ -8,6 +8,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from value_aware_attention.hugging_face.layers import attends_causally, attentio
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
+from value_aware_attention.measurement.control import control as measure_control
 from value_aware_attention.measurement.headline import headline, needed, tables
 from value_aware_attention.measurement.measure import LayerOptions, Method, measure
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
@@ -98,6 +100,7 @@ def probe(
     kernels: Sequence[Kernel] = (),
     between: bool = False,
     skewness_gap: bool = False,
+    control: bool = True,
 ) -> Report:
     """Measures the cost of attending to few keys in a trained model, on windows of a text.
 
@@ -106,6 +109,9 @@ def probe(
     metric of `measurement.windows.metric_of` with each of `methods` in all layers, at `sizes` keys
     (None: powers of two to head size + 1, and that), and ||o - o~||^2 / ||o||^2 of every layer and
     head on `rows` queries of each window, with the keys needed for 1%, 5% and 10% of it.
+
+    With `control` the same architecture with random weights, drawn by `seed`, is measured alike:
+    `record.control` says what of a number is not due to training. It doubles the time.
 
     `kernel` None is the model's own; another replaces it post hoc. `kernels`, `between` and
     `skewness_gap` are `measurement.LayerOptions`. The folder `cache` keeps numbers for later runs.
@@ -120,10 +126,14 @@ def probe(
         rows=rows, search=search, between=between, skewness_gap=skewness_gap,
         kernels=tuple(kernels), seed=seed,
     )  # fmt: skip
-    record = measure(
-        task, default_methods(search) if methods is None else methods, sizes=sizes, cache=cache,
-        layers=layers, cell_errors=False, name=name, progress=show is not None,
+    measured = partial(
+        measure, methods=default_methods(search) if methods is None else methods, sizes=sizes,
+        cache=cache, cell_errors=False, name=name, progress=show is not None,
     )  # fmt: skip
+    record = measured(task, layers=layers)
+    if control:
+        own = replace(layers, kernels=(), between=False, skewness_gap=False)
+        record = replace(record, control=measure_control(task, partial(measured, layers=own), seed))
     if show is not None:
         for line in tables(record):
             show(line)

@@ -104,7 +104,10 @@ def stages(folder):
     texts |= {"survey/other": other, "explored/all": exploration()}
     texts |= {f"trained/{one.model}": one for one in variants()}
     texts |= {f"caches/{one.task}": one for one in cached()}
-    texts |= {"probe/a/record": tiny, "probe/b/record": replace(tiny, model="<tiny>", unit="text")}
+    texts |= {
+        "probe/a/record": replace(tiny, control=probed()),
+        "probe/b/record": replace(tiny, model="<tiny>", unit="text"),
+    }
     written = {name: one.to_json() for name, one in texts.items()}
     training = evaluated.training()
     written |= {f"train/{name}": json.dumps(one) for name, one in training.items()}

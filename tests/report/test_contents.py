@@ -40,7 +40,7 @@ def test_the_report_is_this_set_of_files_and_a_page_of_sections(
     given = {"explored": exploration(), "probed": [probed()]}
     page = report_page(Results.of(records, training, tokens, **given))
     assert [section.title for section in page.sections] == TITLES
-    assert "tiny" in next(page.exhibits()).caption
+    assert "tiny" in next(page.exhibits()).title
     write_page(page, tmp_path)
     files = {name for name in contents(tmp_path) if not name.startswith("model_")}
     assert files == FILES

@@ -5,12 +5,12 @@ from synthetic import curve, output_error, probed, without_attention
 from synthetic import match as match_of
 
 from value_aware_attention.measurement.headline import match as matching_keys
+from value_aware_attention.measurement.headline import matches
 from value_aware_study.report.exhibits import layers
 from value_aware_study.report.measured import (
     error_rows,
     of_kernels,
     of_models,
-    sentence,
 )
 
 # Two layers of norms 1 and 9: weighed by them, errors pool to the numbers in the tests.
@@ -50,14 +50,15 @@ def test_a_match_is_the_records_own_pooled_or_of_a_layer():
 
 
 def test_the_sentence_has_the_counts_with_their_intervals_and_the_median_query():
-    assert sentence(measured(sizes=(1, 4, 8))) == (
-        "4 value-aware keys match 40 (39 to 42) keys chosen by attention weight, 8 match 80 (79 to "
-        "82) of 100 (errors pooled; matched query by query, the median is 5, 9)"
+    assert matches(measured(sizes=(1, 4, 8))) == (
+        "4 value-aware keys match 40 (39 to 42), 8 match 80 (79 to 82) of 100 keys chosen by "
+        "attention weight (errors pooled; of single queries, 4 match 5 in the median, 4 to 40 in "
+        "the quartiles)"
     )
 
 
-def test_the_sentence_says_where_nothing_was_counted():
-    assert "not measured" in sentence(measured(sizes=()))
+def test_the_sentence_is_empty_where_nothing_was_counted():
+    assert matches(measured(sizes=())) == ""
 
 
 def test_models_are_named_causal_ones_first_and_those_without_the_measurement_left_out(results):
@@ -87,7 +88,8 @@ def test_the_answer_is_of_the_first_record_that_has_one(results):
     first, second, *others = results.causal
     shown = layers.hero(replace(results, records=[*without_attention([first]), second, *others]))
     needed = matching_keys(second.attention[0].output_error, 4)
-    assert f"4 keys as with {needed.keys}," in shown.title and "causal, poly" in shown.caption
+    assert shown.title.startswith("causal, polynomial (deg 2) at 256 tokens: 4 keys chosen")
+    assert f"as well as {needed.keys} by weight" in shown.title
     assert shown.table.data["r"].tolist() == [1, 2, 4, 8, 16]
-    assert "tiny" in layers.hero(replace(results, probed=[probed()])).caption
+    assert "tiny at 16" in layers.hero(replace(results, probed=[probed()])).title
     assert layers.hero(replace(results, records=without_attention(results.records))) is None

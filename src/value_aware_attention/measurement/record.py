@@ -415,6 +415,8 @@ class Record(JsonRecord):
     trained_with: str = ""
     """Name of the method that replaced attention in training, with its `arguments`"""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    control: "Record | None" = None
+    """The same architecture with random weights, measured on the same text"""
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""
@@ -430,6 +432,8 @@ class Record(JsonRecord):
             raise ValueError("its cells do not begin with exact attention")
         for place, cell in enumerate(self.cells):
             _check_cell(cell, f"cells.{place}", self)
+        if self.control is not None:
+            _check_control(self.control, self)
 
 
 def _check_cell(cell: Cell, name: str, record: Record) -> None:
@@ -438,6 +442,13 @@ def _check_cell(cell: Cell, name: str, record: Record) -> None:
     least = min(end for end in (cell.value, cell.low, cell.high) if end is not None)
     if record.metric == "perplexity" and least <= 0:
         raise ValueError(f"{name} has a perplexity of {least}")
+
+
+def _check_control(control: Record, record: Record) -> None:
+    for name in ("metric", "unit", "length", "head_dim"):
+        if vars(control)[name] != vars(record)[name]:
+            raise ValueError(f"control has another {name} than the model that it stands beside")
+    control.check()
 
 
 def read(kind: Any, content: Any, name: str = "it") -> Any:

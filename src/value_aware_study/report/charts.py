@@ -128,12 +128,19 @@ def of_field(axis: Any, field: str) -> Any:
 
 
 def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None) -> Drawn:
-    """Draws a bar with its value for each series of each row; `rows` is the title of the rows."""
+    """Draws a bar with its interval and value for each series of each row, titled `rows`."""
     y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
-    base = _base(frame, ("name", "series"), ("value",), colour(marks, orient="top"), x=x)
+    frame = frame.assign(end=frame["high"].fillna(frame["value"]))
+    base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
     base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)))
-    ends = base.mark_text(align="left", dx=5, fontWeight="bold")
-    return [base.mark_bar(height={"band": 0.86}), ends.encode(text=alt.Text("value:Q", format=","))]
+    ends = {"x": of_field(x, "low"), "x2": "high:Q", "color": alt.value("var(--ink)")}
+    return [
+        base.mark_bar(height={"band": 0.86}),
+        *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if known(frame, ENDS) else []),
+        base.mark_text(align="left", dx=5, fontWeight="bold").encode(
+            x=of_field(x, "end"), text=alt.Text("value:Q", format=",")
+        ),
+    ]
 
 
 def dots(
@@ -208,8 +215,10 @@ def _base(
     """Encodes the series of a frame by colour; hovering shows these labels and numbers."""
     numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
     columns = [name for name in (*labels, *numbers, "points") if name in frame]
-    tooltip = [alt.Tooltip(f"{name}:N") for name in labels]
+    tooltip: Any = [alt.Tooltip(f"{name}:N") for name in labels]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".5~g") for name in numbers]
+    if "said" in frame:  # a sentence, which is shown whole, in the place of fields
+        columns, tooltip = [*columns, "said"], alt.Tooltip("said:N")
     return alt.Chart(frame[columns]).encode(color=colours, opacity=OPACITY, tooltip=tooltip, **axes)
 
 

@@ -173,6 +173,7 @@ def model_section(record: Record, name: str = "model") -> Section:
     setting = captions.probed_on(record)
     kernels = of_kernels(record)
     found = [
+        layers.control(record, f"{name}_control", setting),
         layers.matching_bars(kernels, f"{name}_matching_keys", setting),
         model.end_metric(record, f"{name}_end_metric", setting),
         model.keys_of_layers(record, f"{name}_layers", setting),

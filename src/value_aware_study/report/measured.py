@@ -20,7 +20,6 @@ from value_aware_study.report.look import Mark, kernel_mark, method_marks, model
 from value_aware_study.report.results import Results
 from value_aware_study.report.words import (
     KERNEL_LABELS,
-    counted,
     method_label,
     missing,
     model_label,
@@ -35,7 +34,6 @@ ORACLE_MARKS = {
     ORACLES[AWARE]: Mark.of("blue", "square"),
     ORACLES[OBLIVIOUS]: Mark.of("vermillion", "circle"),
 }
-SENTENCE_SIZES = (4, 8, 16)
 FLOOR = 1e-6
 """Relative errors below it, zero included, are mostly rounding, and are drawn at it."""
 SIZE = "4"
@@ -52,6 +50,8 @@ class Measured:
     attention: Attention
     replicates: Sequence[Attention] = ()
     """The attention of further trainings of the model."""
+    control: Attention | None = None
+    """The attention of the same architecture with random weights."""
 
     @property
     def output_error(self) -> OutputError:
@@ -63,11 +63,20 @@ def of_models(results: Results) -> list[Measured]:
     ordered = sorted(results.records, key=lambda record: record.task != "causal")
     return [
         Measured(
-            model_label(record), model_mark(record), attention, own(results.replicates_of(record))
+            model_label(record),
+            model_mark(record),
+            attention,
+            own(results.replicates_of(record)),
+            at_random(record),
         )
         for record in ordered
         for attention in own([record])
     ]
+
+
+def at_random(record: Record) -> Attention | None:
+    """Returns the attention of the record's control, with the kernel of its cells."""
+    return next(iter(own([record.control] if record.control else [])), None)
 
 
 def own(records: Iterable[Record]) -> list[Attention]:
@@ -83,8 +92,9 @@ def of_kernels(record: Record) -> list[Measured]:
             f"{'post hoc' if one.post_hoc else 'its own'}",
             kernel_mark(one.kernel),
             one,
+            control=None if place else at_random(record),
         )
-        for one in record.attention
+        for place, one in enumerate(record.attention)
     ]
 
 
@@ -126,22 +136,6 @@ def error_rows(output_error: OutputError, method: str, layer: int | None = None)
         {"r": r, "error": sum(at_size) / norm if norm else None}
         for r, at_size in zip(curve.sizes, errors, strict=True)
     ]
-
-
-def sentence(output_error: OutputError) -> str:
-    """Says how many keys chosen by weight match 4, 8 and 16 value-aware keys, with intervals."""
-    pooled = (match for match in output_error.matching_keys if match.layer is None)
-    found = [match for match in pooled if match.r in SENTENCE_SIZES]
-    if not found:
-        return "how many keys match value-aware keys was not measured"
-    (r, first), *others = ((one.r, counted(one.keys, one.low, one.high)) for one in found)
-    parts = [f"{r} value-aware keys match {first} keys chosen by attention weight"]
-    parts += [f"{r} match {keys}" for r, keys in others]
-    medians = ", ".join(f"{match.median:,}" for match in found)
-    return (
-        f"{', '.join(parts)} of {output_error.keys:,} (errors pooled; matched query by query, "
-        f"the median is {medians})"
-    )
 
 
 def _cells(measured: Iterable[Measured]) -> list[tuple[Measured, GapCell]]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from drawn import rows
-from synthetic import probed, with_attention
+from synthetic import probed, with_attention, with_cells
 
 from value_aware_study.report.exhibits import layers
 from value_aware_study.report.exhibits.layers import BOUND_LABEL
@@ -104,3 +104,77 @@ def test_what_was_not_measured_has_no_figure(results):
     records = [with_attention(r, skewness_gap=None) for r in results.records if r.attention]
     some = of_models(Results.of(records))
     assert errors(some) and layers.figure_8(some) is None and gap_rows(some).empty
+
+
+def with_random(keys, **more):
+    """A probed model whose control has `keys` for r = 4, and losses a hundredth of its own."""
+    near = with_cells(
+        probed(), lambda cell: replace(cell, value=30 + (cell.value - 30) / 100, low=30, high=31)
+    )
+    errors = near.attention[0].output_error
+    changed = tuple(
+        replace(one, keys=keys, low=keys, high=keys) if one.r == 4 else one
+        for one in errors.matching_keys
+    )
+    near = with_attention(near, output_error=replace(errors, matching_keys=changed))
+    return replace(probed(**more), control=near)
+
+
+def test_the_hero_shows_trained_and_random_weights_in_both_panels():
+    shown = layers.hero(Results([], probed=[with_random(6)]))
+    losses, matching = shown.charts
+    found = {(row["name"], row["series"]): row for row in rows(losses)}
+    assert [*dict.fromkeys(name for name, _ in found)] == [
+        "value-aware", "by weight", "sliding window",
+    ]  # fmt: skip
+    assert found["by weight", "trained"]["value"] == pytest.approx(30.25 / 30, abs=1e-3)
+    assert found["by weight", "random weights"]["value"] == pytest.approx(30.0025 / 30, abs=1e-3)
+    counts = {(row["name"], row["series"]): row["value"] for row in rows(matching)}
+    assert counts["r = 4", "trained"] == 8 and counts["r = 4", "random weights"] == 6
+    assert (
+        "tiny at 16 tokens: perplexity 30.50 with 4 keys chosen for the output, 30.25 by"
+        in shown.title
+    )
+    assert "With random weights they match 6" in shown.caption
+    assert "(4 to 8 in the quartiles)" in shown.caption
+
+
+def test_the_heros_data_have_the_counts_and_the_end_metric_of_both():
+    data = layers.hero(Results([], probed=[with_random(6)])).table.data.set_index("r")
+    assert data.loc[4, "keys_needed"] == 8 and data.loc[4, "random_keys"] == 6
+    assert data.loc[4, "perplexity_optimal_v_oblivious"] == 30.25
+    assert data.loc[4, "perplexity_optimal_v_oblivious_low"] == pytest.approx(30.15)
+    assert data.loc[4, "random_perplexity_optimal_v_oblivious"] == 30.0025
+    alone = layers.hero(Results([], probed=[probed()]))
+    assert not any("random" in name for name in alone.table.data)
+    assert len(alone.charts) == 1 and "random" not in f"{alone.title} {alone.caption}"
+
+
+def test_bars_are_told_in_words():
+    losses, matching = layers.hero(Results([], probed=[with_random(6)])).charts
+    for panel in (losses, matching):
+        for layer in panel.to_dict()["layer"]:
+            assert layer["encoding"]["tooltip"]["field"] == "said"
+    told = {row["said"] for row in rows(matching)}
+    assert "trained, 8 (7 to 10) keys" in told and "random weights, 6 (6 to 6) keys" in told
+    assert "trained, 4 keys OVO: perplexity 30.2 (30.1 to 30.4)" in {
+        row["said"] for row in rows(losses)
+    }
+
+
+def test_kernels_put_in_post_hoc_have_no_control():
+    record = with_random(6, kernels=("exponential", "elu"))
+    shown = layers.matching_bars(of_kernels(record), "bars", "setting.")
+    assert {row["series"] for panel in shown.charts for row in rows(panel)} == {*ORACLES.values()}
+    text = shown.table.display
+    pooled = text[(text["layer"] == "all") & (text["r, value-aware keys"] == "4")]
+    assert pooled["random weights"].tolist() == ["6 (6 to 6)", "–"]
+
+
+def test_our_own_models_have_the_counts_of_random_weights(results):
+    first, *others = results.causal
+    bare = with_cells(first, lambda cell: None if cell.parameters else cell)
+    shown = layers.hero(replace(results, records=[replace(first, control=bare), *others]))
+    [panel] = shown.charts
+    assert {row["series"] for row in rows(panel)} == {"trained", "random weights"}
+    assert shown.table.data["random_keys"].equals(shown.table.data["keys_needed"])

@@ -8,11 +8,12 @@ import pytest
 from drawn import rows
 from synthetic import AWARE, OBLIVIOUS, probed, with_attention
 
+from value_aware_attention.measurement.headline import matches, shown_size
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import model_section, write_probe
-from value_aware_study.report.exhibits.model import heat_size, two_digits
-from value_aware_study.report.measured import ORACLES, sentence
+from value_aware_study.report.exhibits.model import two_digits
+from value_aware_study.report.measured import ORACLES
 
 HEADLINE = "On <tiny>, 4 value-aware keys match 8."
 
@@ -70,7 +71,7 @@ def test_another_kernel_than_the_models_own_is_said(record: Record) -> None:
 def test_kernels_put_in_post_hoc_stand_beside_the_models_own() -> None:
     given = probed(("exponential", "elu"))
     matching = exhibits(given)["matching_keys"]
-    assert f"elu, post hoc: {sentence(given.attention[1].output_error)}." in matching.notes
+    assert f"elu, post hoc: {matches(given.attention[1].output_error)}." in matching.notes
     titles = [panel.to_dict()["title"] for panel in matching.charts]
     assert titles == ["exponential, its own", "elu, post hoc"]
     assert "skewness_gap" not in exhibits(given)
@@ -85,7 +86,7 @@ def test_one_window_is_a_section_without_intervals() -> None:
 
 
 def test_heat_maps_have_a_cell_for_every_layer_and_head(record: Record) -> None:
-    assert heat_size(record) == 4
+    assert shown_size(record) == 4
     shown = exhibits(record)
     for name in ("error_by_head", "keys_by_head"):
         by_weight, for_output = shown[name].charts

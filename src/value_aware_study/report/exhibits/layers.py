@@ -9,9 +9,20 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.record import ErrorAtSize, OutputError
+from value_aware_attention.measurement.headline import (
+    NAMES,
+    matches,
+    matches_at_random,
+    shown_size,
+    with_keys,
+)
+from value_aware_attention.measurement.headline import (
+    match as match_of,
+)
+from value_aware_attention.measurement.record import ErrorAtSize, OutputError, Record
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
+    ENDS,
     LEGEND,
     OPACITY,
     OUTPUT_ERROR,
@@ -29,6 +40,7 @@ from value_aware_study.report.charts import (
     upright,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.exhibits.model import METRICS
 from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.measured import (
     AWARE,
@@ -48,13 +60,14 @@ from value_aware_study.report.measured import (
     of_kernels,
     oracle_marks,
     own,
-    sentence,
 )
 from value_aware_study.report.results import RANGE, Results, known, with_range
 from value_aware_study.report.words import (
     NONE,
+    counted,
     interval,
     intervals,
+    method_label,
     missing,
     model_label,
     number,
@@ -62,14 +75,16 @@ from value_aware_study.report.words import (
     short,
     times,
     whole,
+    with_interval,
 )
 
 LARGEST = 16
 """Most value-aware keys that bars are drawn for; the table has all."""
-TITLED = 4
-"""Value-aware keys in the title of the page's first figure."""
+TRAINED, RANDOM = "trained", "random weights"
+BAR_MARKS = ORACLE_MARKS | {TRAINED: Mark.of("teal"), RANDOM: Mark.of("grey")}
 COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
 COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
+BESIDE = ("random_keys", "random_low", "random_high")
 NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 BOUND = "maurey_bound"
 BOUND_LABEL, BOUND_MARK = "sampled from α, expected", Mark.of("grey", "stroke")
@@ -108,27 +123,78 @@ def hero(results: Results) -> Exhibit | None:
                 again = own(results.replicates_of(record))
                 name = model_label(record) if record.scale else record.model  # ours, else probed
                 seeds = captions.seeds(results) if again else ""
-                return _hero(replace(measured, label=name, replicates=again), seeds)
+                measured = replace(measured, label=name, replicates=again)
+                return _answer(record, measured, "hero", seeds)
     return None
 
 
-def _hero(measured: Measured, seeds: str) -> Exhibit:
-    every = counts([measured])
-    found = every[(every["layer"] == "all") & (every["r"] <= LARGEST)].reset_index(drop=True)
-    named = found[found["r"] == TITLED]
-    row = (named if len(named) else found.tail(1)).iloc[0]
+def control(record: Record, name: str, setting: str) -> Exhibit | None:
+    """Shows a probed model beside random weights; None where these were not measured."""
+    measured = replace(of_kernels(record)[0], label=record.model)
+    if not (measured.control and measured.output_error.matching_keys):
+        return None
+    return _answer(record, measured, name, notes=[setting])
+
+
+def _answer(
+    record: Record, measured: Measured, name: str, seeds: str = "", notes: Sequence[str] = ()
+) -> Exhibit:
+    r, (metric, _, digits) = shown_size(record), METRICS[record.metric]
+    found = [one for one in measured.output_error.matching_keys if one.layer is None]
+    titled = next((one for one in found if one.r == r), found[-1])
+    ends, panels = with_keys(record, r), _losses(record)
+    said = f"{titled.r} keys chosen for the output do as well as {whole(titled.keys)} by weight"
+    if panels:
+        aware, oblivious = (number(ends[one].value, min(digits, 3)) for one in (AWARE, OBLIVIOUS))
+        said = f"{metric} {aware} with {r} keys chosen for the output, {oblivious} by weight"
+    first = "The end metric with few keys in every layer, and the keys" if panels else "Keys"
     return Exhibit(
-        "hero",
-        f"The same output with {row['r']} keys as with {row['keys_needed']}, if chosen for it",
-        f"Keys that a query needs for the same output error ({measured.label}, all layers pooled)."
-        f"{seeds}",
+        name,
+        f"{measured.label} at {record.length:,} tokens: {said}",
+        f"{first} chosen by weight that have the output error of r chosen for the output, all "
+        f"layers pooled. Of single queries, {titled.r} match {titled.median:,} in the median "
+        f"({titled.lower_quartile:,} to {titled.upper_quartile:,} in the quartiles)."
+        f"{seeds} {matches_at_random(record)}".rstrip(),
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.CONSERVATIVE}",
+            *notes,
         ],
-        [_bars(measured)],
-        counts_table(found),
+        [*panels, _bars(measured, "keys by weight that match r" if panels else "")],
+        _counted(record, measured),
     )
+
+
+def _counted(record: Record, measured: Measured) -> Table:
+    """Tabulates the counts pooled over layers; the data also has the end metric with r keys."""
+    every = counts([measured])
+    found = every[(every["layer"] == "all") & (every["r"] <= LARGEST)].reset_index(drop=True)
+    ends = [
+        {
+            f"{net}{record.metric}_{method}{end and '_'}{end}": getattr(cell, end or "value")
+            for net, of in (("", record), ("random_", record.control))
+            for method, cell in with_keys(of, r).items()
+            for end in ("", *ENDS)
+        }
+        for r in found["r"]
+    ]
+    return Table(found.join(pd.DataFrame(ends, found.index)), counts_table(found).display)
+
+
+def _losses(record: Record) -> list[Panel]:
+    """Draws the end metric with few keys, trained and with random weights; [] without these."""
+    r, (metric, better, _) = shown_size(record), METRICS[record.metric]
+    what = metric if record.metric == "cosine" else f"{metric} (exact attention = 1)"
+    rows = [
+        {"name": NAMES.get(method, method_label(method)), "series": net}
+        | {end: one and round(one / of.cells[0].value, 3) for end, one in ends.items()}
+        | {"said": f"{net}, {r} keys {method_label(method)}: {metric} {with_interval(**ends)}"}
+        for net, of in ((TRAINED, record), (RANDOM, record.control or record))
+        for method, cell in sorted(with_keys(of, r).items(), key=lambda one: one[0] != AWARE)
+        for ends in [{end: getattr(cell, end) for end in ("value", *ENDS)}]
+    ]
+    panel = _paired(rows, direction(what, better), f"{r} keys in every layer")
+    return [panel] if with_keys(record.control, r) else []
 
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
@@ -138,38 +204,50 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
         return None
     return Exhibit(
         name,
-        "The same output with fewer keys",
+        "The same output error with fewer keys",
         "Keys chosen by weight that come as close to the exact output as r chosen for it.",
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
             f"{captions.BEST_FOUND} {captions.CONSERVATIVE}",
-            *(f"{one.label}: {sentence(one.output_error)}." for one in kernels),
+            *(f"{o.label}: {said}." for o in kernels if (said := matches(o.output_error))),
             setting,
         ],
-        [_bars(one, one.label if len(kernels) > 1 else "") for one in kernels],
+        [
+            _bars(replace(one, control=None), one.label if len(kernels) > 1 else "")
+            for one in kernels
+        ],
         counts_table(counts(kernels), "kernel"),
     )
 
 
 def _bars(measured: Measured, title: str = "") -> Panel:
-    """Draws a pair of bars for each number of value-aware keys up to `LARGEST`."""
+    """Draws the keys by weight that match r, trained and with random weights, or else beside r."""
     errors = measured.output_error
-    pairs = [
-        {"name": f"r = {match.r}", "series": ORACLES[method], "value": keys}
-        | {"low": low, "high": high}
-        for match in errors.matching_keys
-        if match.layer is None and match.r <= LARGEST
-        for method, keys, low, high in (
-            (AWARE, match.r, None, None),
-            (OBLIVIOUS, match.keys, match.low, match.high),
-        )
+    nets = {ORACLES[OBLIVIOUS]: errors}
+    if measured.control:
+        nets = {TRAINED: errors, RANDOM: measured.control.output_error}
+    rows: Rows = [
+        {"name": f"r = {one.r}", "series": net, "value": one.keys, "low": one.low}
+        | {"high": one.high, "said": f"{net}, {counted(one.keys, one.low, one.high)} keys"}
+        for net, of in nets.items()
+        for one in of.matching_keys
+        if one.layer is None and one.r <= LARGEST
     ]
-    frame = pd.DataFrame(pairs)
-    better = direction(f"keys of {errors.keys:,} for the same error", "lower")
-    room = alt.Scale(domain=[0, 1.12 * float(frame["value"].max())], nice=False)
-    axis = alt.Axis(grid=False, tickCount=5, format=",d")
-    x = alt.X("value:Q", title=better, scale=room, axis=axis)
-    return toggled(bars(frame, ORACLE_MARKS, x, None), 46, title)
+    if not measured.control:
+        none = {"series": ORACLES[AWARE], "low": None, "high": None, "said": ORACLES[AWARE]}
+        sizes = (int(row["name"].removeprefix("r = ")) for row in rows)
+        rows = [*({"name": f"r = {r}", "value": r} | none for r in sizes), *rows]
+    return _paired(rows, f"keys of {errors.keys:,} for the error of r value-aware", title)
+
+
+def _paired(rows: Rows, what: str, title: str) -> Panel:
+    """Draws a bar with its interval for each series of each row."""
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *ENDS), float))
+    domain = [min(0.0, frame["value"].min()), 1.19 * frame[["value", *ENDS]].max().max()]
+    axis = alt.Axis(grid=False, tickCount=5, format=",~r")
+    x = alt.X("value:Q", title=what, scale=alt.Scale(domain=domain, nice=False), axis=axis)
+    marks = {name: mark for name, mark in BAR_MARKS.items() if name in set(frame["series"])}
+    return toggled(bars(frame, marks, x, None), 46, title)
 
 
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
@@ -212,10 +290,11 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
         row
         for item in measured
         for one in (item.attention, *item.replicates)
-        for row in _count_rows(item.label, one.output_error)
+        for row in _count_rows(item, one.output_error)
     ]
-    data = pd.DataFrame(rows, columns=list(COLUMNS))
-    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS), "Int64"))
+    data = pd.DataFrame(rows, columns=[*COLUMNS, *BESIDE])
+    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), "Int64"))
+    data = data.drop(columns={*BESIDE} - {*known(data, BESIDE)})
     return with_range(data, ["model", "layer", "r"], "keys_needed")
 
 
@@ -228,14 +307,16 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     return Table(data, display)
 
 
-def _count_rows(label: str, errors: OutputError) -> Rows:
+def _count_rows(measured: Measured, errors: OutputError) -> Rows:
     rows = []
     for match in errors.matching_keys:
         error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}
-        place = {"model": label, "layer": "all" if match.layer is None else match.layer}
+        place = {"model": measured.label, "layer": "all" if match.layer is None else match.layer}
         found: dict[str, Any] = {"r": match.r, "keys_needed": match.keys, "keys": errors.keys}
         share = None if match.keys is None else match.keys / errors.keys
         found |= {"share": share, "value_aware_error": error[match.r]}
+        random = measured.control and match_of(measured.control.output_error, match.r, match.layer)
+        found |= {name: getattr(random, name.removeprefix("random_"), None) for name in BESIDE}
         rows.append(place | found | {name: getattr(match, name) for name in COUNTS})
     return rows
 
@@ -251,6 +332,11 @@ def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
         "keys by weight": NONE if none else whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
         **over_seeds,
+        **(
+            {RANDOM: with_interval(row["random_keys"], row["random_low"], row["random_high"], 0)}
+            if BESIDE[0] in row
+            else {}
+        ),
         "share of all keys": share,
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.headline import SHARE, by_layer, shown_size
 from value_aware_attention.measurement.record import KeysNeeded, Record
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
@@ -48,8 +49,6 @@ METRICS: dict[str, tuple[str, Better, int]] = {
 """Title of a metric, its better direction, and its digits."""
 COLUMNS = ("value", "low", "high", "difference", "difference_low", "difference_high", "count")
 ALL = "all layers"
-SIZE, SHARE = 4, 0.05
-"""Keys of the first heat map, and the share of error of the second."""
 BRIGHT = 0.55
 """Share of the scale of colours from which text on a cell is black."""
 LABELLED_HEADS = 16
@@ -132,7 +131,11 @@ def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
         "Keys that each layer needs",
         "The fewest keys whose relative squared output error, over the layer's heads, is at most "
         "the share of a panel's title.",
-        [f"Bars: 95% intervals, over windows. {captions.BEST_FOUND}", setting],
+        [
+            *filter(None, [by_layer(record)]),
+            f"Bars: 95% intervals, over windows. {captions.BEST_FOUND}",
+            setting,
+        ],
         [_layers_panel(layers, share, errors.keys) for share in shares],
         Table(
             data.astype(dict.fromkeys(counts, "Int64")),
@@ -170,15 +173,9 @@ def _layer_text(place: str, needed: Sequence[KeysNeeded]) -> dict[str, str]:
     }
 
 
-def heat_size(record: Record) -> int:
-    """Returns the number of keys of the first heat map: 4, or the nearest that was measured."""
-    sizes = {cell.parameters["r"] for cell in record.cells[1:]}
-    return min(sizes, key=lambda size: (abs(size - SIZE), size))
-
-
 def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
     """Shows the relative output error of each head with few keys, in percent."""
-    size = heat_size(record)
+    size = shown_size(record)
     rows: Rows = [
         {"method": at.method, "layer": at.layer, "head": at.head}
         | {"value": _percent(at.error), "low": _percent(at.low), "high": _percent(at.high)}

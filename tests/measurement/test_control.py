@@ -1,0 +1,91 @@
+"""The control of a measurement is the same architecture with random weights, on the same text."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from probed import LENGTH, MODELS, model, tokenizer, words
+
+from value_aware_attention import probe
+from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.control import random_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FEW = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "sizes": [1, 4], "name": "m"}
+TEXT = words(14 * 6)
+
+
+def state(made):
+    return {name: weight.clone() for name, weight in made.state_dict().items()}
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_weights_depend_on_their_seed_alone_and_draw_from_no_other_generator(name):
+    trained = model(name)
+    before = state(trained)
+    torch.manual_seed(1)
+    one = random_weights(trained, seed=3)
+    torch.manual_seed(2)
+    expected = torch.get_rng_state()
+    other = random_weights(trained, seed=3)
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert equal(state(one), state(other)) and equal(state(trained), before)
+    assert type(one) is type(trained) and not one.training
+    assert not equal(state(one), before) and not equal(state(one), state(random_weights(trained)))
+
+
+def test_random_weights_have_the_dtype_of_the_model():
+    assert random_weights(model("bert").bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "our_causal"])
+def test_the_control_is_a_probe_of_random_weights(name, tmp_path):
+    given = model(name)
+    found = probe.probe(given, tokenizer(), TEXT, **FEW, seed=5, cache=tmp_path).record
+    bare = random_weights(given, seed=5)
+    alone = probe.probe(bare, tokenizer(), TEXT, **FEW, seed=5, control=False).record
+    assert replace(found.control, text=alone.text) == alone
+    assert (
+        replace(found, control=None)
+        == probe.probe(given, tokenizer(), TEXT, **FEW, seed=5, control=False).record
+    )
+    kept = sorted(tmp_path.iterdir())
+    again = probe.probe(given, tokenizer(), TEXT, **FEW, seed=5, cache=tmp_path).record
+    assert again == found and sorted(tmp_path.iterdir()) == kept
+
+
+@pytest.mark.parametrize("why", ["is_quantized", "config"])
+def test_a_model_that_cannot_be_built_is_measured_without_a_control(why, caplog, monkeypatch):
+    given = model("bert")
+    if why == "is_quantized":
+        given.is_quantized = True
+    else:
+
+        def unbuilt(config):
+            raise RuntimeError("no weights\nfor this config")
+
+        monkeypatch.setattr("value_aware_attention.measurement.control.deepcopy", unbuilt)
+    found = probe.probe(given, tokenizer(), TEXT, **FEW)
+    assert found.record.control is None and "random" not in str(found)
+    [warning] = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+    said = "its weights are quantised" if why == "is_quantized" else "no weights for this config"
+    assert warning.startswith(f"no control with random weights: {said}") and "\n" not in warning
+
+
+def test_a_record_keeps_its_control_and_those_without_one_are_read():
+    found = probe.probe(model("bert"), tokenizer(), TEXT, **FEW).record
+    assert Record.from_json(found.to_json()) == found
+    earlier = json.loads(found.to_json())
+    del earlier["control"]
+    assert Record.from_json(json.dumps(earlier)) == replace(found, control=None)
+    other = replace(found, control=replace(found.control, length=LENGTH + 1))
+    with pytest.raises(ValueError, match="control has another length"):
+        Record.from_json(other.to_json())
+    broken = replace(found, control=replace(found.control, cells=()))
+    with pytest.raises(ValueError, match="do not begin with exact"):
+        Record.from_json(broken.to_json())

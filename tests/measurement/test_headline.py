@@ -1,0 +1,96 @@
+"""The headline tells SYNTHETIC records' end metric and counts, with random weights beside them."""
+
+from dataclasses import replace
+
+import pytest
+from synthetic import AWARE, match, probed, with_attention, with_cells
+
+from value_aware_attention.measurement.headline import by_layer, headline, shown_size, tables
+
+
+def with_counts(record, *counts):
+    """Exchanges the pooled matching keys; their intervals reach from 1 below to 2 above."""
+    errors = record.attention[0].output_error
+    matching = tuple(match(None, r, keys) for r, keys in counts)
+    return with_attention(record, output_error=replace(errors, matching_keys=matching))
+
+
+def with_needed(record, *counts):
+    """Exchanges the keys by weight that the layers need for 5% error."""
+
+    def changed(one):
+        if (one.share, one.head, one.method) != (0.05, None, "optimal_v_oblivious"):
+            return one
+        keys = one.keys if one.layer is None else counts[one.layer]
+        return replace(one, keys=keys, low=keys - 1, high=keys + 1)
+
+    errors = record.attention[0].output_error
+    needed = tuple(map(changed, errors.keys_needed))
+    return with_attention(record, output_error=replace(errors, keys_needed=needed))
+
+
+def test_without_a_control_nothing_is_said_of_random_weights():
+    record = with_counts(probed(), (4, 8), (8, 15))
+    assert headline(record) == (
+        "On tiny at 16 tokens, 4 value-aware keys in every layer leave a perplexity of 30.50 "
+        "(30.40 to 30.60) and 4 by weight 30.25 (30.15 to 30.35), exact 30.00. 4 value-aware keys "
+        "match 8 (7 to 10), 8 match 15 (14 to 17) of 16 keys chosen by attention weight "
+        "(errors pooled; of single queries, 4 match 5 in the median, 4 to 8 in the quartiles)."
+    )
+    assert by_layer(record) == "" and "random" not in "\n".join(tables(record))
+
+
+@pytest.mark.parametrize(
+    ("random", "said"),
+    [
+        (7, "8 (7 to 10), 7 (6 to 9), no fewer within the intervals: these counts are geometry"),
+        (4, "8 (7 to 10), 4 (3 to 6)."),
+    ],
+)
+def test_the_control_has_its_numbers_and_geometry_only_where_no_count_is_above_it(random, said):
+    beside = with_counts(probed(), (4, 8), (8, random))
+    found = headline(replace(with_counts(probed(), (4, 9), (8, 10)), control=beside))
+    assert (
+        "; with random weights 30.50 (30.40 to 30.60) and 30.25 (30.15 to 30.35), exact 30.00."
+        in found
+    )
+    assert f"With random weights they match {said}" in found
+
+
+def test_an_end_metric_that_cannot_tell_is_said_to():
+    def near(cell, low=-0.1):
+        return replace(cell, difference_low=low, difference_high=0.2)
+
+    record = with_cells(probed(), near)
+    assert "the perplexity cannot tell the choices apart: with 4 keys in" in headline(record)
+    assert "of 3 methods, exact attention's 30.00 lies within its interval." in headline(record)
+    apart = with_cells(record, lambda c: near(c, 0.1) if c.approximation == AWARE else c)
+    assert "cannot tell" not in headline(apart)
+    assert "cannot tell" not in headline(probed(known=False))
+
+
+def test_the_layers_that_training_changes_most_are_named_with_both_counts():
+    record = with_needed(probed(layers=3), 12, 3, 9)
+    found = by_layer(replace(record, control=with_needed(probed(layers=3), 5, 7, 8)))
+    assert found == (
+        "Keys by weight for 5% error, trained minus random weights: most with 12 (11 to 13) in "
+        "layer 0 (5 (4 to 6) with random weights), least with 3 (2 to 4) in layer 1 (7 (6 to 8) "
+        "with random weights)."
+    )
+
+
+def test_the_tables_have_a_row_and_a_table_of_random_weights():
+    lines = [*tables(replace(probed(), control=probed()))]
+    [pooled], [random] = ([x for x in lines if x.startswith(name)] for name in ("all", "random"))
+    assert pooled.split()[1:] == random.split()[1:]
+    assert sum(line.startswith("perplexity of exact attention") for line in lines) == 2
+
+
+def test_the_end_metric_is_told_with_the_size_nearest_to_four():
+    assert shown_size(probed(sizes=(1, 3, 5, 9))) == 3
+    assert shown_size(with_cells(probed(), lambda c: None if c.parameters else c)) == 0
+
+
+def test_layers_alone_are_told_by_their_counts():
+    record = with_cells(probed(), lambda c: None if c.parameters else c)
+    assert headline(record).startswith("On tiny at 16 tokens, 4 value-aware keys match 8")
