@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
 from value_aware_attention.measurement.record import Estimate, estimate
 from value_aware_study.cards import cache_cards
 from value_aware_study.report.charts import OUTPUT_ERROR, dots, toggled
@@ -69,8 +69,11 @@ def keys_of(record: CacheRecord) -> int:
     return record.prefix or record.length
 
 
-def shown(observed: str) -> str:
-    return ORACLE if observed == "hindsight" else observed
+def shown(one: CacheCell | CacheGaps) -> str:
+    """Names the queries that it observed: "last 32"; others are all of the prefix, or so spaced."""
+    if one.observed == "last":
+        return f"last {one.rows}"
+    return ORACLE if one.observed == "hindsight" else one.observed
 
 
 def label(method: str) -> str:
@@ -92,7 +95,7 @@ def by_text(records: Sequence[CacheRecord]) -> list[Exhibit]:
 
 def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
     found = {
-        (cell.method, shown(cell.observed), record.task): cell
+        (cell.method, shown(cell), record.task): cell
         for record in records
         for cell in record.cells
         if keys_of(record) // cell.r == part
@@ -122,7 +125,7 @@ def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
 def _panel(record: CacheRecord, part: int) -> Panel:
     """Draws every method's error on one model and its texts, a mark a way to observe."""
     frame = pd.DataFrame(
-        {"name": label(cell.method), "series": shown(cell.observed), "value": cell.error.value,
+        {"name": label(cell.method), "series": shown(cell), "value": cell.error.value,
          "low": cell.error.low, "high": cell.error.high}
         for cell in record.cells if keys_of(record) // cell.r == part
     )  # fmt: skip
@@ -161,7 +164,7 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
     if not tasks:
         return None
     found = {
-        (label(cell.method), shown(cell.observed), record.task, cell.r): cell.ends[name]
+        (label(cell.method), shown(cell), record.task, cell.r): cell.ends[name]
         for record, name in tasks
         for cell in record.cells
     }
@@ -194,7 +197,7 @@ def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
     """Shows every measurement of every method, with its interval and the cost of choosing."""
     rows = [
         {"texts": record.task, "keys": keys_of(record), "r": cell.r, "method": cell.method,
-         "observed": shown(cell.observed), "measure": name, "value": one.value, "low": one.low,
+         "observed": shown(cell), "measure": name, "value": one.value, "low": one.low,
          "high": one.high, **_of_draws(record, cell, name),
          "multiply-adds": cell.multiply_adds, "seconds": cell.seconds}
         for record in records
@@ -226,7 +229,7 @@ def _of_draws(record: CacheRecord, cell: CacheCell, name: str) -> dict[str, floa
 def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Shows the loss of each method in four factors, pooled over layers and heads."""
     rows = [
-        {"texts": record.task, "r": gap.r, "method": gap.method, "observed": shown(gap.observed)}
+        {"texts": record.task, "r": gap.r, "method": gap.method, "observed": shown(gap)}
         | {name: getattr(gap, name) for name in GAPS}
         for record in records
         for gap in record.gaps
