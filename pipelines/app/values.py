@@ -209,7 +209,7 @@ PARAMS = table(
         "grid.norms": many(NORM, least=0),
         "grid.orf_scaling": many(word("paper", "performer"), least=0),
         "grid.random_seeds": many(SEED),
-        "grid.replicates": many(option("replicate"), least=0),
+        "{grid,in_context}.replicates": many(option("replicate"), least=0),
         "corpus.evaluation_fraction": PART,
         "corpus.validation_fraction": BELOW_ONE,
         "tokens.vocabulary_size": VOCABULARY,
