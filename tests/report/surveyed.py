@@ -123,7 +123,8 @@ def cache_cell(method, observed, level, rows=8):
     """Builds the cell of one cache method on two texts."""
     error = Estimate(value=level, low=level / 2, high=level * 2)
     return CacheCell(
-        method=method, observed=observed, rows=rows, r=8, joint=method == "value_aware", refits=False,
+        method=method, observed=observed, rows=rows, r=8, joint=method == "value_aware",
+        refits=False,
         error=error, by_layer=(level,), ends={"kl": error}, multiply_adds=1e6, seconds=0.01,
         by_unit={"error": (level, level), "kl": (level, level)},
     )  # fmt: skip
