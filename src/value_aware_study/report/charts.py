@@ -152,7 +152,7 @@ def dots(
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     axis = alt.Axis(grid=True, domain=False, ticks=False, labelPadding=10)  # a mark at 0 has room
     places = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
-    titled = {"title": legend} if legend else {}
+    titled = {"title": legend, "columns": 4} if legend else {}
     labels, numbers = ("name", "series"), ("value",)
     colours, shapes = colour(marks, orient="bottom", **titled), shape(marks, **titled)
     base = _base(frame, labels, numbers, colours, **places)

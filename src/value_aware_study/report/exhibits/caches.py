@@ -216,11 +216,10 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
     data, display = rows.reset_index(drop=True), rows.reset_index(drop=True)
     for column in long["column"].drop_duplicates():
         own = rows.merge(long[long["column"] == column], how="left")
-        ends = [own[end] if end in own else [None] * len(own) for end in RANGE]
-        for name, values in zip(("", *RANGE), (own["value"], *ends), strict=True):
-            if not name or name in own:
-                data[f"{column} {name}".strip()] = list(values)
-        display[column] = [with_interval(*one, 3) for one in zip(own["value"], *ends, strict=True)]
+        own = own.reindex(columns=["value", *RANGE])
+        display[column] = _texts(own, "value", *RANGE, digits=3)
+        own = own.dropna(axis="columns", how="all")
+        data[[f"{column} {name}".removesuffix(" value") for name in own]] = own
     return Exhibit(
         "cache_answers",
         "What a compressed cache leaves of the answers",
@@ -366,12 +365,12 @@ def _comparison(
     data = data.sort_values("compared", key=lambda one: one.map(order.index), kind="stable")
     head = [*(SAME[:1] if len(order) > 1 else []), "texts", "one key of", "r", "observed"]
     display = data[head].astype(str)
-    display["error"] = _texts(data, "error")
+    display["error"] = _ratios(data, "error")
     if RANGE[0] in data:
         display["over trainings"] = intervals(data, 2, ends=RANGE)
-    display["KL (encoder: 1 − cos)"] = _texts(data, "distance")
+    display["KL (encoder: 1 − cos)"] = _ratios(data, "distance")
     display["best"] = data["below"].map(label)
-    display["error, over the best of any queries"] = _texts(data, "any error")
+    display["error, over the best of any queries"] = _ratios(data, "any error")
     named = zip(data["any below"].map(label), data["any observed"], strict=True)
     display["best of any queries"] = [f"{method} ({look})" for method, look in named]
     display["choice, in prefills"] = [number(one, 0) for one in data["prefills"]]
@@ -387,7 +386,7 @@ def _comparison(
             "worse than chance. The best of any queries is chosen among all ways to observe but "
             "hindsight. The third ratio is that of the model's distances, of the same two methods.",
             "Choice, in prefills: the time of the choice for a key-value head over that of exact "
-            "attention of the keys that it chooses from.",
+            "attention of the keys that it chooses from; of so few much is overhead.",
             TRAININGS,
             OBSERVED,
         ],
@@ -396,10 +395,14 @@ def _comparison(
     )
 
 
-def _texts(data: pd.DataFrame, name: str) -> list[str]:
-    """Writes the ratios of three columns: "0.19 (0.16 to 0.21)"."""
-    rows = data[[name, f"{name} low", f"{name} high"]].itertuples(index=False)
-    return [with_interval(*row, 2) for row in rows]
+def _ratios(data: pd.DataFrame, name: str) -> list[str]:
+    return _texts(data, name, f"{name} low", f"{name} high")
+
+
+def _texts(data: pd.DataFrame, value: str, low: str, high: str, digits: int = 2) -> list[str]:
+    """Writes numbers and their ends, of three columns: "0.19 (0.16 to 0.21)"."""
+    rows = zip(data[value], data[low], data[high], strict=True)
+    return [with_interval(*row, digits=digits) for row in rows]
 
 
 def _gains(record: CacheRecord) -> Iterator[dict[str, Any]]:
