@@ -27,15 +27,17 @@ def main(cfg: DictConfig) -> None:
         check_model(Path(cfg.load.checkpoint))
     task = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)
     keys = task.first_row or task.length
+    again = OmegaConf.select(cfg._get_root(), "replicate.suffix")  # of another training
     settings = cache_settings(
         {name: partial(build, cfg, name) for name in cfg.methods},
         sizes=[max(1, keys // part) for part in cfg.parts],
         prefix=task.first_row or None,
-        **{key: cfg[key] for key in ("observed", "gaps_of", "only", "rows")},
+        **{key: cfg[key] for key in ("observed", "gaps_of", "only", "after", "rows")},
     )
     with tracked(cfg, "caches", cfg.name) as run:
         record = measure_caches(
-            task, settings, model_name=cfg.name, task_name=cfg.name, description=cfg.description,
+            task, settings, model_name=cfg.name, description=cfg.description,
+            task_name=cfg.name.removesuffix(again),
         )  # fmt: skip
         log_curves(run, ((cell.r, *curve_point(cell)) for cell in record.cells))
     save_json(file, record.to_json())
@@ -51,7 +53,7 @@ def curve_point(cell: Any) -> tuple[str, dict[str, float | None]]:
     """Names a cell's curves: its method with the queries it saw, and its errors by their names."""
     numbers = {"relative output error": cell.error, **cell.ends}
     values = {name: estimate.value for name, estimate in numbers.items()}
-    return f"{cell.method} ({cell.observed})", values
+    return f"{cell.method} ({cell.observed} {cell.rows})", values
 
 
 if __name__ == "__main__":

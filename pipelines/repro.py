@@ -26,6 +26,7 @@ from pathlib import Path
 from threading import Lock
 
 from dvc.config import Config
+from dvc.stage import PipelineStage
 
 from pipelines import verdict
 from pipelines.app import ending_with_one_line, write_json
@@ -49,6 +50,8 @@ SEEDS = ("first", "second", "third")
 """Options of conf/replicate"""
 MODELS = ("causal", "masked")
 """Kinds of models of a seed, whose stages run in two rows"""
+AGAIN = "caches_in_context_again"
+"""Each of its stages, with a further training, is a row of its own beside those of `caches`."""
 SHARED = "fingerprints"
 TEXT = (SHARED, "corpus", "tokens")
 """Stages whose outputs every seed reads"""
@@ -83,16 +86,12 @@ def without_git() -> None:
 def run(name: str, outputs: Path, seeds: Path) -> None:
     """Runs every stage that has changed up to the target, the page, then the verdict."""
     of_page = needed(["report"])
-    if name in SEEDS:
-        own = stages_of(name, of_page)
-        rows = [[*TEXT, *(stage for stage in own if kind in stage)] for kind in MODELS]
-    else:
-        rows = [list(needed(row)) for row in TARGETS[name]]
+    rows = rows_of(name, of_page)
     if name == "caches" and find_spec(PACKAGE):
-        rows[-1].append(ENCODER)
+        rows[1].append(ENCODER)
     running = Running(rows, outputs / TIMES)
     known = verdict.published_seconds()
-    minutes = sum(known.get(stage, 0.0) for stage in running.order) / len(rows) / 60
+    minutes = sum(known.get(stage, 0.0) for stage in running.order) / running.at_once / 60
     about = f", about {minutes:.0f} minutes from nothing" if minutes else ""
     print(f"{len(running.order)} stages{about}; unchanged ones are passed over", flush=True)
     running.follow([*DVC, SHARED])
@@ -113,6 +112,17 @@ def run(name: str, outputs: Path, seeds: Path) -> None:
         verdict.main()
     else:
         print(f"{name} has its records; `make repro` makes the page that shows them")
+
+
+def rows_of(name: str, of_page: Mapping[str, PipelineStage]) -> list[list[str]]:
+    """Returns the rows of stages of a target or a seed, each in an order that it can run in."""
+    if name in SEEDS:
+        own = stages_of(name, of_page)
+        return [[*TEXT, *(stage for stage in own if kind in stage)] for kind in MODELS]
+    targets = list(TARGETS[name])
+    if name == "caches":
+        targets += [[stage] for stage in needed([AGAIN]) if stage.startswith(AGAIN)]
+    return [list(needed(row)) for row in targets]
 
 
 @dataclass

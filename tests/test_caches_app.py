@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipelines.app import composed
 from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_study.report.contents import cache_section
@@ -26,7 +27,7 @@ def test_every_method_is_measured_and_shown(tmp_path: Path) -> None:
     record = CacheRecord.from_json(text)
     assert (record.prefix, record.seeds) == (24, (0, 0, 1, 1))
     assert {cell.r for cell in record.cells} == {12}
-    errors = {cell.method: cell.error.value for cell in record.cells if cell.observed == "last"}
+    errors = {cell.method: cell.error.value for cell in record.cells if cell.observed == "causal"}
     assert len(set(errors.values())) > len(errors) / 2  # they do not keep protected keys alone
     methods = {cell.method for cell in record.cells}
     assert {"random", "snapkv", "leave_one_out", "value_aware", "value_aware_best"} <= methods
@@ -52,3 +53,22 @@ def test_options_stand_before_or_after_values(
     monkeypatch.setattr(sys, "argv", ["pipelines.caches", *given])
     import_module("pipelines.caches").main()
     assert f"task {'markov' if len(given) == 3 else 'recall'}" in capsys.readouterr().out
+
+
+def test_further_trainings_have_models_and_records_of_their_own() -> None:
+    first, second = (
+        composed("train_in_context", ["task=markov", f"replicate={option}"]).train_in_context
+        for option in ("first", "second")
+    )
+    assert (first.name, second.name) == ("in_context_markov", "in_context_markov_second")
+    assert (first.seed, first.module.seed, second.seed, second.module.seed) == (0, 0, 1, 1)
+    given = ["texts=markov", "replicate=second", "measured=again"]
+    whole, again = (composed("caches", one).caches for one in (given[:1], given))
+    assert (whole.name, again.name) == ("markov", "markov_second")
+    assert again.load.checkpoint.endswith("models/in_context_markov_second")
+    assert (whole.seeds, whole.units, whole.load.task) == (
+        again.seeds,
+        again.units,
+        again.load.task,
+    )
+    assert not again.gaps_of and "hindsight" not in again.observed

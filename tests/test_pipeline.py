@@ -4,7 +4,6 @@ import ast
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
 from functools import cache
 from itertools import chain, combinations, product
 from pathlib import Path
@@ -19,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipelines import fingerprints
 from pipelines.app import composed as compose
 from pipelines.app.choice import AXES
-from pipelines.repro import ENCODER, SHARED, TARGETS, Running, needed
+from pipelines.repro import ENCODER, SHARED, TARGETS, Running, rows_of
 
 ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
@@ -75,12 +74,12 @@ def test_dvc_expands_to_the_stages_of_the_file() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of dvc
-@pytest.mark.parametrize("rows", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_rows_run_in_an_order_that_they_can_and_share_one_stage(
-    rows: Sequence[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+    target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    ordered = [list(needed(row)) for row in rows]
+    ordered = rows_of(target)
     makes = {name: {out.def_path for out in stage.outs} for name, stage in stages().items()}
     for row in ordered:
         made: set[str] = set()

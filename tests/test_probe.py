@@ -326,6 +326,8 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
     assert (record.prefix, record.length, record.units) == (16, 32, 3)
     assert {cell.r for cell in record.cells} == {8}
     assert {gap.method for gap in record.gaps} == {"SnapKV"}
+    seen = {(cell.observed, cell.rows) for cell in record.cells}
+    assert seen == {("last", 8), ("noncausal", 8), ("hindsight", 8)}
 
 
 @pytest.fixture

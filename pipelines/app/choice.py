@@ -12,9 +12,12 @@ from pipelines.app import composed
 from pipelines.app.values import PARAMS_FILE, edited_params, read_params, values_of_scale
 from value_aware_attention.files import write_text
 
-AXES = ("grid.kernel", "grid.length", "grid.replicates", "survey.trained", "in_context.task")
+AXES = (
+    *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),
+    *("in_context.task", "in_context.replicates"),
+)
 """Lists of params.yaml that dvc.yaml makes stages of."""
-CELLS = ("kernel", "length", "replicate", "attention", "task", "model", "texts")
+CELLS = ("kernel", "length", "replicate", "attention", "task", "model", "texts", "measured")
 """Config groups in which every stage makes its own choice."""
 ANYWHERE = ("paths.cache", "paths.logs", "paths.results")
 """Folders that dvc.yaml does not name, so that they may lie outside of the project."""

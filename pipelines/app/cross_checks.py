@@ -38,7 +38,7 @@ LARGEST = 10**12
 """Largest number of weights of a model, which take four terabytes."""
 ADDED = (
     *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*"),
-    *("evaluate.axes.*", "survey.vary.*", "caches.only.*"),
+    *("evaluate.axes.*", "survey.vary.*", "caches.only.*", "caches.after.*.*"),
 )
 """Patterns of the keys that users may add, by names of their own."""
 TRAINER = {
@@ -97,7 +97,7 @@ def check_together(cfg: DictConfig, app: str = "") -> None:
     if app.startswith("train_"):
         check_shares(cfg, app)
     if app == "caches":
-        for key in ("gaps_of", "only"):
+        for key in ("gaps_of", "only", "after"):
             for name in cfg.caches[key]:
                 word(*cfg.caches.methods).check(f"caches.{key}", name)
     check_files(cfg, READ.get(app, ()))

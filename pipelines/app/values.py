@@ -168,7 +168,14 @@ DEVICE = Rule(
 COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
 LENGTHS = many(LENGTH)
 KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
-OBSERVED = word("last", "causal", "noncausal", "repeat", "hindsight")
+WAY = word("last", "causal", "noncausal", "repeat", "hindsight")
+OBSERVED = replace(
+    WAY,
+    allowed=f"{WAY.allowed}, which a number of rows may follow",
+    holds=lambda v: (
+        isinstance(v, str) and bool(re.fullmatch(rf"({'|'.join(WAY.words)})( [1-9]\d{{0,8}})?", v))
+    ),
+)
 NORM = replace(whole(1, 2), allowed="1 or 2")
 SEARCH = word("fast", "default", "best")
 PRECISION = word(
@@ -202,7 +209,7 @@ PARAMS = table(
         "grid.norms": many(NORM, least=0),
         "grid.orf_scaling": many(word("paper", "performer"), least=0),
         "grid.random_seeds": many(SEED),
-        "grid.replicates": many(option("replicate"), least=0),
+        "{grid,in_context}.replicates": many(option("replicate"), least=0),
         "corpus.evaluation_fraction": PART,
         "corpus.validation_fraction": BELOW_ONE,
         "tokens.vocabulary_size": VOCABULARY,
@@ -342,6 +349,7 @@ OF_CONF = table(
         "caches.gaps_of": many(TEXT, least=0),
         "caches.only.*": many(OBSERVED, least=0),
         "caches.observed": many(OBSERVED),
+        "caches.after.*.{sinks,recent,rows}": NOT_NEGATIVE,
         "caches.description": TEXT,
         "plan.vocabulary.{causal,masked}": null_or(COUNT),
         "plan.operations_per_second": SPEED,

@@ -194,6 +194,8 @@ def window_task(
 
 
 GAPS_OF = "SnapKV"
+LAST = 32
+"""Number of last queries that methods observe, as SnapKV does"""
 PROTECTED = 2 + 4
 """Number of first and last keys of a prefix that `AfterPrefix` always keeps"""
 
@@ -225,11 +227,12 @@ def probe_caches(
 ) -> CacheRecord:
     """Measures cache methods on windows of a text: one key of each of `parts` is kept.
 
-    The first half of a window is the prefix of a causal model; an encoder has none, and half of its
-    queries are observed. Windows are read as `probe` reads them, and refused alike. The record has
-    the four gaps of SnapKV by layer and head; the other methods are those of `methods`, functions
-    of r. Raises ValueError for windows so short that r is below the protected keys, and for a model
-    whose output is not a number.
+    The first half of a window is the prefix of a causal model, of which the last `LAST` queries are
+    observed, then `rows` of all; an encoder has none, and half of its queries are observed. Windows
+    are read as `probe` reads them, and refused alike. The record has the four gaps of SnapKV by
+    layer and head; the other methods are those of `methods`, functions of r. Raises ValueError for
+    windows so short that r is below the protected keys, and for a model whose output is not a
+    number.
     """
     task, _ = window_task(
         model, tokenizer, text, windows=windows, length=length, kernel=None, seed=seed, draw=draw
@@ -247,7 +250,7 @@ def probe_caches(
     settings = cache_settings(
         default_cache_methods() if methods is None else methods,
         sizes=[max(1, keys // part) for part in parts],
-        observed=["last", "noncausal", "hindsight"] if causal else ["noncausal", "hindsight"],
+        observed=[*([f"last {min(LAST, rows)}"] if causal else []), "noncausal", "hindsight"],
         gaps_of=[GAPS_OF],
         prefix=half if causal else None,
         rows=rows if causal else half,

@@ -70,7 +70,7 @@ def cached():
     known, gone = Estimate(value=0.75, low=0.5, high=0.9), Estimate(value=0.5, low=None, high=None)
     nothing = Estimate(value=None, low=None, high=None)
     gaps = CacheGaps(
-        method="value_aware", observed="last", r=8, layer=None, head=None, criterion=known,
+        method="value_aware", observed="last", rows=8, r=8, layer=None, head=None, criterion=known,
         information=gone, sharing=nothing, weights=known,
     )  # fmt: skip
     record = cache_record()
@@ -79,7 +79,14 @@ def cached():
         replace(one, ends=one.ends | right[0], by_unit=one.by_unit | right[1])
         for one in record.cells
     )
-    yield replace(record, cells=cells, exact={"accuracy": known}, gaps=(gaps,))
+    asked = replace(record, cells=cells, exact={"accuracy": known}, gaps=(gaps,))
+    yield asked
+    again = [
+        replace(one, error=replace(one.error, value=one.error.value * 1.5), by_unit=one.by_unit)
+        for one in cells
+    ]
+    lower = replace(known, value=0.625)
+    yield replace(asked, model="text_second", cells=tuple(again), exact={"accuracy": lower})
 
     def encoded(one):
         far = {"cosine_distance": replace(one.error, value=one.error.value / 3)}
@@ -103,7 +110,7 @@ def stages(folder):
     other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})
     texts |= {"survey/other": other, "explored/all": exploration()}
     texts |= {f"trained/{one.model}": one for one in variants()}
-    texts |= {f"caches/{one.task}": one for one in cached()}
+    texts |= {f"caches/{place}": one for place, one in enumerate(cached())}
     texts |= {
         "probe/a/record": replace(tiny, control=probed()),
         "probe/b/record": replace(tiny, model="<tiny>", unit="text"),

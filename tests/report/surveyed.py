@@ -119,11 +119,12 @@ def survey_results(task="causal", **more):
     return Results.of([survey_record(task, **more)])
 
 
-def cache_cell(method, observed, level):
+def cache_cell(method, observed, level, rows=8):
     """Builds the cell of one cache method on two texts."""
     error = Estimate(value=level, low=level / 2, high=level * 2)
     return CacheCell(
-        method=method, observed=observed, r=8, joint=method == "value_aware", refits=False,
+        method=method, observed=observed, rows=rows, r=8, joint=method == "value_aware",
+        refits=False,
         error=error, by_layer=(level,), ends={"kl": error}, multiply_adds=1e6, seconds=0.01,
         by_unit={"error": (level, level), "kl": (level, level)},
     )  # fmt: skip
@@ -132,11 +133,12 @@ def cache_cell(method, observed, level):
 def cache_record():
     """Builds a record of three cache methods, two of which observe queries, and an oracle."""
     cells = (
-        cache_cell("recent", "nothing", 0.4), cache_cell("snapkv", "last", 0.2),
-        cache_cell("value_aware", "last", 0.1), cache_cell("value_aware", "hindsight", 0.05),
+        cache_cell("recent", "nothing", 0.4, 0), cache_cell("snapkv", "last", 0.2),
+        cache_cell("value_aware", "last", 0.1), cache_cell("leave_one_out", "causal", 0.15),
+        cache_cell("value_aware", "hindsight", 0.05),
     )  # fmt: skip
     return CacheRecord(
         model="tiny", task="text", description="words", kernel="exponential", prefix=32, length=48,
-        rows=8, seeds=(0, 1), layers=1, key_value_heads=2, query_heads=2, head_dim=8,
+        prefill_seconds=0.002, seeds=(0, 1), layers=1, key_value_heads=2, query_heads=2, head_dim=8,
         sharpest=((0.5, 0.25),), exact={}, cells=cells, run_on=RUN_ON,
     )  # fmt: skip

@@ -15,21 +15,26 @@ class ObservedAttention(CacheMethod):
     """Keeps the r keys with the largest mean attention weight over observed queries and group.
 
     `pool` averages over that many neighbouring keys, protected ones left out (odd; 1 = none);
-    `aggregate` "max" takes the largest weight for the mean. With the options of `AfterPrefix`:
+    `aggregate` "max" takes the largest weight for the mean; `by_layer` keeps one set for all heads
+    of a layer (every leading dimension but the first), by their mean. With the options of
+    `AfterPrefix`:
         SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 or 64 rows, pool 5 or 7, recent = rows
-        TOVA (Oren et al., 2024, arXiv 2401.06104): the last row alone; there one set serves all
-            heads of a layer, by their mean
-        H2O (Zhang et al., 2023, arXiv 2306.14048): every causal row, recent = r / 2, as its
-            one-shot form
-        KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"
+        TOVA (Oren et al., 2024, arXiv 2401.06104): the last row alone, by_layer, sinks = recent = 0
+        H2O (Zhang et al., 2023, arXiv 2306.14048): every causal row, recent = r / 2, sinks = 0, as
+            its one-shot form
+        KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"; there heads have
+            budgets of their own
     """
 
-    def __init__(self, r: int, pool: int = 1, aggregate: str = "mean") -> None:
+    def __init__(
+        self, r: int, pool: int = 1, aggregate: str = "mean", by_layer: bool = False
+    ) -> None:
         super().__init__(r)
         self.pool = check_at_least(1, pool=pool)
         if pool % 2 == 0:
             raise ValueError(f"pool is {pool}; it must be odd, to lie around its key")
         self.aggregate = check_choice(("mean", "max"), aggregate=aggregate)
+        self.by_layer = by_layer
 
     @classmethod
     def starts(cls, r: int) -> Sequence[CacheMethod]:
@@ -39,9 +44,10 @@ class ObservedAttention(CacheMethod):
         weights = seen.weights
         if self.pool > 1:
             weights = self._pooled(weights.masked_fill(protected(seen)[..., None, None, :], 0.0))
-        if self.aggregate == "max":
-            return weights.amax(dim=(-3, -2))
-        return weights.mean(dim=(-3, -2))
+        scores = weights.amax((-3, -2)) if self.aggregate == "max" else weights.mean((-3, -2))
+        if self.by_layer and scores.ndim > 2:
+            scores = scores.mean(dim=tuple(range(1, scores.ndim - 1)), keepdim=True)
+        return scores.expand(*seen.batch, -1)
 
     def _pooled(self, weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G W M"]:
         rows = weights.flatten(0, -2)[:, None]

@@ -17,6 +17,8 @@ class CacheCell:
     method: str
     observed: str
     """The queries that it saw (`AfterPrefix`); "hindsight" is an oracle."""
+    rows: int
+    """Observed queries of each head, at most; 0 where the method looks at none"""
     r: int
     joint: bool
     """True: chosen by the error that the whole set leaves; False: by scores of single keys."""
@@ -40,11 +42,13 @@ class CacheCell:
 class CacheGaps:
     """Splits the error of a method on served queries, over the best found, into four factors.
 
-    Each is a ratio of sums, a layer's errors in parts of its ||o||^2: 1 = nothing is lost.
+    Each is a ratio of sums, a layer's errors in parts of its ||o||^2: 1 = nothing is lost. The best
+    sets are found by the method's own search, or the default one, on as many rows as it observes.
     """
 
     method: str
     observed: str
+    rows: int
     r: int
     layer: int | None
     head: int | None
@@ -63,7 +67,7 @@ class CacheGaps:
 class CacheRecord(JsonRecord):
     """Cache methods measured on one model and task."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     made_by: ClassVar[str] = "make caches"
     model: str
     task: str
@@ -72,8 +76,6 @@ class CacheRecord(JsonRecord):
     prefix: int | None
     """Keys that are chosen from; None: all keys of an encoder"""
     length: int
-    rows: int
-    """Observed queries of each head, at most"""
     seeds: tuple[int, ...]
     """The seed that each unit was drawn by"""
     layers: int
@@ -85,6 +87,9 @@ class CacheRecord(JsonRecord):
     exact: Mapping[str, Estimate]
     """End metrics of the exact model"""
     cells: tuple[CacheCell, ...]
+    prefill_seconds: float
+    """Time of exact attention over the keys that are chosen from, for the queries of a key-value
+    head that read them; what `CacheCell.seconds` is compared with"""
     run_on: RunOn
     gaps: tuple[CacheGaps, ...] = ()
     scale: str = ""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div
 from tqdm import tqdm
 
+from value_aware_attention.attention import attention
 from value_aware_attention.caches import (
     AfterPrefix,
     AttentionMatching,
@@ -36,8 +37,9 @@ from value_aware_attention.measurement.windows import vocabulary_size
 MOST = {"kl": np.inf, "cosine_distance": 2.0}
 """Largest values of distances between outputs; other end metrics are shares, of at most 1"""
 REFERENCES = ("observed", "served", "alone", "refitted")
-"""Sets that a method is compared with: the best found on the rows that it observed, on the rows
-served, for each served query alone, and that on the rows served with refitted biases and values."""
+"""Sets that a method is compared with, found by its own search, or by the default one: on the
+queries that it observed, on as many served ones, for each served query alone, and those on served
+queries with refitted biases and values."""
 GAPS: Mapping[str, tuple[str, str]] = {
     "criterion": ("method", "observed"),
     "information": ("observed", "served"),
@@ -49,26 +51,17 @@ Array = NDArray[np.float64]
 
 
 @torch.inference_mode()
-def served_errors(
-    measured: ExactRows, like: AfterPrefix, r: int
-) -> dict[str, Float[Tensor, "B H"]]:
-    """Computes the errors that the best sets of r keys leave on the queries they were found on.
+def alone_errors(measured: ExactRows, like: AfterPrefix) -> Float[Tensor, "B H"]:
+    """Computes the errors that a set of r keys for each served query alone leaves on it.
 
-    `like` tells which keys are protected.
+    `like` tells r and which keys are protected.
     """
-    count = measured.rows.query.shape[-2]
-    served = like.like(ValueAware(r, search="best"), observed="hindsight", rows=count)
-    seen = served.observe(**measured.call.arguments(), layer=measured.call.layer)
-    kept = served.method.keep(seen)
-    refitted = AttentionMatching(r, served.method).keep(seen)
-    alone = _by_query(seen)
-    errors = {
-        "served": seen.error(kept),
-        "alone": alone.error(ValueAware(r).keep(alone)).sum(dim=-1),
-        "refitted": seen.error(refitted),
-    }
-    heads = measured.call.query.shape[:2]
-    return {name: error.double().reshape(heads) for name, error in errors.items()}
+    best = ValueAware(like.method.r)
+    rows = measured.rows.query.shape[-2]
+    served = like.like(best, observed="hindsight", rows=rows)
+    alone = _by_query(served.observe(**measured.call.arguments(), layer=measured.call.layer))
+    errors = alone.error(best.keep(alone)).sum(dim=-1)
+    return errors.double().reshape(measured.call.query.shape[:2])
 
 
 def _by_query(seen: Observed) -> Observed:
@@ -97,8 +90,8 @@ def _by_query(seen: Observed) -> Observed:
     )
 
 
-def gaps(errors: Mapping[str, Array], *, method: str, observed: str, r: int) -> Iterator[CacheGaps]:
-    """Computes the gaps of a method from errors (units, layers, heads), pooled and for each head.
+def gaps(errors: Mapping[str, Array], **setting: Any) -> Iterator[CacheGaps]:
+    """Computes the gaps of a setting from errors (units, layers, heads), pooled and for each head.
 
     `errors` has those of the method under "method", and those of `REFERENCES`.
     """
@@ -106,11 +99,11 @@ def gaps(errors: Mapping[str, Array], *, method: str, observed: str, r: int) -> 
         pooled = {name: error.sum(axis=axes) for name, error in errors.items()}
         for place in np.ndindex(pooled["method"].shape[1:]):
             layer, head = (*place, None, None)[:2]
-            found = {
+            found: dict[str, Any] = {
                 gap: estimate(pooled[above][:, *place], pooled[below][:, *place], least=0.0)
                 for gap, (above, below) in GAPS.items()
             }
-            yield CacheGaps(method=method, observed=observed, r=r, layer=layer, head=head, **found)
+            yield CacheGaps(**setting, layer=layer, head=head, **found)
 
 
 SERVED = 64
@@ -128,6 +121,12 @@ class CacheSetting:
     gaps: bool = False
     """True: its four gaps are measured, by layer and head."""
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """Names it in a record; a method that looks at no query observes 0 rows."""
+        rows = self.after.rows if self.after.method.observes else 0
+        return {"method": self.method, "observed": self.observed, "rows": rows, "r": self.r}
+
 
 def cache_settings(
     methods: Mapping[str, Callable[[int], CacheMethod]],
@@ -136,21 +135,27 @@ def cache_settings(
     observed: Sequence[str],
     gaps_of: Sequence[str] = (),
     only: Mapping[str, Sequence[str]] | None = None,
+    after: Mapping[str, Mapping[str, float]] | None = None,
     **options: Any,
 ) -> list[CacheSetting]:
     """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s.
 
-    `only` names methods that observe in fewer ways, with these ways. A method that chooses alike
-    whatever the queries is listed once, as observing "nothing".
+    A way is what `AfterPrefix` observes, with a number of rows where it has one of its own: "last
+    32". `only` gives methods other ways, of which those are measured whose word is in `observed`;
+    `after` gives methods options of their own, where a float is a share of r. A method that chooses
+    alike whatever the queries is listed once, as observing "nothing".
     """
-    found = []
+    found, words = [], {look.split()[0] for look in observed}
     for r, (name, build) in product(sizes, methods.items()):
-        method = build(r)
-        looks = [one for one in observed if one in (only or {}).get(name, observed)]
+        method, own = build(r), (after or {}).get(name, {})
+        given = {key: round(x * r) if isinstance(x, float) else x for key, x in own.items()}
+        looks = [one for one in (only or {}).get(name, observed) if one.split()[0] in words]
         for look in looks if method.observes else looks[:1]:
-            after = AfterPrefix(method, observed=look, **options)
-            label = look if method.observes else "nothing"
-            found.append(CacheSetting(name, label, r, after, gaps=name in gaps_of))
+            word, _, rows = look.partition(" ")
+            way = {"observed": word, **({"rows": int(rows)} if rows else {})}
+            label = word if method.observes else "nothing"
+            placed = AfterPrefix(method, **options | given | way)
+            found.append(CacheSetting(name, label, r, placed, gaps=name in gaps_of))
     return found
 
 
@@ -170,10 +175,13 @@ def measure_caches(
     layers: "kl", KL(exact || compressed) of the tokens in nats a served position (without a
     language-model head "cosine_distance", 1 - cosine of the last hidden states), and those of
     `task.ends`. A query is served that comes after the prefix; of an encoder, one not observed.
+    Settings may observe different numbers of rows, those of an encoder equal ones.
     """
     first = settings[0].after
-    if any((s.after.prefix, s.after.rows) != (first.prefix, first.rows) for s in settings):
-        raise ValueError("the settings differ in prefix or rows; measure them one by one")
+    if any(s.after.prefix != first.prefix for s in settings):
+        raise ValueError("the settings differ in prefix; measure them one by one")
+    if first.prefix is None and any(s.after.rows != first.rows for s in settings):
+        raise ValueError("the settings differ in rows, which of an encoder are not served")
     parts, exact = _measured(task, settings, progress)
     call, pairs = exact.measured_on[0].call, list(zip(parts, settings, strict=True))
     return CacheRecord(
@@ -183,7 +191,6 @@ def measure_caches(
         kernel=type(own_kernel(task.model)).__name__.lower(),
         prefix=first.prefix,
         length=call.query.shape[-2],
-        rows=first.rows,
         seeds=tuple(parts[0].seeds.tolist()),
         layers=len(exact.measured_on),
         key_value_heads=call.query.shape[1],
@@ -191,6 +198,7 @@ def measure_caches(
         head_dim=call.query.shape[-1],
         sharpest=tuple(map(_sharpest, exact.measured_on)),
         exact=_estimates(parts[0].exact),
+        prefill_seconds=float(np.median([part.prefill for part in parts])),
         cells=tuple(part.cell(setting) for part, setting in pairs),
         gaps=tuple(found for part, setting in pairs for found in part.gaps(setting)),
         run_on=run_on(call.query.device.type),
@@ -228,20 +236,21 @@ class _Part:
     exact: Mapping[str, Array]
     seconds: Array
     """Time of a choice (parts)"""
+    prefill: Array
+    """Time of exact attention over the keys that are chosen from (parts)"""
     multiply_adds: float
 
     def cell(self, setting: CacheSetting) -> CacheCell:
-        relative = self._relative("method").sum(axis=2)
-        error = relative.mean(axis=1)
-        numbers = {"error": error, **self.ends}
+        relative, norm = self._relative(self.errors["method"]), self._relative(self.norm)
+        by_layer = relative.mean(axis=0)
+        numbers = {"error": relative.mean(axis=1), **self.ends}
         return CacheCell(
-            method=setting.method,
-            observed=setting.observed,
-            r=setting.r,
+            **setting.named,
             joint=isinstance(setting.after.method, ValueAware),
             refits=setting.after.method.refits,
-            error=_mean(error),
-            by_layer=tuple(map(float, relative.mean(axis=0))),
+            # each layer's ratio of sums, linearised: its norms are a sample too
+            error=_mean((by_layer + relative - by_layer * norm).mean(axis=1)),
+            by_layer=tuple(map(float, by_layer)),
             ends=_estimates(self.ends),
             by_unit={name: tuple(units.tolist()) for name, units in numbers.items()},
             multiply_adds=self.multiply_adds,
@@ -251,17 +260,19 @@ class _Part:
     def gaps(self, setting: CacheSetting) -> Sequence[CacheGaps]:
         if len(self.errors) == 1:
             return ()
-        errors = {name: self._relative(name) for name in self.errors}
-        return tuple(gaps(errors, method=setting.method, observed=setting.observed, r=setting.r))
+        norm = self._mean_norm()[:, None]
+        errors = {name: error / norm for name, error in self.errors.items()}
+        return tuple(gaps(errors, **setting.named))
 
-    def _relative(self, name: str) -> Array:
-        """Divides errors by each layer's mean ||o||^2 of a unit, so that no layer dominates.
-
-        A layer whose outputs are all 0 has errors of 0.
-        """
-        norm = self.norm.sum(axis=2).mean(axis=0)[:, None]
-        relative: Array = self.errors[name] / np.where(norm > 0, norm, 1)
+    def _relative(self, sums: Array) -> Array:
+        """Divides each unit's and layer's sum over heads by the layer's mean norm."""
+        relative: Array = sums.sum(axis=2) / self._mean_norm()
         return relative
+
+    def _mean_norm(self) -> Array:
+        """Averages ||o||^2 of a unit, by layer, so that no layer dominates; 1 where it is 0."""
+        norm = self.norm.sum(axis=2).mean(axis=0)
+        return np.where(norm > 0, norm, 1)
 
 
 @dataclass(frozen=True)
@@ -276,8 +287,8 @@ class _ExactPart:
     """The places of all served queries"""
     output: Tensor
     """Logits, or last hidden states, of the exact model"""
-    best: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """Errors that the best sets of r keys leave, once searched for"""
+    known: dict[str, Array] = field(default_factory=dict)
+    """Errors that best sets leave, once searched for, by their setting"""
 
     @classmethod
     def of(cls, task: Task, part: int, settings: Sequence[CacheSetting]) -> "_ExactPart":
@@ -313,7 +324,7 @@ class _ExactPart:
         errors = {"method": self._errors(after)}
         if setting.gaps:
             errors |= self._references(setting)
-        seconds, counted = self._choice(after)
+        seconds, prefill, counted = self._choice(after)
         return _Part(
             seeds=np.full(len(output), self.text.seed),
             norm=_stacked([each.squared_norm() for each in self.measured_on]),
@@ -321,6 +332,7 @@ class _ExactPart:
             ends=self.ends(output),
             exact=self.exact,
             seconds=np.array([seconds]),
+            prefill=np.array([prefill]),
             multiply_adds=counted,
         )
 
@@ -337,27 +349,49 @@ class _ExactPart:
         return {name: units.double().cpu().numpy() for name, units in found.items()}
 
     def _references(self, setting: CacheSetting) -> dict[str, Array]:
-        """Computes the errors of the best sets; those on served queries once for each size."""
+        """Computes the errors of the best sets, found as the method's is."""
         after, r = setting.after, setting.r
-        if r not in self.best:
-            found = [served_errors(each, after, r) for each in self.measured_on]
-            self.best[r] = {name: _stacked([layer[name] for layer in found]) for name in found[0]}
-        same = after.like(ValueAware(r))
-        return {"observed": self._errors(same), **self.best[r]}
+        best = ValueAware(r, search=getattr(after.method, "search", "default"))
+        refit = AttentionMatching(r, best)
+        served, refitted = (after.like(one, observed="hindsight") for one in (best, refit))
+
+        def alone() -> Array:
+            return _stacked([alone_errors(each, after) for each in self.measured_on])
+
+        return {
+            "observed": self._once(repr(after.like(best)), lambda: self._errors(after.like(best))),
+            "served": self._once(repr(served), lambda: self._errors(served)),
+            "refitted": self._once(repr(refitted), lambda: self._errors(refitted)),
+            "alone": self._once(f"alone {(r, after.sinks, after.recent)}", alone),
+        }
+
+    def _once(self, name: str, compute: Callable[[], Array]) -> Array:
+        """Computes errors that several settings are compared with for the first of them."""
+        if name not in self.known:
+            self.known[name] = compute()
+        return self.known[name]
 
     def _errors(self, after: AfterPrefix) -> Array:
         return _stacked([each.squared_error(after) for each in self.measured_on])
 
-    def _choice(self, after: AfterPrefix) -> tuple[float, float]:
-        """Times one choice in the middle layer, by key-value head; counts its multiply-adds."""
+    def _choice(self, after: AfterPrefix) -> tuple[float, float, float]:
+        """Times one choice in the middle layer, and exact attention over the keys chosen from.
+
+        Seconds by key-value head; the third number counts the multiply-adds of the choice.
+        """
         call = self.measured_on[len(self.measured_on) // 2].call
         seen = after.observe(**call.arguments(), layer=call.layer)
+        every = (call.query, call.key, call.value)
+        read = [x.expand(*call.batch, -1, -1)[..., : seen.keys, :].flatten(1, -3) for x in every]
         begun = perf_counter()
         after.method.keep(seen)
-        seconds = (perf_counter() - begun) / seen.batch.numel()
+        chosen = perf_counter()
+        attention(*read, kernel=call.kernel, is_causal=after.prefix is not None)
+        prefill, heads = perf_counter() - chosen, seen.batch.numel()
         rows = seen.query.shape[-2] * seen.query.shape[-3]
         sizes = rows, seen.keys, seen.key.shape[-1], seen.value.shape[-1]
-        return seconds, after.method.multiply_adds(*sizes)
+        counted = after.method.multiply_adds(*sizes)
+        return (chosen - begun) / heads, prefill / heads, counted
 
 
 def _output(task: Task, text: Text) -> Tensor:

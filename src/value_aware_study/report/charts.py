@@ -114,10 +114,11 @@ def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
     return alt.Color("series:N", scale=scale, legend=shown)
 
 
-def shape(marks: Mapping[str, Mark]) -> alt.Shape:
-    """Builds the shapes of these series."""
+def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
+    """Builds the shapes of these series, with the legend's options."""
     scale = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
-    return alt.Shape("series:N", scale=scale)
+    shown = alt.Legend(**legend) if legend else alt.Undefined
+    return alt.Shape("series:N", scale=scale, legend=shown)
 
 
 def of_field(axis: Any, field: str) -> Any:
@@ -149,22 +150,25 @@ def dots(
     x: alt.X,
     published: pd.DataFrame | None = None,
     order: Sequence[str] = (),
+    legend: str | None = None,
 ) -> Drawn:
     """Draws a dot with its interval for each series of each row; rows in `order`, or by their mean.
 
-    `published` values of the same rows and series are hollow marks.
+    `published` values of the same rows and series are hollow marks; `legend` is its title.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     axis = alt.Axis(grid=True, domain=False, ticks=False, labelPadding=10)  # a mark at 0 has room
     places = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
-    labels, numbers, colours = ("name", "series"), ("value",), colour(marks, orient="bottom")
+    titled = {"title": legend, "columns": 4} if legend else {}
+    labels, numbers = ("name", "series"), ("value",)
+    colours, shapes = colour(marks, orient="bottom", **titled), shape(marks, **titled)
     base = _base(frame, labels, numbers, colours, **places)
-    layers = [base.mark_point(filled=True, size=90).encode(shape=shape(marks))]
+    layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
     if known(frame, ENDS):
         rule = base.mark_rule(strokeWidth=1.6)
         layers.insert(0, rule.encode(x=of_field(x, "low"), x2="high:Q"))
     if published is not None:
-        hollow = _base(published, labels, numbers, colours, **places).encode(shape=shape(marks))
+        hollow = _base(published, labels, numbers, colours, **places).encode(shape=shapes)
         layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=130))
     return layers
 

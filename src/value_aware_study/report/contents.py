@@ -155,14 +155,17 @@ def _timed(measured: benchmark.Measurements) -> list[Found]:
 
 
 def cache_section(records: Sequence[CacheRecord]) -> Section:
-    """Builds the section on keys that a cache should keep, from one record a model and text."""
+    """Builds the section on keys that a cache should keep, from records of models and texts."""
+    records = caches.in_order(records)
+    firsts = [one for one in records if not caches.is_again(one)] or records
     found = [
-        caches.by_text(records),
+        caches.by_text(firsts),
         caches.answers(records),
         caches.gain(records),
-        caches.gaps(records),
-        caches.agreement(records),
-        caches.sharpness(records),
+        caches.refit_gain(records),
+        caches.gaps(firsts),
+        caches.agreement(firsts),
+        caches.sharpness(firsts),
         caches.every_cell(records),
     ]
     return _section("caches", "Caches", CACHES, [("", one) for one in found])

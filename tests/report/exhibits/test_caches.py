@@ -1,0 +1,72 @@
+"""Tables of cache methods name the best score, the queries and the range over trainings."""
+
+from dataclasses import replace
+
+import pytest
+from surveyed import cache_cell, cache_record
+
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_study.report.contents import cache_section
+from value_aware_study.report.exhibit import Table
+
+
+def level(cell: CacheCell, error: float, right: float) -> CacheCell:
+    """Gives a cell an error on both texts, twice the KL, and a share of right answers."""
+    by_unit = {"error": (error,) * 2, "kl": (2 * error,) * 2, "exact_match": (right,) * 2}
+    ends = cell.ends | {"exact_match": replace(cell.error, value=right)}
+    return replace(cell, error=replace(cell.error, value=error), by_unit=by_unit, ends=ends)
+
+
+def trained(task: str, model: str, joint: float, right: float) -> CacheRecord:
+    """Builds a record of a joint set whose error is given; random keys leave 0.4, scores more."""
+    given = [
+        ("random", "nothing", 0, 0.4), ("snapkv", "last", 32, 0.5), ("snapkv", "last", 16, 0.25),
+        ("value_aware", "last", 32, joint), ("value_aware", "hindsight", 64, 0.01),
+    ]  # fmt: skip
+    cells = [
+        level(cache_cell(name, observed, error, rows), error, right if error == joint else 0.0)
+        for name, observed, rows, error in given
+    ]
+    exact = {"exact_match": replace(cells[0].error, value=1.0)}
+    record = replace(cache_record(), task=task, model=model, cells=tuple(cells))
+    return replace(record, exact=exact)
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Table]:
+    records = [
+        trained("copying", "copying", 0.3, 0.0), trained("recall", "recall_second", 0.3, 0.5),
+        trained("recall", "recall_third", 0.1, 0.75), trained("recall", "recall", 0.2, 1.0),
+    ]  # fmt: skip
+    section = cache_section(records)
+    return {one.name: one.table for one in section.exhibits if one.table}
+
+
+def test_random_choice_is_named_and_so_is_the_best_of_any_queries(tables: dict[str, Table]) -> None:
+    shown = tables["cache_gain"].display.set_index("texts").loc["recall"]
+    assert (shown["observed"], shown["best"]) == ("last 32", "random")
+    assert shown["best of any queries"] == "SnapKV (last 16)"
+    ratios = tables["cache_gain"].data.set_index("texts").loc["recall"]
+    assert (ratios["error"], ratios["distance"], ratios["any error"]) == (0.5, 0.5, 0.8)
+    assert ratios["prefills"] == 0.01 / 0.002
+
+
+def test_the_range_is_over_trainings_and_the_value_that_of_the_first(
+    tables: dict[str, Table],
+) -> None:
+    gains = tables["cache_gain"].display.set_index("texts")["over trainings"]
+    assert gains.to_dict() == {"recall": "0.25 to 0.75", "copying": "–"}
+    answers = tables["cache_answers"].display
+    column = "recall r = 8: whole rows right"
+    joint = answers[(answers["method"] == "value-aware") & (answers["observed"] == "last 32")]
+    assert joint[column].tolist() == ["1.000 (0.500 to 1.000)"]
+    cells = tables["cache_cells"].data
+    errors = cells[(cells["method"] == "value_aware") & (cells["measure"] == "error")]
+    recall = errors[(errors["texts"] == "recall") & (errors["observed"] == "last 32")]
+    assert recall[["value", "trained_low", "trained_high"]].to_numpy().tolist() == [[0.2, 0.1, 0.3]]
+
+
+def test_recall_comes_first_and_a_further_training_has_no_panel(tables: dict[str, Table]) -> None:
+    (methods,) = (table for name, table in tables.items() if name.startswith("cache_methods"))
+    assert [name.split(":")[0] for name in methods.display.columns[2:]] == ["recall", "copying"]
+    assert tables["cache_agreement"].data["texts"].tolist() == ["recall", "copying"]
