@@ -9,6 +9,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from value_aware_attention import caches, hugging_face
 from value_aware_attention.measurement import Task, Text
+from value_aware_attention.measurement import caches as measuring
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
 from value_aware_attention.measurement.caches import _Part, cache_settings, measure_caches
 from value_aware_attention.measurement.record import ratio_of_sums
@@ -124,6 +125,26 @@ def test_an_oracle_that_observes_fewer_queries_than_are_served_has_gaps_of_one(
     assert (found.rows, found.layer) == (3, None)
     assert found.information.value == pytest.approx(1, abs=1e-6)
     assert found.sharing.value > 1
+
+
+def test_references_are_searched_as_the_method_is(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+
+    class Spy(caches.ValueAware):
+        def __init__(self, r: int, refit: bool = False, search: str = "default") -> None:
+            super().__init__(r, refit, search)
+            searches.append(search)
+
+    settings = cache_settings(
+        {"fast": lambda r: caches.ValueAware(r, search="fast")}, sizes=[7], observed=["last"],
+        gaps_of=["fast"], prefix=PREFIX,
+    )  # fmt: skip
+    monkeypatch.setattr(measuring, "ValueAware", Spy)
+    monkeypatch.setattr(measuring, "alone_errors", lambda each, like: each.squared_norm())
+    measure_caches(task, settings, model_name="tiny", task_name="random")
+    assert set(searches) == {"fast"}
 
 
 def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Task) -> None:
