@@ -128,7 +128,7 @@ def probe(
     )  # fmt: skip
     measured = partial(
         measure, methods=default_methods(search) if methods is None else methods, sizes=sizes,
-        cache=cache, cell_errors=False, name=name, progress=show is not None,
+        cache=cache, name=name, progress=show is not None,
     )  # fmt: skip
     record = measured(task, layers=layers)
     if control:

@@ -45,13 +45,15 @@ from value_aware_attention.measurement.record import (
     ratio_of_sums,
     read,
 )
-from value_aware_attention.measurement.recorded import ExactRows
+from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache, source_hash
 from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
 from value_aware_attention.weights import weighted_sum
 
 ENDS = ("low", "high", "difference_low", "difference_high")
+RECORDED = 8
+"""Most parts of a task on which output errors of whole methods are measured"""
 SCALES = {"error": 100.0, "cosine": 1.0}
 """Factors of the metrics that are a mean over targets, and the largest values of these"""
 
@@ -202,7 +204,7 @@ def measure(
         attention = tuple(work.attention(layers, chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
     record = _record(task, cells, name, description)
-    if attention and not cell_errors:
+    if attention:
         units = attention[0].output_error.units
         record = replace(record, text=replace(record.text, recorded_units=units))
     return replace(record, kernel=type(task.kernel).__name__.lower(), attention=attention)
@@ -265,9 +267,14 @@ class _Measurement:
         return self.task.layer_calls(0)
 
     @cached_property
+    def recorded(self) -> list[int]:
+        """Parts whose calls are held together: those of a long text would not fit into memory."""
+        return evenly_spaced(self.task.parts, RECORDED)
+
+    @cached_property
     def calls(self) -> list[Call]:
-        """The layers' calls on all parts."""
-        others = (self.task.layer_calls(part) for part in range(1, self.task.parts))
+        """The layers' calls on the recorded parts."""
+        others = (self.task.layer_calls(part) for part in self.recorded[1:])
         return [Call.joined(layer) for layer in zip(self.first, *others, strict=True)]
 
     @cached_property
@@ -350,7 +357,7 @@ class _Measurement:
         )
 
     def _error(self, setting: Setting) -> CellError:
-        digests = [self.task.digest(part) for part in range(self.task.parts)]
+        digests = [self.task.digest(part) for part in self.recorded]
         key = setting_key(setting, len(attention_layers(self.task.model))) | {
             "measured": "output error",
             "parts": digests,

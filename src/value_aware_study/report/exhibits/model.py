@@ -37,6 +37,7 @@ from value_aware_study.report.words import (
     intervals,
     missing,
     number,
+    short,
     whole,
 )
 
@@ -66,6 +67,11 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     rows = [
         {"approximation": cell.approximation, "r": cell.parameters.get("r")}
         | {column: getattr(cell, column) for column in COLUMNS}
+        | {
+            "output_error": cell.error and cell.error.relative,
+            "cosine": cell.error and cell.error.cosine,
+            "relative_length": cell.error and cell.error.relative_length,
+        }
         for cell in record.cells
     ]
     data = pd.DataFrame(rows).astype({"r": "Int64"})
@@ -77,6 +83,7 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
             f"{captions.OPTIMAL} {captions.BEST_FOUND}",
             f"Exact attention: {number(exact.value, digits)}, over {exact.count:,} tokens. Bars: "
             "paired 95% intervals around it, over windows.",
+            f"Output error, cosine and length are of the attention's outputs. {captions.DIRECTION}",
             setting,
         ],
         [_metric_panel(record, data)],
@@ -112,6 +119,9 @@ def _metric_text(row: dict[str, Any], digits: int) -> dict[str, str]:
         "r, keys": "all" if row["r"] is None else f"{row['r']:,}",
         "value": number(row["value"], digits),
         "95% interval": interval(row["low"], row["high"], digits),
+        "output error": short(row["output_error"]),
+        "cosine": number(row["cosine"], 3),
+        "length": number(row["relative_length"], 2),
     }
 
 
