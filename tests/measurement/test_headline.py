@@ -66,6 +66,8 @@ def test_an_end_metric_that_cannot_tell_is_said_to():
     assert "of 3 methods, exact attention's 30.00 lies within its interval." in headline(record)
     apart = with_cells(record, lambda c: near(c, 0.1) if c.approximation == AWARE else c)
     assert "cannot tell" not in headline(apart)
+    below = with_cells(record, lambda c: replace(c, difference_low=-0.3, difference_high=-0.1))
+    assert "cannot tell" not in headline(below)
     assert "cannot tell" not in headline(probed(known=False))
 
 
