@@ -1,8 +1,8 @@
 """A published claim, the findings that answer it, and the verdict that they allow.
 
 A finding's interval covers the text and the training. Each training of a recipe has an effect of
-its own, measured on one text. The interval is the 95% prediction interval of the effect that
-another training of the recipe would have on all such text (docs/reproduce.md).
+its own, measured on one text. The interval is the 95% interval of the mean effect that trainings of
+the recipe have on all such text (docs/reproduce.md).
 """
 
 import math
@@ -104,18 +104,17 @@ def key_of(what: str, label: str) -> Key:
 
 
 def margin(error: float, units: int, spread: Spread | None, trainings: int) -> float:
-    """Computes half the width of the 95% prediction interval of another training's effect.
+    """Computes half the width of the 95% interval of the mean effect of all trainings on all text.
 
-    Two margins add in squares (Howe, 1974): Student's t times the standard error over text, and
-    over trainings, s sqrt(1 + 1/k): the other training's own deviation and that of the mean of k.
-    Degrees of freedom after Satterthwaite would hold too few effects, down to 88 of 100 for two
-    trainings. NaN for a single unit of text.
+    Two margins add in squares: Student's t times the standard error over text, and times that over
+    k trainings, s / sqrt(k). Degrees of freedom after Satterthwaite would hold too few effects.
+    NaN for a single unit of text.
     """
     text = quantile(units) * error if units > 1 else math.nan
     if spread is None:
         return text
-    deviation = spread.deviation * math.sqrt(1 + 1 / trainings)
-    return math.hypot(text, quantile(spread.seeds) * deviation)
+    training = quantile(spread.seeds) * spread.deviation / math.sqrt(trainings)
+    return math.hypot(text, training)
 
 
 def quantile(count: int) -> float:

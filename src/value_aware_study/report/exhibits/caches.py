@@ -384,9 +384,9 @@ def _comparison(
             "the one of least mean error on these very texts, with the same queries observed or "
             "none: a choice after the fact, which favours it. Where it is random, every score is "
             "worse than chance. The best of any queries is chosen among all ways to observe but "
-            "hindsight. The third ratio is that of the model's distances, of the same two methods.",
+            "hindsight. KL, or 1 − cosine, is compared for the two methods of the first ratio.",
             "Choice, in prefills: the time of the choice for a key-value head over that of exact "
-            "attention of the keys that it chooses from; of so few much is overhead.",
+            "attention of the keys that it chooses from: so few that much of both is overhead.",
             TRAININGS,
             OBSERVED,
         ],

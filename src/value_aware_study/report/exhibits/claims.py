@@ -398,8 +398,8 @@ def about(found: Sequence[Answer]) -> str:
     once = " An interval over text alone is about one training run." * ("text alone" in over)
     return (
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error: the mean over the "
-        "trainings of a model, and in brackets the 95% interval for another training of it on "
-        "other text (for correlations: in other layers). Draws of random methods are not covered; "
+        "trainings of a model, and in brackets the 95% interval of that mean over all such "
+        "trainings and text (for correlations: over layers). Draws of random methods are not covered; "
         f"they are averaged over seeds. Intervals: {said}.{once}"
     )
 
