@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.app import composed
+from pipelines.app import check_job, composed
 from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_study.report.contents import cache_section
@@ -61,6 +61,7 @@ def test_further_trainings_have_models_and_records_of_their_own() -> None:
         for option in ("first", "second")
     )
     assert (first.name, second.name) == ("in_context_markov", "in_context_markov_second")
+    check_job("train_in_context", ["task=markov", "replicate=second"])
     assert (first.seed, first.module.seed, second.seed, second.module.seed) == (0, 0, 1, 1)
     given = ["texts=markov", "replicate=second", "measured=again"]
     whole, again = (composed("caches", one).caches for one in (given[:1], given))

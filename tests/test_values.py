@@ -191,6 +191,7 @@ AT = {
     "optimizer": ["causal.optimizer", "masked.optimizer", "task.optimizer"],
     "schedule": ["causal.schedule", "length.schedule", "task.schedule"],
     "texts": ["caches"],
+    "measured": ["caches"],
 }
 """Places of a group's options, where that is not the group's name."""
 CODE = {

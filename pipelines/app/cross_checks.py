@@ -145,7 +145,7 @@ def check_names(cfg: DictConfig, app: str) -> None:
     if "model" in cfg:
         known = [own["causal" if is_causal(cfg) else "masked"], Path(cfg.model.checkpoint).name]
     elif app == "train_in_context":
-        known = [f"in_context_{cfg.task.name}"]
+        known = [f"in_context_{cfg.task.name}{cfg.replicate.suffix}"]
     else:
         known = [own[app.removeprefix("train_")]]
     if name not in known and str(name).startswith(OWN_NAMES):
