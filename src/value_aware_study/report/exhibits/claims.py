@@ -399,8 +399,8 @@ def about(found: Sequence[Answer]) -> str:
     return (
         f"{VERDICTS} Ratios are of perplexities, points of masked-token error: the mean over the "
         "trainings of a model, and in brackets the 95% interval of that mean over all such "
-        "trainings and text (for correlations: over layers). Draws of random methods are not covered; "
-        f"they are averaged over seeds. Intervals: {said}.{once}"
+        "trainings and text (for correlations: over layers). Draws of random methods are not "
+        f"covered; they are averaged over seeds. Intervals: {said}.{once}"
     )
 
 
