@@ -16,8 +16,8 @@ METHODS: dict[str, Callable[[int], CacheMethod]] = {
     name: card.method for name, card in cache_cards().items()
 }
 
-SEEING = {name: build for name, build in METHODS.items() if name != "random"}
-"""Those whose choice for a cache depends on that cache alone."""
+SEEING = {name: build for name, build in METHODS.items() if name not in ("random", "tova")}
+"""Those whose choice for a cache depends on that cache alone; TOVA's on those of all heads."""
 
 SCORING = {name: build for name, build in SEEING.items() if build(1).starts(1)}
 """Those that choose keys one by one, by what they see."""

@@ -222,7 +222,7 @@ def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: Task) -> No
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
     found = cell_error(lambda layer: NotANumber(), layers)
     assert found.relative is None and found.by_layer == (None, None)
-    assert found.cosine is found.length is None
+    assert found.cosine is found.relative_length is None
     assert json.dumps(asdict(found), allow_nan=False)
 
 
