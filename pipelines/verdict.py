@@ -50,7 +50,10 @@ def lines() -> Iterator[str]:
         yield f"claims of the paper: {found}; no run of scale {scale} is published to compare with"
     if (REPORT / STRENGTH).exists():
         worse = worse_than_counting(REPORT / STRENGTH)
-        yield f"worse than counts of their own text: {', '.join(worse) or 'no model'}"
+        times = read_numbers(OUTPUTS / scale / TIMES, AGAIN)
+        minutes = [spent / 60 for stage, spent in times.items() if stage.startswith("train_")]
+        trained = f", trained for {math.ceil(max(minutes))} minutes at most" if minutes else ""
+        yield f"worse than counts of their own text{trained}: {', '.join(worse) or 'no model'}"
     yield (REPORT / "index.html").resolve().as_uri()
 
 

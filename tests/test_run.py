@@ -142,9 +142,9 @@ def project(tmp_path: Path) -> Path:
     return tree
 
 
-def command(project: Path, *given: str) -> list[str]:
-    """Runs the pipeline; returns the printed lines."""
-    words = [sys.executable, "-m", "pipelines.run", *given]
+def command(project: Path, *given: str, app: str = "run") -> list[str]:
+    """Runs the pipeline, or another app; returns the printed lines."""
+    words = [sys.executable, "-m", f"pipelines.{app}", *given]
     found = subprocess.run(words, cwd=project, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout.splitlines()
@@ -154,16 +154,26 @@ def command(project: Path, *given: str) -> list[str]:
 def test_a_scale_runs_through_dvc_without_git_and_goes_on_where_it_was(project: Path) -> None:
     lines = command(project, "scale=again", "logger=none")
     assert lines[0] == "params.yaml now has scale again and logger=none"
-    assert lines[1] == "11 stages; unchanged ones are passed over"
-    assert " 1/11 fingerprints: " in lines[2] and "11/11 report: " in lines[12]
+    assert lines[1] == "14 stages; unchanged ones are passed over"
+    assert " 1/14 fingerprints: " in lines[2] and "14/14 report: " in lines[15]
     outputs = project / "outputs/again"
     assert sorted(path.stem for path in (outputs / "records").iterdir()) == [
-        *("causal_elu", "causal_elu_second", "masked_long")
+        *("causal_elu", "causal_elu_second", "masked_long", "masked_long_second")
     ]
     models = [outputs / f"models/causal_elu{end}/model.safetensors" for end in ("", "_second")]
     assert models[0].read_bytes() != models[1].read_bytes()
-    assert len((outputs / "seconds.json").read_text().splitlines()) == 11 + 2
+    assert len((outputs / "seconds.json").read_text().splitlines()) == 14 + 2
     record = outputs / "records/masked_long.json"
     record.unlink()
     lines = command(project, "scale=again", "logger=none")
     assert lines[1].startswith("0 stages run in") and record.exists()  # from DVC's cache
+    again = outputs / "records/causal_elu_second.json"
+    before, kept = again.read_bytes(), "results/seeds/again/second.json.gz"
+    assert command(project, "publish.seed=second", app="publish") == [
+        f"{kept} has the records of the seed"
+    ]
+    again.unlink()
+    shutil.rmtree(models[1].parent)
+    lines = command(project, "scale=again", "logger=none")
+    assert f"{kept} has the records of seed second: its stages are passed over" in lines
+    assert again.read_bytes() == before and not models[1].exists()

@@ -43,6 +43,7 @@ FILES = {
     "report/strength.csv": "model,errs\na,more than counting\na,undecided\nb,undecided\n",
     "results/laptop/findings.csv": written(),
     "results/laptop/seconds.json": json.dumps({"report": 7}),
+    "outputs/laptop/seconds.json": json.dumps({"train_causal@elu": 130.0, "report": 900.0}),
 }
 
 
@@ -59,7 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_ends_with_its_verdict_and_page(run: Path) -> None:
     same, worse, page = verdict.lines()
     assert same == "2 of 2 claims as published; none of 3 comparisons changed its mark"
-    assert worse == "worse than counts of their own text: a"
+    assert worse == "worse than counts of their own text, trained for 3 minutes at most: a"
     assert page.endswith("report/index.html")
     assert verdict.published_seconds() == {"report": 7}
     shutil.rmtree("results")
