@@ -59,7 +59,7 @@ def test_every_app_takes_the_overrides_at_that_scale_alone(params: Path) -> None
 
 
 def test_an_edited_axis_wins_over_the_scale_and_stays(params: Path) -> None:
-    params.write_text(PARAMS.replace("replicates: []", "replicates:\n  - second"))
+    params.write_text(PARAMS.replace("replicates: []", "replicates:\n  - second", 1))
     choice.choose(["scale=hours"])
     assert value(params, "grid.replicates") == ["second"]
     choice.choose(["scale=laptop"])
