@@ -19,9 +19,18 @@ OWN = {
 STAGES = {"corpus": ["corpus"], "train_causal@elu": ["metrics/train/first.json"], **OWN}
 
 
-def stage(outputs: Path, names: list[str], status: Any = None) -> Any:
-    outs = [SimpleNamespace(def_path=str(outputs / name)) for name in names]
-    return SimpleNamespace(outs=outs, status=lambda: status or {})
+def of(outputs: Path) -> dict[str, Any]:
+    return {
+        name: SimpleNamespace(outs=[SimpleNamespace(def_path=str(outputs / one)) for one in names])
+        for name, names in STAGES.items()
+    }
+
+
+def given(monkeypatch: pytest.MonkeyPatch, outputs: Path, *waiting: str) -> None:
+    """Lets DVC know of these stages, of which some have yet to run."""
+    repo = SimpleNamespace(status=lambda names: dict.fromkeys(waiting, "changed deps"))
+    monkeypatch.setattr(seeds, "Repo", lambda: repo)
+    monkeypatch.setattr(seeds, "needed", lambda targets: of(outputs))
 
 
 @pytest.fixture
@@ -43,12 +52,8 @@ def outputs(tmp_path: Path) -> Path:
 @pytest.fixture
 def kept(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keeps the second seed."""
-    monkeypatch.setattr(seeds, "needed", lambda targets: of(outputs))
+    given(monkeypatch, outputs)
     return keep("second", outputs, tmp_path / "seeds")
-
-
-def of(outputs: Path) -> dict[str, Any]:
-    return {name: stage(outputs, names) for name, names in STAGES.items()}
 
 
 def lost(outputs: Path) -> list[Path]:
@@ -120,8 +125,7 @@ def test_a_damaged_seed_is_named(outputs: Path, kept: Path) -> None:
 def test_an_unfinished_seed_is_not_kept(
     outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unrun = {name: stage(outputs, names, ["changed"]) for name, names in STAGES.items()}
-    monkeypatch.setattr(seeds, "needed", lambda targets: unrun)
+    given(monkeypatch, outputs, *OWN)
     with pytest.raises(ValueError, match=r"has yet to run: python -m pipelines\.repro second"):
         keep("second", outputs, tmp_path)
     with pytest.raises(ValueError, match="the seed is third; it must be first or second"):

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from pipelines.app.checkpoint import file_hash
 from pipelines.app.hydra_app import write_json
-from pipelines.fingerprints import differences, needed
+from pipelines.fingerprints import differences, needed, refusals_of_dvc
 from value_aware_attention.files import from_json, load_json, new_file, reading, to_json, write_text
 from value_aware_study.paths import TIMES, inside
 
@@ -46,9 +47,10 @@ def keep(seed: str, outputs: Path, folder: Path) -> Path:
     Raises ValueError for a seed that the scale does not have, and for a stage that has yet to run.
     """
     own = stages_of(seed, needed(["report"]))
-    for name, stage in own.items():
-        if stage.status():
-            raise ValueError(f"{name} has yet to run: python -m pipelines.repro {seed}")
+    with refusals_of_dvc():
+        waiting = Repo().status(list(own))
+    if waiting:
+        raise ValueError(f"{next(iter(waiting))} has yet to run: python -m pipelines.repro {seed}")
     times = load_json(outputs / TIMES)
     content = {
         "tokens": file_hash([outputs / "tokens"]),
