@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.approximations.leave_one_out_keys import output_change
-from value_aware_attention.attention import working_precision
+from value_aware_attention.caches.joint_set import Rows
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.order import Order
 
 
 class LeaveOneOut(CacheMethod):
@@ -18,21 +18,16 @@ class LeaveOneOut(CacheMethod):
     """
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        value = working_precision(seen.value)
-        centre = value.mean(dim=-2, keepdim=True)  # distances keep their digits far from 0
-        weights = seen.weights.flatten(-3, -2)
-        change = output_change(weights, value - centre, self._beside(seen, centre)).square()
-        output = seen.output.flatten(-3, -2)
-        alone = output.square().sum(dim=-1, keepdim=True).expand_as(change)
-        return change.where(change < torch.inf, alone).sum(dim=-2)
+        return Rows.of(seen).cost_of_dropping().view(*seen.batch, -1)
 
-    @staticmethod
-    def _beside(seen: Observed, centre: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns each row's attention weight beside the keys, and the output that it adds."""
-        if seen.beside is None:
-            return None
-        weight, output = seen.log_beside.exp(), seen.beside.output() - centre[..., None, :, :]
-        return weight.flatten(-3, -2), (weight * output).flatten(-3, -2)
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        """Orders keys by their loss alone after W_o, in parts of the layer's squared output."""
+        self.check(seen)
+        cost = Rows.of(seen, projected=True).cost_of_dropping().view(*seen.batch, -1)
+        keys = self.ranked(seen, cost, seen.keys)
+        norm = seen.squared_layer_output()
+        return Order(keys, cost.gather(-1, keys) / norm.view(-1, *(1,) * (cost.ndim - 1)))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return float(rows * keys * (head_dim + 2 * value_dim))

@@ -1,6 +1,7 @@
 """Defines the interface of cache methods, which keep one set of keys for all later queries."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
 from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.kernels import check_kernel
 from value_aware_attention.weights import top_keys
 
@@ -47,6 +49,24 @@ class CacheMethod(nn.Module):
         self.check(seen)
         return self.kept(seen, self.ranked(seen, self.scores(seen), self.r))
 
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        """Orders all keys by how long they are kept, with losses that layers compare.
+
+        By default by score, and the losses are the scores. Raises ValueError as `keep` does.
+        """
+        self.check(seen)
+        scores = self.scores(seen)
+        keys = self.ranked(seen, scores, seen.keys)
+        loss = scores.double().masked_fill(protected(seen), torch.inf)
+        loss = loss.masked_fill(~available(seen), -torch.inf)
+        return Order(keys, loss.gather(-1, keys))
+
+    @torch.no_grad()
+    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        """Keeps `counts` keys of each cache; `order` is this method's."""
+        return self.kept_of(seen, first_of(order.keys, counts))
+
     def check(self, seen: Observed) -> None:
         """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""
         name = type(self).__name__
@@ -80,6 +100,15 @@ class CacheMethod(nn.Module):
         unused = ~available(seen).take_along_dim(indices, dim=-1)
         weight = torch.zeros(indices.shape, dtype=seen.log_similarity.dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
+
+    @classmethod
+    def kept_of(cls, seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+        """Returns sets of keys as they are; caches that keep fewer than another have unused slots."""
+        slots = int(chosen.sum(dim=-1).max())
+        first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
+        kept = cls.kept(seen, first)
+        unused = ~chosen.gather(-1, kept.indices)
+        return replace(kept, log_weight=kept.log_weight.masked_fill(unused, -torch.inf))
 
     def extra_repr(self) -> str:
         return arguments_shown(self)

@@ -113,6 +113,20 @@ class Observed:
             attention_state(self.log_similarity, self._value[..., None, :, :])
         ).output()
 
+    def squared_layer_output(self) -> Float[Tensor, " B"]:
+        """Computes sum_i ||sum_h W_o,h o_hi||^2 of each text, the first dimension; 1 where it is 0.
+
+        Sums over all heads, which are the other leading dimensions. Where W_o is not known, the
+        sum over heads of ||o_hi||^2.
+        """
+        output = self.output.double()
+        if self.projection is not None:
+            projected = (output @ self.projection.double()).flatten(1, -3).sum(dim=1)
+        else:
+            projected = output
+        norm = projected.square().flatten(1).sum(dim=-1)
+        return norm.where(norm > 0, 1.0)
+
     def error(self, kept: KeptKeys) -> Float[Tensor, " *batch"]:
         """Computes sum ||o - o~||^2 over the group's queries, the cost of a choice."""
         state = kept_state(
