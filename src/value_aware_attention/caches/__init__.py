@@ -10,6 +10,7 @@ A method is one small file with `scores` or `keep`; `AfterPrefix` makes it an ap
 from value_aware_attention.caches.after_prefix import AfterPrefix
 from value_aware_attention.caches.attention_matching import AttentionMatching
 from value_aware_attention.caches.baselines import Random, Recent
+from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.critical_values import CriticalValues
 from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
@@ -17,12 +18,14 @@ from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.profile import profile
 from value_aware_attention.caches.value_aware import ValueAware
 
 __all__ = [
     "AfterPrefix",
     "AttentionMatching",
     "CacheMethod",
+    "CacheProfile",
     "CriticalValues",
     "ExpectedAttention",
     "KeptKeys",
@@ -34,4 +37,5 @@ __all__ = [
     "Random",
     "Recent",
     "ValueAware",
+    "profile",
 ]

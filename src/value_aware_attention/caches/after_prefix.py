@@ -1,5 +1,6 @@
 """Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -9,8 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
-from value_aware_attention.arguments import arguments_shown, check_at_least, check_choice
+from value_aware_attention.arguments import (
+    arguments_shown,
+    check_at_least,
+    check_choice,
+    check_seed,
+)
 from value_aware_attention.attention import attention, attention_state
+from value_aware_attention.caches.budgets import CacheProfile, pooled_counts
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
@@ -21,6 +28,7 @@ from value_aware_attention.caches.observed import (
     kept_state,
     visible_pairs,
 )
+from value_aware_attention.caches.order import Order
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
@@ -40,8 +48,17 @@ class AfterPrefix(Approximation):
         causal     those of the whole prefix, which attend causally
         noncausal  those of the whole prefix, each of which sees all of it; where a model rotates
                    queries they are rotated by the length of the prefix, to later positions
+        continued  the same, each of which sees its own causal past once more, beside the prefix:
+                   in the first layer of a rotary model those of the prefix read once more
         repeat     those of the prefix read once more, which `hugging_face` records
         hindsight  the queries that are served: an oracle
+    `seed` draws the observed queries, one in each of `rows` equal strides.
+
+    `pool` tells which heads share their keys: None: each keeps r. "layer" and "model": those of
+    the layer, or of all layers, keep r on average, and of all their keys the one goes that costs
+    least (`CacheMethod.order`), in each text. A `CacheProfile`: as many as it found best for the
+    model, r on average.
+
     `sinks` first and `recent` last keys are always kept, counted in r. After every `every` rows the
     method chooses again among the kept keys and all keys since (a growing cache).
     """
@@ -59,6 +76,8 @@ class AfterPrefix(Approximation):
         sinks: int = 2,
         recent: int = 4,
         every: int | None = None,
+        pool: str | CacheProfile | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_cache_method(method)
@@ -68,14 +87,18 @@ class AfterPrefix(Approximation):
         self.rows = check_at_least(1, rows=rows)
         self.sinks, self.recent = check_at_least(0, sinks=sinks), check_at_least(0, recent=recent)
         self.every = every if every is None else check_at_least(1, every=every)
+        if pool is not None and not isinstance(pool, CacheProfile):
+            check_choice(("layer", "model"), pool=pool)
+        self.pool = pool
+        self.seed = check_seed(seed)
         self.kernels = method.kernels
         self.supports_causal = prefix is not None
         self._check_arguments()
 
     def _check_arguments(self) -> None:
-        r, name = self.method.r, type(self.method).__name__
+        r = self.method.r
         if self.prefix is None:
-            if self.observed in ("causal", "repeat"):
+            if self.observed in ("causal", "continued", "repeat"):
                 raise ValueError(
                     f"observed is {self.observed!r}; without a prefix it must be one of last, "
                     f"noncausal, hindsight"
@@ -90,10 +113,17 @@ class AfterPrefix(Approximation):
                 f"r is {r}; it counts {self.sinks} sinks and {self.recent} recent keys, so it must "
                 f"be at least {least}"
             )
-        if self.every is not None and self.method.refits:
+        if self.every is not None:
+            self._check_growing()
+
+    def _check_growing(self) -> None:
+        name = type(self.method).__name__
+        if self.method.refits:
             raise ValueError(f"every is {self.every}; {name} refits values, so it chooses once")
-        if self.every is not None and self.observed == "repeat":
+        if self.observed == "repeat":
             raise ValueError(f"every is {self.every}; repeated queries are recorded once")
+        if self.pool is not None:
+            raise ValueError(f"every is {self.every}; with pool keys are chosen once")
 
     def forward(
         self,
@@ -180,6 +210,11 @@ class AfterPrefix(Approximation):
         groups = Groups.of(call)
         grouped = groups.call(call)
         pool = _every_key(grouped)
+        if self.pool is not None and call.layer.number is None:
+            raise ValueError(
+                "heads are pooled by hugging_face.replace_attention, which knows the layers; bare "
+                "tensors have none"
+            )
         if self.prefix is None:
             kept = self._keep(grouped, pool, call.keys)
             return groups.restored(_served(grouped, kept, call.keys))
@@ -203,8 +238,38 @@ class AfterPrefix(Approximation):
     @torch.no_grad()
     def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
         """Lets the method choose from a pool of keys; indices are those of the call."""
-        kept = self.method.keep(self._observed(call, pool, start))
+        kept: KeptKeys | None = call.layer.kept
+        if kept is not None:
+            return kept
+        seen = self._observed(call, pool, start)
+        if self.pool is None:
+            kept = self.method.keep(seen)
+        else:
+            order = self.method.order(seen)
+            kept = self.method.cut(seen, order, self._counts(order, call.layer.number))
         return replace(kept, indices=pool.gather(-1, kept.indices))
+
+    def _counts(self, order: Order, layer: int) -> Int[Tensor, "B H"]:
+        """Counts the keys that the heads of one layer keep."""
+        texts, heads = order.keys.shape[:2]
+        if isinstance(self.pool, CacheProfile):
+            budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
+            return budgets.to(order.keys.device).expand(texts, heads)
+        return pooled_counts([order], self.method.r * heads, self.method.least)[0]
+
+    @torch.no_grad()
+    def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:
+        """Keeps keys of all layers together, from the arguments of each layer's call.
+
+        Indices are those of the prefix. Raises ValueError as `forward` does.
+        """
+        orders = [self.method.order(self.observe(**call)) for call in calls]
+        heads = sum(order.keys.shape[1] for order in orders)
+        counts = pooled_counts(orders, self.method.r * heads, self.method.least)
+        return [
+            self.method.cut(self.observe(**call), order, count)
+            for call, order, count in zip(calls, orders, counts, strict=True)
+        ]
 
     def _observed(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
         """Returns the method's input before rows from `start` on are served."""
@@ -212,7 +277,7 @@ class AfterPrefix(Approximation):
         in_pool = available.take_along_dim(pool, dim=-1)
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
-        choice = Choice(call, pool, in_pool, available, past, served, start, self.rows)
+        choice = Choice(call, pool, in_pool, available, past, served, start, self.rows, self.seed)
         key, value = (
             x[..., 0, :, :].take_along_dim(pool[..., None], -2) for x in (call.key, call.value)
         )

@@ -123,9 +123,7 @@ def eliminate_by_shares(
     return torch.cat([left, *dropped[::-1]], dim=-1), torch.cat([kept, *costs[::-1]], dim=-1)
 
 
-def measured_in_order(
-    rows: Rows, order: Int[Tensor, "B M"], first: int
-) -> Float[Tensor, "B M"]:
+def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B M"]:
     """Measures what keys behind the first ones cost, dropped in this order, all alike between cuts.
 
     Errors are computed where 5% of the keys are dropped, as `eliminate_by_shares` drops them; the

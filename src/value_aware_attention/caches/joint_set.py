@@ -177,7 +177,7 @@ def _by_part(x: Tensor, parts: int) -> Tensor:
     return x if parts == 1 else x.repeat_interleave(parts, dim=0)
 
 
-def _by_cache(x: Float[Tensor, "C *K"], parts: int) -> Float[Tensor, "B *K"]:
+def _by_cache(x: Tensor, parts: int) -> Tensor:
     """Sums what each part of a cache has."""
     return x if parts == 1 else x.unflatten(0, (-1, parts)).sum(dim=1)
 

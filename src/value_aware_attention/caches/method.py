@@ -26,6 +26,9 @@ class CacheMethod(nn.Module):
     refits: bool = False
     """True: keys get weights and values of their own, from which nothing can be chosen again."""
 
+    least: int = 0
+    """Keys that every head keeps at least where heads share a number of them (`pool`)"""
+
     def __init__(self, r: int) -> None:
         super().__init__()
         self.r = check_at_least(1, r=r)
@@ -103,7 +106,7 @@ class CacheMethod(nn.Module):
 
     @classmethod
     def kept_of(cls, seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
-        """Returns sets of keys as they are; caches that keep fewer than another have unused slots."""
+        """Returns sets of keys as they are; caches with fewer than others have unused slots."""
         slots = int(chosen.sum(dim=-1).max())
         first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
         kept = cls.kept(seen, first)

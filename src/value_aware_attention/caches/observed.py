@@ -247,6 +247,7 @@ class Choice:
     start: int
     """Position of the first key outside the choice, which is kept for every query"""
     rows: int
+    seed: int = 0
 
     def attending(self, rows: Int[Tensor, " W"]) -> dict[str, Any]:
         """Returns queries of the text with the pairs of the pool that they see."""
@@ -257,10 +258,15 @@ class Choice:
         return {"query": part.query, "visible": visible, "positions": rows}
 
     def spaced(self, among: range) -> Int[Tensor, " W"]:
-        """Returns `rows` of these rows, evenly spaced, the last among them."""
+        """Draws one of these rows in each of `rows` equal strides.
+
+        Evenly spaced rows would all fall on one part of a text with a period, such as its values.
+        """
         count = min(self.rows, len(among))
-        spaced = [among[(i + 1) * len(among) // count - 1] for i in range(count)]
-        return torch.tensor(spaced, device=self.pool.device)
+        cuts = torch.arange(count + 1) * len(among) // count
+        drawn = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
+        places = cuts[:-1] + (drawn * cuts.diff()).long()
+        return (among.start + places * among.step).to(self.pool.device)
 
     def unpadded(self, rows: Int[Tensor, " W"]) -> Bool[Tensor, "*own 1 W K"]:
         """Returns the pairs of rows and keys of which neither is padding."""
@@ -307,6 +313,28 @@ def turned(choice: Choice, by: int) -> dict[str, Any]:
     }
 
 
+def continued(choice: Choice) -> dict[str, Any]:
+    """Takes the queries of `noncausal`, each of which sees its own past once more beside the keys.
+
+    The past at its true distances: neither queries nor keys are turned there.
+    """
+    found = turned(choice, choice.start)
+    rows = choice.spaced(choice.past)
+    query, call = choice.call.query[..., rows, :], choice.call
+    return found | {"beside": own_past(choice, query, call.key, call.value, rows)}
+
+
+def own_past(
+    choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
+) -> AttentionState:
+    """Returns the state of queries over the keys up to them; padding neither sees nor is seen."""
+    keys = min(key.shape[-2], choice.start)
+    own = torch.arange(keys, device=rows.device) <= rows[:, None]
+    seeing = choice.available[..., rows, None] & choice.available[..., None, :keys]
+    scores = choice.call.kernel.log_similarity(query, key[..., :keys, :])
+    return attention_state(scores, value[..., :keys, :], own & seeing[..., None, :, :])
+
+
 def repeat(choice: Choice) -> dict[str, Any]:
     """Takes queries of the prefix read once more, which see every key and their own past."""
     if choice.call.layer.repeated is None:
@@ -316,15 +344,12 @@ def repeat(choice: Choice) -> dict[str, Any]:
         )
     query, key, value = choice.call.layer.repeated
     rows = choice.spaced(range(query.shape[-2]))
-    seen = choice.unpadded(rows)
-    own = torch.arange(key.shape[-2], device=rows.device) <= rows[:, None]
-    own = own & choice.available[..., None, None, : key.shape[-2]] & seen.any(-1, keepdim=True)
-    scores = choice.call.kernel.log_similarity(query[..., rows, :], key[..., None, :, :])
+    query = query[..., rows, :]
     return {
-        "query": query[..., rows, :],
-        "visible": seen,
+        "query": query,
+        "visible": choice.unpadded(rows),
         "positions": rows + choice.start,
-        "beside": attention_state(scores, value[..., None, :, :], own),
+        "beside": own_past(choice, query, key[..., None, :, :], value[..., None, :, :], rows),
     }
 
 
@@ -349,6 +374,6 @@ def hindsight(choice: Choice) -> dict[str, Any]:
 
 
 OBSERVED: Mapping[str, Callable[[Choice], dict[str, Any]]] = {
-    found.__name__: found for found in (last, causal, noncausal, repeat, hindsight)
+    found.__name__: found for found in (last, causal, noncausal, continued, repeat, hindsight)
 }
 """By name: query (*own, G, W, D), visible, positions and beside of `Observed`."""

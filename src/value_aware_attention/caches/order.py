@@ -1,6 +1,5 @@
-"""Orders keys by how long they are kept, and shares a number of keys among heads and layers."""
+"""Orders keys by how long they are kept."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,22 +25,3 @@ def first_of(
     places = torch.arange(keys.shape[-1], device=keys.device)
     chosen = (places < counts[..., None]).expand(keys.shape)
     return torch.zeros_like(chosen).scatter(-1, keys, chosen)
-
-
-def pooled_counts(
-    orders: Sequence[Order], total: int, least: int = 0
-) -> list[Int[Tensor, "B H"]]:
-    """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
-
-    `orders` are of layers (B, H, M); `total` keys of a text are kept, at least `least` by each
-    head. A head's next key may cost less than its last one: it then goes with it, so that each
-    head keeps the first keys of its order.
-    """
-    costs = [order.loss.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
-    for cost in costs:
-        cost[..., :least] = torch.inf
-    every = torch.cat([cost.flatten(1) for cost in costs], dim=-1)
-    largest = every.argsort(dim=-1, descending=True, stable=True)[:, :total]
-    kept = torch.zeros_like(every, dtype=torch.bool).scatter(-1, largest, value=True)
-    parts = kept.split([cost[0].numel() for cost in costs], dim=-1)
-    return [part.view_as(cost).sum(dim=-1) for part, cost in zip(parts, costs, strict=True)]

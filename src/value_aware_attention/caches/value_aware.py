@@ -70,9 +70,7 @@ class ValueAware(CacheMethod):
         self.check(seen)
         rows = Rows.of(seen, projected=True)
         least = int(rows.protected.sum(dim=-1).min())
-        found = [
-            self._searched(part, others, least) for part, others in self._parts(seen, rows)
-        ]
+        found = [self._searched(part, others, least) for part, others in self._parts(seen, rows)]
         keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
         norm = seen.squared_layer_output()
         return Order(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)))
@@ -98,9 +96,7 @@ class ValueAware(CacheMethod):
         kept = self.kept_of(seen, torch.cat(found).view(*seen.batch, -1))
         return refitted(seen, kept) if self.refit else kept
 
-    def _parts(
-        self, seen: Observed, rows: Rows
-    ) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
+    def _parts(self, seen: Observed, rows: Rows) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
         """Cuts the caches into parts that are searched at once, with the orders of scores.
 
         The scoring methods' sets are starts, or stand where they are better.

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -19,6 +19,7 @@ from value_aware_attention.layer import Layer, Rotary
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""
+TENSORS = ("query", "key", "value")
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,39 +83,79 @@ def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
     )
 
 
-class Repeats:
-    """Records each layer's queries, keys and values while the model reads its prefix once more."""
+class FirstReadings:
+    """Lets a model read its text before each call, where a method must know more than one layer.
+
+    A method that observes "repeat" is given each layer's queries, keys and values of the prefix
+    read once more; one that pools keys over the model is given the calls of all layers together.
+    """
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
+        methods = list(methods)
         found = [method for method in methods if getattr(method, "observed", None) == "repeat"]
         prefixes: set[Any] = {getattr(method, "prefix", None) for method in found}
         if len(prefixes) > 1:
             raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
         self.prefix: int | None = next(iter(prefixes), None)
-        self.is_recording = False
-        self.recorded: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
+        self.pooled: Any = next((m for m in methods if getattr(m, "pool", None) == "model"), None)
+        self.is_reading = False
+        self.calls: dict[nn.Module, dict[str, Any]] = {}
+        self.repeated: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self.kept: dict[nn.Module, Any] = {}
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
-        """Lets the model read its prefix twice before every call, where a method asks for it."""
-        if self.prefix is None:
+        """Lets the model read before every call, where a method asks for it."""
+        if self.prefix is None and self.pooled is None:
             yield
             return
-        before = model.register_forward_pre_hook(self._read_again, with_kwargs=True)
+        before = model.register_forward_pre_hook(self._read_first, with_kwargs=True)
         after = model.register_forward_hook(self._forget)
         try:
             yield
         finally:
             before.remove()
             after.remove()
-            self.recorded.clear()
+            self._forget()
 
-    def _read_again(
+    def _read_first(
         self, model: PreTrainedModel, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        if self.is_recording:
+        if self.is_reading:
             return
         given = signature(model.forward).bind_partial(*inputs, **options).arguments
+        if self.prefix is not None:
+            self._read(model, self._repeating(model, given))
+            self.repeated = {
+                module: tuple(call[name][..., self.prefix :, :] for name in TENSORS)
+                for module, call in self.calls.items()
+            }
+        if self.pooled is not None:
+            self._read(model, given)
+            for module, repeated in self.repeated.items():
+                call = self.calls[module]
+                call["layer"] = replace(call["layer"], repeated=repeated)
+            self.kept = dict(zip(self.calls, self.pooled.choose(self.calls.values()), strict=True))
+        self.calls.clear()
+
+    def _read(self, model: PreTrainedModel, given: dict[str, Any]) -> None:
+        """Records the calls of all layers while they attend exactly."""
+        self.calls.clear()
+        self.is_reading = True
+        try:
+            with torch.no_grad():
+                model(**given | ({"use_cache": False} if self.prefix is not None else {}))
+        finally:
+            self.is_reading = False
+
+    def _forget(self, *_: Any) -> None:
+        """Keeps nothing for a call of a part of the model, before which nothing is read."""
+        if not self.is_reading:
+            self.repeated.clear()
+            self.kept.clear()
+
+    def _repeating(self, model: PreTrainedModel, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the inputs of a pass over the prefix and over it once more."""
         if given.get("input_ids") is None:
             raise ValueError("observed is 'repeat'; the model must be given input_ids")
         names = ("input_ids", "attention_mask", "position_ids")
@@ -122,17 +163,7 @@ class Repeats:
         if "position_ids" in twice:
             assert self.prefix is not None
             twice["position_ids"][:, self.prefix :] += self.prefix
-        self.is_recording = True
-        try:
-            with torch.no_grad():
-                model(**twice, use_cache=False)
-        finally:
-            self.is_recording = False
-
-    def _forget(self, *_: Any) -> None:
-        """Keeps nothing for a call of a part of the model, which reads nothing again."""
-        if not self.is_recording:
-            self.recorded.clear()
+        return twice
 
     def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
         """Appends the prefix to itself, cut to the positions that the model has."""
@@ -154,8 +185,9 @@ class SharedKeys:
 
     method: nn.Module
     module: nn.Module
+    number: int
     rotary: Rotary | None
-    repeats: Repeats
+    first: FirstReadings
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Collection[int] | None,
@@ -167,21 +199,22 @@ class SharedKeys:
         """
         groups = self._groups(query, key, value)
         exact = partial(Exact(), query, *repeated(query, key, value), **options)
-        if self.repeats.is_recording:
-            prefix = self.repeats.prefix
-            later = (x[..., prefix:, :] for x in _grouped(groups, query, key, value))
-            self.repeats.recorded[self.module] = tuple(later)  # type: ignore[assignment]
-            return exact()
         if (mask := options["attn_mask"]) is not None and mask.ndim > 3:
             alike = mask.shape[1] == 1
             options["attn_mask"] = mask[:, None] if alike else mask.unflatten(1, groups)
         layer = Layer(
+            number=self.number,
             projection=output_projection(self.module, groups, value.shape[-1]),
             rotary=self.rotary,
-            repeated=self.repeats.recorded.get(self.module),
+            repeated=self.first.repeated.get(self.module),
+            kept=self.first.kept.get(self.module),
         )
-        inputs = _grouped(groups, query, key, value)
-        output: Tensor = self.method(*inputs, layer=layer, **options).flatten(1, 2)
+        inputs = query.unflatten(1, groups), key[:, :, None], value[:, :, None]
+        call = dict(zip(TENSORS, inputs, strict=True)) | options | {"layer": layer}
+        if self.first.is_reading:
+            self.first.calls[self.module] = call
+            return exact()
+        output: Tensor = self.method(**call).flatten(1, 2)
         if heads is None:
             return output
         chosen = torch.tensor(sorted(set(heads)), dtype=torch.long, device=output.device)
@@ -197,10 +230,3 @@ class SharedKeys:
                 f"of keys the last two must be equal and divide the first"
             )
         return keys, heads // keys
-
-
-def _grouped(
-    groups: tuple[int, int], query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns query (B, heads, G, N, D), key and value (B, heads, 1, M, .)."""
-    return query.unflatten(1, groups), key[:, :, None], value[:, :, None]

@@ -1,6 +1,6 @@
 """Finds the attention modules of a model, and refuses options that methods cannot honour."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import unwrap
 from typing import Any
 
@@ -153,6 +153,24 @@ def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> N
                 f"{type(method).__name__} does not support causal attention (its choice of keys "
                 f"would leak the future), and {type(model).__name__} is causal"
             )
+
+
+def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
+    """Raises ValueError where heads that share a number of keys are not those of one method."""
+    pools = [getattr(method, "pool", None) for method in methods]
+    if set(pools) == {None}:
+        return
+    if heads is not None:
+        raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
+    if "model" not in pools:
+        return
+    if len(methods) < layers:
+        raise ValueError(
+            f"pool is 'model' and {len(methods)} of {layers} layers are replaced; all layers share "
+            f"the keys kept"
+        )
+    if any(method is not methods[0] for method in methods):
+        raise ValueError("pool is 'model' and layers have methods of their own; give one to all")
 
 
 def check_heads(heads: Collection[int] | None, available: int | None) -> None:
