@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
-from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.order import Order, first_of
 
 EPSILON = 1e-4
 """Added to scores, so that a key without any is still ranked by its value."""
@@ -35,10 +36,24 @@ class CriticalValues(CacheMethod):
         return (cls(ObservedAttention(r)),)
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        return self._scores(seen, torch.full(seen.batch, self.r, device=seen.key.device))
+
+    def _scores(self, seen: Observed, counts: Int[Tensor, " *batch"]) -> Float[Tensor, "*batch M"]:
+        """Scores keys of which `counts` are kept."""
         scores = self.method.scores(seen)
         sizes = (scores + EPSILON) * self._norms(seen)
-        first = self.ranked(seen, scores, max(1, self.r // 2))
-        return sizes.scatter(-1, first, torch.inf)
+        ranked = self.ranked(seen, scores, seen.keys)
+        return sizes.masked_fill(first_of(ranked, (counts // 2).clamp_min(1)), torch.inf)
+
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        """Orders keys by the method's scores: only the keys of a head are chosen by values."""
+        return self.method.order(seen)
+
+    @torch.no_grad()
+    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        keys = self.ranked(seen, self._scores(seen, counts), seen.keys)
+        return self.kept_of(seen, first_of(keys, counts))
 
     @staticmethod
     def _norms(seen: Observed) -> Float[Tensor, "*batch M"]:

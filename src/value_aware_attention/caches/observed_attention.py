@@ -15,9 +15,9 @@ class ObservedAttention(CacheMethod):
     """Keeps the r keys with the largest mean attention weight over observed queries and group.
 
     `pool` averages over that many neighbouring keys, protected ones left out (odd; 1 = none);
-    `aggregate` "max" takes the largest weight for the mean; `by_layer` keeps one set for all heads
-    of a layer (every leading dimension but the first), by their mean. With the options of
-    `AfterPrefix`:
+    `aggregate` "max" takes the largest weight for the mean, "rms" the root mean square; `by_layer`
+    keeps one set for all heads of a layer (every leading dimension but the first), by their mean.
+    With the options of `AfterPrefix`:
         SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 or 64 rows, pool 5 or 7, recent = rows
         TOVA (Oren et al., 2024, arXiv 2401.06104): the last row alone, by_layer, sinks = recent = 0
         H2O (Zhang et al., 2023, arXiv 2306.14048): every causal row, recent = r / 2, sinks = 0, as
@@ -33,7 +33,7 @@ class ObservedAttention(CacheMethod):
         self.pool = check_at_least(1, pool=pool)
         if pool % 2 == 0:
             raise ValueError(f"pool is {pool}; it must be odd, to lie around its key")
-        self.aggregate = check_choice(("mean", "max"), aggregate=aggregate)
+        self.aggregate = check_choice(("mean", "max", "rms"), aggregate=aggregate)
         self.by_layer = by_layer
 
     @classmethod
@@ -44,7 +44,11 @@ class ObservedAttention(CacheMethod):
         weights = seen.weights
         if self.pool > 1:
             weights = self._pooled(weights.masked_fill(protected(seen)[..., None, None, :], 0.0))
-        scores = weights.amax((-3, -2)) if self.aggregate == "max" else weights.mean((-3, -2))
+        if self.aggregate == "max":
+            scores = weights.amax((-3, -2))
+        else:
+            power = 2 if self.aggregate == "rms" else 1
+            scores = weights.pow(power).mean((-3, -2)).pow(1 / power)
         if self.by_layer and scores.ndim > 2:
             scores = scores.mean(dim=tuple(range(1, scores.ndim - 1)), keepdim=True)
         return scores.expand(*seen.batch, -1)
