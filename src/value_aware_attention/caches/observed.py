@@ -356,12 +356,13 @@ def repeat(choice: Choice) -> dict[str, Any]:
 def hindsight(choice: Choice) -> dict[str, Any]:
     """Takes the queries to come, with the later keys that they see beside.
 
-    Evenly spaced from the first query. With an encoder and `rows = N // 2`, these are the queries
-    that `noncausal` leaves out.
+    Evenly spaced from the first query; with an encoder among those that `noncausal` leaves out.
     """
-    count = min(choice.rows, len(choice.served))
-    spaced = [choice.served[i * len(choice.served) // count] for i in range(count)]
-    rows = torch.tensor(spaced, device=choice.pool.device)
+    served = torch.tensor(choice.served, device=choice.pool.device)
+    if choice.past == choice.served and choice.rows < len(served):
+        served = served[~torch.isin(served, choice.spaced(choice.past))]
+    count = min(choice.rows, len(served))
+    rows = served[torch.arange(count, device=served.device) * len(served) // count]
     found = choice.attending(rows)
     if choice.start == choice.call.keys:
         return found

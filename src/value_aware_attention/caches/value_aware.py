@@ -87,7 +87,7 @@ class ValueAware(CacheMethod):
         order: Order | None = None,
     ) -> KeptKeys:
         """Keeps the best of the searched sets of these sizes and those of the scoring methods."""
-        keys, found, first = None if order is None else order.keys.flatten(0, -2), [], 0
+        keys, found, first = None if order is None else order.keys.reshape(-1, seen.keys), [], 0
         for part, others in self._parts(seen, rows):
             own = slice(first, first := first + len(part.available))
             wanted = counts.flatten()[own]
@@ -106,7 +106,7 @@ class ValueAware(CacheMethod):
         methods += chain.from_iterable(method.starts(self.r) for method in ours)
         allowed = [m for m in methods if not m.kernels or isinstance(seen.kernel, m.kernels)]
         orders = torch.stack(
-            [m.ranked(seen, m.scores(seen), seen.keys).flatten(0, -2) for m in allowed]
+            [m.ranked(seen, m.scores(seen), seen.keys).reshape(-1, seen.keys) for m in allowed]
         )
         elements = IN_CACHE if rows.value.device.type == "cpu" else rows.log_weights.numel()
         parts = list(rows.split(elements))
