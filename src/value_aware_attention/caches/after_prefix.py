@@ -17,7 +17,7 @@ from value_aware_attention.arguments import (
     check_seed,
 )
 from value_aware_attention.attention import attention, attention_state
-from value_aware_attention.caches.budgets import CacheProfile, pooled_counts
+from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
@@ -56,8 +56,8 @@ class AfterPrefix(Approximation):
 
     `pool` tells which heads share their keys: None: each keeps r. "layer" and "model": those of
     the layer, or of all layers, keep r on average, and of all their keys the one goes that costs
-    least (`CacheMethod.order`), in each text. A `CacheProfile`: as many as it found best for the
-    model, r on average.
+    least (`CacheMethod.order`), in each text; every head keeps `floor` r
+    at least. A `CacheProfile`: as many as it found best for the model, r on average.
 
     `sinks` first and `recent` last keys are always kept, counted in r. After every `every` rows the
     method chooses again among the kept keys and all keys since (a growing cache).
@@ -77,6 +77,7 @@ class AfterPrefix(Approximation):
         recent: int = 4,
         every: int | None = None,
         pool: str | CacheProfile | None = None,
+        floor: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -90,6 +91,9 @@ class AfterPrefix(Approximation):
         if pool is not None and not isinstance(pool, CacheProfile):
             check_choice(("layer", "model"), pool=pool)
         self.pool = pool
+        if not 0 <= floor <= 1:
+            raise ValueError(f"floor is {floor}; it must be between 0 and 1, a share of r")
+        self.floor = floor
         self.seed = check_seed(seed)
         self.kernels = method.kernels
         self.supports_causal = prefix is not None
@@ -255,7 +259,11 @@ class AfterPrefix(Approximation):
         if isinstance(self.pool, CacheProfile):
             budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
             return budgets.to(order.keys.device).expand(texts, heads)
-        return pooled_counts([order], self.method.r * heads, self.method.least)[0]
+        return self.method.counts([order], self.method.r * heads, self._least)[0]
+
+    @property
+    def _least(self) -> int:
+        return max(self.sinks + self.recent, int(self.floor * self.method.r))
 
     @torch.no_grad()
     def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:
@@ -265,7 +273,7 @@ class AfterPrefix(Approximation):
         """
         orders = [self.method.order(self.observe(**call)) for call in calls]
         heads = sum(order.keys.shape[1] for order in orders)
-        counts = pooled_counts(orders, self.method.r * heads, self.method.least)
+        counts = self.method.counts(orders, self.method.r * heads, self._least)
         return [
             self.method.cut(self.observe(**call), order, count)
             for call, order, count in zip(calls, orders, counts, strict=True)

@@ -1,7 +1,5 @@
 """Keeps keys without looking at them: random keys, or the latest."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,10 +17,6 @@ class Random(CacheMethod):
     def __init__(self, r: int, seed: int) -> None:
         super().__init__(r)
         self.seed = check_seed(seed)
-
-    @classmethod
-    def starts(cls, r: int) -> Sequence[CacheMethod]:
-        return ()  # another draw is as good
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         generator = torch.Generator().manual_seed(self.seed)

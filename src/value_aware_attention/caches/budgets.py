@@ -6,11 +6,11 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from value_aware_attention.caches.order import Order
+from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.files import from_json, reading, to_json
 
 STEPS = 4096
@@ -19,7 +19,11 @@ LEAST = 1e-12
 """KL divergence, in nats, below which budgets tell none apart"""
 
 
-def pooled_counts(orders: Sequence[Order], total: int, least: int = 0) -> list[Int[Tensor, "B H"]]:
+def pooled_counts(
+    orders: Sequence[Order],
+    total: int | Int[Tensor, " B"],
+    least: int | Int[Tensor, " B"] = 0,
+) -> list[Int[Tensor, "B H"]]:
     """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
 
     `orders` are of layers (B, H, M); `total` keys of a text are kept, at least `least` by each
@@ -27,13 +31,39 @@ def pooled_counts(orders: Sequence[Order], total: int, least: int = 0) -> list[I
     head keeps the first keys of its order.
     """
     costs = [order.loss.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
-    for cost in costs:
-        cost[..., :least] = torch.inf
-    every = torch.cat([cost.flatten(1) for cost in costs], dim=-1)
-    largest = every.argsort(dim=-1, descending=True, stable=True)[:, :total]
-    kept = torch.zeros_like(every, dtype=torch.bool).scatter(-1, largest, value=True)
+    texts, device = len(costs[0]), costs[0].device
+    total, least = (torch.as_tensor(x, device=device).expand(texts) for x in (total, least))
+    places = [torch.arange(cost.shape[-1], device=device) for cost in costs]
+    forced = [at < least[:, None, None] for at in places]
+    every = torch.cat(
+        [x.masked_fill(f, torch.inf).flatten(1) for x, f in zip(costs, forced, strict=True)], dim=-1
+    )
+    order = every.argsort(dim=-1, descending=True, stable=True)
+    kept = first_of(order, total)
     parts = kept.split([cost[0].numel() for cost in costs], dim=-1)
     return [part.view_as(cost).sum(dim=-1) for part, cost in zip(parts, costs, strict=True)]
+
+
+def proportional_counts(
+    shares: Float[Tensor, "B L"], total: int, least: int, most: int
+) -> Int[Tensor, "B L"]:
+    """Counts keys a head of each layer in proportion to its share, `total` over the layers.
+
+    Each has at least `least` and at most `most`; the keys that a layer cannot take are shared by
+    the others. Largest remainders are rounded up.
+    """
+    share = shares.double().clamp_min(torch.finfo(torch.float32).tiny)
+    wanted = torch.full_like(share, float(least))
+    for _ in range(share.shape[-1]):
+        open_ = wanted < most
+        weight = share.where(open_, 0.0)
+        weight = weight / weight.sum(dim=-1, keepdim=True).clamp_min(1e-300)
+        left = total - wanted.sum(dim=-1, keepdim=True)
+        wanted = (wanted + left * weight).clamp_max(most)
+    counts = wanted.floor()
+    rest = total - counts.sum(dim=-1)
+    up = first_of((wanted - counts).argsort(dim=-1, descending=True, stable=True), rest.long())
+    return (counts + up).long()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
+from value_aware_attention.caches.budgets import pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.kernels import check_kernel
@@ -26,9 +27,6 @@ class CacheMethod(nn.Module):
     refits: bool = False
     """True: keys get weights and values of their own, from which nothing can be chosen again."""
 
-    least: int = 0
-    """Keys that every head keeps at least where heads share a number of them (`pool`)"""
-
     def __init__(self, r: int) -> None:
         super().__init__()
         self.r = check_at_least(1, r=r)
@@ -36,11 +34,6 @@ class CacheMethod(nn.Module):
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         """Scores the keys, of which the r largest are kept."""
         raise NotImplementedError(f"{type(self).__name__} has neither scores nor keep")
-
-    @classmethod
-    def starts(cls, r: int) -> Sequence["CacheMethod"]:
-        """Lists the settings that `ValueAware` compares its set with; () of other than scores."""
-        return () if cls.scores is CacheMethod.scores else (cls(r),)
 
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
@@ -64,6 +57,10 @@ class CacheMethod(nn.Module):
         loss = scores.double().masked_fill(protected(seen), torch.inf)
         loss = loss.masked_fill(~available(seen), -torch.inf)
         return Order(keys, loss.gather(-1, keys))
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        """Counts the keys of each head where those of `orders`, one a layer, keep `total`."""
+        return pooled_counts(orders, total, least)
 
     @torch.no_grad()
     def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:

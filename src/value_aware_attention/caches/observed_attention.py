@@ -1,10 +1,10 @@
 """Keeps keys by the attention weights of the observed queries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import avg_pool1d
+from torch.nn.functional import avg_pool1d, max_pool1d
 
 from value_aware_attention.arguments import check_at_least, check_choice
 from value_aware_attention.caches.method import CacheMethod, protected
@@ -14,7 +14,8 @@ from value_aware_attention.caches.observed import Observed
 class ObservedAttention(CacheMethod):
     """Keeps the r keys with the largest mean attention weight over observed queries and group.
 
-    `pool` averages over that many neighbouring keys, protected ones left out (odd; 1 = none);
+    `pool` averages over that many neighbouring keys, protected ones left out (odd; 1 = none), or
+    with `pooling` "max" takes the largest of their scores;
     `aggregate` "max" takes the largest weight for the mean, "rms" the root mean square; `by_layer`
     keeps one set for all heads of a layer (every leading dimension but the first), by their mean.
     With the options of `AfterPrefix`:
@@ -27,7 +28,12 @@ class ObservedAttention(CacheMethod):
     """
 
     def __init__(
-        self, r: int, pool: int = 1, aggregate: str = "mean", by_layer: bool = False
+        self,
+        r: int,
+        pool: int = 1,
+        aggregate: str = "mean",
+        by_layer: bool = False,
+        pooling: str = "mean",
     ) -> None:
         super().__init__(r)
         self.pool = check_at_least(1, pool=pool)
@@ -35,24 +41,27 @@ class ObservedAttention(CacheMethod):
             raise ValueError(f"pool is {pool}; it must be odd, to lie around its key")
         self.aggregate = check_choice(("mean", "max", "rms"), aggregate=aggregate)
         self.by_layer = by_layer
-
-    @classmethod
-    def starts(cls, r: int) -> Sequence[CacheMethod]:
-        return cls(r), cls(r, pool=5), cls(r, aggregate="max")
+        self.pooling = check_choice(("mean", "max"), pooling=pooling)
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         weights = seen.weights
         if self.pool > 1:
-            weights = self._pooled(weights.masked_fill(protected(seen)[..., None, None, :], 0.0))
+            weights = weights.masked_fill(protected(seen)[..., None, None, :], 0.0)
+        if self.pool > 1 and self.pooling == "mean":
+            weights = self._pooled(weights, avg_pool1d)
         if self.aggregate == "max":
             scores = weights.amax((-3, -2))
         else:
             power = 2 if self.aggregate == "rms" else 1
             scores = weights.pow(power).mean((-3, -2)).pow(1 / power)
+        if self.pool > 1 and self.pooling == "max":
+            scores = self._pooled(scores, max_pool1d)
         if self.by_layer and scores.ndim > 2:
             scores = scores.mean(dim=tuple(range(1, scores.ndim - 1)), keepdim=True)
         return scores.expand(*seen.batch, -1)
 
-    def _pooled(self, weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G W M"]:
-        rows = weights.flatten(0, -2)[:, None]
-        return avg_pool1d(rows, self.pool, stride=1, padding=self.pool // 2).view_as(weights)
+    def _pooled(
+        self, x: Float[Tensor, "*rows M"], over: Callable[..., Tensor]
+    ) -> Float[Tensor, "*rows M"]:
+        flat = x.reshape(-1, 1, x.shape[-1])
+        return over(flat, self.pool, stride=1, padding=self.pool // 2).view_as(x)

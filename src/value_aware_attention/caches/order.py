@@ -16,6 +16,8 @@ class Order:
     """What dropping each key costs once all behind it are dropped, comparable between the heads and
     layers of a model: a part of the layer's squared output, or a score; inf: protected,
     -inf: padding"""
+    preference: Float[Tensor, " B"] | None = None
+    """How much a layer needs keys, where a method shares them among layers by one number of each"""
 
 
 def first_of(

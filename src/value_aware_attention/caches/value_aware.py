@@ -1,21 +1,24 @@
 """Searches the set of keys that jointly changes the observed outputs least."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.arguments import check_choice
+from value_aware_attention.caches.baselines import Recent
+from value_aware_attention.caches.critical_values import CriticalValues
 from value_aware_attention.caches.elimination import (
     SHARE,
     eliminate,
     eliminate_by_shares,
     measured_in_order,
 )
+from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.joint_set import Rows, exchange, extend
+from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
 from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
@@ -23,12 +26,24 @@ from value_aware_attention.caches.observed_attention import ObservedAttention
 from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.caches.refit import refitted
 
-PACKAGE = "value_aware_attention."
-"""Package whose scoring methods are compared: a user's own would change the choice"""
 IN_CACHE = 2**18
 """Largest number of weights searched at once on a CPU: more do not fit its cache"""
-RANKINGS = (LeaveOneOut, ObservedAttention, partial(ObservedAttention, aggregate="max"))
+RANKINGS: Sequence[Callable[[int], CacheMethod]] = (
+    LeaveOneOut,
+    ObservedAttention,
+    partial(ObservedAttention, aggregate="max"),
+)
 """Scores of which `search="default"` searches the first keys by any"""
+STARTS: Sequence[Callable[[int], CacheMethod]] = (
+    *RANKINGS,
+    partial(ObservedAttention, pool=5),
+    ExpectedAttention,
+    KeyDiff,
+    KeyNorm,
+    Recent,
+    lambda r: CriticalValues(ObservedAttention(r)),
+)
+"""Scores whose sets are starts, or are returned where they leave less error"""
 PRESELECTED = 4
 """Number of keys that it searches, in parts of r"""
 EXCHANGED, FEW_KEYS = 3, 64
@@ -43,8 +58,8 @@ class ValueAware(CacheMethod):
     One set serves all queries, with attention's own weights: the objective of section 3 for a
     cache. Scores of single keys cannot rank sets, because the gain of a key depends on the others.
     Keys are therefore dropped one by one, each time the key whose loss raises the joint error
-    least, computed exactly for every candidate. Where the set of a scoring method of this package
-    leaves less error on the observed queries, that set is returned.
+    least, computed exactly for every candidate. Where the set of a scoring method (`STARTS`) leaves
+    less error on the observed queries, that set is returned.
 
     Optimal where one key is free (r = 1, or one more than the protected) and where one is dropped;
     best found elsewhere. `search` "default" drops one by one among the 4r keys that come first by
@@ -97,13 +112,8 @@ class ValueAware(CacheMethod):
         return refitted(seen, kept) if self.refit else kept
 
     def _parts(self, seen: Observed, rows: Rows) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
-        """Cuts the caches into parts that are searched at once, with the orders of scores.
-
-        The scoring methods' sets are starts, or stand where they are better.
-        """
-        ours = (m for m in CacheMethod.__subclasses__() if m.__module__.startswith(PACKAGE))
-        methods = [*(build(self.r) for build in RANKINGS)]
-        methods += chain.from_iterable(method.starts(self.r) for method in ours)
+        """Cuts the caches into parts that are searched at once, with the orders of `STARTS`."""
+        methods = [build(self.r) for build in STARTS]
         allowed = [m for m in methods if not m.kernels or isinstance(seen.kernel, m.kernels)]
         orders = torch.stack(
             [m.ranked(seen, m.scores(seen), seen.keys).reshape(-1, seen.keys) for m in allowed]
