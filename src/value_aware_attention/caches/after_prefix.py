@@ -56,7 +56,7 @@ class AfterPrefix(Approximation):
 
     `pool` tells which heads share their keys: None: each keeps r. "layer" and "model": those of
     the layer, or of all layers, keep r on average, and of all their keys the one goes that costs
-    least (`CacheMethod.order`), in each text; every head keeps `floor` r
+    least (`CacheMethod.order`), in each text; every head keeps `floor`
     at least. A `CacheProfile`: as many as it found best for the model, r on average.
 
     `sinks` first and `recent` last keys are always kept, counted in r. After every `every` rows the
@@ -77,7 +77,7 @@ class AfterPrefix(Approximation):
         recent: int = 4,
         every: int | None = None,
         pool: str | CacheProfile | None = None,
-        floor: float = 0.0,
+        floor: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -91,9 +91,7 @@ class AfterPrefix(Approximation):
         if pool is not None and not isinstance(pool, CacheProfile):
             check_choice(("layer", "model"), pool=pool)
         self.pool = pool
-        if not 0 <= floor <= 1:
-            raise ValueError(f"floor is {floor}; it must be between 0 and 1, a share of r")
-        self.floor = floor
+        self.floor = check_at_least(0, floor=floor)
         self.seed = check_seed(seed)
         self.kernels = method.kernels
         self.supports_causal = prefix is not None
@@ -263,7 +261,7 @@ class AfterPrefix(Approximation):
 
     @property
     def _least(self) -> int:
-        return max(self.sinks + self.recent, int(self.floor * self.method.r))
+        return max(self.sinks + self.recent, self.floor)
 
     @torch.no_grad()
     def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:

@@ -116,6 +116,29 @@ class CacheProfile:
         by_layer = torch.from_numpy(chosen).view(len(self.kl), -1)
         return by_layer.expand(-1, self.key_value_heads)
 
+    def pruned_shares(self) -> Float[Tensor, "99 L H"]:
+        """Returns the share of keys that each head loses, where 1% to 99% of all keys are dropped.
+
+        As `LUKVPress` of kvpress reads it from an .npy file (float32). Shares that would need fewer
+        keys than the smallest size are those of that size.
+        """
+        prefix, rows = self.sizes[-1], []
+        for percent in range(1, 100):
+            total = round((1 - percent / 100) * prefix * self.heads)
+            rows.append(1 - self.budgets(max(total, self.sizes[0] * self.heads)) / prefix)
+        return torch.stack(rows)
+
+    def head_shares(self, total: int) -> dict[str, float]:
+        """Returns the share of `total` keys that each head keeps, by "L0H0" and so on.
+
+        As the code of Attention Matching (arXiv 2602.16284) reads its budgets from JSON.
+        """
+        kept = self.budgets(total)
+        return {
+            f"L{layer}H{head}": float(kept[layer, head] / kept.sum())
+            for layer, head in np.ndindex(*kept.shape)
+        }
+
     def to_json(self) -> str:
         """Returns JSON with sorted keys."""
         return to_json(asdict(self), indent=1, sort_keys=True) + "\n"

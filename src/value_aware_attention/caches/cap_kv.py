@@ -17,8 +17,8 @@ class CapKV(ExpectedAttention):
     """Keeps the r keys with the largest w_j v_j' (I + sum_i w_i v_i v_i')^-1 v_j.
 
     CapKV (arXiv 2604.25975) as its author's press in kvpress has it: w = exp(5 c) of the cosine c
-    of a key to the mean query, which is turned by the mean rotation of the `horizon` positions to come; the mean
-    over the group. It looks at all queries of the prefix, and leaves protected keys out.
+    of a key to the mean query, which is turned by the mean rotation of the `horizon` positions to
+    come; the mean over the group. It looks at all queries, and leaves protected keys out.
     """
 
     kernels = ()

@@ -12,10 +12,11 @@ from value_aware_attention.caches.observed import Observed
 class OBCache(CacheMethod):
     """Keeps the r keys with the largest sum_i alpha_ij^2 ||v_j + z_ij (v_j - o_i)||^2.
 
-    OBCache (arXiv 2510.07651), with z = log kappa: closed forms of Optimal Brain Damage for a pruned key and value
-    ("joint", above), for the value alone, sum_i alpha_ij^2 ||v_j||^2, and the key alone, sum_i
-    (alpha_ij z_ij)^2 ||v_j - o_i||^2. Its own code was not to be read; the formulas are those of a
-    public derivative. The sum over a group is ours: there query heads have caches of their own.
+    OBCache (arXiv 2510.07651), with z = log kappa: closed forms of Optimal Brain Damage for a
+    pruned key and value ("joint", above), for the value alone, sum_i alpha_ij^2 ||v_j||^2, and for
+    the key alone, sum_i (alpha_ij z_ij)^2 ||v_j - o_i||^2. The authors' code could not be read: the
+    formulas are those of a public derivative. The sum over a group is ours; there each query head
+    has a cache of its own.
     """
 
     def __init__(self, r: int, part: str = "joint") -> None:
