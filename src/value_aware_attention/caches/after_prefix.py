@@ -251,10 +251,11 @@ class AfterPrefix(Approximation):
             kept = self.method.cut(seen, order, self._counts(order, call.layer.number))
         return replace(kept, indices=pool.gather(-1, kept.indices))
 
-    def _counts(self, order: Order, layer: int) -> Int[Tensor, "B H"]:
+    def _counts(self, order: Order, layer: int | None) -> Int[Tensor, "B H"]:
         """Counts the keys that the heads of one layer keep."""
         texts, heads = order.keys.shape[:2]
         if isinstance(self.pool, CacheProfile):
+            assert layer is not None
             budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
             return budgets.to(order.keys.device).expand(texts, heads)
         return self.method.counts([order], self.method.r * heads, self._least)[0]

@@ -7,7 +7,7 @@ from torch.nn.functional import cosine_similarity
 
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.expected_attention import ExpectedAttention
-from value_aware_attention.caches.method import available, protected
+from value_aware_attention.caches.method import CacheMethod, available, protected
 from value_aware_attention.caches.observed import Observed
 
 SHARPNESS, EPSILON = 5.0, 1e-6
@@ -21,7 +21,7 @@ class CapKV(ExpectedAttention):
     come; the mean over the group. It looks at all queries, and leaves protected keys out.
     """
 
-    kernels = ()
+    kernels = CacheMethod.kernels
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         key, value = working_precision(seen.key)[..., None, :, :], working_precision(seen.value)

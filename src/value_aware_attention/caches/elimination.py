@@ -57,7 +57,8 @@ def _drops(
     most = CANDIDATES if count <= DROPS else STALE
     cheapest = (state.cost() + fixed).topk(min(most, left.shape[-1]), dim=-1, largest=False).indices
     state, fixed = state.take(cheapest), fixed.gather(-1, cheapest)
-    places, costs = [], []
+    places: list[Tensor] = []
+    costs: list[Tensor] = []
     while count > 0:
         gone, cost = _followed(state, fixed, min(DROPS, count), is_fresh=not places)
         places.append(cheapest.gather(-1, gone))

@@ -20,7 +20,7 @@ class ExpectedAttention(CacheMethod):
     before, turned by the mean rotation of the `horizon` positions after the last key.
     """
 
-    kernels = (Exponential,)
+    kernels: tuple[type, ...] = (Exponential,)
 
     def __init__(self, r: int, horizon: int = 512) -> None:
         super().__init__(r)

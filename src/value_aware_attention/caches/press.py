@@ -81,7 +81,7 @@ def as_press(method: Callable[[int], CacheMethod], **options: Any) -> Any:
     """
     from kvpress import ScorerPress  # type: ignore[import-not-found]
 
-    class CacheMethodPress(ScorerPress):  # type: ignore[misc]
+    class CacheMethodPress(ScorerPress):
         def score(
             self, module: Any, hidden_states: Tensor, keys: Tensor, values: Tensor,
             attentions: Tensor | None, kwargs: dict[str, Any],

@@ -100,7 +100,7 @@ class FirstReadings:
         self.pooled: Any = next((m for m in methods if getattr(m, "pool", None) == "model"), None)
         self.is_reading = False
         self.calls: dict[nn.Module, dict[str, Any]] = {}
-        self.repeated: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self.repeated: dict[nn.Module, Any] = {}
         self.kept: dict[nn.Module, Any] = {}
 
     @contextmanager
