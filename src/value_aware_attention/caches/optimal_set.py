@@ -135,6 +135,9 @@ class _Problem:
     """Rounding of an error"""
     order: Int[Tensor, "n M"]
     """Keys by weight, the largest first"""
+    cost: Float[Tensor, "n K"]
+    by_cost: Int[Tensor, "n K"]
+    cost_sorted: Float[Tensor, "n K"]
 
     @classmethod
     def of(cls, rows: Rows, r: int) -> "_Problem":
@@ -144,14 +147,20 @@ class _Problem:
         away = torch.cat([rows.value.expand(len(output), -1, -1), rows.beside[0, :, None]], 1)
         away = (away - output).where(log_weights[..., None] > -torch.inf, 0.0)
         scaled = weights[..., None] * away
+        lost = (rows.output - rows.nothing)[0].square().sum(dim=-1)
+        others = r if (weights[:, -1] > 0).any() else r - 1
+        cost = _cost_of_heaviest(weights, away, others)
+        cost = torch.where(log_weights > -torch.inf, cost, lost[:, None])
+        cost_sorted, by_cost = cost.sort(-1)
         return cls(
             r,
             weights,
             scaled @ scaled.mT,
             log_weights > -torch.inf,
-            (rows.output - rows.nothing)[0].square().sum(dim=-1),
+            lost,
             DIGITS * float(away.square().sum(dim=-1).amax(dim=-1).sum()),
             rows.log_weights[0].argsort(dim=-1, descending=True),
+            cost, by_cost, cost_sorted
         )
 
     @property
@@ -206,7 +215,12 @@ class _Problem:
         for step in range(STEPS):
             square, mass, products = self._of(x)
             t = (low + high) * mass - low * high + TINY * high
-            slope = self._slope(square, t, low + high, products)
+            linear, down = self._by_heaviest(x)
+            heaviest = linear > square / t
+            both = (low + high).where(~heaviest, 0.0)
+            square, t = linear.where(heaviest, square), t.where(~heaviest, 1.0)
+            products = (-down / 2).where(heaviest[..., None], products)
+            slope = self._slope(square, t, both, products)
             if scale is None:
                 scale = 2 * (1 / t) @ self.gram.diagonal(dim1=-2, dim2=-1)[:, :-1]
                 scale = scale + scale.mean(-1, keepdim=True) * 1e-3 + TINY
@@ -225,7 +239,7 @@ class _Problem:
             if step == STEPS - 1:
                 break
             move = _projected(x, slope, scale / rate, free, left) - x
-            gamma = self._line(move, square, t, low + high, products)
+            gamma = self._line(move, square, t, both, products, heaviest)
             move, before = gamma * move, slope
             x = x + move
         fixed = free & (best[:, None] + top >= limit)
@@ -242,11 +256,19 @@ class _Problem:
         first = 2 * ((1 / t)[:, None] @ products)[:, 0, :-1]
         return first - (square / t.square() * both) @ self.weights[:, :-1]
 
-    def _line(self, move, square, t, both, products):
+    def _by_heaviest(self, x):
+        every = torch.cat([x, torch.ones_like(x[:, :1])], dim=-1)
+        whole = every[:, self.by_cost].cumsum(-1) >= 1 - 1e-9
+        first = whole.to(torch.int8).argmax(-1, keepdim=True)   # B n 1
+        pi = self.cost_sorted.expand(len(x), -1, -1).gather(-1, first)
+        down = (pi - self.cost).clamp_min(0)
+        return pi[..., 0] - (down @ every[..., None])[..., 0], down
+
+    def _line(self, move, square, t, both, products, heaviest):
         every = torch.cat([move, torch.zeros_like(move[:, :1])], -1)
         moved = (every @ self.gram.flatten(0, 1).mT).view(len(move), *self.weights.shape)
         cross = (products @ every[..., None])[..., 0]
-        curve = (moved @ every[..., None])[..., 0]
+        curve = (moved @ every[..., None])[..., 0].where(~heaviest, 0.0)
         dt = both * (every @ self.weights.mT)
         gamma = torch.zeros_like(move[:, :1])
         for _ in range(4):
@@ -278,3 +300,20 @@ def _projected(x, slope, stiff, free, left):
         more = y.sum(-1, keepdim=True) > left
         low, high = torch.where(more, middle, low), torch.where(more, high, middle)
     return y.where(free, x)
+
+
+def _cost_of_heaviest(weights, away, others):
+    """lower bound of each row's error where key j is the heaviest kept"""
+    gram = away @ away.mT
+    length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    along = gram / length[..., None].clamp_min(TINY)    # n j l
+    lighter = (weights[:, None, :] <= weights[..., None]) & ~torch.eye(gram.shape[-1], dtype=torch.bool)
+    w = weights[:, None, :] * lighter
+    low, high = torch.zeros_like(length), length
+    for _ in range(20):
+        middle = (low + high) / 2
+        pull = (w * (along - middle[..., None])).clamp_max(0)
+        pull = pull.topk(min(others, pull.shape[-1]), dim=-1, largest=False).values.sum(-1) if others else 0
+        fine = weights * (length - middle) + pull >= 0
+        low, high = torch.where(fine, middle, low), torch.where(fine, high, middle)
+    return low.square().where(weights > 0, 0.0)
