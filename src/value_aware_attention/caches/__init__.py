@@ -17,6 +17,7 @@ from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.value_aware import ValueAware
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "LeaveOneOut",
     "Observed",
     "ObservedAttention",
+    "OptimalSet",
     "Random",
     "Recent",
     "ValueAware",
+    "optimal_set",
 ]
