@@ -184,7 +184,7 @@ class _Problem:
         unseen = ((nodes >= 0).double() @ self.sees[:, :-1].mT + self.sees[:, -1]) == 0
         x = _nearest(nodes.clamp(0, 1), torch.ones_like(nodes), free, left)
         diagonal = self.gram.diagonal(dim1=-2, dim2=-1)[:, :-1]
-        best, rate = x.new_full(x.shape[:1], -torch.inf), 1.0
+        best, rate, move, before = x.new_full(x.shape[:1], -torch.inf), 1.0, x, x
         for step in range(STEPS):
             at = self._minorants(x, *masses)
             slope = at.slope(self.weights)
@@ -275,7 +275,7 @@ class _Minorants:
 
     def slope(self, weights: Float[Tensor, "n K"]) -> Float[Tensor, "B M"]:
         """Computes the gradient of the sum by every key."""
-        by_mass = self.square / self.t.square() * self.per_mass
+        by_mass = self.square / self.t * (self.per_mass / self.t)
         by_square = (2 / self.t)[:, None] @ self.products
         return (by_square[:, 0] - by_mass @ weights)[:, :-1]
 
