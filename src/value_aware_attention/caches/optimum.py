@@ -184,7 +184,8 @@ class _Problem:
         unseen = ((nodes >= 0).double() @ self.sees[:, :-1].mT + self.sees[:, -1]) == 0
         x = _nearest(nodes.clamp(0, 1), torch.ones_like(nodes), free, left)
         diagonal = self.gram.diagonal(dim1=-2, dim2=-1)[:, :-1]
-        best, rate, move, before = x.new_full(x.shape[:1], -torch.inf), 1.0, x, x
+        best, rate = x.new_full(x.shape[:1], -torch.inf), torch.ones_like(x[:, :1])
+        move = before = x
         for step in range(STEPS):
             at = self._minorants(x, *masses)
             slope = at.slope(self.weights)
