@@ -124,12 +124,8 @@ class _Problem:
     r: int
     weights: Float[Tensor, "n K"]
     gram: Float[Tensor, "n K K"]
-    sees: Float[Tensor, "n K"]
-    """1 where a row sees a key"""
-    lost: Float[Tensor, " n"]
-    """Error of a row that sees nothing"""
     cost: Float[Tensor, "n K"]
-    """c, the least error of a row whose heaviest key is this one"""
+    """c, the least error of a row whose heaviest kept key is this one, or that loses all it sees"""
     digits: float
     """Rounding of an error"""
 
@@ -146,8 +142,9 @@ class _Problem:
         lost = (rows.output - rows.nothing)[0].square().sum(dim=-1)
         others = r - 1 + int(sees[:, -1].any())
         cost = _costs_of_heaviest(weights, away @ away.mT, others).where(sees, lost[:, None])
+        cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # nothing: never heaviest
         digits = DIGITS * float(away.square().sum(dim=-1).amax(dim=-1).sum())
-        return cls(r, weights, scaled @ scaled.mT, sees.double(), lost, cost, digits)
+        return cls(r, weights, scaled @ scaled.mT, cost, digits)
 
     @property
     def nodes(self) -> int:
@@ -181,7 +178,6 @@ class _Problem:
         """
         free, left = _free(nodes), self.r - (nodes == KEPT).sum(dim=-1, keepdim=True)
         masses = self._masses(nodes, free, left)
-        unseen = ((nodes >= 0).double() @ self.sees[:, :-1].mT + self.sees[:, -1]) == 0
         x = _nearest(nodes.clamp(0, 1), torch.ones_like(nodes), free, left)
         diagonal = self.gram.diagonal(dim1=-2, dim2=-1)[:, :-1]
         best, rate = x.new_full(x.shape[:1], -torch.inf), torch.ones_like(x[:, :1])
@@ -190,7 +186,7 @@ class _Problem:
             at = self._minorants(x, *masses)
             slope = at.slope(self.weights)
             least, rise, inside = _least_linear(slope, free, left)
-            bound = at.value + (unseen * self.lost).sum(-1) + least - (slope * x * free).sum(-1)
+            bound = at.value + least - (slope * x * free).sum(dim=-1)
             fixed = free & (bound[:, None] + rise >= limit)
             nodes = torch.where(fixed, torch.where(inside, KEPT, DROPPED), nodes)
             best = best.maximum(bound)
@@ -201,7 +197,7 @@ class _Problem:
                 bent = (move * (slope - before)).sum(dim=-1, keepdim=True)
                 rate = (move.square() * stiff).sum(dim=-1, keepdim=True) / (bent + TINY)
                 rate = rate.clamp(1e-2, 1e2)
-            target = _nearest(x - rate * slope / stiff, stiff, free, left)
+            target = _nearest(x - rate * slope * free / stiff, stiff, free, left)
             every = _with_beside(target - x, 0.0)
             move = at.step(every, self._products(every), self.weights) * (target - x)
             x, before = x + move, slope
