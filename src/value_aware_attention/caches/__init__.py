@@ -22,6 +22,7 @@ from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.ob_cache import OBCache
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.profile import profile
 from value_aware_attention.caches.r_kv import RKV
 from value_aware_attention.caches.value_aware import ValueAware
@@ -46,10 +47,12 @@ __all__ = [
     "OBCache",
     "Observed",
     "ObservedAttention",
+    "OptimalSet",
     "PyramidKV",
     "Random",
     "Recent",
     "VaSE",
     "ValueAware",
+    "optimal_set",
     "profile",
 ]
