@@ -1,7 +1,7 @@
 """A mixture of in-context tasks for one model, each with tokens of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -17,6 +17,8 @@ class Mixture(InContextTask):
     """Draws batches of one task after another at random, as `MixedTask` shows it to the model."""
 
     tasks: Sequence[InContextTask]
+    share: float = 1.0
+    """Part of its size that each task has"""
 
     def __post_init__(self) -> None:
         if len({(task.prefix, task.length) for task in self.tasks}) != 1:
@@ -42,7 +44,11 @@ class Mixture(InContextTask):
 
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
         number = int(torch.randint(len(self.tasks), (), generator=generator))
-        return self.part(number).draw(rows, generator)
+        task = self.part(number)
+        return (task if self.share == 1 else task.smaller(self.share)).draw(rows, generator)
+
+    def smaller(self, share: float) -> Self:
+        return replace(self, share=share)
 
     def metrics(
         self, logits: Float[Tensor, "rows N vocabulary"], batch: Batch
@@ -55,11 +61,15 @@ class Mixture(InContextTask):
 
 @dataclass(frozen=True)
 class MixedTask(InContextTask):
-    """A task whose tokens begin at `first` of a vocabulary of `vocabulary_size`."""
+    """A task whose tokens begin at `first` of a vocabulary of `tokens`."""
 
     task: InContextTask
     first: int
-    vocabulary_size: int  # type: ignore[misc]
+    tokens: int
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.tokens
 
     @property
     def prefix(self) -> int:  # type: ignore[override]
@@ -70,7 +80,7 @@ class MixedTask(InContextTask):
         return self.task.length
 
     def smaller(self, share: float) -> Self:
-        return type(self)(self.task.smaller(share), self.first, self.vocabulary_size)
+        return type(self)(self.task.smaller(share), self.first, self.tokens)
 
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
         batch = self.task.draw(rows, generator)
