@@ -19,7 +19,9 @@ METHODS: dict[str, Callable[[int], CacheMethod]] = {
 SEEING = {name: build for name, build in METHODS.items() if name not in ("random", "tova")}
 """Those whose choice for a cache depends on that cache alone; TOVA's on those of all heads."""
 
-SCORING = {name: build for name, build in SEEING.items() if build(1).starts(1)}
+SCORING = {
+    name: build for name, build in SEEING.items() if type(build(1)).scores is not CacheMethod.scores
+}
 """Those that choose keys one by one, by what they see."""
 
 REFITTING = {name: build for name, build in SEEING.items() if build(1).refits}

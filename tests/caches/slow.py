@@ -72,7 +72,9 @@ class OneCache:
             rows = [new[place * len(new) // count] for place in range(count)]
         visible, places = self.mask[:, rows][..., pool], torch.tensor(rows)
         if method.observed == "continued":
-            beside = self.state(query[:, rows], self.key, self.value, self.again(rows, len(self.key)))
+            beside = self.state(
+                query[:, rows], self.key, self.value, self.again(rows, len(self.key))
+            )
         if method.observed in ("noncausal", "continued") and method.prefix is not None:
             visible = self.unpadded(rows, pool)
             places = places + start

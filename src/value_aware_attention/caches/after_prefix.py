@@ -248,16 +248,17 @@ class AfterPrefix(Approximation):
             kept = self.method.keep(seen)
         else:
             order = self.method.order(seen)
-            kept = self.method.cut(seen, order, self._counts(order, call.layer.number))
+            counts = self._counts(order, call.layer.number)
+            kept = self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
         return replace(kept, indices=pool.gather(-1, kept.indices))
 
     def _counts(self, order: Order, layer: int | None) -> Int[Tensor, "B H"]:
         """Counts the keys that the heads of one layer keep."""
-        texts, heads = order.keys.shape[:2]
+        texts, heads = order.by_head.shape[:2]
         if isinstance(self.pool, CacheProfile):
             assert layer is not None
             budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
-            return budgets.to(order.keys.device).expand(texts, heads)
+            return budgets.to(order.keys.device).repeat(texts, 1)
         return self.method.counts([order], self.method.r * heads, self._least)[0]
 
     @property
@@ -271,10 +272,10 @@ class AfterPrefix(Approximation):
         Indices are those of the prefix. Raises ValueError as `forward` does.
         """
         orders = [self.method.order(self.observe(**call)) for call in calls]
-        heads = sum(order.keys.shape[1] for order in orders)
+        heads = sum(order.by_head.shape[1] for order in orders)
         counts = self.method.counts(orders, self.method.r * heads, self._least)
         return [
-            self.method.cut(self.observe(**call), order, count)
+            self.method.cut(self.observe(**call), order, count.view(order.keys.shape[:-1]))
             for call, order, count in zip(calls, orders, counts, strict=True)
         ]
 

@@ -26,11 +26,11 @@ def pooled_counts(
 ) -> list[Int[Tensor, "B H"]]:
     """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
 
-    `orders` are of layers (B, H, M); `total` keys of a text are kept, at least `least` by each
+    `orders` are of layers; `total` keys of a text are kept, at least `least` by each
     head. A head's next key may cost less than its last one: it then goes with it, so that each
     head keeps the first keys of its order.
     """
-    costs = [order.loss.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
+    costs = [order.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
     texts, device = len(costs[0]), costs[0].device
     total, least = (torch.as_tensor(x, device=device).expand(texts) for x in (total, least))
     places = [torch.arange(cost.shape[-1], device=device) for cost in costs]

@@ -107,6 +107,6 @@ def _alike(
     orders: Sequence[Order], shares: Float[Tensor, "B L"], total: int, least: int
 ) -> list[Int[Tensor, "B H"]]:
     """Gives all heads of a layer the same number of keys, by the layer's share."""
-    heads, keys = orders[0].keys.shape[1:]
+    heads, keys = orders[0].by_head.shape[1:]
     counts = proportional_counts(shares, total // heads, least, keys)
     return [counts[:, layer, None].expand(-1, heads) for layer in range(len(orders))]

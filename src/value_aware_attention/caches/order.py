@@ -19,6 +19,11 @@ class Order:
     preference: Float[Tensor, " B"] | None = None
     """How much a layer needs keys, where a method shares them among layers by one number of each"""
 
+    @property
+    def by_head(self) -> Float[Tensor, "B H M"]:
+        """Returns the losses with all dimensions between texts and keys as one, of heads."""
+        return self.loss.flatten(1, -2)
+
 
 def first_of(
     keys: Int[Tensor, "*batch M"], counts: Int[Tensor, " *batch"]

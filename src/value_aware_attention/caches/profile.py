@@ -102,15 +102,17 @@ class _Profiled:
         found: list[list[list[float]]] = []
         for layer, call in enumerate(self.calls):
             seen = self.like.observe(**call.arguments(), layer=call.layer)
-            order, heads = self.like.method.order(seen), seen.batch[1]
+            order = self.like.method.order(seen)
+            heads = order.by_head.shape[1]
             alone = [range(heads)] if by == "layer" else [[head] for head in range(heads)]
             curves = []
             for chosen in alone:
-                counts = torch.full(seen.batch, sizes[-1], device=seen.key.device)
+                counts = torch.full((len(order.keys), heads), sizes[-1], device=seen.key.device)
                 curve = []
                 for r in sizes[:-1]:
                     counts[:, list(chosen)] = r
-                    curve.append(self.divergence(layer, method(r).cut(seen, order, counts)))
+                    kept = method(r).cut(seen, order, counts.view(seen.batch))
+                    curve.append(self.divergence(layer, kept))
                 curves.append([*curve, 0.0])
             found.append(curves * (heads // len(curves)))
         return found
