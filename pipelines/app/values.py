@@ -168,7 +168,7 @@ DEVICE = Rule(
 COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
 LENGTHS = many(LENGTH)
 KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
-WAY = word("last", "causal", "noncausal", "repeat", "hindsight")
+WAY = word("last", "causal", "noncausal", "continued", "repeat", "hindsight")
 OBSERVED = replace(
     WAY,
     allowed=f"{WAY.allowed}, which a number of rows may follow",
