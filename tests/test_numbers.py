@@ -54,7 +54,8 @@ def numbers(line: str) -> list[str]:
         for key in row.split(".") if row else []:
             found = found[int(key)] if isinstance(found, list) else found[key]
     scale = float(factor.removeprefix("*")) if factor else 1.0
-    return [f"{scale * float(found[name.strip()]):{form}}" for name in columns.split(",")]
+    named = [scale * float(found[name.strip()]) for name in columns.split(",")]
+    return [f"{number:{form}}".replace("-", "−") for number in named]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -15,7 +15,8 @@ class AttentionMatching(CacheMethod):
     """Refits log-biases and values of r keys, those of `method` or of the largest attention.
 
     Attention Matching (arXiv 2602.16284), in its form without a search: keys by the root mean
-    square of their weights, biases and values by least squares with a ridge (`refit`).
+    square of their weights, biases and values by least squares with a ridge (`refit`), where the
+    paper has non-negative and plain ones; docs/caches.md lists the differences.
     """
 
     refits = True
