@@ -243,14 +243,16 @@ class AfterPrefix(Approximation):
         kept: KeptKeys | None = call.layer.kept
         if kept is not None:
             return kept
-        seen = self._observed(call, pool, start)
-        if self.pool is None:
-            kept = self.method.keep(seen)
-        else:
-            order = self.method.order(seen)
-            counts = self._counts(order, call.layer.number)
-            kept = self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
+        kept = self._chosen(self._observed(call, pool, start), call.layer.number)
         return replace(kept, indices=pool.gather(-1, kept.indices))
+
+    def _chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
+        """Keeps keys of one layer."""
+        if self.pool is None:
+            return self.method.keep(seen)
+        order = self.method.order(seen)
+        counts = self._counts(order, layer)
+        return self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
 
     def _counts(self, order: Order, layer: int | None) -> Int[Tensor, "B H"]:
         """Counts the keys that the heads of one layer keep."""
@@ -267,10 +269,12 @@ class AfterPrefix(Approximation):
 
     @torch.no_grad()
     def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:
-        """Keeps keys of all layers together, from the arguments of each layer's call.
+        """Keeps keys of every layer, from the arguments of its call, a pool's together.
 
         Indices are those of the prefix. Raises ValueError as `forward` does.
         """
+        if self.pool != "model":
+            return [self._chosen(self.observe(**call), call["layer"].number) for call in calls]
         orders = [self.method.order(self.observe(**call)) for call in calls]
         heads = sum(order.by_head.shape[1] for order in orders)
         counts = self.method.counts(orders, self.method.r * heads, self._least)
