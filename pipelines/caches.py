@@ -31,13 +31,22 @@ def main(cfg: DictConfig) -> None:
     task.parts = len(task.texts)
     keys = task.first_row or task.length
     again = OmegaConf.select(cfg._get_root(), "replicate.suffix")  # of another training
+    given = {
+        "prefix": task.first_row or None,
+        "profiles": profiles(cfg, task, calibration) if task.first_row else None,
+        **{key: cfg[key] for key in ("only", "after", "pools", "rows")},
+    }
     settings = cache_settings(
         {name: partial(build, cfg, name) for name in cfg.methods},
         sizes=[max(1, keys // part) for part in cfg.parts],
-        prefix=task.first_row or None,
-        profiles=profiles(cfg, task, calibration) if task.first_row else None,
-        **{key: cfg[key] for key in ("observed", "gaps_of", "only", "after", "pools", "rows")},
-    )
+        **{key: cfg[key] for key in ("observed", "gaps_of")}, **given,
+    )  # fmt: skip
+    curve = {name: {"model": cfg.curve.observed} for name in cfg.curve.methods}
+    settings += cache_settings(
+        {name: partial(build, cfg, name) for name in curve},
+        sizes=[max(1, keys // part) for part in cfg.curve.parts],
+        observed=cfg.curve.observed, **given | {"pools": curve},
+    )  # fmt: skip
     with tracked(cfg, "caches", cfg.name) as run:
         record = measure_caches(
             task, settings, model_name=cfg.name, description=cfg.description,
