@@ -110,7 +110,7 @@ def check_cache_names(given: DictConfig) -> None:
             known.check(f"caches.{key}", name)
     for name, pools in given.pools.items():
         for pool in pools:
-            word("layer", "model", *given.profiles).check(f"caches.pools.{name}", pool)
+            word("layer", "model", "checked", *given.profiles).check(f"caches.pools.{name}", pool)
     for name, one in given.profiles.items():
         known.check(f"caches.profiles.{name}.method", one.method)
 

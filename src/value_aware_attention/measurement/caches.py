@@ -21,6 +21,7 @@ from value_aware_attention.caches import (
     AttentionMatching,
     CacheMethod,
     CacheProfile,
+    KeptKeys,
     Observed,
     Recent,
     ValueAware,
@@ -362,6 +363,22 @@ class _ExactPart:
             prefill=np.array([self.prefill_seconds(after)]),
             multiply_adds=self.multiply_adds(after),
         )
+
+    def _chosen(self, after: AfterPrefix) -> list[KeptKeys]:
+        """Chooses keys of all layers on the exact model's calls."""
+        if after.pool != "checked":
+            calls = [each.call for each in self.measured_on]
+            return after.choose([call.arguments() | {"layer": call.layer} for call in calls])
+        found: list[KeptKeys] = []
+
+        def record(_: Any, __: Any, options: dict[str, Any]) -> None:
+            found.append(options["layer"].kept)
+
+        handle = after.register_forward_pre_hook(record, with_kwargs=True)
+        with replace_attention(self.task.model, after):
+            _output(self.task, self.text)
+        handle.remove()
+        return found[-len(self.measured_on) :]
 
     def ends(self, output: Tensor) -> dict[str, Array]:
         """Computes end metrics by unit: the distance from the exact model's output, and others."""

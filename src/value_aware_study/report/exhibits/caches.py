@@ -62,6 +62,7 @@ BUDGETS = {
     "": "",
     "layer": ", a budget a layer",
     "model": ", one budget",
+    "checked": ", one budget where it helps",
     "by_layer": ", profiled by layer",
     "by_head": ", profiled by head",
     "by_layer_refitted": ", profiled by layer",
