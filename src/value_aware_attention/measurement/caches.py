@@ -351,7 +351,8 @@ class _ExactPart:
         errors = {"method": _stacked([each.squared_error(one) for each, one in pairs])}
         if setting.gaps:
             errors |= self._references(setting)
-        keys = _stacked([one.log_weight.isfinite().sum(dim=-1) for one in kept])
+        used = [one.log_weight.isfinite().sum(dim=-1) for one in kept]
+        keys = _stacked([counts.double().flatten(1) for counts in used])
         return _Part(
             seeds=np.full(len(output), self.text.seed),
             norm=_stacked([each.squared_norm() for each in self.measured_on]),

@@ -34,12 +34,11 @@ SEES = "repeat"
 """Queries of the figures: every model with a prefix allows them."""
 MEANING = (
     "Equal: every head keeps r keys. A budget a layer, or one for the model: r keys a head on "
-    "average; of all their keys the one is dropped that costs the output least, in each text anew. Checked: "
-    "so in texts where the model's outputs over the prefix, read once more, stay nearer to its "
-    "exact ones than with r keys in every head; elsewhere r. "
-    "Profiled: the number of keys of each layer or head is the same for all texts, found on other "
-    "texts by the KL that it costs there. Keys are counted as used, the 2 first and 4 last of each "
-    "head among them."
+    "average; of all their keys the one is dropped that costs the output least, in each text anew. "
+    "Where it helps: so in texts where the model's outputs over the prefix, read once more, stay "
+    "nearer to its exact ones than with r keys in every head; elsewhere r. Profiled: the number of "
+    "keys of each layer or head is the same for all texts, found on other texts by the KL that it "
+    "costs there. Keys are counted as used, the 2 first and 4 last of each head among them."
 )
 SAME = ["texts", "one key of", "r", "method", "observed", "budget"]
 
