@@ -336,9 +336,7 @@ class _ExactPart:
         """Measures one setting."""
         after = setting.after
         begun = perf_counter()
-        kept = after.choose(
-            [each.call.arguments() | {"layer": each.call.layer} for each in self.measured_on]
-        )
+        kept = self._chosen(after)
         seconds = perf_counter() - begun
         served = [after] * len(kept)
         # the choices of an encoder's layers, and those of a growing cache, are not all made here
