@@ -79,10 +79,10 @@ def test_a_nodes_bound_is_below_each_of_its_completions(
     masks = torch.zeros(len(sets), M, dtype=torch.bool).scatter(-1, torch.tensor(sets), value=True)
     errors = torch.cat([rows.error(mask[None]) for mask in masks])
     problem, slack = optimum._Problem.of(rows, r), float(tolerance(rows))
-    bound, *_ = problem.bounded(node[None], torch.inf)
+    bound, _ = problem.bounded(node[None], torch.inf, 4)
     assert float(bound) <= float(errors.min()) * (1 + 1e-9) + slack
     limit = float(errors.median())
-    _, fixed, _ = problem.bounded(node[None], limit)
+    _, fixed = problem.bounded(node[None], limit, 4)
     below = masks[errors < limit * (1 - 1e-9) - slack]
     assert (below | (fixed != optimum.KEPT)).all() and (~below | (fixed != optimum.DROPPED)).all()
 

@@ -17,9 +17,7 @@ that minimum in a given key is above it by at least one exchange, which fixes ke
 where that reaches the limit. Points follow Frank and Wolfe's method, towards those minima.
 """
 
-import heapq
 from dataclasses import dataclass
-from itertools import count
 from time import monotonic
 
 import torch
@@ -31,39 +29,34 @@ from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.value_aware import ValueAware
 
-MOST_KEYS = 128
-"""Largest number of keys that `optimal_set` takes"""
-STEPS, FIRST_STEPS = 4, 256
-"""Tangents of a node, and of the first: each child goes on from the point of its parent"""
-SLOWNESS = 24
-"""Step k of a node goes by 2 / (k + this) of the way: points of children are near their best"""
-NODES = 2**18
-"""Nodes bounded at once, times rows, times keys"""
-ROUNDING = 1e-9
-"""Relative difference of errors that counts as none"""
-DIGITS = 1e-14
-"""Rounding of an error, in parts of the rows' largest squared distances ||v_j - o_i||^2, and of a
-bound, in parts of its slopes"""
+MOST_KEYS, NODES = 128, 2**18
+"""Largest number of keys that `optimal_set` takes; nodes bounded at once, times rows, times keys"""
+STEPS, FIRST_STEPS, SLOWNESS = 4, 256, 24
+"""Tangents of a node, and of the first. The point moves by 2 / (k + slowness) of the way at step k:
+a child goes on from the point of its parent, which is near its best"""
+ROUNDING, DIGITS, TINY = 1e-9, 1e-14, 1e-100
+"""Relative difference of errors that counts as none; rounding of an error, in parts of the rows'
+largest squared distances ||v_j - o_i||^2, and of a bound, in parts of its slopes; a divisor's
+least value, in parts of what it divides"""
 SMALL = 1e-2
-"""Part of the largest mass below which the smallest counts as 0: slopes would have (u / l)^2"""
-TINY = 1e-100
-"""Added to masses and lengths that are divided by"""
+"""Part of the largest mass below which the smallest counts as 0: slopes go with (u / l)^2"""
 KEPT, DROPPED = 2.0, -1.0
 """Marks of a node's fixed keys; a free one has its part of the last point, 0 to 1"""
 
 
 @dataclass(frozen=True)
 class OptimalSet:
-    """Holds the best set found for each cache, and a proved bound on the error of every set."""
+    """Holds the best set found for each cache, and a proved bound on the error of every set.
+
+    `indices` ascend, with padding where a cache has fewer keys; `error` is the set's sum
+    ||o - o~||^2 in fp64. No set of r keys with the protected ones leaves less than `lower_bound`,
+    and `proved` says that it is the error, up to rounding (1e-9, or the last digits of distances).
+    """
 
     indices: Int[Tensor, "*batch r"]
-    """Ascending; with padding where a cache has fewer keys"""
     error: Float[Tensor, " *batch"]
-    """sum ||o - o~||^2 of the set, in fp64"""
     lower_bound: Float[Tensor, " *batch"]
-    """No set of r keys with the protected ones leaves less."""
     proved: Bool[Tensor, " *batch"]
-    """The bound is the error, up to rounding (1e-9 of it, or the last digits of distances)."""
 
 
 @torch.no_grad()
@@ -78,9 +71,8 @@ def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
         raise ValueError(f"optimal_set got {seen.keys} keys; it takes at most {MOST_KEYS}")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
-    found = ValueAware(r, search="best").keep(seen).indices
-    rows = Rows.of(seen)
-    first = torch.zeros_like(rows.available).scatter(-1, found.view(-1, r), value=True)
+    rows, found = Rows.of(seen), ValueAware(r, search="best").keep(seen).indices.view(-1, r)
+    first = torch.zeros_like(rows.available).scatter(-1, found, value=True)
     searches = [
         _search(part, one[None] & part.available, seconds)
         for part, one in zip(rows.split(1), first, strict=True)
@@ -95,37 +87,37 @@ def _search(
     rows: Rows, kept: Bool[Tensor, "1 M"], seconds: float
 ) -> tuple[Bool[Tensor, " M"], Float[Tensor, ""], Float[Tensor, ""], Bool[Tensor, ""]]:
     """Searches one cache from a set of it, the nodes of the least bounds first."""
-    stop, numbers, steps = monotonic() + seconds, count(), FIRST_STEPS
+    stop, steps = monotonic() + seconds, FIRST_STEPS
     problem, error = _Problem.of(rows, int(kept.sum())), rows.error(kept)
-    limit = problem.limit(error)
+    limit, at_once = problem.limit(error), max(1, NODES // problem.weights.numel())
     root = kept.double().where(rows.available, DROPPED).masked_fill(rows.protected, KEPT)
-    heap = [(0.0, next(numbers), root[0])]
-    while heap and heap[0][0] < limit and monotonic() < stop:
-        known, _, nodes = zip(*(heapq.heappop(heap) for _ in heap[: problem.at_once]), strict=True)
+    ahead = [(0.0, root[0])]
+    while ahead and ahead[0][0] < limit and monotonic() < stop:
+        known, nodes = zip(*ahead[:at_once], strict=True)
         bounds, parents = problem.bounded(torch.stack(nodes), limit, steps)
         bounds, steps = bounds.maximum(bounds.new_tensor(known)), STEPS
-        if rows.error(other := problem.best_rounded(parents, kept)) < error:
-            kept, error = other, rows.error(other)
-            limit = problem.limit(error)
+        for other in problem.below(limit, parents)[:, None]:
+            if (less := rows.error(other)) < error:
+                kept, error, limit = other, less, problem.limit(less)
         children, origin = problem.children(parents, bounds < limit)
-        for bound, child in zip(bounds[origin].tolist(), children, strict=True):
-            heapq.heappush(heap, (bound, next(numbers), child))
-    lowest = error.new_tensor(min([limit, *(bound for bound, *_ in heap[:1])]))
+        ahead = ahead[at_once:] + list(zip(bounds[origin].tolist(), children, strict=True))
+        ahead.sort(key=lambda node: node[0])
+    lowest = error.new_tensor(min([limit, *(bound for bound, _ in ahead[:1])]))
     return kept[0], error[0], lowest.clamp_min(0), lowest == limit
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Holds the weights of a cache and its k_j; column M is beside the keys."""
+    """Holds the weights of a cache, its k_j and its c_j; column M is beside the keys.
+
+    `digits` is the rounding of an error.
+    """
 
     r: int
     weights: Float[Tensor, "n K"]
-    scaled: Float[Tensor, "K n*V"]
-    """k, for all rows"""
+    scaled: Float[Tensor, "K nV"]
     cost: Float[Tensor, "n K"]
-    """c, the least error of a row whose heaviest kept key is this one, or that loses all it sees"""
     digits: float
-    """Rounding of an error"""
 
     @classmethod
     def of(cls, rows: Rows, r: int) -> "_Problem":
@@ -137,17 +129,11 @@ class _Problem:
         away = torch.cat([value, rows.beside[0, :, None]], dim=1) - output
         away = away.where(sees[..., None], 0.0)
         scaled = (weights[..., None] * away).transpose(0, 1).flatten(1)
-        lost = (rows.output - rows.nothing)[0].square().sum(dim=-1)
-        others = r - 1 + int(sees[:, -1].any())
-        cost = _costs_of_heaviest(weights, away @ away.mT, others).where(sees, lost[:, None])
+        cost = _costs_of_heaviest(weights, away @ away.mT, r - 1 + int(sees[:, -1].any()))
+        cost = cost.where(sees, (output - rows.nothing[0]).square().sum(dim=-1))  # all is lost
         cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # nothing: never heaviest
-        digits = DIGITS * float(away.square().sum(dim=-1).amax(dim=-1).sum())
-        return cls(r, weights, scaled, cost, digits)
-
-    @property
-    def at_once(self) -> int:
-        """Returns the number of nodes that are bounded at once."""
-        return max(1, NODES // self.weights.numel())
+        digits = DIGITS * away.square().sum(dim=-1).amax(dim=-1).sum()
+        return cls(r, weights, scaled, cost, float(digits))
 
     def limit(self, error: Float[Tensor, " 1"]) -> float:
         """Returns the error at which another set is no better."""
@@ -176,31 +162,28 @@ class _Problem:
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M"]]:
         """Computes the sum of each row's larger bound at a point, and a subgradient of it."""
         every = _with_beside(x)
-        moved, mass = self._moved(every), every @ self.weights.mT
-        t = (low + high) * mass - low * high + TINY * high
-        t = t.where(t > low.square() / 2, torch.inf)  # below by rounding alone: no bound but 0
+        moved, total = self._moved(every), low + high
+        t = total * (every @ self.weights.mT) - low * high + TINY * high
         chord = moved.square().sum(dim=-1) / t
         cost, order = self.cost.sort(dim=-1)
         reached = (every[:, order].cumsum(dim=-1) >= 1).to(torch.int8).argmax(-1, keepdim=True)
         p = cost.expand(len(x), -1, -1).gather(-1, reached)  # the best one at this point
         less = (p - self.cost).clamp_min(0)
         heaviest = (p - less @ every[..., None]).squeeze(-1)
-        curved = (chord >= heaviest) / t
-        slope = (2 * curved[..., None] * moved).flatten(1) @ self.scaled.mT
-        slope = slope - (curved * chord * (low + high)) @ self.weights
+        per_t = (chord >= heaviest) / t
+        by_square = (2 * per_t[..., None] * moved).flatten(1) @ self.scaled.mT
+        slope = by_square - (per_t * chord * total) @ self.weights
         slope = slope - (less * (chord < heaviest)[..., None]).sum(dim=1)
         return chord.maximum(heaviest).sum(dim=-1), slope[:, :-1]
 
-    def best_rounded(
-        self, nodes: Float[Tensor, "B M"], kept: Bool[Tensor, "1 M"]
-    ) -> Bool[Tensor, "1 M"]:
-        """Rounds nodes, and returns the set with the least error; `kept` where none has one."""
+    def below(self, limit: float, nodes: Float[Tensor, "B M"]) -> Bool[Tensor, "C M"]:
+        """Rounds nodes, and returns the sets that may leave less than the limit."""
         fits = ((nodes == KEPT).sum(-1) <= self.r) & ((nodes >= 0).sum(-1) >= self.r)
         chosen = nodes[fits].topk(self.r, dim=-1).indices  # others: keys fixed both ways
-        sets = torch.cat([kept, torch.zeros_like(nodes[fits] > 0).scatter(-1, chosen, value=True)])
+        sets = torch.zeros_like(nodes[fits] > 0).scatter(-1, chosen, value=True).unique(dim=0)
         every = _with_beside(sets.double())
         errors = self._moved(every).square().sum(-1) / (every @ self.weights.mT + TINY).square()
-        return sets[errors.sum(dim=-1).argmin()][None]
+        return sets[errors.sum(dim=-1) < limit]  # a row that loses all leaves 0 here
 
     def children(
         self, nodes: Float[Tensor, "B M"], alive: Bool[Tensor, " B"]
@@ -208,10 +191,9 @@ class _Problem:
         """Branches on the key that is least decided and longest; returns also each one's parent."""
         left, free = self.r - (nodes == KEPT).sum(dim=-1), _free(nodes)
         origin = (alive & (left > 0) & (left < free.sum(dim=-1))).nonzero().squeeze(-1)
-        length = self.scaled.square().sum(dim=-1)[:-1]
-        worth = ((nodes * (1 - nodes) + 1e-2) * length).masked_fill(~free, -1.0)
-        key, open_ones = worth[origin].argmax(dim=-1, keepdim=True), nodes[origin]
-        both = [open_ones.scatter(-1, key, mark) for mark in (KEPT, DROPPED)]
+        worth = (nodes * (1 - nodes) + 1e-2) * self.scaled.square().sum(dim=-1)[:-1]
+        key = worth.masked_fill(~free, -1.0)[origin].argmax(dim=-1, keepdim=True)
+        both = [nodes[origin].scatter(-1, key, mark) for mark in (KEPT, DROPPED)]
         return torch.cat(both), origin.repeat(2)
 
     def _moved(self, every: Float[Tensor, "B K"]) -> Float[Tensor, "B n V"]:
@@ -224,11 +206,11 @@ class _Problem:
         """Computes l and u, the smallest and the largest mass that a completion keeps."""
         fixed = _with_beside((nodes == KEPT).double()) @ self.weights.mT
         heaviest, order = self.weights[:, :-1].sort(dim=-1, descending=True)
-        ordered = free[:, order]
-        place = ordered.cumsum(dim=-1, dtype=torch.int16)
-        lightest = place > place[..., -1:] - left[..., None]
-        low = fixed + (heaviest * (ordered & lightest)).sum(dim=-1)
-        high = fixed + (heaviest * (ordered & (place <= left[..., None]))).sum(dim=-1)
+        place, left = free[:, order].cumsum(dim=-1, dtype=torch.int16), left[..., None]
+        low, high = (
+            fixed + (heaviest * (free[:, order] & ends)).sum(dim=-1)
+            for ends in (place > place[..., -1:] - left, place <= left)
+        )
         return low.where(low > SMALL * high, 0.0), high + TINY
 
 
@@ -241,18 +223,14 @@ def _costs_of_heaviest(
     the set, that is at least z where no `others` lighter keys pull their sum of a (. - z) below 0.
     """
     length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
-    along = gram / (length[..., None] + TINY)
-    itself = torch.eye(len(gram[0]), dtype=torch.bool, device=gram.device)
-    lighter = (weights[:, None] <= weights[..., None]) & ~itself
-    pulling = weights[:, None] * lighter
-    low, high = torch.zeros_like(length), length
-    for _ in range(20):
-        z = (low + high) / 2
+    along, cost = gram / (length[..., None] + TINY), torch.zeros_like(length)
+    pulling = weights[:, None] * (weights[:, None] <= weights[..., None])
+    for place in range(1, 21):  # binary digits; itself, a key does not pull
+        z = cost + length / 2**place
         pulls = (pulling * (along - z[..., None])).clamp_max(0)
-        most = pulls.topk(min(others, len(itself)), dim=-1, largest=False).values.sum(dim=-1)
-        above = weights * (length - z) + most >= 0
-        low, high = z.where(above, low), high.where(above, z)
-    return low.square() * (weights > 0)
+        pull = pulls.topk(min(others, pulls.shape[-1]), dim=-1, largest=False).values.sum(dim=-1)
+        cost = z.where(weights * (length - z) + pull >= 0, cost)
+    return cost.square() * (weights > 0)
 
 
 def _free(nodes: Float[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
@@ -280,12 +258,7 @@ def _least_linear(
     Returns before them by how much it rises where a key is exchanged against its choice.
     """
     ordered, keys = slope.masked_fill(~free, torch.inf).sort(dim=-1)
-    first = torch.arange(keys.shape[-1], device=keys.device) < left
-    inside = torch.zeros_like(free).scatter(-1, keys, first) & free
-    end = torch.full_like(left, torch.inf, dtype=slope.dtype)
-    last, following = (
-        torch.cat([-end, ordered, end], dim=-1)
-        .gather(-1, torch.cat([left, left + 1], dim=-1))
-        .split(1, dim=-1)
-    )
+    inside = free.scatter(-1, keys, torch.arange(keys.shape[-1], device=keys.device) < left) & free
+    ordered = torch.nn.functional.pad(ordered, (1, 1), value=torch.inf)
+    last, following = (ordered.gather(-1, place) for place in (left, left + 1))
     return torch.where(inside, following - slope, slope - last), inside
