@@ -73,33 +73,76 @@ def test_a_nodes_bound_is_below_each_of_its_completions(
     r = min(r, int(rows.available.sum()))
     node = torch.tensor([optimum.KEPT, optimum.DROPPED, 0.3, 0.9])[torch.tensor(marks[:M])].double()
     node = node.where(usable, optimum.DROPPED).masked_fill(rows.protected[0], optimum.KEPT)
-    sets = [s for s in combinations(range(M), r) if completes(s, node)]
-    if not sets:
+    masks = subsets(rows, r)
+    masks = masks[((masks | (node != optimum.KEPT)) & (~masks | (node >= 0))).all(-1)]
+    if not len(masks):
         return
-    masks = torch.zeros(len(sets), M, dtype=torch.bool).scatter(-1, torch.tensor(sets), value=True)
     errors = torch.cat([rows.error(mask[None]) for mask in masks])
     problem, slack = optimum._Problem.of(rows, r), float(tolerance(rows))
-    bound, *_ = problem.bounded(node[None], torch.inf)
+    bound, _ = problem.bounded(node[None], torch.inf, 4)
     assert float(bound) <= float(errors.min()) * (1 + 1e-9) + slack
     limit = float(errors.median())
-    _, fixed, _ = problem.bounded(node[None], limit)
+    _, fixed = problem.bounded(node[None], limit, 4)
     below = masks[errors < limit * (1 - 1e-9) - slack]
     assert (below | (fixed != optimum.KEPT)).all() and (~below | (fixed != optimum.DROPPED)).all()
 
 
-def completes(chosen: tuple[int, ...], node: Tensor) -> bool:
-    """Tells whether a set has the kept keys of a node and none of the dropped ones."""
-    kept = torch.zeros(len(node), dtype=torch.bool)
-    kept[list(chosen)] = True
-    return bool((kept | (node != optimum.KEPT)).all() and (~kept | (node >= 0)).all())
+def subsets(rows: Rows, r: int) -> Tensor:
+    """Lists the sets of r keys that a cache may keep."""
+    sets = torch.tensor(list(combinations(range(M), r)))
+    masks = torch.zeros(len(sets), M, dtype=torch.bool).scatter(-1, sets, value=True)
+    return masks[((masks | ~rows.protected) & (~masks | rows.available)).all(-1)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(kinds(keys=M, rows=4, batch=(1,)), st.integers(2, M))
+def test_the_search_alone_finds_the_optimum(seen: Observed, r: int) -> None:
+    """From the worst of all sets; most often the optimum is where the search starts."""
+    rows, r = Rows.of(seen), min(r, int(seen.available.sum()))
+    masks = subsets(rows, r)
+    errors, slack = torch.cat([rows.error(mask[None]) for mask in masks]), float(tolerance(rows))
+    kept, error, lower, proved = optimum._search(rows, masks[errors.argmax()][None], 60.0)
+    assert proved and error <= errors.min() * (1 + 1e-8) + slack
+    assert lower <= errors.min() * (1 + 1e-12) and torch.equal(rows.error(kept[None])[0], error)
+
+
+@settings(deadline=None, max_examples=30)
+@given(kinds(keys=M, batch=(1,)), st.integers(2, M), st.integers(0, 2**20))
+def test_a_tangent_is_below_the_bounds_elsewhere(seen: Observed, r: int, seed: int) -> None:
+    rows = Rows.of(seen)
+    r = min(r, int(rows.available.sum()))
+    problem = optimum._Problem.of(rows, r)
+    node = torch.rand(1, M, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    free, left = rows.available, torch.tensor([[r]])
+    masses = problem._masses(node.where(free, optimum.DROPPED), free, left)
+    x = optimum._with_sum(node.where(free, 0.0), free, left)
+    torch.testing.assert_close(x.sum(-1), left[0].double())
+    other = optimum._with_sum(node.square().where(free, 0.0), free, left)
+    value, slope = problem.tangent(x, *masses)
+    beyond, _ = problem.tangent(other, *masses)
+    slack = 1e-9 * float(slope.abs().max()) + float(tolerance(rows))
+    assert float(beyond) >= float(value + ((other - x) @ slope[0])) - slack
 
 
 def test_with_no_time_the_bound_is_still_below_every_set() -> None:
     seen = observed(32, batch=(2,), rows=16)
-    found = optimal_set(seen, 16, seconds=0.3)
+    found = optimal_set(seen, 16, seconds=1e-9)
     assert not found.proved.any() and (found.lower_bound <= found.error).all()
     for method in (ValueAware(16, search="best"), ObservedAttention(16), KeyDiff(16)):
         assert (found.error <= seen.error(method.keep(seen)) * (1 + 1e-9)).all()
+
+
+def test_a_stopped_search_has_a_bound_between_none_and_the_optimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = observed(16, batch=(1,), rows=16, seed=1)
+    clock = iter(range(10))
+    monkeypatch.setattr(optimum, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(optimum, "NODES", 1)
+    found = optimal_set(seen, 4, seconds=4.5)
+    least = seen.error(best_set(seen, 4))
+    assert not found.proved.any() and (found.lower_bound > 0).all()
+    assert (found.lower_bound <= least).all()
 
 
 def test_copies_of_keys_are_no_better_than_each_other() -> None:
@@ -116,11 +159,14 @@ def test_copies_of_keys_are_no_better_than_each_other() -> None:
 def test_more_keys_than_it_takes_and_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"optimal_set got 129 keys; it takes at most 128$"):
         optimal_set(observed(129), 5)
+    with pytest.raises(ValueError, match=r"optimal_set got 130 keys; it takes at most 128$"):
+        optimal_set(observed(130), 129)
     with pytest.raises(ValueError, match=r"keeps r = 9 keys; there are 8$"):
         optimal_set(observed(), 9)
     with pytest.raises(ValueError, match=r"2 are protected, so r must be at least 2$"):
         optimal_set(observed(protected=2), 1)
     with pytest.raises(ValueError, match=r"^r is 0; it must be an integer >= 1$"):
         optimal_set(observed(), 0)
-    with pytest.raises(ValueError, match=r"^seconds is 0; it must be a number above 0$"):
-        optimal_set(observed(), 3, seconds=0)
+    for seconds in (0, -1.5, float("nan")):
+        with pytest.raises(ValueError, match=rf"^seconds is {seconds}; it must be a number above"):
+            optimal_set(observed(), 3, seconds=seconds)
