@@ -134,9 +134,13 @@ def is_again(record: CacheRecord) -> bool:
 
 
 def by_text(records: Sequence[CacheRecord]) -> list[Exhibit]:
-    """Lists one table a share of keys: methods by texts."""
-    parts = sorted({keys_of(r) // cell.r for r in records for cell in r.cells}, reverse=True)
-    return [_of_part(records, part) for part in parts]
+    """Lists one table a share of keys: methods by texts.
+
+    Sizes at which every method observes repeated queries are those of the figure of budgets alone.
+    """
+    cells = [(keys_of(record), cell) for record in records for cell in record.cells]
+    parts = {keys // cell.r for keys, cell in cells if cell.observed != "repeat"}
+    return [_of_part(records, part) for part in sorted(parts, reverse=True)]
 
 
 def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
