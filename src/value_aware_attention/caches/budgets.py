@@ -47,23 +47,28 @@ def pooled_counts(
 def proportional_counts(
     shares: Float[Tensor, "B L"], total: int, least: int, most: int
 ) -> Int[Tensor, "B L"]:
-    """Counts keys a head of each layer in proportion to its share, `total` over the layers.
+    """Counts keys a head of each layer: `least`, and the others in proportion to its share.
 
-    Each has at least `least` and at most `most`; the keys that a layer cannot take are shared by
-    the others. Largest remainders are rounded up.
+    `total` over the layers. Keys that a layer of `most` cannot take are shared by the others in
+    proportion too.
     """
     share = shares.double().clamp_min(torch.finfo(torch.float32).tiny)
-    wanted = torch.full_like(share, float(least))
+    wanted = torch.full_like(share, least)
     for _ in range(share.shape[-1]):
-        open_ = wanted < most
-        weight = share.where(open_, 0.0)
-        weight = weight / weight.sum(dim=-1, keepdim=True).clamp_min(1e-300)
+        weight = share.where(wanted < most, 0.0)
         left = total - wanted.sum(dim=-1, keepdim=True)
-        wanted = (wanted + left * weight).clamp_max(most)
+        wanted = wanted + left * (weight / weight.sum(dim=-1, keepdim=True)).nan_to_num()
+        wanted = wanted.clamp_max(most)
+    return whole_counts(wanted, total)
+
+
+def whole_counts(
+    wanted: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
+) -> Int[Tensor, "B X"]:
+    """Rounds numbers that sum to `total` so that they still do: up by the largest remainders."""
     counts = wanted.floor()
-    rest = total - counts.sum(dim=-1)
-    up = first_of((wanted - counts).argsort(dim=-1, descending=True, stable=True), rest.long())
-    return (counts + up).long()
+    order = (wanted - counts).argsort(dim=-1, descending=True, stable=True)
+    return (counts + first_of(order, total - counts.sum(dim=-1))).long()
 
 
 @dataclass(frozen=True)

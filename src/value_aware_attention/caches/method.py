@@ -12,7 +12,6 @@ from value_aware_attention.caches.budgets import pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.kernels import check_kernel
-from value_aware_attention.weights import top_keys
 
 
 class CacheMethod(nn.Module):
@@ -47,16 +46,21 @@ class CacheMethod(nn.Module):
 
     @torch.no_grad()
     def order(self, seen: Observed) -> Order:
-        """Orders all keys by how long they are kept, with losses that layers compare.
-
-        By default by score, and the losses are the scores. Raises ValueError as `keep` does.
-        """
+        """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`."""
         self.check(seen)
-        scores = self.scores(seen)
-        keys = self.ranked(seen, scores, seen.keys)
-        loss = scores.double().masked_fill(protected(seen), torch.inf)
+        loss = self.losses(seen).double()
+        keys = self.ranked(seen, loss, seen.keys)
+        loss = loss.masked_fill(protected(seen), torch.inf)
         loss = loss.masked_fill(~available(seen), -torch.inf)
-        return Order(keys, loss.gather(-1, keys))
+        return Order(keys, loss.gather(-1, keys), self.preference(seen))
+
+    def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        """Scores the keys so that heads and layers compare; by default those of a head."""
+        return self.scores(seen)
+
+    def preference(self, seen: Observed) -> Float[Tensor, " B"] | None:
+        """Measures how much a layer needs keys, where `counts` shares them by that; else None."""
+        return None
 
     def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
         """Counts the keys of each head where those of `orders`, one a layer, keep `total`."""
@@ -91,7 +95,8 @@ class CacheMethod(nn.Module):
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
         first = first.masked_fill(protected(seen), largest)
-        return top_keys(first[..., None, :], available(seen)[..., None, :], r).squeeze(-2)
+        first = first.masked_fill(~available(seen), -torch.inf)
+        return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
     def kept(seen: Observed, indices: Int[Tensor, "*batch R"]) -> KeptKeys:
@@ -143,3 +148,8 @@ def protected(seen: Observed) -> Bool[Tensor, "*batch M"]:
         return none
     positions = seen.protected.to(none.device).expand(*seen.batch, -1)
     return none.scatter(-1, positions, value=True) & available(seen)
+
+
+def candidates(seen: Observed) -> Bool[Tensor, "*batch M"]:
+    """Returns the keys that a choice is made of: neither padding nor protected."""
+    return available(seen) & ~protected(seen)

@@ -3,17 +3,16 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import max_pool1d, normalize
+from torch.nn.functional import normalize
 
 from value_aware_attention.attention import working_precision
-from value_aware_attention.caches.method import CacheMethod, available, protected
+from value_aware_attention.caches.method import CacheMethod, available
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.observed_attention import mean_softmax, pooled
 from value_aware_attention.call import max_elements
 
 ALIKE = 0.5
 """Cosine above which two keys are copies of each other, of which the last one is spared"""
-POOL = 7
-"""Neighbouring keys over which the largest importance is taken"""
 
 
 class RKV(CacheMethod):
@@ -22,8 +21,9 @@ class RKV(CacheMethod):
     R-KV (Cai et al., 2025, arXiv 2505.24133) as its code has it. Importance: softmax over keys of
     the group's largest logits, its mean over observed queries, the largest of 7 neighbours.
     Redundancy: softmax over keys of the mean cosine to all keys, where of each key's copies (a
-    cosine above 1/2) the last one counts as unlike it. Its authors choose again as a cache grows
-    (`every`), with the last 8 rows, and advise against it for a prefill.
+    cosine above 1/2) the last one counts as unlike it. There a key without a copy counts as unlike
+    the first key, by accident; not here. Its authors choose again as a cache grows (`every`), with
+    the last 8 rows and recent = 8, and advise against it for a prefill.
     """
 
     def __init__(self, r: int, importance: float = 0.1) -> None:
@@ -33,14 +33,9 @@ class RKV(CacheMethod):
         self.importance = importance
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        candidates = available(seen) & ~protected(seen)
-        logits = seen.log_similarity.amax(dim=-3)
-        logits = logits.masked_fill(~candidates[..., None, :], -torch.inf)
-        looked = logits.softmax(dim=-1).nan_to_num().mean(dim=-2)
-        flat = looked.reshape(-1, 1, seen.keys)
-        important = max_pool1d(flat, POOL, stride=1, padding=POOL // 2).view_as(looked)
-        redundant = self._mean_cosine(seen).masked_fill(~available(seen), -torch.inf).softmax(-1)
-        return self.importance * important - (1 - self.importance) * redundant
+        looked = mean_softmax(seen, seen.log_similarity.amax(dim=-3, keepdim=True))
+        alike = self._mean_cosine(seen).masked_fill(~available(seen), -torch.inf).softmax(dim=-1)
+        return self.importance * pooled(looked, 7, "max") - (1 - self.importance) * alike
 
     @staticmethod
     def _mean_cosine(seen: Observed) -> Float[Tensor, "*batch M"]:
@@ -48,8 +43,7 @@ class RKV(CacheMethod):
         counted = available(seen)
         key = normalize(working_precision(seen.key), dim=-1).where(counted[..., None], 0.0)
         total, places = torch.zeros_like(key[..., 0]), torch.arange(seen.keys, device=key.device)
-        step = max(1, max_elements() // (seen.keys * seen.batch.numel()))
-        for rows in places.split(step):
+        for rows in places.split(max(1, max_elements() // (seen.keys * seen.batch.numel()))):
             cosine = key[..., rows, :] @ key.mT
             cosine = cosine.masked_fill(rows[:, None] == places, 0.0)
             last = places.where(cosine > ALIKE, -1).amax(dim=-1, keepdim=True)
