@@ -66,9 +66,9 @@ def whole_counts(
     wanted: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
 ) -> Int[Tensor, "B X"]:
     """Rounds numbers that sum to `total` so that they still do: up by the largest remainders."""
-    counts = wanted.floor()
+    counts = wanted.long()
     order = (wanted - counts).argsort(dim=-1, descending=True, stable=True)
-    return (counts + first_of(order, total - counts.sum(dim=-1))).long()
+    return counts + first_of(order, total - counts.sum(dim=-1)).long()
 
 
 @dataclass(frozen=True)
