@@ -28,7 +28,7 @@ class Random(CacheMethod):
         return drawn.to(seen.key.device)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return 0.0
+        return self.observes * super().multiply_adds(rows, keys, head_dim, value_dim)
 
 
 class Recent(CacheMethod):

@@ -20,9 +20,7 @@ LEAST = 1e-12
 
 
 def pooled_counts(
-    orders: Sequence[Order],
-    total: int | Int[Tensor, " B"],
-    least: int | Int[Tensor, " B"] = 0,
+    orders: Sequence[Order], total: int | Int[Tensor, " B"], least: int = 0
 ) -> list[Int[Tensor, "B H"]]:
     """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
 
@@ -31,15 +29,11 @@ def pooled_counts(
     head keeps the first keys of its order.
     """
     costs = [order.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
-    texts, device = len(costs[0]), costs[0].device
-    total, least = (torch.as_tensor(x, device=device).expand(texts) for x in (total, least))
-    places = [torch.arange(cost.shape[-1], device=device) for cost in costs]
-    forced = [at < least[:, None, None] for at in places]
-    every = torch.cat(
-        [x.masked_fill(f, torch.inf).flatten(1) for x, f in zip(costs, forced, strict=True)], dim=-1
-    )
+    for cost in costs:
+        cost[..., :least] = torch.inf
+    every = torch.cat([cost.flatten(1) for cost in costs], dim=-1)
     order = every.argsort(dim=-1, descending=True, stable=True)
-    kept = first_of(order, total)
+    kept = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
     parts = kept.split([cost[0].numel() for cost in costs], dim=-1)
     return [part.view_as(cost).sum(dim=-1) for part, cost in zip(parts, costs, strict=True)]
 

@@ -10,8 +10,6 @@ from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.method import CacheMethod, candidates
 from value_aware_attention.caches.observed import Observed
 
-SHARPNESS, EPSILON = 5.0, 1e-6
-
 
 class CapKV(ExpectedAttention):
     """Keeps the r keys with the largest w_j v_j' (I + sum_i w_i v_i v_i')^-1 v_j.
@@ -26,17 +24,14 @@ class CapKV(ExpectedAttention):
     kernels = CacheMethod.kernels
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        value = working_precision(seen.value)[..., None, :, :]
+        key, value = (working_precision(x)[..., None, :, :] for x in (seen.key, seen.value))
         mean, _ = self._statistics(seen)
-        cosine = cosine_similarity(
-            mean[..., None, :], working_precision(seen.key)[..., None, :, :], dim=-1
-        )
+        cosine = cosine_similarity(mean[..., None, :], key, dim=-1)
         cosine = cosine.masked_fill(~candidates(seen)[..., None, :], -torch.inf)
-        weights = (SHARPNESS * (cosine - cosine.amax(dim=-1, keepdim=True))).exp().nan_to_num()
-        factors = (weights + EPSILON).where(cosine > -torch.inf, 0.0)
+        weights = (5 * (cosine - cosine.amax(dim=-1, keepdim=True))).exp().nan_to_num()
+        factors = (weights + 1e-6).where(cosine > -torch.inf, 0.0)
         whole = (value.mT * factors[..., None, :]) @ value
-        whole = whole + torch.eye(value.shape[-1], device=value.device)
-        solved = torch.linalg.solve(whole, value.mT).mT
+        solved = torch.linalg.solve(whole + torch.eye(whole.shape[-1]).to(whole), value.mT).mT
         return (weights * (value * solved).sum(dim=-1)).mean(dim=-2)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:

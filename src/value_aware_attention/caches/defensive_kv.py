@@ -9,8 +9,6 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import by_layer, candidate_weights, pooled
 from value_aware_attention.caches.order import first_of
 
-SURE = 0.9
-
 
 class DefensiveKV(CacheMethod):
     """Keeps keys of the largest weight in any observed query, times the share of ||W_o v_j||_1.
@@ -32,8 +30,8 @@ class DefensiveKV(CacheMethod):
         norms = by_layer(seen, projected_norms(seen))
         scores = by_layer(seen, largest.maximum(mean)) * norms / norms.sum(dim=1, keepdim=True)
         scores = scores.nan_to_num() * by_layer(seen, counted)
-        first = by_layer(seen, self._sure(seen, weights))
-        return scores.where(~first, scores.amax(dim=(1, 2), keepdim=True)).reshape(counted.shape)
+        others = by_layer(seen, ~self._sure(seen, weights))
+        return scores.where(others, scores.amax(dim=(1, 2), keepdim=True)).reshape(counted.shape)
 
     def _sure(
         self, seen: Observed, weights: Float[Tensor, "*batch G W M"]
@@ -42,7 +40,7 @@ class DefensiveKV(CacheMethod):
         mean, counted = weights.mean(dim=(-3, -2)), candidates(seen)
         late = counted & (counted.flip(-1).cumsum(dim=-1).flip(-1) <= weights.shape[-2])
         share = by_layer(seen, mean * late).sum(dim=-1).mean(dim=1)
-        least = SURE - share.view(-1, *(1,) * (mean.ndim - 1))
+        least = 0.9 - share.view(-1, *(1,) * (mean.ndim - 1))
         mean = mean / mean.sum(dim=-1, keepdim=True)
         order = mean.masked_fill(~counted, -1.0).argsort(dim=-1, descending=True, stable=True)
         count = (mean.gather(-1, order).cumsum(dim=-1) < least).sum(dim=-1)

@@ -21,13 +21,6 @@ from value_aware_attention.caches.observed_attention import (
 )
 from value_aware_attention.caches.order import Order
 
-ALIKE = 0.2
-"""Part of a layer's keys that its heads get alike (AdaKV's floor)"""
-SPREAD = 200.0
-"""Weight of the variance beside the mean (CAKE's gamma)"""
-BETA = 20
-"""The layer of fewest keys has 1/20 of the mean (PyramidKV)"""
-
 
 class AdaKV(ObservedAttention):
     """Keeps more keys in heads with more of the layer's largest scores, which are SnapKV's.
@@ -53,7 +46,7 @@ class PyramidKV(ObservedAttention):
     def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
         heads, keys = orders[0].by_head.shape[1:]
         mean = total / heads / len(orders) - least
-        most = min(2 * mean - mean / BETA, keys - least)
+        most = min(2 * mean - mean / 20, keys - least)
         shares = torch.linspace(most, 2 * mean - most, len(orders), device=orders[0].loss.device)
         return _by_layer(orders, shares.expand(len(orders[0].keys), -1), total, least)
 
@@ -70,7 +63,7 @@ class Cake(CacheMethod):
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         weights = candidate_weights(seen)
-        return pooled((weights.mean(dim=-2) + SPREAD * _variance(weights)).mean(dim=-2), 5)
+        return pooled((weights.mean(dim=-2) + 200 * _variance(weights)).mean(dim=-2), 5)
 
     def preference(self, seen: Observed) -> Float[Tensor, " B"]:
         weights = candidate_weights(seen)
@@ -92,13 +85,14 @@ class Lava(CacheMethod):
     """
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights = candidate_weights(seen)
+        weights = candidate_weights(seen).mean(dim=-2).amax(dim=-2)
         norm = working_precision(seen.value).abs().sum(dim=-1).amax(dim=-1, keepdim=True)
-        return pooled(weights.mean(dim=-2).amax(dim=-2), 7, "max") * norm
+        return pooled(weights, 7, "max") * norm
 
     def preference(self, seen: Observed) -> Float[Tensor, " B"]:
         scores = self.scores(seen).flatten(1)
-        return torch.special.entr(scores / scores.sum(dim=-1, keepdim=True)).sum(dim=-1)
+        share = scores / scores.sum(dim=-1, keepdim=True)
+        return torch.special.entr(share.nan_to_num()).sum(dim=-1)
 
     def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
         found = _by_layer(orders, _preferences(orders), total, least)
@@ -112,8 +106,7 @@ def _variance(weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G
 
 
 def _preferences(orders: Sequence[Order]) -> Float[Tensor, "B L"]:
-    found = [order.preference for order in orders if order.preference is not None]
-    return torch.stack(found, dim=-1)
+    return torch.stack([x for order in orders if (x := order.preference) is not None], dim=-1)
 
 
 def _by_layer(
@@ -128,4 +121,4 @@ def _by_layer(
 def _pulled_alike(order: Order, total: int | Int[Tensor, " B"], least: int) -> Int[Tensor, "B H"]:
     """Counts a head's keys: the mean of all heads times 0.2, its best of all heads' times 0.8."""
     (best,) = pooled_counts([order], total, least)
-    return whole_counts(best + ALIKE * (best.double().mean(dim=-1, keepdim=True) - best), total)
+    return whole_counts(best + 0.2 * (best.double().mean(dim=-1, keepdim=True) - best), total)

@@ -23,15 +23,13 @@ class LeaveOneOut(CacheMethod):
         self.pool = check_pool(pool)
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        return self._costs(seen, Rows.of(seen))
+        return pooled(Rows.of(seen).cost_of_dropping().view(*seen.batch, -1), self.pool)
 
     def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         """Measures the losses after W_o, in parts of the layer's squared output."""
+        losses = Rows.of(seen, projected=True).cost_of_dropping().view(*seen.batch, -1)
         norm = seen.squared_layer_output().view(-1, *(1,) * len(seen.batch))
-        return self._costs(seen, Rows.of(seen, projected=True)) / norm
-
-    def _costs(self, seen: Observed, rows: Rows) -> Float[Tensor, "*batch M"]:
-        return pooled(rows.cost_of_dropping().view(*seen.batch, -1), self.pool)
+        return pooled(losses, self.pool) / norm
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return float(rows * keys * (head_dim + 2 * value_dim))

@@ -1,7 +1,6 @@
 """Defines the interface of cache methods, which keep one set of keys for all later queries."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -99,10 +98,15 @@ class CacheMethod(nn.Module):
         return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
-    def kept(seen: Observed, indices: Int[Tensor, "*batch R"]) -> KeptKeys:
-        """Returns keys as they are, in order; slots that hold padding are unused."""
+    def kept(
+        seen: Observed,
+        indices: Int[Tensor, "*batch R"],
+        chosen: Bool[Tensor, "*batch M"] | None = None,
+    ) -> KeptKeys:
+        """Returns keys as they are, in order; slots of padding, or of none chosen, are unused."""
+        usable = available(seen) if chosen is None else available(seen) & chosen
         indices = indices.sort(dim=-1).values
-        unused = ~available(seen).take_along_dim(indices, dim=-1)
+        unused = ~usable.take_along_dim(indices, dim=-1)
         weight = torch.zeros(indices.shape, dtype=seen.log_similarity.dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
 
@@ -111,9 +115,7 @@ class CacheMethod(nn.Module):
         """Returns sets of keys as they are; caches with fewer than others have unused slots."""
         slots = int(chosen.sum(dim=-1).max())
         first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
-        kept = cls.kept(seen, first)
-        unused = ~chosen.gather(-1, kept.indices)
-        return replace(kept, log_weight=kept.log_weight.masked_fill(unused, -torch.inf))
+        return cls.kept(seen, first, chosen)
 
     def extra_repr(self) -> str:
         return arguments_shown(self)

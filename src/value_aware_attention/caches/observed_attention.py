@@ -1,6 +1,6 @@
 """Keeps keys by the attention weights of the observed queries."""
 
-from collections.abc import Callable, Mapping
+from math import prod
 
 import torch
 from jaxtyping import Float, Shaped
@@ -11,7 +11,8 @@ from value_aware_attention.arguments import check_at_least, check_choice
 from value_aware_attention.caches.method import CacheMethod, candidates
 from value_aware_attention.caches.observed import Observed
 
-POOLING: Mapping[str, Callable[..., Tensor]] = {"mean": avg_pool1d, "max": max_pool1d}
+AGGREGATES = {"mean": 1.0, "rms": 2.0, "max": torch.inf}
+"""The orders of norms that aggregate weights"""
 
 
 class ObservedAttention(CacheMethod):
@@ -40,18 +41,15 @@ class ObservedAttention(CacheMethod):
     ) -> None:
         super().__init__(r)
         self.pool = check_pool(pool)
-        self.aggregate = check_choice(("mean", "max", "rms"), aggregate=aggregate)
+        self.aggregate = check_choice(tuple(AGGREGATES), aggregate=aggregate)
         self.by_layer = by_layer
-        self.pooling = check_choice(tuple(POOLING), pooling=pooling)
+        self.pooling = check_choice(("mean", "max"), pooling=pooling)
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights = candidate_weights(seen)
-        if self.aggregate == "max":
-            scores = weights.amax((-3, -2))
-        else:
-            power = 2 if self.aggregate == "rms" else 1
-            scores = weights.pow(power).mean((-3, -2)).pow(1 / power)
-        scores = pooled(scores, self.pool, self.pooling)
+        weights, order = candidate_weights(seen), AGGREGATES[self.aggregate]
+        norm = torch.linalg.vector_norm(weights, order, dim=(-3, -2))
+        mean = norm / prod(weights.shape[-3:-1]) ** (1 / order)
+        scores = pooled(mean, self.pool, self.pooling)
         if self.by_layer:
             heads = by_layer(seen, scores)
             scores = heads.mean(dim=1, keepdim=True).expand_as(heads).reshape_as(scores)
@@ -70,7 +68,8 @@ def pooled(
 ) -> Float[Tensor, "*rows M"]:
     """Takes the mean, or the largest, of `pool` neighbouring numbers >= 0; past the ends are 0."""
     flat = x.reshape(-1, 1, x.shape[-1])
-    return POOLING[pooling](flat, pool, stride=1, padding=pool // 2).view_as(x)
+    over = max_pool1d if pooling == "max" else avg_pool1d
+    return over(flat, pool, stride=1, padding=pool // 2).view_as(x)
 
 
 def by_layer(seen: Observed, x: Shaped[Tensor, "*batch M"]) -> Shaped[Tensor, "B H M"]:

@@ -50,24 +50,29 @@ class Press(CacheMethod):
                 {"position_embeddings": (turn, torch.zeros_like(turn))},
             )  # fmt: skip
         except AttributeError as error:
-            name = type(self.press).__name__
-            raise ValueError(f"{name} needs more than queries, keys and values: {error}") from error
+            raise ValueError(
+                f"{type(self.press).__name__} needs more than queries, keys and values: {error}"
+            ) from error
         return working_precision(found)
 
 
 def _module(seen: Observed) -> SimpleNamespace:
     """Returns what presses read of an attention module, with an identity for its projection."""
     (heads, groups), width = (seen.batch[1], seen.query.shape[-3]), seen.query.shape[-1]
-    sizes = {"head_dim": width, "num_key_value_groups": groups}
+    weight = None if seen.projection is None else seen.projection.flatten(0, -2).mT
     config = SimpleNamespace(
         num_attention_heads=heads * groups,
         num_key_value_heads=heads,
-        hidden_size=heads * groups * width,
-        **sizes,
+        hidden_size=heads * groups * width if weight is None else len(weight),
+        head_dim=width,
     )
-    weight = None if seen.projection is None else seen.projection.flatten(0, -2).mT
-    output = SimpleNamespace(weight=weight)
-    return SimpleNamespace(q_proj=nn.Identity(), o_proj=output, config=config, **sizes)
+    return SimpleNamespace(
+        q_proj=nn.Identity(),
+        o_proj=SimpleNamespace(weight=weight),
+        head_dim=width,
+        num_key_value_groups=groups,
+        config=config,
+    )
 
 
 def as_press(
@@ -81,6 +86,7 @@ def as_press(
     is not installed, and ValueError for a method that refits values.
     """
     from kvpress import ScorerPress  # type: ignore[import-not-found]
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     from value_aware_attention.hugging_face.cache_layers import output_projection
 
@@ -95,25 +101,16 @@ def as_press(
         ) -> Float[Tensor, "B H M"]:  # fmt: skip
             r = max(1, int(keys.shape[-2] * (1 - self.compression_ratio)))  # as kvpress counts
             after = AfterPrefix(method(r), prefix=keys.shape[-2], observed=observed, **options)
-            query = _queries(module, hidden_states, kwargs["position_embeddings"])
+            query = module.q_proj(hidden_states).unflatten(-1, (-1, module.head_dim))
+            query = getattr(module, "q_norm", nn.Identity())(query).transpose(1, 2)
+            query, _ = apply_rotary_pos_emb(query, query, *kwargs["position_embeddings"])
             query = query.unflatten(1, (keys.shape[1], -1))
-            projection = output_projection(module, query.shape[1:3], values.shape[-1])
             seen = after.observe(
                 query, keys[:, :, None], values[:, :, None], is_causal=True,
-                kernel=Exponential(getattr(module, "scaling", None)), layer=Layer(projection),
+                kernel=Exponential(getattr(module, "scaling", None)),
+                layer=Layer(output_projection(module, query.shape[1:3], values.shape[-1])),
             )  # fmt: skip
-            kept = after.method.keep(seen).indices
-            return torch.zeros(keys.shape[:-1], device=keys.device).scatter(-1, kept, 1.0)
+            none = torch.zeros(keys.shape[:-1], device=keys.device)
+            return none.scatter(-1, after.method.keep(seen).indices, 1.0)
 
     return CacheMethodPress()
-
-
-def _queries(
-    module: Any, hidden: Float[Tensor, "B N E"], turn: tuple[Tensor, Tensor]
-) -> Float[Tensor, "B H N D"]:
-    """Computes a module's rotated queries, as Llama, Qwen and Mistral do."""
-    query = module.q_proj(hidden).unflatten(-1, (-1, module.head_dim))
-    query = getattr(module, "q_norm", nn.Identity())(query).transpose(1, 2)
-    first, second = query.chunk(2, dim=-1)
-    cos, sin = (x.unsqueeze(1) for x in turn)
-    return query * cos + torch.cat([-second, first], dim=-1) * sin

@@ -11,12 +11,9 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import mean_softmax, pooled
 from value_aware_attention.call import max_elements
 
-ALIKE = 0.5
-"""Cosine above which two keys are copies of each other, of which the last one is spared"""
-
 
 class RKV(CacheMethod):
-    """Keeps the r keys with the largest lambda importance - (1 - lambda) redundancy.
+    """Keeps the r keys with the largest 0.1 importance - 0.9 redundancy.
 
     R-KV (Cai et al., 2025, arXiv 2505.24133) as its code has it. Importance: softmax over keys of
     the group's largest logits, its mean over observed queries, the largest of 7 neighbours.
@@ -26,16 +23,10 @@ class RKV(CacheMethod):
     the last 8 rows and recent = 8, and advise against it for a prefill.
     """
 
-    def __init__(self, r: int, importance: float = 0.1) -> None:
-        super().__init__(r)
-        if not 0 <= importance <= 1:
-            raise ValueError(f"importance is {importance}; it must be between 0 and 1")
-        self.importance = importance
-
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         looked = mean_softmax(seen, seen.log_similarity.amax(dim=-3, keepdim=True))
         alike = self._mean_cosine(seen).masked_fill(~available(seen), -torch.inf).softmax(dim=-1)
-        return self.importance * pooled(looked, 7, "max") - (1 - self.importance) * alike
+        return 0.1 * pooled(looked, 7, "max") - 0.9 * alike
 
     @staticmethod
     def _mean_cosine(seen: Observed) -> Float[Tensor, "*batch M"]:
@@ -44,9 +35,8 @@ class RKV(CacheMethod):
         key = normalize(working_precision(seen.key), dim=-1).where(counted[..., None], 0.0)
         total, places = torch.zeros_like(key[..., 0]), torch.arange(seen.keys, device=key.device)
         for rows in places.split(max(1, max_elements() // (seen.keys * seen.batch.numel()))):
-            cosine = key[..., rows, :] @ key.mT
-            cosine = cosine.masked_fill(rows[:, None] == places, 0.0)
-            last = places.where(cosine > ALIKE, -1).amax(dim=-1, keepdim=True)
+            cosine = (key[..., rows, :] @ key.mT).masked_fill(rows[:, None] == places, 0.0)
+            last = places.where(cosine > 0.5, -1).amax(dim=-1, keepdim=True)
             total += cosine.masked_fill(places == last, 0.0).sum(dim=-2)
         return total / counted.sum(dim=-1, keepdim=True).clamp_min(1)
 

@@ -10,9 +10,6 @@ from value_aware_attention.caches.method import available, candidates
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import mean_softmax, pooled
 
-SINKS = 4
-"""First keys, which count as those of the largest range"""
-
 
 class VaSE(Random):
     """Keeps r/4 keys whose values have the largest range, and draws the others by attention weight.
@@ -29,14 +26,8 @@ class VaSE(Random):
         weights = pooled(mean_softmax(seen, seen.log_similarity), 5)
         # Gumbel noise: the largest are draws without replacement
         scores = weights.log() - super().scores(seen).log().neg().log()
-        spread = working_precision(seen.value).aminmax(dim=-1)
-        ranges = (spread.max - spread.min).masked_fill(
-            available(seen).cumsum(dim=-1) <= SINKS, torch.inf
-        )
-        ranges = ranges.masked_fill(~candidates(seen), -1.0)
-        first = ranges.argsort(dim=-1, descending=True, stable=True)[..., : self.r // 4]
-        above = torch.finfo(scores.dtype).max / torch.arange(4, 4 + first.shape[-1])
-        return scores.scatter(-1, first, above.to(scores).expand(first.shape))
-
-    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return float(rows * keys * head_dim)
+        smallest, largest = working_precision(seen.value).aminmax(dim=-1)
+        ranges = (largest - smallest).masked_fill(available(seen).cumsum(-1) <= 4, torch.inf)
+        order = ranges.where(candidates(seen), -1.0).argsort(dim=-1, descending=True, stable=True)
+        above = torch.finfo(scores.dtype).max / torch.arange(4, 4 + self.r // 4).to(scores)
+        return scores.scatter(-1, order[..., : len(above)], above.expand(*seen.batch, -1))
