@@ -35,12 +35,13 @@ Weights = list[list[np.ndarray]]
 
 
 def published(name: str) -> AfterPrefix:
-    """Builds the only setting of a method as the app does."""
+    """Builds the first setting of a method as the app does."""
     cfg = composed("caches", ["texts=recall", "scale=laptop"]).caches
-    given = {key: OmegaConf.to_container(cfg[key]) for key in ("observed", "only", "after")}
+    given = {
+        key: OmegaConf.to_container(cfg[key]) for key in ("observed", "only", "after", "pools")
+    }
     build = {name: cache_cards()[name].method}
-    (setting,) = cache_settings(build, sizes=[R], prefix=PREFIX, rows=cfg.rows, **given)
-    return setting.after
+    return cache_settings(build, sizes=[R], prefix=PREFIX, rows=cfg.rows, **given)[0].after
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -108,26 +109,26 @@ def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "sinks", "recent"),
+    ("name", "pool", "rows", "sinks", "recent"),
     [
-        ("ada_kv", 32, 2, 4),
-        ("defensive_kv", 32, 2, 4),
-        ("cake", 32, 2, 4),
-        ("lava", 32, 2, 4),
-        ("ob_cache", 32, 2, 4),
-        ("vase", 64, 0, 4),
-        ("pyramid_kv", 8, 0, 8),
-        ("r_kv", 8, 0, 8),
-        ("drop_kv", 8, 0, 8),
-        ("cap_kv", 128, 4, 0),
+        ("ada_kv", "layer", 32, 2, 4),
+        ("defensive_kv", "layer", 32, 2, 4),
+        ("cake", "model", 32, 2, 4),
+        ("lava", "model", 32, 2, 4),
+        ("pyramid_kv", "model", 8, 0, 8),
+        ("ob_cache", None, 32, 2, 4),
+        ("vase", None, 64, 0, 4),
+        ("r_kv", None, 8, 0, 8),
+        ("drop_kv", None, 8, 0, 8),
+        ("cap_kv", None, 128, 4, 0),
     ],
 )
 def test_cards_protect_as_published_where_16_keys_allow_it(
-    name: str, rows: int, sinks: int, recent: int
+    name: str, pool: str | None, rows: int, sinks: int, recent: int
 ) -> None:
     """As docs/caches.md says; windows of 32 and 64 keys would be all of r, or more."""
     after = published(name)
-    assert (after.rows, after.sinks, after.recent) == (rows, sinks, recent)
+    assert (after.pool, after.rows, after.sinks, after.recent) == (pool, rows, sinks, recent)
 
 
 M, W, WIDTH = 15, 4, 5

@@ -1,5 +1,7 @@
 """Heads of a layer or of the whole model share the keys that they keep."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from tests.caches.methods import Spy
 from tests.hugging_face.models import batch, logits, sharp
 from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
+from value_aware_attention.caches.method import Given
 from value_aware_attention.caches.order import Order
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 
@@ -145,3 +148,34 @@ def test_a_profile_shares_keys_by_what_each_layer_or_head_loses(kind: str, by: s
         assert torch.equal(used(each).flatten(1), budgets[layer].expand(2, -1))
     if by == "layer":
         assert (budgets == budgets[:, :1]).all()
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_a_checked_pool_is_the_nearer_of_two_on_the_prefix_read_once_more(
+    kind: str, side: str
+) -> None:
+    model, inputs = sharp(kind), batch(side)
+    spy = Cuts(caches.ValueAware(R))
+
+    def read(given: dict[str, Tensor], method: object = None) -> Tensor:
+        with torch.no_grad(), nullcontext() if method is None else replace_attention(model, method):
+            return model(**given, use_cache=False).logits
+
+    found = read(inputs, after(spy, observed="continued", pool="checked"))
+    twice = {name: torch.cat([x[:, :PREFIX]] * 2, dim=1) for name, x in inputs.items()}
+    exact = read(twice).log_softmax(-1)
+    outputs, far = [], []
+    for kept in (spy.kept[: len(spy.kept) // 2], spy.kept[len(spy.kept) // 2 :]):
+        given = [after(Given(one), sinks=0, recent=0) for one in kept]
+        outputs.append(read(inputs, given.__getitem__))
+        kl = (exact.exp() * (exact - read(twice, given.__getitem__).log_softmax(-1))).sum(-1)
+        far.append((kl * twice["attention_mask"])[:, PREFIX:].sum(-1))
+    nearer = (far[0] < far[1])[:, None, None]
+    seen = inputs["attention_mask"].bool()
+    assert not torch.equal(outputs[0][seen], outputs[1][seen])
+    torch.testing.assert_close(found[seen], outputs[0].where(nearer, outputs[1])[seen])
+
+
+def test_a_checked_pool_needs_a_prefix() -> None:
+    with pytest.raises(ValueError, match=r"^pool is 'checked'; without a prefix there is none"):
+        after(caches.Recent(R), pool="checked", prefix=None, observed="noncausal")

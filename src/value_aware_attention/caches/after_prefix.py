@@ -34,6 +34,9 @@ from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.layer import Layer
 
+OF_MODEL = ("model", "checked")
+"""Pools of all layers, whose keys are chosen together"""
+
 
 class AfterPrefix(Approximation):
     """Lets queries from `prefix` on see the keys that a cache method kept, and all later keys.
@@ -56,8 +59,10 @@ class AfterPrefix(Approximation):
 
     `pool` tells which heads share their keys: None: each keeps r. "layer" and "model": those of
     the layer, or of all layers, keep r on average, and of all their keys the one goes that costs
-    least (`CacheMethod.order`), in each text; every head keeps `floor`
-    at least. A `CacheProfile`: as many as it found best for the model, r on average.
+    least (`CacheMethod.order`), in each text; every head keeps `floor` at least. "checked": as
+    "model" in texts where the model's outputs over the prefix read once more stay nearer to its
+    exact ones than with r keys in every head, else r. A `CacheProfile`: as many as it found best
+    for the model, r on average.
 
     `sinks` first and `recent` last keys are always kept, counted in r. After every `every` rows the
     method chooses again among the kept keys and all keys since (a growing cache).
@@ -89,7 +94,7 @@ class AfterPrefix(Approximation):
         self.sinks, self.recent = check_at_least(0, sinks=sinks), check_at_least(0, recent=recent)
         self.every = every if every is None else check_at_least(1, every=every)
         if pool is not None and not isinstance(pool, CacheProfile):
-            check_choice(("layer", "model"), pool=pool)
+            check_choice(("layer", *OF_MODEL), pool=pool)
         self.pool = pool
         self.floor = check_at_least(0, floor=floor)
         self.seed = check_seed(seed)
@@ -107,6 +112,8 @@ class AfterPrefix(Approximation):
                 )
             if self.every is not None:
                 raise ValueError(f"every is {self.every}; without a prefix no cache grows")
+            if self.pool == "checked":
+                raise ValueError("pool is 'checked'; without a prefix there is none to read again")
             return
         if r > self.prefix:
             raise ValueError(f"r is {r}; the prefix has {self.prefix} keys to keep")
@@ -243,14 +250,16 @@ class AfterPrefix(Approximation):
         kept: KeptKeys | None = call.layer.kept
         if kept is not None:
             return kept
-        seen = self._observed(call, pool, start)
-        if self.pool is None:
-            kept = self.method.keep(seen)
-        else:
-            order = self.method.order(seen)
-            counts = self._counts(order, call.layer.number)
-            kept = self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
+        kept = self._chosen(self._observed(call, pool, start), call.layer.number)
         return replace(kept, indices=pool.gather(-1, kept.indices))
+
+    def _chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
+        """Keeps keys of one layer."""
+        if self.pool is None:
+            return self.method.keep(seen)
+        order = self.method.order(seen)
+        counts = self._counts(order, layer)
+        return self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
 
     def _counts(self, order: Order, layer: int | None) -> Int[Tensor, "B H"]:
         """Counts the keys that the heads of one layer keep."""
@@ -267,16 +276,30 @@ class AfterPrefix(Approximation):
 
     @torch.no_grad()
     def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:
-        """Keeps keys of all layers together, from the arguments of each layer's call.
+        """Keeps keys of every layer, from the arguments of its call, a pool's together.
 
-        Indices are those of the prefix. Raises ValueError as `forward` does.
+        Indices are those of the prefix. Pool "checked" must read the model: here it is "model".
+        Raises ValueError as `forward` does.
         """
+        if self.pool not in OF_MODEL:
+            return [self._chosen(self.observe(**call), call["layer"].number) for call in calls]
+        return self.alternatives(calls)[0]
+
+    @torch.no_grad()
+    def alternatives(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
+        """Keeps keys of all layers together, and r in every head, from the same orders of keys."""
         orders = [self.method.order(self.observe(**call)) for call in calls]
         heads = sum(order.by_head.shape[1] for order in orders)
-        counts = self.method.counts(orders, self.method.r * heads, self._least)
+        pooled = self.method.counts(orders, self.method.r * heads, self._least)
+        wanted = [pooled]
+        if self.pool == "checked":
+            wanted.append([torch.full_like(count, self.method.r) for count in pooled])
         return [
-            self.method.cut(self.observe(**call), order, count.view(order.keys.shape[:-1]))
-            for call, order, count in zip(calls, orders, counts, strict=True)
+            [
+                self.method.cut(self.observe(**call), order, count.view(order.keys.shape[:-1]))
+                for call, order, count in zip(calls, orders, counts, strict=True)
+            ]
+            for counts in wanted
         ]
 
     def _observed(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:

@@ -128,6 +128,18 @@ class CacheMethod(nn.Module):
         return float((rows if self.observes else 1) * keys * head_dim)
 
 
+class Given(CacheMethod):
+    """Keeps keys that were chosen before."""
+
+    def __init__(self, kept: KeptKeys) -> None:
+        super().__init__(kept.indices.shape[-1])
+        self.given = kept
+        self.refits = kept.value is not None
+
+    def keep(self, seen: Observed) -> KeptKeys:
+        return self.given
+
+
 def check_cache_method(method: CacheMethod) -> None:
     """Raises ValueError unless the argument is an instance of `CacheMethod`."""
     if not isinstance(method, CacheMethod):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from value_aware_attention.attention import (
     AttentionState,
@@ -30,6 +31,25 @@ class KeptKeys:
     """Added to log kappa of its key: 0 = as it was, log 2 = counted twice, -inf = unused."""
     value: Float[Tensor, "*batch R V"] | None = None
     """In the place of the values of these keys; None = the originals."""
+
+    def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
+        """Takes the slots of each text, the first dimension, from one of two choices."""
+        both = [self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])]
+        found = {
+            name: a.where(mine.view(-1, *(1,) * (a.ndim - 1)), b)
+            for name, a in vars(both[0]).items()
+            if a is not None
+            for b in [vars(both[1])[name]]
+        }
+        return KeptKeys(**found)
+
+    def padded(self, slots: int) -> "KeptKeys":
+        """Returns at least so many slots; those added are unused copies of the last one."""
+        more = max(0, slots - self.indices.shape[-1])
+        value = None if self.value is None else pad(self.value, (0, 0, 0, more))
+        last = self.indices[..., -1:].expand(*self.indices.shape[:-1], more)
+        weight = pad(self.log_weight, (0, more), value=-torch.inf)
+        return KeptKeys(torch.cat([self.indices, last], dim=-1), weight, value)
 
 
 @dataclass(frozen=True)

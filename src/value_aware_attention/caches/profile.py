@@ -13,8 +13,8 @@ from torch.nn.functional import kl_div
 from value_aware_attention.arguments import check_at_least, check_choice, check_integers
 from value_aware_attention.caches.after_prefix import AfterPrefix
 from value_aware_attention.caches.budgets import CacheProfile
-from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.method import CacheMethod, Given
+from value_aware_attention.caches.observed import KeptKeys
 from value_aware_attention.call import Call
 
 if TYPE_CHECKING:
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
 SIZES = 15
 """Numbers of keys at which a profile is measured"""
-
-
-class _Given(CacheMethod):
-    """Keeps keys that were chosen before."""
-
-    def __init__(self, kept: KeptKeys) -> None:
-        super().__init__(kept.indices.shape[-1])
-        self.given = kept
-        self.refits = kept.value is not None
-
-    def keep(self, seen: Observed) -> KeptKeys:
-        return self.given
 
 
 @torch.no_grad()
@@ -121,7 +109,7 @@ class _Profiled:
         """Computes the mean KL with these keys kept in one layer."""
         from value_aware_attention.hugging_face import replace_attention
 
-        after = AfterPrefix(_Given(kept), prefix=self.like.prefix, sinks=0, recent=0)
+        after = AfterPrefix(Given(kept), prefix=self.like.prefix, sinks=0, recent=0)
         with replace_attention(self.model, after, layers=[layer]):
             logits = self.model(input_ids=self.tokens, use_cache=False)[0][:, self.like.prefix :]
         logs = logits.float().log_softmax(-1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import kl_div
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -87,7 +88,8 @@ class FirstReadings:
     """Lets a model read its text before each call, where a method must know more than one layer.
 
     A method that observes "repeat" is given each layer's queries, keys and values of the prefix
-    read once more; one that pools keys over the model is given the calls of all layers together.
+    read once more; one that pools keys over the model is given the calls of all layers together,
+    and may be compared with equal budgets on the prefix read once more.
     """
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
@@ -97,8 +99,9 @@ class FirstReadings:
         if len(prefixes) > 1:
             raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
         self.prefix: int | None = next(iter(prefixes), None)
-        self.pooled: Any = next((m for m in methods if getattr(m, "pool", None) == "model"), None)
-        self.is_reading = False
+        pools = (m for m in methods if getattr(m, "pool", None) in ("model", "checked"))
+        self.pooled: Any = next(pools, None)
+        self.is_reading = self.is_checking = False
         self.calls: dict[nn.Module, dict[str, Any]] = {}
         self.repeated: dict[nn.Module, Any] = {}
         self.kept: dict[nn.Module, Any] = {}
@@ -121,11 +124,11 @@ class FirstReadings:
     def _read_first(
         self, model: PreTrainedModel, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        if self.is_reading:
+        if self.is_reading or self.is_checking:
             return
         given = signature(model.forward).bind_partial(*inputs, **options).arguments
         if self.prefix is not None:
-            self._read(model, self._repeating(model, given))
+            self._read(model, self._repeating(model, given, self.prefix))
             self.repeated = {
                 module: tuple(call[name][..., self.prefix :, :] for name in TENSORS)
                 for module, call in self.calls.items()
@@ -135,48 +138,86 @@ class FirstReadings:
             for module, repeated in self.repeated.items():
                 call = self.calls[module]
                 call["layer"] = replace(call["layer"], repeated=repeated)
-            self.kept = dict(zip(self.calls, self.pooled.choose(self.calls.values()), strict=True))
+            kept = self.pooled.alternatives(self.calls.values())
+            layers = list(self.calls)
+            if len(kept) > 1:
+                kept = [self._nearer(model, given, layers, *kept)]
+            self.kept = dict(zip(layers, kept[0], strict=True))
         self.calls.clear()
 
-    def _read(self, model: PreTrainedModel, given: dict[str, Any]) -> None:
-        """Records the calls of all layers while they attend exactly."""
+    @torch.no_grad()
+    def _nearer(
+        self, model: PreTrainedModel, given: dict[str, Any], layers: list[nn.Module],
+        first: list[Any], second: list[Any],
+    ) -> list[Any]:  # fmt: skip
+        """Takes, in each text, the sets with which the model's outputs over the prefix read once
+        more are nearer to its exact ones."""
+        twice = self._repeating(model, given, self.pooled.prefix)
+        exact, far = self._read(model, twice)[:, self.pooled.prefix :], []
+        self.is_checking = True
+        try:
+            for kept in (first, second):
+                self.kept = dict(zip(layers, kept, strict=True))
+                output = model(**twice)[0][:, self.pooled.prefix :]
+                far.append(_divergence(output, exact, twice.get("attention_mask")))
+        finally:
+            self.is_checking = False
+        mine = far[0] < far[1]
+        return [one.where(mine, other) for one, other in zip(first, second, strict=True)]
+
+    def _read(self, model: PreTrainedModel, given: dict[str, Any]) -> Tensor:
+        """Records the calls of all layers while they attend exactly; returns the output."""
         self.calls.clear()
         self.is_reading = True
         try:
             with torch.no_grad():
-                model(**given | ({"use_cache": False} if self.prefix is not None else {}))
+                output: Tensor = model(**given)[0]
         finally:
             self.is_reading = False
+        return output
 
     def _forget(self, *_: Any) -> None:
         """Keeps nothing for a call of a part of the model, before which nothing is read."""
-        if not self.is_reading:
+        if not (self.is_reading or self.is_checking):
             self.repeated.clear()
             self.kept.clear()
 
-    def _repeating(self, model: PreTrainedModel, given: dict[str, Any]) -> dict[str, Any]:
+    def _repeating(
+        self, model: PreTrainedModel, given: dict[str, Any], prefix: int
+    ) -> dict[str, Any]:
         """Returns the inputs of a pass over the prefix and over it once more."""
         if given.get("input_ids") is None:
-            raise ValueError("observed is 'repeat'; the model must be given input_ids")
+            raise ValueError("a prefix is read once more; the model must be given input_ids")
         names = ("input_ids", "attention_mask", "position_ids")
-        twice = {x: self._twice(model, given[x]) for x in names if given.get(x) is not None}
+        twice = {x: _twice(model, given[x], prefix) for x in names if given.get(x) is not None}
         if "position_ids" in twice:
-            assert self.prefix is not None
-            twice["position_ids"][:, self.prefix :] += self.prefix
-        return twice
+            twice["position_ids"][:, prefix:] += prefix
+        return twice | {"use_cache": False}
 
-    def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
-        """Appends the prefix to itself, cut to the positions that the model has."""
-        assert self.prefix is not None
-        if x.ndim != 2 or x.shape[1] < self.prefix:
-            raise ValueError(f"prefix is {self.prefix}; the text has shape {tuple(x.shape)}")
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        again = self.prefix if limit is None else min(self.prefix, limit - self.prefix)
-        if again < 1:
-            raise ValueError(
-                f"prefix is {self.prefix}; the model has {limit} positions, none to repeat it at"
-            )
-        return torch.cat([x[:, : self.prefix], x[:, :again]], dim=1)
+
+def _twice(model: PreTrainedModel, x: Int[Tensor, "B N"], prefix: int) -> Int[Tensor, "B T"]:
+    """Appends the prefix to itself, cut to the positions that the model has."""
+    if x.ndim != 2 or x.shape[1] < prefix:
+        raise ValueError(f"prefix is {prefix}; the text has shape {tuple(x.shape)}")
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    again = prefix if limit is None else min(prefix, limit - prefix)
+    if again < 1:
+        raise ValueError(
+            f"prefix is {prefix}; the model has {limit} positions, none to repeat it at"
+        )
+    return torch.cat([x[:, :prefix], x[:, :again]], dim=1)
+
+
+def _divergence(
+    output: Float[Tensor, "B N E"], exact: Float[Tensor, "B N E"], mask: Int[Tensor, "B T"] | None
+) -> Float[Tensor, " B"]:
+    """Computes KL(exact || output) over the tokens of each text that are not padding.
+
+    Hidden states, of a model without a head, count as logits.
+    """
+    here, there = (x.float().log_softmax(dim=-1) for x in (output, exact))
+    found = kl_div(here, there, reduction="none", log_target=True).sum(dim=-1)
+    return (found if mask is None else found * mask[:, -found.shape[1] :]).sum(dim=-1)
 
 
 @dataclass(frozen=True)

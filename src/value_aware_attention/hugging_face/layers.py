@@ -162,15 +162,18 @@ def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[in
         return
     if heads is not None:
         raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
-    if "model" not in pools:
+    of_model = [pool for pool in pools if pool in ("model", "checked")]
+    if not of_model:
         return
     if len(methods) < layers:
         raise ValueError(
-            f"pool is 'model' and {len(methods)} of {layers} layers are replaced; all layers share "
-            f"the keys kept"
+            f"pool is {of_model[0]!r} and {len(methods)} of {layers} layers are replaced; all "
+            f"layers share the keys kept"
         )
     if any(method is not methods[0] for method in methods):
-        raise ValueError("pool is 'model' and layers have methods of their own; give one to all")
+        raise ValueError(
+            f"pool is {of_model[0]!r} and layers have methods of their own; give one to all"
+        )
 
 
 def check_heads(heads: Collection[int] | None, available: int | None) -> None:
