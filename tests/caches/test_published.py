@@ -71,11 +71,11 @@ def largest(scores: np.ndarray, kept: list[int]) -> list[int]:
 
 
 def snapkv(weights: Weights, head: int) -> list[int]:
-    """Sums the weights of the last 32 queries, averaged over 5 neighbouring keys."""
+    """Sums the weights of the last 32 queries, of which it takes the largest of 7 neighbours."""
     summed = sum(of[PREFIX - 32 :].sum(axis=0) for of in weights[head])
     summed[SINKS + RECENT] = 0
-    padded = np.concatenate([[0, 0], summed, [0, 0]])
-    pooled = np.array([padded[j : j + 5].mean() for j in range(PREFIX)])
+    padded = np.concatenate([[0] * 3, summed, [0] * 3])
+    pooled = np.array([padded[j : j + 7].max() for j in range(PREFIX)])
     return largest(pooled, SINKS + RECENT)
 
 
