@@ -98,6 +98,7 @@ class OneCache:
             projection=self.layer.projection,
             rotary=self.layer.rotary,
             positions=places,
+            start=start,
             available=self.available[pool],
             beside=beside,
         )

@@ -403,7 +403,8 @@ LAST = {"attn_mask": None, "is_causal": True}
             for observed in ("causal", "repeat")
         ),
         wrong(
-            "observed is 'future'; it must be one of last, causal, noncausal, continued, repeat, hindsight",
+            "observed is 'future'; it must be one of last, causal, noncausal, continued, repeat, "
+            "hindsight",
             lambda: after(caches.Recent(R), observed="future"),
         ),
         wrong(

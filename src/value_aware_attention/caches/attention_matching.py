@@ -35,6 +35,7 @@ class AttentionMatching(CacheMethod):
 
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
+        self.check(seen)
         return refitted(seen, self.method.keep(seen))
 
     @torch.no_grad()

@@ -20,9 +20,7 @@ LEAST = 1e-12
 
 
 def pooled_counts(
-    orders: Sequence[Order],
-    total: int | Int[Tensor, " B"],
-    least: int | Int[Tensor, " B"] = 0,
+    orders: Sequence[Order], total: int | Int[Tensor, " B"], least: int = 0
 ) -> list[Int[Tensor, "B H"]]:
     """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
 
@@ -31,15 +29,11 @@ def pooled_counts(
     head keeps the first keys of its order.
     """
     costs = [order.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
-    texts, device = len(costs[0]), costs[0].device
-    total, least = (torch.as_tensor(x, device=device).expand(texts) for x in (total, least))
-    places = [torch.arange(cost.shape[-1], device=device) for cost in costs]
-    forced = [at < least[:, None, None] for at in places]
-    every = torch.cat(
-        [x.masked_fill(f, torch.inf).flatten(1) for x, f in zip(costs, forced, strict=True)], dim=-1
-    )
+    for cost in costs:
+        cost[..., :least] = torch.inf
+    every = torch.cat([cost.flatten(1) for cost in costs], dim=-1)
     order = every.argsort(dim=-1, descending=True, stable=True)
-    kept = first_of(order, total)
+    kept = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
     parts = kept.split([cost[0].numel() for cost in costs], dim=-1)
     return [part.view_as(cost).sum(dim=-1) for part, cost in zip(parts, costs, strict=True)]
 
@@ -47,23 +41,28 @@ def pooled_counts(
 def proportional_counts(
     shares: Float[Tensor, "B L"], total: int, least: int, most: int
 ) -> Int[Tensor, "B L"]:
-    """Counts keys a head of each layer in proportion to its share, `total` over the layers.
+    """Counts keys a head of each layer: `least`, and the others in proportion to its share.
 
-    Each has at least `least` and at most `most`; the keys that a layer cannot take are shared by
-    the others. Largest remainders are rounded up.
+    `total` over the layers. Keys that a layer of `most` cannot take are shared by the others in
+    proportion too.
     """
     share = shares.double().clamp_min(torch.finfo(torch.float32).tiny)
-    wanted = torch.full_like(share, float(least))
+    wanted = torch.full_like(share, least)
     for _ in range(share.shape[-1]):
-        open_ = wanted < most
-        weight = share.where(open_, 0.0)
-        weight = weight / weight.sum(dim=-1, keepdim=True).clamp_min(1e-300)
+        weight = share.where(wanted < most, 0.0)
         left = total - wanted.sum(dim=-1, keepdim=True)
-        wanted = (wanted + left * weight).clamp_max(most)
-    counts = wanted.floor()
-    rest = total - counts.sum(dim=-1)
-    up = first_of((wanted - counts).argsort(dim=-1, descending=True, stable=True), rest.long())
-    return (counts + up).long()
+        wanted = wanted + left * (weight / weight.sum(dim=-1, keepdim=True)).nan_to_num()
+        wanted = wanted.clamp_max(most)
+    return whole_counts(wanted, total)
+
+
+def whole_counts(
+    wanted: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
+) -> Int[Tensor, "B X"]:
+    """Rounds numbers that sum to `total` so that they still do: up by the largest remainders."""
+    counts = wanted.long()
+    order = (wanted - counts).argsort(dim=-1, descending=True, stable=True)
+    return counts + first_of(order, total - counts.sum(dim=-1)).long()
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,6 @@ from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.order import Order, first_of
 
-EPSILON = 1e-4
-"""Added to scores, so that a key without any is still ranked by its value."""
-
 
 class CriticalValues(CacheMethod):
     """Keeps r/2 keys by the scores of a method, the others by (score + 1e-4) mean ||W_o v_j||_1.
@@ -34,7 +31,8 @@ class CriticalValues(CacheMethod):
     def _scores(self, seen: Observed, counts: Int[Tensor, " *batch"]) -> Float[Tensor, "*batch M"]:
         """Scores keys of which `counts` are kept."""
         scores = self.method.scores(seen)
-        sizes = (scores + EPSILON) * projected_norms(seen)
+        # a key without any score is still ranked by its value
+        sizes = (scores + 1e-4) * projected_norms(seen)
         ranked = self.ranked(seen, scores, seen.keys)
         return sizes.masked_fill(first_of(ranked, (counts // 2).clamp_min(1)), torch.inf)
 

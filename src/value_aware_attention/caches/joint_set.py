@@ -127,10 +127,8 @@ class Rows:
         return state, fixed.masked_fill_(~self.available, -torch.inf).gather(-1, left)
 
     def cost_of_dropping(self) -> Float[Tensor, "B M"]:
-        """Computes the change of the joint error by each key's loss alone: padding -inf."""
-        every = torch.arange(self.value.shape[-2], device=self.value.device)
-        state, fixed = self.start(every.expand(len(self.available), -1))
-        return state.cost() + fixed
+        """Computes the change of the joint error by each key's loss alone."""
+        return self._state(self.available).cost()
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key; inf for keys that cannot be added."""

@@ -1,7 +1,6 @@
 """Defines the interface of cache methods, which keep one set of keys for all later queries."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +11,6 @@ from value_aware_attention.caches.budgets import pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.kernels import check_kernel
-from value_aware_attention.weights import top_keys
 
 
 class CacheMethod(nn.Module):
@@ -47,16 +45,21 @@ class CacheMethod(nn.Module):
 
     @torch.no_grad()
     def order(self, seen: Observed) -> Order:
-        """Orders all keys by how long they are kept, with losses that layers compare.
-
-        By default by score, and the losses are the scores. Raises ValueError as `keep` does.
-        """
+        """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`."""
         self.check(seen)
-        scores = self.scores(seen)
-        keys = self.ranked(seen, scores, seen.keys)
-        loss = scores.double().masked_fill(protected(seen), torch.inf)
+        loss = self.losses(seen).double()
+        keys = self.ranked(seen, loss, seen.keys)
+        loss = loss.masked_fill(protected(seen), torch.inf)
         loss = loss.masked_fill(~available(seen), -torch.inf)
-        return Order(keys, loss.gather(-1, keys))
+        return Order(keys, loss.gather(-1, keys), self.preference(seen))
+
+    def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        """Scores the keys so that heads and layers compare; by default those of a head."""
+        return self.scores(seen)
+
+    def preference(self, seen: Observed) -> Float[Tensor, " B"] | None:
+        """Measures how much a layer needs keys, where `counts` shares them by that; else None."""
+        return None
 
     def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
         """Counts the keys of each head where those of `orders`, one a layer, keep `total`."""
@@ -91,13 +94,19 @@ class CacheMethod(nn.Module):
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
         first = first.masked_fill(protected(seen), largest)
-        return top_keys(first[..., None, :], available(seen)[..., None, :], r).squeeze(-2)
+        first = first.masked_fill(~available(seen), -torch.inf)
+        return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
-    def kept(seen: Observed, indices: Int[Tensor, "*batch R"]) -> KeptKeys:
-        """Returns keys as they are, in order; slots that hold padding are unused."""
+    def kept(
+        seen: Observed,
+        indices: Int[Tensor, "*batch R"],
+        chosen: Bool[Tensor, "*batch M"] | None = None,
+    ) -> KeptKeys:
+        """Returns keys as they are, in order; slots of padding, or of none chosen, are unused."""
+        usable = available(seen) if chosen is None else available(seen) & chosen
         indices = indices.sort(dim=-1).values
-        unused = ~available(seen).take_along_dim(indices, dim=-1)
+        unused = ~usable.take_along_dim(indices, dim=-1)
         weight = torch.zeros(indices.shape, dtype=seen.log_similarity.dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
 
@@ -106,9 +115,7 @@ class CacheMethod(nn.Module):
         """Returns sets of keys as they are; caches with fewer than others have unused slots."""
         slots = int(chosen.sum(dim=-1).max())
         first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
-        kept = cls.kept(seen, first)
-        unused = ~chosen.gather(-1, kept.indices)
-        return replace(kept, log_weight=kept.log_weight.masked_fill(unused, -torch.inf))
+        return cls.kept(seen, first, chosen)
 
     def extra_repr(self) -> str:
         return arguments_shown(self)
@@ -155,3 +162,8 @@ def protected(seen: Observed) -> Bool[Tensor, "*batch M"]:
         return none
     positions = seen.protected.to(none.device).expand(*seen.batch, -1)
     return none.scatter(-1, positions, value=True) & available(seen)
+
+
+def candidates(seen: Observed) -> Bool[Tensor, "*batch M"]:
+    """Returns the keys that a choice is made of: neither padding nor protected."""
+    return available(seen) & ~protected(seen)
