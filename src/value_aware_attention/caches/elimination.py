@@ -10,9 +10,10 @@ DROPS = 64
 """Number of drops followed by updates before costs are computed again"""
 CANDIDATES = 4 * DROPS
 """Number of keys whose costs are updated: the cheapest to drop when costs were computed"""
-STALE = 4 * CANDIDATES
-"""Number of keys whose costs are computed again between drops where not all are: the cheapest when
-all were computed, because a cost hardly falls while others go"""
+STALE, QUICK = 4 * CANDIDATES, 4
+"""Largest number of keys whose costs are computed again between drops where not all are: three for
+each key to drop, the cheapest when all were computed, because a cost hardly falls while others go.
+There `DROPS` and `CANDIDATES` are `QUICK` times fewer."""
 SHARE = 0.1
 """Share of the keys that is dropped before all costs are computed again, where not every time"""
 GENTLE = 0.9
@@ -29,15 +30,16 @@ def eliminate(
 
     Returns the keys, the last one dropped before the others and those that stay in front of it,
     and the cost of each drop (inf: it stays). All costs are computed again after `share` of the
-    keys, and around a drop that takes nearly all of a row's mass; in between those of the `STALE`
+    keys, and around a drop that takes nearly all of a row's mass; in between those of the
     cheapest after every `DROPS` drops, and after each drop those of the `CANDIDATES` cheapest, so
     that the cost of a drop does not grow with the number of keys: within so few drops another key
     hardly becomes the cheapest.
     """
     dropped, costs = [left[:, :0]], [left[:, :0].double()]
+    step = DROPS if share == 0 else DROPS // QUICK
     while left.shape[-1] > least:
         many = min(int(share * left.shape[-1]), STALE // 2)
-        gone, cost = _drops(rows, left, min(max(DROPS, many), left.shape[-1] - least))
+        gone, cost = _drops(rows, left, min(max(step, many), left.shape[-1] - least), step)
         dropped.append(left.gather(-1, gone))
         costs.append(cost)
         stays = torch.ones_like(left, dtype=torch.bool).scatter(-1, gone, value=False)
@@ -50,21 +52,21 @@ def eliminate(
 
 
 def _drops(
-    rows: Rows, left: Int[Tensor, "B K"], count: int
+    rows: Rows, left: Int[Tensor, "B K"], count: int, step: int
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
     """Drops up to `count` keys after computing all costs; returns their places and costs."""
     state, fixed = rows.start(left)
-    most = CANDIDATES if count <= DROPS else STALE
+    most = max(4 * step, min(STALE, 3 * count) if count > step else 0)
     cheapest = (state.cost() + fixed).topk(min(most, left.shape[-1]), dim=-1, largest=False).indices
     state, fixed = state.take(cheapest), fixed.gather(-1, cheapest)
     places: list[Tensor] = []
     costs: list[Tensor] = []
     while count > 0:
-        gone, cost = _followed(state, fixed, min(DROPS, count), is_fresh=not places)
+        gone, cost = _followed(state, fixed, min(step, count), 4 * step, is_fresh=not places)
         places.append(cheapest.gather(-1, gone))
         costs.append(cost)
-        count -= DROPS
-        if gone.shape[-1] < DROPS:
+        count -= step
+        if gone.shape[-1] < step:
             break
         state = state.recomputed(rows, gone)
         fixed = fixed.scatter(-1, gone, torch.inf)
@@ -72,16 +74,16 @@ def _drops(
 
 
 def _followed(
-    state: State, fixed: Float[Tensor, "B K"], count: int, *, is_fresh: bool
+    state: State, fixed: Float[Tensor, "B K"], count: int, among: int, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Drops up to `count` keys of a state, following the costs of the cheapest.
+    """Drops up to `count` keys of a state, following the costs of the `among` cheapest.
 
     It ends before a drop that takes nearly all of a row's mass, or, where all costs are fresh, with
     it: the cost of such a drop is that of the last time all was computed.
     """
     candidates = None
-    if state.value.shape[-2] > CANDIDATES:
-        candidates = (state.cost() + fixed).topk(CANDIDATES, dim=-1, largest=False).indices
+    if state.value.shape[-2] > among:
+        candidates = (state.cost() + fixed).topk(among, dim=-1, largest=False).indices
         state, fixed = state.take(candidates), fixed.gather(-1, candidates)
     unit = torch.ones(())
     if (state.weights <= GENTLE * state.mass).all():
@@ -124,19 +126,18 @@ def eliminate_by_shares(
     return torch.cat([left, *dropped[::-1]], dim=-1), torch.cat([kept, *costs[::-1]], dim=-1)
 
 
-def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B M"]:
+def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B K"]:
     """Measures what keys behind the first ones cost, dropped in this order, all alike between cuts.
 
-    Errors are computed where 5% of the keys are dropped, as `eliminate_by_shares` drops them; the
-    first `first` have no cost here (0).
+    Errors are computed where a fifth of the keys is dropped.
     """
     keys = order.shape[-1]
-    costs = torch.zeros(order.shape, dtype=torch.float64, device=order.device)
-    upper, behind = keys, torch.zeros_like(costs[:, :1])
+    costs = [torch.zeros_like(order[:, :0], dtype=torch.float64)]
+    upper, behind = keys, torch.zeros_like(order[:, :1], dtype=torch.float64)
     while upper > first:
-        lower = max(first, min(upper - 1, int((1 - AT_ONCE) * upper)))
+        lower = max(first, min(upper - 1, int(0.8 * upper)))
         kept = torch.zeros_like(rows.available).scatter(-1, order[:, :lower], value=True)
         error = rows.error(kept)[:, None]
-        costs[:, lower:upper] = (error - behind) / (upper - lower)
+        costs.insert(0, ((error - behind) / (upper - lower)).expand(-1, upper - lower))
         upper, behind = lower, error
-    return costs
+    return torch.cat(costs, dim=-1)

@@ -115,7 +115,14 @@ class Rows:
 
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
-        return _by_cache(self._state(kept).error.sum(dim=(-2, -1)), self.parts)
+        slots = int(kept.sum(dim=-1).max())
+        keys = kept.int().topk(slots, dim=-1).indices
+        own = _by_part(keys, self.parts)
+        used = _by_part(kept.gather(-1, keys), self.parts)[:, None]
+        log_weights = self.log_weights.take_along_dim(own[:, None], dim=-1)
+        value = self.value.take_along_dim(own[..., None], dim=-2)
+        *_, output = _attended(self, log_weights.masked_fill(~used, -torch.inf), value)
+        return _by_cache((self.output - output).square().sum(dim=(-2, -1)), self.parts)
 
     def start(self, left: Int[Tensor, "B K"]) -> tuple["State", Float[Tensor, "B K"]]:
         """Returns the state of the keys left, and costs to add: padding -inf, protected inf."""
@@ -208,11 +215,7 @@ class State:
         value: Float[Tensor, "C K V"],
     ) -> "State":
         """Computes the state of the set of keys with a finite log-weight."""
-        own = log_weights.logsumexp(dim=-1, keepdim=True)
-        total = finite(torch.logaddexp(own, rows.log_beside))
-        weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
-        mass = weights.sum(dim=-1, keepdim=True) + beside
-        output = ((weights @ value + beside * rows.beside) / mass).where(mass > 0, rows.nothing)
+        total, weights, mass, output = _attended(rows, log_weights, value)
         others = _without_largest(rows, log_weights, value)
         return cls(
             value=value,
@@ -310,6 +313,18 @@ class State:
         kept = State(**tensors, parts=self.parts)
         kept.drop(key)
         return kept
+
+
+def _attended(
+    rows: Rows, log_weights: Float[Tensor, "C n K"], value: Float[Tensor, "C K V"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes log of the total weight, weights in parts of it, their mass (about 1), and o~."""
+    own = log_weights.logsumexp(dim=-1, keepdim=True)
+    total = finite(torch.logaddexp(own, rows.log_beside))
+    weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
+    mass = weights.sum(dim=-1, keepdim=True) + beside
+    output = ((weights @ value + beside * rows.beside) / mass).where(mass > 0, rows.nothing)
+    return total, weights, mass, output
 
 
 def _without_largest(

@@ -26,8 +26,9 @@ from value_aware_attention.caches.observed_attention import ObservedAttention
 from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.caches.refit import refitted
 
-IN_CACHE = 2**18
-"""Largest number of weights searched at once on a CPU: more do not fit its cache"""
+IN_CACHE, AT_ONCE = 2**18, 2**22
+"""Largest number of weights searched at once on a CPU: more do not fit its cache. `search`
+"default" follows so few of them that more caches at once are faster."""
 RANKINGS: Sequence[Callable[[int], CacheMethod]] = (
     LeaveOneOut,
     ObservedAttention,
@@ -85,7 +86,7 @@ class ValueAware(CacheMethod):
         self.check(seen)
         rows = Rows.of(seen, projected=True)
         least = int(rows.protected.sum(dim=-1).min())
-        found = [self._searched(part, others, least) for part, others in self._parts(seen, rows)]
+        found = [self._measured(part, others, least) for part, others in self._parts(seen, rows)]
         keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
         norm = seen.squared_layer_output()
         return Order(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)))
@@ -118,15 +119,17 @@ class ValueAware(CacheMethod):
         orders = torch.stack(
             [m.ranked(seen, m.scores(seen), seen.keys).reshape(-1, seen.keys) for m in allowed]
         )
-        elements = IN_CACHE if rows.value.device.type == "cpu" else rows.log_weights.numel()
+        elements = rows.log_weights.numel()
+        if rows.value.device.type == "cpu":
+            elements = AT_ONCE if self.search == "default" else IN_CACHE
         parts = list(rows.split(elements))
         sizes = [len(part.available) for part in parts]
         return zip(parts, orders.split(sizes, dim=1), strict=True)
 
     def _searched(
         self, rows: Rows, others: Int[Tensor, "S B M"], least: int
-    ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B M"]]:
-        """Orders the keys by the search, down to `least`; returns the cost of each drop too."""
+    ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B K"]]:
+        """Orders the keys by the search, down to `least`, with the costs of the K searched."""
         every = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
         if self.search == "fast":
             return eliminate_by_shares(rows, every, least)
@@ -139,10 +142,15 @@ class ValueAware(CacheMethod):
         union = places.amin(dim=0).argsort(dim=-1, stable=True)
         first = union[:, :count].sort(dim=-1).values
         keys, costs = eliminate(rows, first, least, share=SHARE)
-        order = torch.cat([keys, union[:, count:]], dim=-1)
-        behind = measured_in_order(rows, order, count)
-        behind[:, :count] = costs
-        return order, behind
+        return torch.cat([keys, union[:, count:]], dim=-1), costs
+
+    def _measured(
+        self, rows: Rows, others: Int[Tensor, "S B M"], least: int
+    ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B M"]]:
+        """Orders the keys by the search, with the cost of each."""
+        keys, costs = self._searched(rows, others, least)
+        behind = measured_in_order(rows, keys, costs.shape[-1])
+        return keys, torch.cat([costs, behind], dim=-1)
 
     def _best(
         self, rows: Rows, orders: Int[Tensor, "S B M"], counts: Int[Tensor, " B"]
