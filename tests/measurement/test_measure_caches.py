@@ -8,12 +8,13 @@ import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from value_aware_attention import caches, hugging_face
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement import caches as measuring
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
 from value_aware_attention.measurement.caches import _Part, cache_settings, measure_caches
 from value_aware_attention.measurement.record import ratio_of_sums
-from value_aware_attention.measurement.recorded import ExactRows, recording
+from value_aware_attention.measurement.recorded import ExactRows
 
 PAGE = Path(__file__).parents[2] / "docs/caches.md"
 PREFIX, LENGTH = 12, 20

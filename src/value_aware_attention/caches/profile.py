@@ -76,7 +76,7 @@ class _Profiled:
 
     @classmethod
     def of(cls, model: "PreTrainedModel", tokens: Tensor, like: AfterPrefix) -> "_Profiled":
-        from value_aware_attention.measurement.recorded import recording
+        from value_aware_attention.hugging_face.recording import recording
 
         repeated = like.prefix if like.observed == "repeat" else None
         with recording(model, shares_keys=True, repeated=repeated) as calls:

@@ -29,10 +29,11 @@ from value_aware_attention.caches import (
 from value_aware_attention.caches.method import Given
 from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel, replace_attention
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
 from value_aware_attention.measurement.layers import POOLS
 from value_aware_attention.measurement.record import Estimate, estimate
-from value_aware_attention.measurement.recorded import ExactRows, recording
+from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.task import Task, Text, joined
 from value_aware_attention.measurement.windows import vocabulary_size
