@@ -30,7 +30,8 @@ def main(cfg: DictConfig) -> None:
     *task.texts, calibration = task.texts
     task.parts = len(task.texts)
     keys = task.first_row or task.length
-    again = OmegaConf.select(cfg._get_root(), "replicate.suffix")  # of another training
+    replicate = cfg._get_root().replicate
+    again = replicate.suffix if "layers" not in replicate else ""  # another training of the model
     given = {
         "prefix": task.first_row or None,
         "profiles": profiles(cfg, task, calibration) if task.first_row else None,

@@ -74,3 +74,12 @@ def test_further_trainings_have_models_and_records_of_their_own() -> None:
         again.load.task,
     )
     assert not again.gaps_of and "hindsight" not in again.observed
+
+
+def test_a_deeper_model_is_a_task_of_its_own() -> None:
+    deep, first = (
+        composed("train_in_context", ["task=recall", *more]).train_in_context
+        for more in (["replicate=deep"], [])
+    )
+    assert (deep.name, deep.model.layers, deep.seed) == ("in_context_recall_deep", 8, first.seed)
+    assert first.model.layers < deep.model.layers

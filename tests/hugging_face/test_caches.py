@@ -254,9 +254,7 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     method = after(caches.Recent(R), observed="repeat")
     embedded = model.get_input_embeddings()(inputs["input_ids"])
     with replace_attention(model, method):
-        with pytest.raises(
-            ValueError, match=r"^a prefix is read once more; the model must"
-        ):
+        with pytest.raises(ValueError, match=r"^a prefix is read once more; the model must"):
             model(inputs_embeds=embedded)
         with pytest.raises(ValueError, match=r"^prefix is 9; the text has shape \(3, 5\)$"):
             model(input_ids=inputs["input_ids"][:, :5])
