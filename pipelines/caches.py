@@ -30,7 +30,7 @@ def main(cfg: DictConfig) -> None:
     *task.texts, calibration = task.texts
     task.parts = len(task.texts)
     keys = task.first_row or task.length
-    replicate = cfg._get_root().replicate
+    replicate = OmegaConf.select(cfg._get_root(), "replicate")
     again = replicate.suffix if "layers" not in replicate else ""  # another training of the model
     given = {
         "prefix": task.first_row or None,

@@ -304,6 +304,7 @@ OF_CONF = table(
         "model.{checkpoint,tokens,training}": TEXT,
         "{attention,replicate}.suffix": SUFFIX,
         "replicate.seed": SEED,
+        "replicate.layers": LAYERS,
         "{attention.method,approximation}.seed": SEED,
         "{attention.method,approximation}.{r,stride,window,random,summary,dilation}": COUNT,
         "{attention.method,approximation}.{features,landmarks,rank,rounds}": COUNT,
