@@ -1,6 +1,7 @@
 """Heads of a layer or of the whole model share the keys that they keep."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -179,3 +180,20 @@ def test_a_checked_pool_is_the_nearer_of_two_on_the_prefix_read_once_more(
 def test_a_checked_pool_needs_a_prefix() -> None:
     with pytest.raises(ValueError, match=r"^pool is 'checked'; without a prefix there is none"):
         after(caches.Recent(R), pool="checked", prefix=None, observed="noncausal")
+
+
+def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    tokens = inputs["input_ids"]
+    found = caches.profile(model, [tokens], caches.Recent, prefix=PREFIX, sizes=[PREFIX])
+    with pytest.raises(ValueError, match=r"^the profile is of a prefix of 9; prefix is 8$"):
+        after(caches.Recent(R), prefix=8, pool=found)
+    fewer = replace(found, kl=found.kl[1:])
+    with pytest.raises(ValueError, match=r"^the profile is of 3 layers; the model has 4$"):
+        kept_by(model, inputs, caches.Recent(R), pool=fewer)
+    other = replace(found, key_value_heads=7)
+    with pytest.raises(ValueError, match=r"^the profile is of 7 key-value heads; the layer has"):
+        kept_by(model, inputs, caches.Recent(R), pool=other)
+    for batches, said in (([tokens, tokens[:, :-1]], "11, 12"), ([tokens[:, :PREFIX]], "9")):
+        with pytest.raises(ValueError, match=rf"^batches have lengths \[{said}\]; they must have"):
+            caches.profile(model, batches, caches.Recent, prefix=PREFIX)

@@ -95,6 +95,8 @@ class AfterPrefix(Approximation):
         self.every = every if every is None else check_at_least(1, every=every)
         if pool is not None and not isinstance(pool, CacheProfile):
             check_choice(("layer", *OF_MODEL), pool=pool)
+        if isinstance(pool, CacheProfile) and pool.sizes[-1] != prefix:
+            raise ValueError(f"the profile is of a prefix of {pool.sizes[-1]}; prefix is {prefix}")
         self.pool = pool
         self.floor = check_at_least(0, floor=floor)
         self.seed = check_seed(seed)
@@ -266,6 +268,11 @@ class AfterPrefix(Approximation):
         texts, heads = order.by_head.shape[:2]
         if isinstance(self.pool, CacheProfile):
             assert layer is not None
+            if heads != self.pool.key_value_heads:
+                raise ValueError(
+                    f"the profile is of {self.pool.key_value_heads} key-value heads; the layer has "
+                    f"{heads}"
+                )
             budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
             return budgets.to(order.keys.device).repeat(texts, 1)
         return self.method.counts([order], self.method.r * heads, self._least)[0]

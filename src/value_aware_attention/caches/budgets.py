@@ -92,9 +92,14 @@ class CacheProfile:
             )
 
     @property
+    def layers(self) -> int:
+        """Returns the number of layers."""
+        return len(self.kl)
+
+    @property
     def heads(self) -> int:
         """Returns the number of key-value heads of all layers."""
-        return len(self.kl) * self.key_value_heads
+        return self.layers * self.key_value_heads
 
     def budgets(self, total: int) -> Int[Tensor, "L H"]:
         """Counts the keys of each layer and head, `total` at most in all, of the least sum of KL.

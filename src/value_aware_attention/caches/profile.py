@@ -53,6 +53,8 @@ def profile(
             f"{len(batches)} batches and sizes {asked[0]} to {asked[-1]}; there must be a batch, "
             f"and sizes from the {least} protected keys to the prefix, {prefix}"
         )
+    if len(lengths := sorted({tokens.shape[1] for tokens in batches})) > 1 or lengths[0] <= prefix:
+        raise ValueError(f"batches have lengths {lengths}; they must have one, above {prefix}")
     found = [_Profiled.of(model, tokens, like).curves(method, asked, by) for tokens in batches]
     kl = np.mean(found, axis=0)
     heads = 1 if by == "layer" else kl.shape[1]

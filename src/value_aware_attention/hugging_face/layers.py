@@ -161,6 +161,9 @@ def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[in
         return
     if heads is not None:
         raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
+    for pool in pools:
+        if (profiled := getattr(pool, "layers", layers)) != layers:
+            raise ValueError(f"the profile is of {profiled} layers; the model has {layers}")
     of_model = [pool for pool in pools if pool in ("model", "checked")]
     if not of_model:
         return
