@@ -26,8 +26,8 @@ repro: setup  ## set up, run the pipeline up to the page, say how it came out; S
 survey: setup  ## every method of the survey: time, memory, distance to the optimum; on the same page
 	@$(RUN) python -m pipelines.repro survey $(SCALED)
 
-caches: setup  ## every cache method on tasks, docstrings and, where installed, a pretrained encoder
-	@$(RUN) python -m pipelines.repro caches $(SCALED)
+caches: setup  ## every cache method on tasks, docstrings and a pretrained encoder; SEEDS=3: and on more models
+	@$(RUN) python -m pipelines.repro caches $(SCALED) $(if $(filter 3,$(SEEDS)),'in_context.replicates=[second,third,deep]')
 
 seed: setup  ## train and evaluate every model from one seed: make seed SEED=second SCALE=hours
 	@$(RUN) python -m pipelines.repro $(or $(SEED),first) $(SCALED)

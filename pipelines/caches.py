@@ -25,15 +25,29 @@ def main(cfg: DictConfig) -> None:
     file = inside(cfg.records, cfg.name, ".json")
     if "checkpoint" in cfg.load:
         check_model(Path(cfg.load.checkpoint))
-    task = instantiate(cfg.load, seeds=list(cfg.seeds), units=cfg.units)
+    # texts of one more seed are those that profiles are measured on
+    task = instantiate(cfg.load, seeds=[*cfg.seeds, max(cfg.seeds) + 1], units=cfg.units)
+    *task.texts, calibration = task.texts
+    task.parts = len(task.texts)
     keys = task.first_row or task.length
-    again = OmegaConf.select(cfg._get_root(), "replicate.suffix")  # of another training
+    replicate = OmegaConf.select(cfg._get_root(), "replicate")
+    again = replicate.suffix if "layers" not in replicate else ""  # another training of the model
+    given = {
+        "prefix": task.first_row or None,
+        "profiles": profiles(cfg, task, calibration) if task.first_row else None,
+        **{key: cfg[key] for key in ("only", "after", "pools", "rows")},
+    }
     settings = cache_settings(
         {name: partial(build, cfg, name) for name in cfg.methods},
         sizes=[max(1, keys // part) for part in cfg.parts],
-        prefix=task.first_row or None,
-        **{key: cfg[key] for key in ("observed", "gaps_of", "only", "after", "rows")},
-    )
+        **{key: cfg[key] for key in ("observed", "gaps_of")}, **given,
+    )  # fmt: skip
+    curve = {name: {"model": cfg.curve.observed} for name in cfg.curve.methods}
+    settings += cache_settings(
+        {name: partial(build, cfg, name) for name in curve},
+        sizes=[max(1, keys // part) for part in cfg.curve.parts],
+        observed=cfg.curve.observed, **given | {"pools": curve},
+    )  # fmt: skip
     with tracked(cfg, "caches", cfg.name) as run:
         record = measure_caches(
             task, settings, model_name=cfg.name, description=cfg.description,
@@ -41,6 +55,20 @@ def main(cfg: DictConfig) -> None:
         )  # fmt: skip
         log_curves(run, ((cell.r, *curve_point(cell)) for cell in record.cells))
     save_json(file, record.to_json())
+
+
+def profiles(cfg: DictConfig, task: Any, text: Any) -> dict[str, Any]:
+    """Profiles the task's model on a text, as the config says."""
+    from value_aware_attention import caches
+
+    tokens, _ = text.take(range(len(text.inputs)))
+    return {
+        name: caches.profile(
+            task.model, [tokens], partial(build, cfg, one.method), prefix=task.first_row,
+            by=one.by, observed=one.observed, rows=cfg.rows,
+        )
+        for name, one in cfg.profiles.items()
+    }  # fmt: skip
 
 
 def build(cfg: DictConfig, name: str, r: int) -> Any:

@@ -109,5 +109,5 @@ def test_the_cache_method_of_the_page_is_measured_by_its_card(tmp_path: Path) ->
         found = list(cache_cards(folder))
         assert found[found.index("leave_one_out") + 1] == "large_values"
         method = cache_cards(folder)["large_values"].method(3)
-    assert method.r == 3 and method.starts(3)
+    assert method.r == 3
     assert method.keep(observed()).indices.shape[-1] == 3

@@ -31,7 +31,8 @@ def packages(folder: Path) -> set[str]:
 def test_the_library_imports_its_dependencies_and_nothing_else() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {name.partition(">")[0] for name in project["dependencies"]}
-    assert packages(LIBRARY) - set(sys.stdlib_module_names) - {LIBRARY.name} <= required
+    found = packages(LIBRARY) - set(sys.stdlib_module_names) - {LIBRARY.name}
+    assert found <= required | {"kvpress"}  # whose presses caches.as_press makes, where installed
 
 
 @pytest.mark.parametrize("folder", [LIBRARY, STUDY], ids=lambda folder: folder.name)

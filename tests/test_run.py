@@ -86,8 +86,8 @@ def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
     ("given", "line"),
     [
         (
-            "grid.kernel=[elu]",
-            "grid.kernel=.* DVC reads grid.kernel from params.yaml: set",
+            "grid.kernel=[eluu]",
+            "grid.kernel is \\['eluu'\\].* did you mean elu",
         ),
         (
             "kernel=elu",
@@ -109,6 +109,13 @@ def test_what_cannot_run_is_one_line_and_leaves_params_as_they_are(
     with pytest.raises(SystemExit, match=f"^error: .*{line}") as stop:
         repro.main(["report", given])
     assert "\n" not in str(stop.value) and params.read_text() == PARAMS
+
+
+def test_an_axis_is_written_where_dvc_reads_it(params: Path) -> None:
+    cfg = choice.choose(["in_context.replicates=[second, deep]"])
+    assert cfg.in_context.replicates == ["second", "deep"]
+    assert yaml.safe_load(params.read_text())["in_context"]["replicates"] == ["second", "deep"]
+    assert choice.checked().in_context.replicates == ["second", "deep"]
 
 
 def test_replicates_have_outputs_of_their_own_and_read_the_same_text(

@@ -24,11 +24,24 @@ ANYWHERE = ("paths.cache", "paths.logs", "paths.results")
 
 
 def choose(given: Sequence[str]) -> DictConfig:
-    """Writes a scale, its axes and overrides into params.yaml; returns the config that they make.
+    """Writes a scale, axes and overrides into params.yaml; returns the config that they make.
 
     Nothing given means the choice that is there. Raises ValueError, with the file as it was, for a
     run that cannot be.
     """
+    before = Path(PARAMS_FILE).read_text(encoding="utf-8")
+    pairs = [one.partition("=") for one in given]
+    axes = {key: yaml.safe_load(value) for key, _, value in pairs if key in AXES}
+    try:
+        write(axes)
+        return _chosen(["".join(pair) for pair in pairs if pair[0] not in AXES])
+    except ValueError:
+        write_text(PARAMS_FILE, before)
+        raise
+
+
+def _chosen(given: Sequence[str]) -> DictConfig:
+    """Writes a scale, its axes and overrides, where any are given."""
     params = read_params()
     scales = [params["scale"], *(one[6:] for one in given if one.startswith("scale="))]
     overrides = [one for one in given if not one.startswith("scale=")]
@@ -90,8 +103,10 @@ def write(values: Mapping[str, Any]) -> None:
         text = with_value(text, key, value)
     if text != before:
         write_text(PARAMS_FILE, text)
-        said = " ".join(values["overrides"]) or "no overrides"
-        print(f"{PARAMS_FILE} now has scale {values['scale']} and {said}", flush=True)
+        said = ", ".join(f"{key} {json.dumps(value)}" for key, value in values.items())
+        if "scale" in values:
+            said = f"scale {values['scale']} and {' '.join(values['overrides']) or 'no overrides'}"
+        print(f"{PARAMS_FILE} now has {said}", flush=True)
 
 
 def with_value(text: str, key: str, value: Any) -> str:

@@ -39,6 +39,7 @@ LARGEST = 10**12
 ADDED = (
     *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*"),
     *("evaluate.axes.*", "survey.vary.*", "caches.only.*", "caches.after.*.*"),
+    *("caches.pools.*", "caches.profiles.*"),
 )
 """Patterns of the keys that users may add, by names of their own."""
 TRAINER = {
@@ -97,10 +98,21 @@ def check_together(cfg: DictConfig, app: str = "") -> None:
     if app.startswith("train_"):
         check_shares(cfg, app)
     if app == "caches":
-        for key in ("gaps_of", "only", "after"):
-            for name in cfg.caches[key]:
-                word(*cfg.caches.methods).check(f"caches.{key}", name)
+        check_cache_names(cfg.caches)
     check_files(cfg, READ.get(app, ()))
+
+
+def check_cache_names(given: DictConfig) -> None:
+    """Raises ValueError for a cache method or profile that is named and not among them."""
+    known = word(*given.methods)
+    for key in ("gaps_of", "only", "after", "pools", "curve.methods"):
+        for name in OmegaConf.select(given, key):
+            known.check(f"caches.{key}", name)
+    for name, pools in given.pools.items():
+        for pool in pools:
+            word("layer", "model", "checked", *given.profiles).check(f"caches.pools.{name}", pool)
+    for name, one in given.profiles.items():
+        known.check(f"caches.profiles.{name}.method", one.method)
 
 
 def check_trainer(cfg: DictConfig) -> None:

@@ -65,9 +65,12 @@ def benchmark(known: Iterable[Card]) -> dict[str, Any]:
 
 
 def caches(known: Collection[CacheCard]) -> dict[str, Any]:
-    """Composes the cache methods, and the queries that some of them are measured with alone."""
-    only = {card.name: list(card.only) for card in known if card.only is not None}
-    return {"methods": {card.name: card.build() for card in known}, "only": only}
+    """Composes the cache methods, with the queries and the budgets that are their own."""
+    return {
+        "methods": {card.name: card.build() for card in known},
+        "only": {card.name: list(card.only) for card in known if card.only is not None},
+        "pools": {card.name: dict(card.pools) for card in known if card.pools},
+    }
 
 
 def attention(card: Card) -> dict[str, Any]:

@@ -168,7 +168,7 @@ DEVICE = Rule(
 COUNTS, ANY_COUNTS = many(COUNT), many(COUNT, least=0)
 LENGTHS = many(LENGTH)
 KEYS, ANY_KEYS = many(either(COUNT, "all")), many(either(COUNT, "all"), least=0)
-WAY = word("last", "causal", "noncausal", "repeat", "hindsight")
+WAY = word("last", "causal", "noncausal", "continued", "repeat", "hindsight")
 OBSERVED = replace(
     WAY,
     allowed=f"{WAY.allowed}, which a number of rows may follow",
@@ -209,7 +209,8 @@ PARAMS = table(
         "grid.norms": many(NORM, least=0),
         "grid.orf_scaling": many(word("paper", "performer"), least=0),
         "grid.random_seeds": many(SEED),
-        "{grid,in_context}.replicates": many(option("replicate"), least=0),
+        "in_context.replicates": many(option("replicate"), least=0),
+        "grid.replicates": many(word(*sorted({*option("replicate").words} - {"deep"})), least=0),
         "corpus.evaluation_fraction": PART,
         "corpus.validation_fraction": BELOW_ONE,
         "tokens.vocabulary_size": VOCABULARY,
@@ -242,6 +243,7 @@ PARAMS = table(
         "in_context.{recall,markov,copying}.{initializer_range,learning_rate}": RATE,
         "in_context.{recall.pairs,markov.states,copying.symbols}": whole(2, 4096),
         "cache_study.parts": COUNTS,
+        "cache_study.more_parts": ANY_COUNTS,
         "cache_study.units": COUNT,
         "cache_study.seeds": many(SEED),
         "training.{evaluate_every,evaluation_batches,checkpoint_every,log_every}": COUNT,
@@ -302,6 +304,7 @@ OF_CONF = table(
         "model.{checkpoint,tokens,training}": TEXT,
         "{attention,replicate}.suffix": SUFFIX,
         "replicate.seed": SEED,
+        "replicate.layers": LAYERS,
         "{attention.method,approximation}.seed": SEED,
         "{attention.method,approximation}.{r,stride,window,random,summary,dilation}": COUNT,
         "{attention.method,approximation}.{features,landmarks,rank,rounds}": COUNT,
@@ -344,12 +347,18 @@ OF_CONF = table(
         "benchmark.methods.*.by_length.*": LIST,
         "caches.{units,rows}": COUNT,
         "caches.parts": COUNTS,
+        "caches.curve.parts": ANY_COUNTS,
+        "caches.curve.methods": many(TEXT, least=0),
+        "caches.{curve.observed,pools.*.*}": many(OBSERVED),
+        "caches.profiles.*.method": TEXT,
+        "caches.profiles.*.by": word("layer", "head"),
+        "caches.profiles.*.observed": WAY,
         "caches.seeds": many(SEED),
         "caches.r": null_or(COUNT),
         "caches.gaps_of": many(TEXT, least=0),
         "caches.only.*": many(OBSERVED, least=0),
         "caches.observed": many(OBSERVED),
-        "caches.after.*.{sinks,recent,rows}": NOT_NEGATIVE,
+        "caches.after.*.{sinks,recent,rows,floor}": NOT_NEGATIVE,
         "caches.description": TEXT,
         "plan.vocabulary.{causal,masked}": null_or(COUNT),
         "plan.operations_per_second": SPEED,

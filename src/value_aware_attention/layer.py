@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,3 +21,7 @@ class Layer:
     """None: the model does not rotate queries by their positions."""
     repeated: tuple[Tensor, Tensor, Tensor] | None = None
     """Queries, keys and values (B, *heads, T, .) of the prefix read again, after itself."""
+    number: int | None = None
+    """Its place among the layers of the model; None: bare tensors"""
+    kept: Any = None
+    """`caches.KeptKeys` chosen together with those of the other layers"""

@@ -50,6 +50,8 @@ class CacheCard(MethodCard):
 
     only: Sequence[str] | None = None
     """The observed queries that it is measured with; None = all."""
+    pools: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Budgets other than r a head that it is measured with, each with its observed queries."""
 
     def method(self, r: int) -> Any:
         """Builds the method with r keys."""

@@ -16,6 +16,7 @@ from value_aware_study.data.tokenization import ByteLevelBPE
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = {
     "adapter": "largest difference",
+    "cache_optimum": "## Error over the proved bound",
     "caches": "## Error on the observed queries",
     "optimal_value_aware": "call / fused",
     "patterns": "flex first call ms",

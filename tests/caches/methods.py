@@ -16,10 +16,15 @@ METHODS: dict[str, Callable[[int], CacheMethod]] = {
     name: card.method for name, card in cache_cards().items()
 }
 
-SEEING = {name: build for name, build in METHODS.items() if name not in ("random", "tova")}
-"""Those whose choice for a cache depends on that cache alone; TOVA's on those of all heads."""
+DRAWING, JOINED = ("random", "vase"), ("tova", "defensive_kv")
+"""Those whose numbers are drawn for all caches at once, or depend on all heads of a layer"""
 
-SCORING = {name: build for name, build in SEEING.items() if build(1).starts(1)}
+SEEING = {name: build for name, build in METHODS.items() if name not in DRAWING + JOINED}
+"""Those whose choice for a cache depends on that cache alone."""
+
+SCORING = {
+    name: build for name, build in SEEING.items() if type(build(1)).scores is not CacheMethod.scores
+}
 """Those that choose keys one by one, by what they see."""
 
 REFITTING = {name: build for name, build in SEEING.items() if build(1).refits}

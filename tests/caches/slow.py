@@ -62,21 +62,27 @@ class OneCache:
         """Builds what the method may look at, by the sentences that describe `observed`."""
         past = range(self.query.shape[1]) if method.prefix is None else range(start)
         served = past if method.prefix is None else range(start, self.query.shape[1])
-        rows, query, beside = spaced(past, method.rows), self.query, None
+        rows, query, beside = spaced(past, method.rows, method.seed), self.query, None
         if method.observed == "last":
             rows = list(past)[-method.rows :]
         if method.observed == "hindsight":
-            count = min(method.rows, len(served))
-            rows = [served[place * len(served) // count] for place in range(count)]
+            left = [row for row in served if row not in rows]
+            new = left if method.prefix is None and left else list(served)
+            count = min(method.rows, len(new))
+            rows = [new[place * len(new) // count] for place in range(count)]
         visible, places = self.mask[:, rows][..., pool], torch.tensor(rows)
-        if method.observed == "noncausal" and method.prefix is not None:
+        if method.observed == "continued":
+            beside = self.state(
+                query[:, rows], self.key, self.value, self.again(rows, len(self.key))
+            )
+        if method.observed in ("noncausal", "continued") and method.prefix is not None:
             visible = self.unpadded(rows, pool)
             places = places + start
             if self.layer.rotary is not None:
                 query = self.layer.rotary(query, torch.full((query.shape[1],), start))
         if method.observed == "repeat":
             query, key, value = self.layer.repeated
-            rows = spaced(range(query.shape[1]), method.rows)
+            rows = spaced(range(query.shape[1]), method.rows, method.seed)
             visible, places = self.unpadded(rows, pool), torch.tensor(rows) + start
             beside = self.state(query[:, rows], key, value, self.again(rows, len(key)))
         elif method.observed == "hindsight" and start < len(self.key):
@@ -92,6 +98,7 @@ class OneCache:
             projection=self.layer.projection,
             rotary=self.layer.rotary,
             positions=places,
+            start=start,
             available=self.available[pool],
             beside=beside,
         )
@@ -120,7 +127,12 @@ class OneCache:
         return torch.tensor(places[: method.sinks] + recent, dtype=torch.long)
 
 
-def spaced(among: range, count: int) -> list[int]:
-    """Takes at most `count` of these rows, evenly spaced, the last among them."""
+def spaced(among: range, count: int, seed: int) -> list[int]:
+    """Draws one of these rows from each of at most `count` equal strides."""
     count = min(count, len(among))
-    return [among[(place + 1) * len(among) // count - 1] for place in range(count)]
+    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = []
+    for place, share in enumerate(drawn):
+        first, after = place * len(among) // count, (place + 1) * len(among) // count
+        rows.append(among[first + int(share * (after - first))])
+    return rows

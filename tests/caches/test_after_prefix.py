@@ -19,7 +19,7 @@ from value_aware_attention.kernels import Elu, Exponential
 from value_aware_attention.layer import Layer
 
 N, PREFIX, D, V, R = 15, 10, 4, 3, 6
-OBSERVED = ("last", "causal", "noncausal", "hindsight")
+OBSERVED = ("last", "causal", "noncausal", "continued", "hindsight")
 CLOSE = {"atol": 2e-5, "rtol": 2e-4}
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -334,6 +334,8 @@ def test_its_text_tells_settings_apart() -> None:
         after(caches.Random(R, seed=1)),
         *(after(caches.KeyNorm(R), **{name: 3}) for name in ("rows", "sinks", "recent", "every")),
         *(after(caches.KeyNorm(R), observed=observed) for observed in OBSERVED[1:]),
+        *(after(caches.KeyNorm(R), pool=pool) for pool in ("layer", "model")),
+        after(caches.KeyNorm(R), seed=1),
         *(after(caches.KeyNorm(R), prefix=prefix) for prefix in (None, 7)),
     ]
     assert len({str(method) for method in built}) == len(built)
@@ -401,7 +403,8 @@ LAST = {"attn_mask": None, "is_causal": True}
             for observed in ("causal", "repeat")
         ),
         wrong(
-            "observed is 'future'; it must be one of last, causal, noncausal, repeat, hindsight",
+            "observed is 'future'; it must be one of last, causal, noncausal, continued, repeat, "
+            "hindsight",
             lambda: after(caches.Recent(R), observed="future"),
         ),
         wrong(

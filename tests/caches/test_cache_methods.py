@@ -93,7 +93,7 @@ def test_leave_one_out_keeps_its_digits_where_a_query_sees_one_key(beside: bool)
         tensors["beside"] = low.beside.rearranged(lambda x: x.double())
     expected = caches.LeaveOneOut(3).scores(replace(low, **tensors)).float()
     assert (low.weights.amax(-1) == 1).any() and expected.isfinite().all()
-    scores = caches.LeaveOneOut(3).scores(low)
+    scores = caches.LeaveOneOut(3).scores(low).float()
     torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -231,9 +231,11 @@ def test_no_choice_depends_on_the_scale_of_the_values(
     """A power of two rounds nothing.
 
     Scores are public and have squares of values, and `ValueAware` starts from what they choose.
+    CapKV's are set beside 1.
     """
-    if name.startswith(("leave_one_out", "expected_attention", "value_aware")):
+    if name.startswith(("leave_one_out", "expected_attention", "value_aware", "ob_cache")):
         exponent //= 4
+    exponent *= name != "cap_kv"
     factor, beside = 2.0**exponent, seen.beside
     if beside is not None:
         beside = replace(beside, values=beside.values * factor)
@@ -294,7 +296,10 @@ def test_equal_keys_are_kept_in_order(name: str) -> None:
     kept = SCORING[name](3).keep(replace(seen, **same))
     if name == "recent":
         assert kept.indices.tolist() == [[3, 4, 5]] * 2
-    elif name not in ("snapkv", "pooled_attention"):  # the ends have fewer neighbours
+    elif name == "r_kv":  # of copies the last one
+        assert (kept.indices[:, -1] == 5).all()
+    elif name not in ("snapkv", "pooled_attention", "cake", "drop_kv"):
+        # there the ends have fewer neighbours
         assert kept.indices.tolist() == [[0, 1, 2]] * 2
 
 
@@ -306,7 +311,11 @@ COUNTS = {
     **{"random": 0, "recent": 0, "key_diff": 16 * 4, "key_norm": 16 * 4},
     **{"expected_attention": (8 + 16) * 4**2, "leave_one_out": SCORES + 2 * DISTANCES},
     **dict.fromkeys(("observed_attention", "pooled_attention", "largest_attention"), SCORES),
-    **dict.fromkeys(("snapkv", "tova", "h2o", "kvzip"), SCORES),
+    **dict.fromkeys(("snapkv", "tova", "h2o", "kvzip", "ada_kv", "pyramid_kv"), SCORES),
+    **dict.fromkeys(("vase", "cake", "lava", "defensive_kv"), SCORES),
+    "r_kv": SCORES + 16 * 16 * 4,
+    "cap_kv": 8 * 4 + 16 * (4 + 2 * 3**2),
+    **dict.fromkeys(("ob_cache", "drop_kv"), SCORES + 2 * DISTANCES),
     "critical_values": SCORES + 16 * 3**2,
     **dict.fromkeys(
         (name for name in METHODS if name.startswith("value_aware")),

@@ -1,17 +1,32 @@
-"""Cards of published cache methods keep the keys of their papers' formulas, computed slowly."""
+"""Published cache methods have the scores and budgets of their formulas, computed slowly in fp64.
+
+Cards of some keep the keys of their papers' formulas, from queries and keys on.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from pipelines.app import composed
-from value_aware_attention.caches import AfterPrefix
+from tests.caches.seen import rotary
+from value_aware_attention import caches
+from value_aware_attention.caches import AfterPrefix, CacheMethod, Observed
+from value_aware_attention.caches.budgets import proportional_counts
+from value_aware_attention.caches.order import Order
+from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement.caches import cache_settings
 from value_aware_study.cards import cache_cards
+
+quick = settings(deadline=None, max_examples=15)
 
 PREFIX, R, HEADS, GROUP, DIM = 48, 16, 3, 2, 8
 SINKS, RECENT = [0, 1], [44, 45, 46, 47]
@@ -20,12 +35,13 @@ Weights = list[list[np.ndarray]]
 
 
 def published(name: str) -> AfterPrefix:
-    """Builds the only setting of a method as the app does."""
+    """Builds the first setting of a method as the app does."""
     cfg = composed("caches", ["texts=recall", "scale=laptop"]).caches
-    given = {key: OmegaConf.to_container(cfg[key]) for key in ("observed", "only", "after")}
+    given = {
+        key: OmegaConf.to_container(cfg[key]) for key in ("observed", "only", "after", "pools")
+    }
     build = {name: cache_cards()[name].method}
-    (setting,) = cache_settings(build, sizes=[R], prefix=PREFIX, rows=cfg.rows, **given)
-    return setting.after
+    return cache_settings(build, sizes=[R], prefix=PREFIX, rows=cfg.rows, **given)[0].after
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -55,11 +71,11 @@ def largest(scores: np.ndarray, kept: list[int]) -> list[int]:
 
 
 def snapkv(weights: Weights, head: int) -> list[int]:
-    """Sums the weights of the last 32 queries, averaged over 5 neighbouring keys."""
+    """Sums the weights of the last 32 queries, of which it takes the largest of 7 neighbours."""
     summed = sum(of[PREFIX - 32 :].sum(axis=0) for of in weights[head])
     summed[SINKS + RECENT] = 0
-    padded = np.concatenate([[0, 0], summed, [0, 0]])
-    pooled = np.array([padded[j : j + 5].mean() for j in range(PREFIX)])
+    padded = np.concatenate([[0] * 3, summed, [0] * 3])
+    pooled = np.array([padded[j : j + 7].max() for j in range(PREFIX)])
     return largest(pooled, SINKS + RECENT)
 
 
@@ -90,3 +106,451 @@ def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None
     after = published("kvzip")
     assert (after.observed, after.method.aggregate) == ("repeat", "max")
     assert after.rows >= PREFIX
+
+
+@pytest.mark.parametrize(
+    ("name", "pool", "rows", "sinks", "recent"),
+    [
+        ("ada_kv", "layer", 32, 2, 4),
+        ("defensive_kv", "layer", 32, 2, 4),
+        ("cake", "model", 32, 2, 4),
+        ("lava", "model", 32, 2, 4),
+        ("pyramid_kv", "model", 8, 0, 8),
+        ("ob_cache", None, 32, 2, 4),
+        ("vase", None, 64, 0, 4),
+        ("r_kv", None, 8, 0, 8),
+        ("drop_kv", None, 8, 0, 8),
+        ("cap_kv", None, 128, 4, 0),
+    ],
+)
+def test_cards_protect_as_published_where_16_keys_allow_it(
+    name: str, pool: str | None, rows: int, sinks: int, recent: int
+) -> None:
+    """As docs/caches.md says; windows of 32 and 64 keys would be all of r, or more."""
+    after = published(name)
+    assert (after.pool, after.rows, after.sinks, after.recent) == (pool, rows, sinks, recent)
+
+
+M, W, WIDTH = 15, 4, 5
+
+
+def cache(
+    seed: int = 0, *, heads: int = 3, padding: int = 0, sinks: int = 1, recent: int = 3,
+    projected: bool = False,
+) -> Observed:  # fmt: skip
+    """Draws a layer of grouped heads for two texts, whose last W queries attend causally.
+
+    The first `padding` keys of the first text are padding; of the others the first `sinks` and the
+    last `recent` are protected.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    available = torch.ones(2, heads, M, dtype=torch.bool)
+    available[0, :, :padding] = False
+    first = torch.tensor([padding, 0])[:, None, None] + torch.arange(sinks)
+    last = torch.arange(M - recent, M).expand(2, 1, -1)
+    causal = torch.arange(M) <= torch.arange(M - W, M)[:, None]
+    return Observed(
+        query=2 * normal(2, heads, 2, W, DIM),
+        key=normal(2, heads, M, DIM),
+        value=normal(2, heads, M, WIDTH) * available[..., None],
+        kernel=Exponential(),
+        visible=causal & available[:, :, None, None],
+        protected=torch.cat([first, last], dim=-1).expand(2, heads, -1),
+        projection=normal(heads, 2, WIDTH, 6) if projected else None,
+        available=available,
+    )
+
+
+CACHES = st.builds(
+    cache,
+    st.integers(0, 2**20),
+    heads=st.integers(1, 3),
+    padding=st.sampled_from([0, 2]),
+    sinks=st.integers(0, 2),
+    recent=st.integers(0, 4),
+    projected=st.booleans(),
+)
+
+
+class Slow:
+    """One key-value head of a layer in numpy, and what every formula needs of it."""
+
+    def __init__(self, seen: Observed, text: int, head: int) -> None:
+        self.query, self.key, self.value = (
+            x[text, head].numpy() for x in (seen.query, seen.key, seen.value)
+        )
+        self.visible = seen.visible[text, head].expand(2, W, M).numpy()
+        usable, forced = seen.available[text, head].tolist(), seen.protected[text, head].tolist()
+        self.usable = [j for j in range(M) if usable[j]]
+        self.free = [j for j in self.usable if j not in forced]
+        self.projections = [np.eye(WIDTH)] * 2
+        if seen.projection is not None:
+            self.projections = [x.numpy() for x in seen.projection[head]]
+        self.rows = [(g, i) for g in range(2) for i in range(W)]
+        self.z = np.full((2, W, M), -np.inf)
+        for g, i in self.rows:
+            for j in range(M):
+                if self.visible[g, i, j]:
+                    self.z[g, i, j] = self.query[g, i] @ self.key[j] / math.sqrt(DIM)
+        self.alpha = np.stack([[softmax(row) for row in of] for of in self.z])
+        self.output = self.alpha @ self.value
+
+    def only_free(self, x: np.ndarray) -> np.ndarray:
+        """Returns numbers of the keys with 0 for those that are padding or protected."""
+        return np.array([x[j] if j in self.free else 0.0 for j in range(M)])
+
+    def norm(self, j: int) -> float:
+        """Averages ||v_j W_h||_1 over the group."""
+        return sum(np.abs(self.value[j] @ one).sum() for one in self.projections) / 2
+
+
+def layer_of(seen: Observed, text: int) -> list[Slow]:
+    return [Slow(seen, text, head) for head in range(seen.batch[1])]
+
+
+def softmax(row: np.ndarray) -> np.ndarray:
+    mass = np.array([math.exp(x) for x in row])
+    return mass / mass.sum() if mass.any() else mass
+
+
+def near(x: np.ndarray, size: int, reduce: Callable[[list[float]], float]) -> np.ndarray:
+    """Reduces each number with its neighbours; beyond the ends are zeros."""
+    half = size // 2
+    padded = [0.0] * half + x.tolist() + [0.0] * half
+    return np.array([reduce(padded[j : j + size]) for j in range(len(x))])
+
+
+def mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def slow_snapkv(head: Slow) -> np.ndarray:
+    return near(head.only_free(head.alpha.mean(axis=(0, 1))), 7, max)
+
+
+def slow_drop_kv(head: Slow) -> np.ndarray:
+    """sum (alpha / (1 - alpha))^2 ||v - o||^2; windows are not zeroed before the pool."""
+    losses = np.zeros(M)
+    for j in head.usable:
+        for row in head.rows:
+            odds = head.alpha[row][j] / (1 - head.alpha[row][j])
+            losses[j] += odds**2 * ((head.value[j] - head.output[row]) ** 2).sum()
+    return near(losses, 11, mean)
+
+
+def slow_r_kv(head: Slow) -> np.ndarray:
+    importance = np.zeros(M)
+    for i in range(W):
+        largest = [max(head.z[g, i, j] for g in range(2)) for j in range(M)]
+        one = softmax(np.array([x if j in head.free else -np.inf for j, x in enumerate(largest)]))
+        importance += one / W
+    unit = [key / np.linalg.norm(key) for key in head.key]
+    means = np.full(M, -np.inf)
+    cosines = np.zeros((M, M))
+    for a in head.usable:
+        for b in head.usable:
+            cosines[a, b] = unit[a] @ unit[b] if a != b else 0.0
+        copies = [b for b in head.usable if cosines[a, b] > 0.5]
+        if copies:
+            cosines[a, copies[-1]] = 0.0
+    for b in head.usable:
+        means[b] = sum(cosines[a, b] for a in head.usable) / len(head.usable)
+    return 0.1 * near(importance, 7, max) - 0.9 * softmax(means)
+
+
+def slow_cap_kv(head: Slow) -> np.ndarray:
+    scores = np.zeros(M)
+    for g in range(2):
+        query = head.query[g].mean(axis=0)
+        lengths = [np.linalg.norm(query) * np.linalg.norm(head.key[j]) for j in range(M)]
+        cosine = [query @ head.key[j] / lengths[j] for j in range(M)]
+        weight = {
+            j: math.exp(5 * (cosine[j] - max(cosine[k] for k in head.free))) for j in head.free
+        }
+        whole = np.eye(WIDTH)
+        for j in head.free:
+            whole = whole + (weight[j] + 1e-6) * np.outer(head.value[j], head.value[j])
+        inverse = np.linalg.inv(whole)
+        for j in head.free:
+            scores[j] += weight[j] * head.value[j] @ inverse @ head.value[j] / 2
+    return scores
+
+
+def slow_ob_cache(part: str) -> Callable[[Slow], np.ndarray]:
+    def scores(head: Slow) -> np.ndarray:
+        found = np.zeros(M)
+        for row in head.rows:
+            for j in head.usable:
+                alpha, z = head.alpha[row][j], head.z[row][j] if head.visible[row][j] else 0.0
+                value, apart = head.value[j], head.value[j] - head.output[row]
+                lost = {"value": value, "key": z * apart, "joint": value + z * apart}[part]
+                found[j] += alpha**2 * (lost**2).sum()
+        return found
+
+    return scores
+
+
+def slow_cake(head: Slow) -> np.ndarray:
+    each = [head.alpha[g].mean(axis=0) + 200 * head.alpha[g].var(axis=0, ddof=1) for g in range(2)]
+    return mean([near(head.only_free(one), 5, mean) for one in each])
+
+
+def slow_lava(head: Slow) -> np.ndarray:
+    each = [near(head.only_free(head.alpha[g].mean(axis=0)), 7, max) for g in range(2)]
+    longest = max(np.abs(head.value[j]).sum() for j in head.usable)
+    return np.maximum(*each) * longest
+
+
+ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
+    "ada_kv": (caches.AdaKV(8, pool=7, pooling="max"), slow_snapkv),
+    "pyramid_kv": (caches.PyramidKV(8, pool=7, pooling="max"), slow_snapkv),
+    "drop_kv": (caches.LeaveOneOut(8, pool=11), slow_drop_kv),
+    "r_kv": (caches.RKV(8), slow_r_kv),
+    "cap_kv": (caches.CapKV(8), slow_cap_kv),
+    **{
+        f"ob_cache, {part}": (caches.OBCache(8, part=part), slow_ob_cache(part))
+        for part in ("value", "key", "joint")
+    },
+    "cake": (caches.Cake(8), slow_cake),
+    "lava": (caches.Lava(8), slow_lava),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+@quick
+@given(CACHES)
+def test_scores_of_a_head_are_their_formula(name: str, seen: Observed) -> None:
+    """Of the keys that are to be chosen from; the others' are never looked at."""
+    method, slow = ALONE[name]
+    found = method.scores(seen).double().numpy()
+    for text, head in np.ndindex(*seen.batch):
+        one = Slow(seen, text, head)
+        np.testing.assert_allclose(
+            found[text, head][one.free], slow(one)[one.free], rtol=1e-6, atol=1e-9
+        )
+
+
+def test_cap_kv_turns_its_mean_query_to_the_positions_to_come() -> None:
+    seen = cache()
+    seen = replace(
+        seen, query=seen.query[..., :4], key=seen.key[..., :4], rotary=rotary,
+        positions=torch.arange(M - W, M),
+    )  # fmt: skip
+    before = rotary(seen.query, -seen.positions).mean(dim=-2, keepdim=True)
+    later = [rotary(before, torch.tensor([M + shift])) for shift in range(3)]
+    turned = replace(
+        seen, query=sum(later) / 3, rotary=None, positions=None, visible=seen.visible[..., -1:, :]
+    )
+    expected = caches.CapKV(8).scores(turned)
+    torch.testing.assert_close(caches.CapKV(8, horizon=3).scores(seen), expected)
+
+
+def slow_defensive_kv(heads: list[Slow], r: int) -> list[np.ndarray]:
+    layer = []
+    for head in heads:
+        worst = np.zeros(M)
+        for row in head.rows:
+            alone = head.only_free(head.alpha[row])
+            smooth = head.only_free(near(alone, 5, mean))
+            if smooth.any():
+                worst = np.maximum(worst, smooth * alone.sum() / smooth.sum())
+        least = mean([worst[j] for j in head.free])
+        scores = np.zeros(M)
+        for j in head.free:
+            part = head.norm(j) / sum(other.norm(j) for other in heads)
+            scores[j] = max(worst[j], least) * part
+        layer.append(scores)
+    late = [sum(head.alpha[row][j] for j in head.free[-W:]) for head in heads for row in head.rows]
+    top = max(scores.max() for scores in layer)
+    for head, scores in zip(heads, layer, strict=True):
+        most = r - (len(head.usable) - len(head.free))
+        scores[sure_keys(head, 0.9 - mean(late))[:most]] = top
+    return layer
+
+
+def sure_keys(head: Slow, share: float) -> list[int]:
+    """Returns the heaviest keys before the one with which they hold a share of the mean weight."""
+    mass = head.only_free(head.alpha.mean(axis=(0, 1)))
+    held, sure = 0.0, []
+    for j in sorted(head.free, key=lambda j: -mass[j]):
+        held += mass[j] / mass.sum()
+        if held >= share:
+            break
+        sure.append(j)
+    return sure
+
+
+@quick
+@given(CACHES, st.integers(7, 12))
+def test_defensive_kv_is_its_formula(seen: Observed, r: int) -> None:
+    found = caches.DefensiveKV(r).scores(seen).numpy()
+    for text in range(2):
+        heads = layer_of(seen, text)
+        for head, expected in enumerate(slow_defensive_kv(heads, r)):
+            free = heads[head].free
+            np.testing.assert_allclose(found[text, head][free], expected[free], rtol=1e-9)
+
+
+@quick
+@given(CACHES)
+def test_vase_keeps_first_the_values_of_the_largest_range(seen: Observed) -> None:
+    order = caches.VaSE(12, seed=0).order(seen).keys
+    for text, head in np.ndindex(*seen.batch):
+        one = Slow(seen, text, head)
+        ranges = {j: one.value[j].max() - one.value[j].min() for j in one.free}
+        ranges |= {j: math.inf for j in one.usable[:4] if j in one.free}
+        first = sorted(one.free, key=lambda j: -ranges[j])[:3]
+        forced = len(one.usable) - len(one.free)
+        assert order[text, head, forced : forced + 3].tolist() == first
+
+
+def test_vase_draws_the_others_in_proportion_to_their_weight() -> None:
+    """Without replacement: three caches of ten thousand, of which none draws a key twice."""
+    seen = cache(heads=1, sinks=1, recent=1)
+    one = Slow(seen, 1, 0)
+    candidates = [softmax(np.where(np.isin(range(M), one.free), row, -np.inf))
+                  for of in one.z for row in of]  # fmt: skip
+    weight = one.only_free(near(np.mean(candidates, axis=0), 5, mean))
+    many = {
+        name: getattr(seen, name)[1:].expand(10_000, *getattr(seen, name).shape[1:])
+        for name in ("query", "key", "value", "visible", "protected", "available")
+    }
+    kept = caches.VaSE(3, seed=0).keep(replace(seen, **many)).indices.flatten(0, 1)
+    assert (kept[:, 0] == 0).all() and (kept[:, 2] == M - 1).all()
+    shares = np.bincount(kept[:, 1].numpy(), minlength=M) / 10_000
+    np.testing.assert_allclose(shares, weight / weight.sum(), atol=0.015)
+
+
+def test_draws_differ_between_the_choices_of_a_growing_cache() -> None:
+    """Random Attention and VaSE draw anew at each choice, from one seed."""
+    seen = cache(heads=1)
+    for method in (caches.Random(8, seed=0), caches.VaSE(8, seed=0)):
+        first, again, later = (
+            method.keep(replace(seen, start=start)).indices for start in (None, M, M + 2)
+        )
+        assert torch.equal(first, again) and not torch.equal(first, later)
+
+
+def orders_of(seed: int, layers: int, heads: int, keys: int, *, forced: int = 0) -> list[Order]:
+    """Draws the losses of two texts; the first `forced` keys of each order are protected."""
+    generator = torch.Generator().manual_seed(seed)
+    loss = torch.rand(layers, 2, heads, keys, generator=generator).double().sort(descending=True)[0]
+    loss[..., :forced] = torch.inf
+    needs = torch.rand(layers, 2, generator=generator).double()
+    every = torch.arange(keys).expand(2, heads, keys)
+    return [Order(every, one, need) for one, need in zip(loss, needs, strict=True)]
+
+
+def rounded(wanted: Sequence[Fraction]) -> list[int]:
+    """Rounds numbers whose sum is whole by largest remainders, the first one among equals."""
+    counts = [math.floor(x) for x in wanted]
+    by_rest = sorted(range(len(wanted)), key=lambda x: (counts[x] - wanted[x], x))
+    for x in by_rest[: int(sum(wanted)) - sum(counts)]:
+        counts[x] += 1
+    return counts
+
+
+def shared(shares: Sequence[Fraction], total: int, least: int, most: int) -> list[Fraction]:
+    """Gives each its share of what is above `least`; what one cannot take goes to the others."""
+    wanted = [Fraction(least)] * len(shares)
+    while (left := total - sum(wanted)) > 0:
+        free = [x for x, count in enumerate(wanted) if count < most]
+        for x in free:
+            part = left * shares[x] / sum(shares[y] for y in free)
+            wanted[x] = min(wanted[x] + part, Fraction(most))
+    return wanted
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(0, 4), st.integers(5, 30),
+    st.floats(0, 1),
+)  # fmt: skip
+def test_proportional_counts_are_exact_with_floors_and_caps(
+    shares: list[int], least: int, most: int, full: float
+) -> None:
+    layers = len(shares)
+    total = round(layers * (least + full * (most - least)))
+    (found,) = proportional_counts(torch.tensor([shares]).double(), total, least, most).tolist()
+    assert sum(found) == total and all(least <= count <= most for count in found)
+    wanted = shared(list(map(Fraction, shares)), total, least, most)
+    assert all(abs(count - x) < 1 + 1e-6 for count, x in zip(found, wanted, strict=True))
+    rest = sorted(x % 1 for x in wanted)
+    if all(abs(a - b) > Fraction(1, 10**6) for a, b in pairwise(rest)):
+        assert found == rounded(wanted)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5, 8])
+@pytest.mark.parametrize(("r", "least", "keys"), [(16, 8, 128), (32, 8, 128), (90, 8, 128)])
+def test_pyramid_kv_falls_in_equal_steps(layers: int, r: int, least: int, keys: int) -> None:
+    orders = orders_of(0, layers, 3, keys, forced=least)
+    found = caches.PyramidKV(r).counts(orders, r * 3 * layers, least)
+    assert sum(int(count[0].sum()) for count in found) == 3 * r * layers
+    beside = r - least
+    low = Fraction(beside, 20)
+    high = 2 * beside - low
+    if high >= keys - least:
+        high = Fraction(keys - least)
+        low = 2 * beside - high
+    for number, count in enumerate(found):
+        step = (high - low) / max(1, layers - 1)
+        wanted = high - number * step + least if layers > 1 else r
+        assert (abs(count - float(wanted)) <= 1).all() and (count == count[0, 0]).all()
+
+
+@quick
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 3), st.integers(2, 11))
+def test_cake_shares_keys_by_what_layers_prefer(seed: int, layers: int, heads: int, r: int) -> None:
+    orders = orders_of(seed, layers, heads, 12, forced=2)
+    found = caches.Cake(r).counts(orders, r * heads * layers, 2)
+    for text in range(2):
+        shares = [Fraction(float(order.preference[text])) for order in orders]
+        wanted = rounded(shared(shares, r * layers, 2, 12))
+        assert [count[text].tolist() for count in found] == [[x] * heads for x in wanted]
+
+
+def slow_heads(losses: torch.Tensor, total: int) -> list[int]:
+    """AdaKV's rule: 0.8 of the head's part of the largest scores of all, 0.2 of the mean."""
+    heads, keys = losses.shape
+    flat = losses.flatten().tolist()
+    best = sorted(range(heads * keys), key=lambda x: (-flat[x], x))[:total]
+    own = [sum(x // keys == head for x in best) for head in range(heads)]
+    return rounded([Fraction(4, 5) * count + Fraction(total, 5 * heads) for count in own])
+
+
+@quick
+@given(st.integers(0, 999), st.integers(1, 3), st.integers(1, 4), st.integers(3, 11))
+def test_ada_kv_and_lava_share_a_layers_keys_among_its_heads(
+    seed: int, layers: int, heads: int, r: int
+) -> None:
+    orders = orders_of(seed, layers, heads, 12, forced=2)
+    found = caches.AdaKV(r).counts(orders, r * heads * layers, 2)
+    by_layer = caches.Cake(r).counts(orders, r * heads * layers, 2)
+    of_lava = caches.Lava(r).counts(orders, r * heads * layers, 2)
+    for text in range(2):
+        for number, order in enumerate(orders):
+            assert found[number][text].tolist() == slow_heads(order.loss[text], r * heads)
+            total = int(by_layer[number][text].sum())
+            assert of_lava[number][text].tolist() == slow_heads(order.loss[text], total)
+
+
+@quick
+@given(CACHES)
+def test_cake_and_lava_measure_how_much_a_layer_needs(seen: Observed) -> None:
+    cake, lava = (method(8).order(seen).preference for method in (caches.Cake, caches.Lava))
+    for text in range(2):
+        heads = layer_of(seen, text)
+        weights = [[head.only_free(head.alpha[row]) for row in head.rows] for head in heads]
+        entropy = -sum(x * math.log(x) for head in weights for row in head for x in row if x > 0)
+        spread = sum(
+            np.stack([head.only_free(row) for row in head.alpha[g]]).var(axis=0, ddof=1).sum()
+            for head in heads for g in range(2)
+        )  # fmt: skip
+        assert float(cake[text]) == pytest.approx(entropy * spread)
+        scores = np.concatenate([slow_lava(head) for head in heads])
+        shares = [x / scores.sum() for x in scores if x > 0]
+        assert float(lava[text]) == pytest.approx(-sum(x * math.log(x) for x in shares))

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.caches.methods import METHODS, Spy
+from tests.caches.slow import spaced
 from tests.hugging_face.models import Recorder, batch, logits, sharp
 from value_aware_attention import caches
 from value_aware_attention.approximations import Exact
@@ -16,7 +17,7 @@ from value_aware_attention.hugging_face.cache_layers import SharedKeys, output_p
 pytestmark = pytest.mark.filterwarnings("ignore")
 PREFIX, R = 9, 6
 CLOSE = {"atol": 2e-4, "rtol": 2e-4}
-OBSERVED = ("last", "causal", "noncausal", "repeat", "hindsight")
+OBSERVED = ("last", "causal", "noncausal", "continued", "repeat", "hindsight")
 ROTATED = ("llama", "qwen2", "qwen3", "mistral", "gpt_neox", "phi")
 
 
@@ -215,7 +216,7 @@ def test_repeated_queries_are_those_of_the_prefix_read_twice(
     with replace_attention(model, after(spy, observed="repeat", rows=4)):
         logits(model, inputs)
     twice = {name: torch.cat([x[:, :PREFIX]] * 2, dim=1) for name, x in inputs.items()}
-    rows = [1, 3, 5, 8]  # of nine, evenly spaced
+    rows = spaced(range(9), 4, seed=0)
     calls = recorded(model, twice)
     assert len(spy.seen) == len(calls) == len(attention_layers(model))
     for seen, call in zip(spy.seen, calls, strict=True):
@@ -253,7 +254,7 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     method = after(caches.Recent(R), observed="repeat")
     embedded = model.get_input_embeddings()(inputs["input_ids"])
     with replace_attention(model, method):
-        with pytest.raises(ValueError, match=r"^observed is 'repeat'; the model must be given "):
+        with pytest.raises(ValueError, match=r"^a prefix is read once more; the model must"):
             model(inputs_embeds=embedded)
         with pytest.raises(ValueError, match=r"^prefix is 9; the text has shape \(3, 5\)$"):
             model(input_ids=inputs["input_ids"][:, :5])

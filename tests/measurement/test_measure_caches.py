@@ -8,12 +8,13 @@ import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from value_aware_attention import caches, hugging_face
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement import caches as measuring
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
 from value_aware_attention.measurement.caches import _Part, cache_settings, measure_caches
 from value_aware_attention.measurement.record import ratio_of_sums
-from value_aware_attention.measurement.recorded import ExactRows, recording
+from value_aware_attention.measurement.recorded import ExactRows
 
 PAGE = Path(__file__).parents[2] / "docs/caches.md"
 PREFIX, LENGTH = 12, 20
@@ -62,8 +63,8 @@ def test_a_record_is_read_back_as_it_was(record: CacheRecord) -> None:
     assert CacheRecord.from_json(record.to_json()) == record
     assert (record.units, len(set(record.seeds)), record.layers) == (6, 2, 2)
     assert (record.key_value_heads, record.query_heads) == (2, 4)
-    with pytest.raises(ValueError, match="schema version 1; this program reads version 3"):
-        CacheRecord.from_json(record.to_json().replace('"version": 3', '"version": 1'))
+    with pytest.raises(ValueError, match="schema version 1; this program reads version 4"):
+        CacheRecord.from_json(record.to_json().replace('"version": 4', '"version": 1'))
 
 
 def test_keeping_the_whole_prefix_loses_nothing(record: CacheRecord) -> None:
@@ -95,6 +96,32 @@ def test_errors_and_end_metrics_are_those_computed_by_hand(
     assert found.ends["kl"].value == pytest.approx(sum(divergence) / 6, rel=1e-4)
     assert found.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
     assert (found.joint, found.refits) == (False, False)
+
+
+@pytest.mark.parametrize("pool", ["layer", "model", "checked", "profiled"])
+def test_other_budgets_are_measured_as_the_model_serves_them(
+    pool: str, model: LlamaForCausalLM, task: Task
+) -> None:
+    profile = caches.profile(model, [task.texts[0].inputs], caches.ValueAware, prefix=PREFIX)
+    pools = {"value_aware": {pool: ["continued"]}}
+    (equal, setting) = cache_settings(
+        {"value_aware": caches.ValueAware}, sizes=[8], observed=["continued"], prefix=PREFIX,
+        rows=8, pools=pools, profiles={"profiled": profile},
+    )  # fmt: skip
+    record = measure_caches(task, [equal, setting], model_name="tiny", task_name="random")
+    first, found = record.cells
+    assert (first.pool, first.keys, found.pool) == ("", (), pool)
+    keys = np.array(found.keys)
+    assert keys.sum() <= 8 * keys.size
+    assert keys.sum() == pytest.approx(8 * keys.size) or pool == "profiled"
+    divergence = []
+    for text in task.texts:
+        with torch.no_grad():
+            exact = model(text.inputs).logits[:, PREFIX:].softmax(-1)
+            with hugging_face.replace_attention(model, setting.after):
+                here = model(text.inputs).logits[:, PREFIX:].softmax(-1)
+        divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
+    assert found.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
 
 
 def test_the_gaps_of_the_best_set_are_one(record: CacheRecord) -> None:
@@ -193,7 +220,15 @@ def part(errors: np.ndarray, norm: np.ndarray) -> _Part:
     one = {"kl": np.ones(len(norm))}
     seconds = np.ones(1)
     return _Part(
-        np.zeros(len(norm), dtype=int), norm, {"method": errors}, one, one, seconds, seconds, 1.0
+        np.zeros(len(norm), dtype=int),
+        norm,
+        {"method": errors},
+        one,
+        one,
+        norm,
+        seconds,
+        seconds,
+        1.0,
     )
 
 

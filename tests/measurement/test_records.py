@@ -55,7 +55,7 @@ def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -
         (lambda it: it["cells"][1].update(r=0), r"cells\.1\.r is 0; it must be at least 1"),
         (lambda it: it["cells"][0].update(ends={}), r"cells\.0\.ends has none of kl, cosine"),
         (lambda it: it["cells"][0]["by_unit"].pop("kl"), r"cells\.0\.by_unit has not 2 units of"),
-        (lambda it: it.update(version="2"), "schema version '2'; this program reads version 3"),
+        (lambda it: it.update(version="2"), "schema version '2'; this program reads version 4"),
     ],
 )
 def test_a_cache_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:

@@ -119,12 +119,12 @@ def survey_results(task="causal", **more):
     return Results.of([survey_record(task, **more)])
 
 
-def cache_cell(method, observed, level, rows=8):
-    """Builds the cell of one cache method on two texts."""
+def cache_cell(method, observed, level, rows=8, pool=""):
+    """Builds the cell of one cache method on two texts; with a pool one head keeps most keys."""
     error = Estimate(value=level, low=level / 2, high=level * 2)
     return CacheCell(
         method=method, observed=observed, rows=rows, r=8, joint=method == "value_aware",
-        refits=False,
+        refits=False, pool=pool, keys=((3.0, 13.0),) if pool else (),
         error=error, by_layer=(level,), ends={"kl": error}, multiply_adds=1e6, seconds=0.01,
         by_unit={"error": (level, level), "kl": (level, level)},
     )  # fmt: skip
@@ -135,7 +135,8 @@ def cache_record():
     cells = (
         cache_cell("recent", "nothing", 0.4, 0), cache_cell("snapkv", "last", 0.2),
         cache_cell("value_aware", "last", 0.1), cache_cell("leave_one_out", "causal", 0.15),
-        cache_cell("value_aware", "hindsight", 0.05),
+        cache_cell("value_aware", "hindsight", 0.05), cache_cell("value_aware", "repeat", 0.08),
+        cache_cell("value_aware", "repeat", 0.04, pool="model"),
     )  # fmt: skip
     return CacheRecord(
         model="tiny", task="text", description="words", kernel="exponential", prefix=32, length=48,

@@ -1,5 +1,6 @@
 """Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -9,8 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
-from value_aware_attention.arguments import arguments_shown, check_at_least, check_choice
+from value_aware_attention.arguments import (
+    arguments_shown,
+    check_at_least,
+    check_choice,
+    check_seed,
+)
 from value_aware_attention.attention import attention, attention_state
+from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
@@ -21,10 +28,14 @@ from value_aware_attention.caches.observed import (
     kept_state,
     visible_pairs,
 )
+from value_aware_attention.caches.order import Order
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.layer import Layer
+
+OF_MODEL = ("model", "checked")
+"""Pools of all layers, whose keys are chosen together"""
 
 
 class AfterPrefix(Approximation):
@@ -40,8 +51,19 @@ class AfterPrefix(Approximation):
         causal     those of the whole prefix, which attend causally
         noncausal  those of the whole prefix, each of which sees all of it; where a model rotates
                    queries they are rotated by the length of the prefix, to later positions
+        continued  the same, each of which sees its own causal past once more, beside the prefix:
+                   in the first layer of a rotary model those of the prefix read once more
         repeat     those of the prefix read once more, which `hugging_face` records
         hindsight  the queries that are served: an oracle
+    `seed` draws the observed queries, one in each of `rows` equal strides.
+
+    `pool` tells which heads share their keys: None: each keeps r. "layer" and "model": those of
+    the layer, or of all layers, keep r on average, and of all their keys the one goes that costs
+    least (`CacheMethod.order`), in each text; every head keeps `floor` at least. "checked": as
+    "model" in texts where the model's outputs over the prefix read once more stay nearer to its
+    exact ones than with r keys in every head, else r. A `CacheProfile`: as many as it found best
+    for the model, r on average.
+
     `sinks` first and `recent` last keys are always kept, counted in r. After every `every` rows the
     method chooses again among the kept keys and all keys since (a growing cache).
     """
@@ -59,6 +81,9 @@ class AfterPrefix(Approximation):
         sinks: int = 2,
         recent: int = 4,
         every: int | None = None,
+        pool: str | CacheProfile | None = None,
+        floor: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_cache_method(method)
@@ -68,20 +93,29 @@ class AfterPrefix(Approximation):
         self.rows = check_at_least(1, rows=rows)
         self.sinks, self.recent = check_at_least(0, sinks=sinks), check_at_least(0, recent=recent)
         self.every = every if every is None else check_at_least(1, every=every)
+        if pool is not None and not isinstance(pool, CacheProfile):
+            check_choice(("layer", *OF_MODEL), pool=pool)
+        if isinstance(pool, CacheProfile) and pool.sizes[-1] != prefix:
+            raise ValueError(f"the profile is of a prefix of {pool.sizes[-1]}; prefix is {prefix}")
+        self.pool = pool
+        self.floor = check_at_least(0, floor=floor)
+        self.seed = check_seed(seed)
         self.kernels = method.kernels
         self.supports_causal = prefix is not None
         self._check_arguments()
 
     def _check_arguments(self) -> None:
-        r, name = self.method.r, type(self.method).__name__
+        r = self.method.r
         if self.prefix is None:
-            if self.observed in ("causal", "repeat"):
+            if self.observed in ("causal", "continued", "repeat"):
                 raise ValueError(
                     f"observed is {self.observed!r}; without a prefix it must be one of last, "
                     f"noncausal, hindsight"
                 )
             if self.every is not None:
                 raise ValueError(f"every is {self.every}; without a prefix no cache grows")
+            if self.pool == "checked":
+                raise ValueError("pool is 'checked'; without a prefix there is none to read again")
             return
         if r > self.prefix:
             raise ValueError(f"r is {r}; the prefix has {self.prefix} keys to keep")
@@ -90,10 +124,17 @@ class AfterPrefix(Approximation):
                 f"r is {r}; it counts {self.sinks} sinks and {self.recent} recent keys, so it must "
                 f"be at least {least}"
             )
-        if self.every is not None and self.method.refits:
+        if self.every is not None:
+            self._check_growing()
+
+    def _check_growing(self) -> None:
+        name = type(self.method).__name__
+        if self.method.refits:
             raise ValueError(f"every is {self.every}; {name} refits values, so it chooses once")
-        if self.every is not None and self.observed == "repeat":
+        if self.observed == "repeat":
             raise ValueError(f"every is {self.every}; repeated queries are recorded once")
+        if self.pool is not None:
+            raise ValueError(f"every is {self.every}; with pool keys are chosen once")
 
     def forward(
         self,
@@ -180,6 +221,11 @@ class AfterPrefix(Approximation):
         groups = Groups.of(call)
         grouped = groups.call(call)
         pool = _every_key(grouped)
+        if self.pool is not None and call.layer.number is None:
+            raise ValueError(
+                "heads are pooled by hugging_face.replace_attention, which knows the layers; bare "
+                "tensors have none"
+            )
         if self.prefix is None:
             kept = self._keep(grouped, pool, call.keys)
             return groups.restored(_served(grouped, kept, call.keys))
@@ -203,8 +249,65 @@ class AfterPrefix(Approximation):
     @torch.no_grad()
     def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
         """Lets the method choose from a pool of keys; indices are those of the call."""
-        kept = self.method.keep(self._observed(call, pool, start))
+        kept: KeptKeys | None = call.layer.kept
+        if kept is not None:
+            return kept
+        kept = self._chosen(self._observed(call, pool, start), call.layer.number)
         return replace(kept, indices=pool.gather(-1, kept.indices))
+
+    def _chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
+        """Keeps keys of one layer."""
+        if self.pool is None:
+            return self.method.keep(seen)
+        order = self.method.order(seen)
+        counts = self._counts(order, layer)
+        return self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
+
+    def _counts(self, order: Order, layer: int | None) -> Int[Tensor, "B H"]:
+        """Counts the keys that the heads of one layer keep."""
+        texts, heads = order.by_head.shape[:2]
+        if isinstance(self.pool, CacheProfile):
+            assert layer is not None
+            if heads != self.pool.key_value_heads:
+                raise ValueError(
+                    f"the profile is of {self.pool.key_value_heads} key-value heads; the layer has "
+                    f"{heads}"
+                )
+            budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
+            return budgets.to(order.keys.device).repeat(texts, 1)
+        return self.method.counts([order], self.method.r * heads, self._least)[0]
+
+    @property
+    def _least(self) -> int:
+        return max(self.sinks + self.recent, self.floor)
+
+    @torch.no_grad()
+    def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:
+        """Keeps keys of every layer, from the arguments of its call, a pool's together.
+
+        Indices are those of the prefix. Pool "checked" must read the model: here it is "model".
+        Raises ValueError as `forward` does.
+        """
+        if self.pool not in OF_MODEL:
+            return [self._chosen(self.observe(**call), call["layer"].number) for call in calls]
+        return self.alternatives(calls)[0]
+
+    @torch.no_grad()
+    def alternatives(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
+        """Keeps keys of all layers together, and r in every head, from the same orders of keys."""
+        orders = [self.method.order(self.observe(**call)) for call in calls]
+        heads = sum(order.by_head.shape[1] for order in orders)
+        pooled = self.method.counts(orders, self.method.r * heads, self._least)
+        wanted = [pooled]
+        if self.pool == "checked":
+            wanted.append([torch.full_like(count, self.method.r) for count in pooled])
+        return [
+            [
+                self.method.cut(self.observe(**call), order, count.view(order.keys.shape[:-1]))
+                for call, order, count in zip(calls, orders, counts, strict=True)
+            ]
+            for counts in wanted
+        ]
 
     def _observed(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
         """Returns the method's input before rows from `start` on are served."""
@@ -212,7 +315,7 @@ class AfterPrefix(Approximation):
         in_pool = available.take_along_dim(pool, dim=-1)
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
-        choice = Choice(call, pool, in_pool, available, past, served, start, self.rows)
+        choice = Choice(call, pool, in_pool, available, past, served, start, self.rows, self.seed)
         key, value = (
             x[..., 0, :, :].take_along_dim(pool[..., None], -2) for x in (call.key, call.value)
         )

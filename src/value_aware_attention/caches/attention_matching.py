@@ -1,9 +1,13 @@
 """Refits biases and values of kept keys to the observed outputs."""
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.order import Order
 from value_aware_attention.caches.refit import refitted
 
 
@@ -19,30 +23,30 @@ class AttentionMatching(CacheMethod):
 
     def __init__(self, r: int, method: CacheMethod | None = None) -> None:
         super().__init__(r)
-        if method is not None:
-            check_cache_method(method)
-            if method.r != r:
-                raise ValueError(f"r is {r}; the method given keeps {method.r}")
-            if method.refits:
-                name = type(method).__name__
-                raise ValueError(f"method is a {name} that refits; one refit is made")
+        method = ObservedAttention(r, aggregate="rms") if method is None else method
+        check_cache_method(method)
+        if method.r != r:
+            raise ValueError(f"r is {r}; the method given keeps {method.r}")
+        if method.refits:
+            name = type(method).__name__
+            raise ValueError(f"method is a {name} that refits; one refit is made")
         self.method = method
-        self.kernels = () if method is None else method.kernels
+        self.kernels = method.kernels
 
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
         self.check(seen)
-        if self.method is None:
-            scores = seen.weights.square().mean(dim=(-3, -2))
-            kept = self.kept(seen, self.ranked(seen, scores, self.r))
-        else:
-            kept = self.method.keep(seen)
-        return refitted(seen, kept)
+        return refitted(seen, self.method.keep(seen))
+
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        return self.method.order(seen)
+
+    @torch.no_grad()
+    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        return refitted(seen, self.method.cut(seen, order, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts one solution of the two least squares problems; the refit compares thirteen."""
-        sizes = rows, keys, head_dim, value_dim
-        base = super().multiply_adds(*sizes)
-        if self.method is not None:
-            base = self.method.multiply_adds(*sizes)
+        base = self.method.multiply_adds(rows, keys, head_dim, value_dim)
         return base + 2 * (rows * self.r**2 + self.r**3 / 3)

@@ -1,18 +1,19 @@
 """Keeps keys without looking at them: random keys, or the latest."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.arguments import check_seed
+from value_aware_attention.arguments import SEEDS, check_seed
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 
 
 class Random(CacheMethod):
-    """Draws r keys uniformly from `seed`, different ones for each head and text of a batch."""
+    """Draws r keys uniformly from `seed`, others for each head and text, and at each choice.
+
+    Random Attention (arXiv 2609.03430) is this with the prompt as sinks, recent = every = 64.
+    """
 
     observes = False
 
@@ -20,17 +21,14 @@ class Random(CacheMethod):
         super().__init__(r)
         self.seed = check_seed(seed)
 
-    @classmethod
-    def starts(cls, r: int) -> Sequence[CacheMethod]:
-        return ()  # another draw is as good
-
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        generator = torch.Generator().manual_seed(self.seed)
+        later = 0 if seen.start is None else seen.start - seen.keys  # than the first choice
+        generator = torch.Generator().manual_seed((self.seed + later) % SEEDS)
         drawn = torch.rand(*seen.batch, seen.keys, generator=generator)
         return drawn.to(seen.key.device)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        return 0.0
+        return self.observes * super().multiply_adds(rows, keys, head_dim, value_dim)
 
 
 class Recent(CacheMethod):

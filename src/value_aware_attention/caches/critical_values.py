@@ -1,18 +1,13 @@
 """Keeps half of the keys by a score, the others by the score times their projected value."""
 
-from collections.abc import Sequence
-
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
-from value_aware_attention.caches.observed import Observed
-from value_aware_attention.caches.observed_attention import ObservedAttention
-
-EPSILON = 1e-4
-"""Added to scores, so that a key without any is still ranked by its value."""
+from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.order import Order, first_of
 
 
 class CriticalValues(CacheMethod):
@@ -30,25 +25,37 @@ class CriticalValues(CacheMethod):
         self.method = method
         self.kernels = method.kernels
 
-    @classmethod
-    def starts(cls, r: int) -> Sequence[CacheMethod]:
-        return (cls(ObservedAttention(r)),)
-
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        scores = self.method.scores(seen)
-        sizes = (scores + EPSILON) * self._norms(seen)
-        first = self.ranked(seen, scores, max(1, self.r // 2))
-        return sizes.scatter(-1, first, torch.inf)
+        return self._scores(seen, torch.full(seen.batch, self.r, device=seen.key.device))
 
-    @staticmethod
-    def _norms(seen: Observed) -> Float[Tensor, "*batch M"]:
-        value = working_precision(seen.value)
-        if seen.projection is None:
-            return value.abs().sum(dim=-1)
-        projected = value[..., None, :, :] @ working_precision(seen.projection)
-        return projected.abs().sum(dim=-1).mean(dim=-2)
+    def _scores(self, seen: Observed, counts: Int[Tensor, " *batch"]) -> Float[Tensor, "*batch M"]:
+        """Scores keys of which `counts` are kept."""
+        scores = self.method.scores(seen)
+        # a key without any score is still ranked by its value
+        sizes = (scores + 1e-4) * projected_norms(seen)
+        ranked = self.ranked(seen, scores, seen.keys)
+        return sizes.masked_fill(first_of(ranked, (counts // 2).clamp_min(1)), torch.inf)
+
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        """Orders keys by the method's scores: only the keys of a head are chosen by values."""
+        return self.method.order(seen)
+
+    @torch.no_grad()
+    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        keys = self.ranked(seen, self._scores(seen, counts), seen.keys)
+        return self.kept_of(seen, first_of(keys, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts the projection as value_dim x value_dim multiply-adds a key."""
         own = self.method.multiply_adds(rows, keys, head_dim, value_dim)
         return own + keys * value_dim**2
+
+
+def projected_norms(seen: Observed) -> Float[Tensor, "*batch M"]:
+    """Computes ||W_o v_j||_1, the mean over the group; without W_o it is the identity."""
+    value = working_precision(seen.value)
+    if seen.projection is None:
+        return value.abs().sum(dim=-1)
+    projected = value[..., None, :, :] @ working_precision(seen.projection)
+    return projected.abs().sum(dim=-1).mean(dim=-2)

@@ -20,7 +20,7 @@ class ExpectedAttention(CacheMethod):
     before, turned by the mean rotation of the `horizon` positions after the last key.
     """
 
-    kernels = (Exponential,)
+    kernels: tuple[type, ...] = (Exponential,)
 
     def __init__(self, r: int, horizon: int = 512) -> None:
         super().__init__(r)
@@ -44,7 +44,8 @@ class ExpectedAttention(CacheMethod):
         query = working_precision(seen.query)
         if seen.rotary is not None and seen.positions is not None:
             query = seen.rotary(query, -seen.positions)
-        rows = self._rows(seen)
+        seeing = seen.log_similarity.amax(dim=-1, keepdim=True) > -torch.inf
+        rows = seeing.to(query.dtype)  # 0 for padding
         count = rows.sum(dim=-2, keepdim=True).clamp_min(1)
         mean = (query * rows).sum(dim=-2, keepdim=True) / count
         centred = (query - mean) * rows
@@ -53,12 +54,6 @@ class ExpectedAttention(CacheMethod):
             turn = self._mean_rotation(seen)
             mean, covariance = mean @ turn, turn.mT @ covariance @ turn
         return mean.squeeze(-2), covariance
-
-    @staticmethod
-    def _rows(seen: Observed) -> Float[Tensor, "*batch G W 1"]:
-        """Returns 1 for rows that see something, 0 for padding."""
-        seeing = seen.log_similarity.amax(dim=-1, keepdim=True) > -torch.inf
-        return seeing.to(seen.log_similarity.dtype)
 
     def _mean_rotation(self, seen: Observed) -> Float[Tensor, "D D"]:
         """Averages the matrices that turn a row vector to each of the later positions."""

@@ -27,79 +27,115 @@ from value_aware_attention.error import typical_unit
 LEFT = {torch.float64: 1e-3, torch.float32: 1e-1}
 """Smallest part of a row's mass that drops may leave before all is computed again: below it t is
 large and magnifies rounding"""
-DROPS = 64
-"""Number of drops followed by updates before all costs are computed again"""
-CANDIDATES = 4 * DROPS
-"""Number of keys whose costs are updated: the cheapest to drop when all costs were computed"""
-GENTLE = 0.9
-"""Largest share of a row's mass in one key at which drops are followed in fp32, twice as fast:
-above it t is large and magnifies rounding"""
-SHARE = 0.05
-"""Share of the remaining keys that `eliminate_by_shares` drops at once"""
 BREADTH = 8
 """Keys, the cheapest ones, that an exchange tries to drop"""
 GAIN = 1e-5
 """Least relative gain for which keys are exchanged"""
 
+LENGTHS = ("value", "output")
 SQUARES = ("error", "error_of_others", "to_kept", "to_exact")
-"""Fields of a `_State` that are squared lengths"""
+"""Fields of a `State` that are lengths, and squared ones"""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds the observed rows of every cache (B of them) in fp64, with values around their mean.
+    """Holds the observed rows of B caches in fp64, with values around their mean.
 
-    Costs hold t^2 times the rounding of distances: in fp32 that decides what is dropped next,
-    wherever attention is sharp.
+    `parts` query heads of a cache (C = B parts) have values of their own where these are measured
+    after the output projection; else the group's rows are one part. Costs hold t^2 times the
+    rounding of distances: in fp32 that decides what is dropped next, wherever attention is sharp.
     """
 
-    log_weights: Float[Tensor, "B n M"]
-    log_beside: Float[Tensor, "B n 1"]
-    beside: Float[Tensor, "B n V"]
-    value: Float[Tensor, "B M V"]
-    output: Float[Tensor, "B n V"]
-    nothing: Float[Tensor, "B 1 V"]
+    log_weights: Float[Tensor, "C n M"]
+    log_beside: Float[Tensor, "C n 1"]
+    beside: Float[Tensor, "C n V"]
+    value: Float[Tensor, "C M V"]
+    output: Float[Tensor, "C n V"]
+    nothing: Float[Tensor, "C 1 V"]
     """The output of a row that sees nothing: 0, measured from the mean."""
     protected: Bool[Tensor, "B M"]
     available: Bool[Tensor, "B M"]
 
     @classmethod
-    def of(cls, seen: Observed) -> "Rows":
-        """Stacks each group's queries."""
+    def of(cls, seen: Observed, *, projected: bool = False) -> "Rows":
+        """Stacks each group's queries; `projected`: measured as W_o leaves them, where it is known.
+
+        A head's W_o = L Q with orthonormal rows of Q, so that distances after L are those after it.
+        """
         value = seen.value.double().reshape(-1, *seen.value.shape[-2:])
         allowed, forced = (x.reshape(value.shape[:-1]) for x in (available(seen), protected(seen)))
         count = allowed.sum(dim=-1)[:, None, None].clamp_min(1)
         centre = value.where(allowed[..., None], 0.0).sum(dim=-2, keepdim=True) / count
+        value = (value - centre).where(allowed[..., None], 0.0)
+        turn = _projection(seen) if projected else None
+        parts = 1 if turn is None else turn.shape[-3]
 
         def stacked(x: Tensor) -> Tensor:
-            return x.double().reshape(len(value), -1, x.shape[-1])
+            return x.double().reshape(len(value) * parts, -1, x.shape[-1])
 
-        output = stacked(seen.output)
-        beside = torch.zeros_like(output) if seen.beside is None else stacked(seen.beside.output())
+        def measured(x: Float[Tensor, "B N V"] | Float[Tensor, "C N V"]) -> Float[Tensor, "C N E"]:
+            if turn is None:
+                return x
+            by_head = x.view(len(value), -1, *x.shape[-2:])  # (B, 1, N, V) or (B, G, N, V)
+            return (by_head @ turn).flatten(0, 1)
+
+        shift = centre.repeat_interleave(parts, dim=0)
+        beside = None if seen.beside is None else measured(stacked(seen.beside.output()) - shift)
+        output = measured(stacked(seen.output) - shift)
         return cls(
             log_weights=stacked(seen.log_weights),
             log_beside=stacked(seen.log_beside),
-            beside=beside - centre,
-            value=(value - centre).where(allowed[..., None], 0.0),
-            output=output - centre,
-            nothing=-centre,
+            beside=torch.zeros_like(output) if beside is None else beside,
+            value=measured(value),
+            output=output,
+            nothing=measured(-shift),
             protected=forced,
             available=allowed,
         )
 
+    @property
+    def parts(self) -> int:
+        """Returns the number of query heads of a cache that have values of their own."""
+        return len(self.value) // len(self.available)
+
     def split(self, elements: int) -> Iterator["Rows"]:
         """Cuts the caches into parts of about `elements` weights."""
-        rows, keys = self.log_weights.shape[1:]
-        parts = [x.split(max(1, elements // (rows * keys))) for x in vars(self).values()]
-        yield from (Rows(*part) for part in zip(*parts, strict=True))
+        every = torch.arange(len(self.available), device=self.value.device)
+        most = max(1, elements // max(1, self.parts * self.log_weights[0].numel()))
+        for caches in every.split(most):
+            yield self if len(caches) == len(every) else self.take(caches)
 
-    def take(self, caches: Int[Tensor, " C"]) -> "Rows":
+    def take(self, caches: Int[Tensor, " A"]) -> "Rows":
         """Returns some of the caches."""
-        return Rows(*(x[caches] for x in vars(self).values()))
+        own = torch.arange(len(self.value), device=caches.device).view(-1, self.parts)
+        of_parts = own[caches].flatten()
+        by_cache = ("protected", "available")
+        parts = {n: x[caches if n in by_cache else of_parts] for n, x in vars(self).items()}
+        return Rows(**parts)
 
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
-        return self._state(kept).error.sum(dim=(-2, -1))
+        slots = int(kept.sum(dim=-1).max())
+        keys = kept.int().topk(slots, dim=-1).indices
+        own = _by_part(keys, self.parts)
+        used = _by_part(kept.gather(-1, keys), self.parts)[:, None]
+        log_weights = self.log_weights.take_along_dim(own[:, None], dim=-1)
+        value = self.value.take_along_dim(own[..., None], dim=-2)
+        *_, output = _attended(self, log_weights.masked_fill(~used, -torch.inf), value)
+        return _by_cache((self.output - output).square().sum(dim=(-2, -1)), self.parts)
+
+    def start(self, left: Int[Tensor, "B K"]) -> tuple["State", Float[Tensor, "B K"]]:
+        """Returns the state of the keys left, and costs to add: padding -inf, protected inf."""
+        own = _by_part(left, self.parts)
+        log_weights = self.log_weights.take_along_dim(own[:, None], dim=-1)
+        state = State.of(self, log_weights, self.value.take_along_dim(own[..., None], dim=-2))
+        fixed = torch.zeros_like(self.available, dtype=torch.float64)
+        fixed = fixed.masked_fill_(self.protected, torch.inf)
+        return state, fixed.masked_fill_(~self.available, -torch.inf).gather(-1, left)
+
+    def cost_of_dropping(self) -> Float[Tensor, "B M"]:
+        """Computes the change of the joint error by each key's loss alone."""
+        return self._state(self.available).cost()
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key; inf for keys that cannot be added."""
@@ -121,80 +157,106 @@ class Rows:
             lowest = lowest.where(~better, cost + gained)
         return best
 
-    def _state(self, kept: Bool[Tensor, "B M"]) -> "_State":
-        return _State.of(self, self._log_weights_of(kept), self.value)
+    def _state(self, kept: Bool[Tensor, "B M"]) -> "State":
+        return State.of(self, self._log_weights_of(kept), self.value)
 
-    def _adding(self, state: "_State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+    def _adding(self, state: "State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         odds = self.log_weights - (state.log_total + state.mass.log())
         odds = odds.masked_fill(self.log_weights == -torch.inf, -torch.inf)
         return state.change(-odds.sigmoid()).masked_fill(kept | ~self.available, torch.inf)
 
-    def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B n M"]:
-        return self.log_weights.masked_fill(~kept[:, None], -torch.inf)
+    def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "C n M"]:
+        return self.log_weights.masked_fill(~_by_part(kept, self.parts)[:, None], -torch.inf)
+
+
+def _projection(seen: Observed) -> Float[Tensor, "B G V E"] | None:
+    """Returns for each query head a matrix L after which vectors are as long as after W_o."""
+    if seen.projection is None:
+        return None
+    whole = seen.projection.double().expand(*seen.batch, -1, -1, -1).flatten(0, -4)
+    return torch.linalg.qr(whole.mT, mode="r").R.mT
+
+
+def _by_part(x: Tensor, parts: int) -> Tensor:
+    """Repeats what a cache has for each of its parts."""
+    return x if parts == 1 else x.repeat_interleave(parts, dim=0)
+
+
+def _by_cache(x: Tensor, parts: int) -> Tensor:
+    """Sums what each part of a cache has."""
+    return x if parts == 1 else x.unflatten(0, (-1, parts)).sum(dim=1)
 
 
 @dataclass
-class _State:
+class State:
     """Holds the errors that a set leaves, and distances of K keys; drops change it in place."""
 
-    value: Float[Tensor, "B K V"]
-    log_total: Float[Tensor, "B n 1"]
-    weights: Float[Tensor, "B n K"]
-    mass: Float[Tensor, "B n 1"]
-    error: Float[Tensor, "B n 1"]
-    error_of_others: Float[Tensor, "B n 1"]
+    value: Float[Tensor, "C K V"]
+    log_total: Float[Tensor, "C n 1"]
+    weights: Float[Tensor, "C n K"]
+    mass: Float[Tensor, "C n 1"]
+    output: Float[Tensor, "C n V"]
+    """o~ when all was computed"""
+    error: Float[Tensor, "C n 1"]
+    error_of_others: Float[Tensor, "C n 1"]
     """||o - o~||^2 without the key of the largest weight, when all was computed"""
-    to_kept: Float[Tensor, "B n K"]
+    to_kept: Float[Tensor, "C n K"]
     """R = ||v_j - o~||^2"""
-    to_exact: Float[Tensor, "B n K"]
+    to_exact: Float[Tensor, "C n K"]
     """D = ||v_j - o||^2"""
+    parts: int = 1
+    """Query heads of a cache that have values of their own"""
 
     @classmethod
     def of(
         cls,
         rows: Rows,
-        log_weights: Float[Tensor, "B n K"],
-        value: Float[Tensor, "B K V"],
-    ) -> "_State":
+        log_weights: Float[Tensor, "C n K"],
+        value: Float[Tensor, "C K V"],
+    ) -> "State":
         """Computes the state of the set of keys with a finite log-weight."""
-        own = log_weights.logsumexp(dim=-1, keepdim=True)
-        total = finite(torch.logaddexp(own, rows.log_beside))
-        weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
-        mass = weights.sum(dim=-1, keepdim=True) + beside
-        output = ((weights @ value + beside * rows.beside) / mass).where(mass > 0, rows.nothing)
+        total, weights, mass, output = _attended(rows, log_weights, value)
         others = _without_largest(rows, log_weights, value)
         return cls(
             value=value,
             log_total=total,
             weights=weights,
             mass=mass,
+            output=output,
             error=(rows.output - output).square().sum(dim=-1, keepdim=True),
             error_of_others=(rows.output - others).square().sum(dim=-1, keepdim=True),
             to_kept=_squared_distances(output, value),
             to_exact=_squared_distances(rows.output, value),
+            parts=rows.parts,
         )
 
-    def take(self, keys: Int[Tensor, "B C"]) -> "_State":
+    def take(self, keys: Int[Tensor, "B C"]) -> "State":
         """Returns the state of some of the keys."""
-        at = keys[:, None, :]
-        parts = {
-            name: x.take_along_dim(at, dim=-1)
+        at = _by_part(keys, self.parts)
+        columns = {
+            name: x.take_along_dim(at[:, None], dim=-1)
             for name, x in vars(self).items()
             if name in ("weights", "to_kept", "to_exact")
         }
-        return replace(self, value=self.value.take_along_dim(keys[..., None], dim=-2), **parts)
+        return replace(self, value=self.value.take_along_dim(at[..., None], dim=-2), **columns)
 
-    def in_single_precision(self) -> "_State":
+    def in_single_precision(self) -> "State":
         """Returns the state in fp32, in a unit of length whose squares stay in its range."""
-        unit = typical_unit(self.value)
-        squares = {name: vars(self)[name] / unit.square() for name in SQUARES}
-        parts = vars(self) | squares | {"value": self.value / unit}
-        return _State(**{name: x.float() for name, x in parts.items()})
+        lengths = {name: vars(self)[name] / self.unit for name in LENGTHS}
+        squares = {name: vars(self)[name] / self.unit.square() for name in SQUARES}
+        parts = vars(self) | lengths | squares
+        return State(**{n: x if n == "parts" else x.float() for n, x in parts.items()})
 
-    def change(self, t: Float[Tensor, "B n K"]) -> Float[Tensor, "B K"]:
+    @property
+    def unit(self) -> Float[Tensor, "C 1 1"]:
+        """Returns a power of two that is typical of the values, one for all parts of a cache."""
+        by_cache = self.value.unflatten(0, (-1, self.parts)).flatten(1, 2)
+        return _by_part(typical_unit(by_cache), self.parts)
+
+    def change(self, t: Float[Tensor, "C n K"]) -> Float[Tensor, "B K"]:
         """Computes sum_i t ((1 + t) R - D + ||o - o~||^2)."""
         gained = torch.addcmul(self.to_kept, t, self.to_kept).sub_(self.to_exact).mul_(t)
-        return gained.sum(dim=-2) + (t.mT @ self.error).squeeze(-1)
+        return _by_cache(gained.sum(dim=-2) + (t.mT @ self.error).squeeze(-1), self.parts)
 
     def cost(self) -> Float[Tensor, "B K"]:
         """Computes the change of the error by dropping each key."""
@@ -204,7 +266,7 @@ class _State:
         if not largest.any():
             return self.change(t)
         lost = (self.error_of_others - self.error).where(largest, 0.0).sum(dim=-2)
-        return self.change(t.masked_fill(largest, 0.0)) + lost
+        return self.change(t.masked_fill(largest, 0.0)) + _by_cache(lost, self.parts)
 
     def empties(self, key: Int[Tensor, "B 1"]) -> bool:
         """Says whether a row has less than `LEFT` of its mass without these keys."""
@@ -216,28 +278,58 @@ class _State:
         weight, near, far = (self._of(x, key) for x in (self.weights, self.to_kept, self.to_exact))
         left = self.mass - weight
         t = (weight / left).where(left > 0, 0.0)  # 0 / 0 in a row that sees nothing
-        between = self.value - self.value.gather(1, key[..., None].expand_as(self.value[:, :1]))
+        own = _by_part(key, self.parts)
+        between = self.value - self.value.gather(1, own[..., None].expand_as(self.value[:, :1]))
         outer = torch.cat([(1 + t) * t * near, -t], dim=-1)
         with_all = torch.stack([torch.ones_like(between[..., 0]), between.square().sum(-1)], dim=1)
         self.to_kept.mul_(1 + t).baddbmm_(outer, with_all)
         self.error += t * ((1 + t) * near - far + self.error)
         self.mass -= weight
-        self.weights.scatter_(-1, key[:, None, :].expand_as(weight), 0.0)
+        self.weights.scatter_(-1, own[:, None, :].expand_as(weight), 0.0)
 
-    @staticmethod
-    def _of(x: Float[Tensor, "B n K"], key: Int[Tensor, "B 1"]) -> Float[Tensor, "B n 1"]:
-        return x.gather(-1, key[:, None, :].expand(-1, x.shape[1], -1))
+    def recomputed(self, rows: Rows, gone: Int[Tensor, "B D"]) -> "State":
+        """Returns the state after dropping keys, its distances computed again."""
+        at = _by_part(gone, self.parts)[:, None]
+        weight = self.weights.take_along_dim(at, dim=-1)
+        value = self.value.take_along_dim(at.mT, dim=-2)
+        mass = self.mass - weight.sum(dim=-1, keepdim=True)
+        output = (self.mass * self.output - weight @ value) / mass
+        output = output.where(mass > 0, rows.nothing)
+        return replace(
+            self,
+            weights=self.weights.scatter(-1, at.expand_as(weight), 0.0),
+            mass=mass,
+            output=output,
+            error=(rows.output - output).square().sum(dim=-1, keepdim=True),
+            to_kept=_squared_distances(output, self.value),
+        )
 
-    def without(self, key: Int[Tensor, "B 1"]) -> "_State":
+    def _of(self, x: Float[Tensor, "C n K"], key: Int[Tensor, "B 1"]) -> Float[Tensor, "C n 1"]:
+        return x.gather(-1, _by_part(key, self.parts)[:, None, :].expand(-1, x.shape[1], -1))
+
+    def without(self, key: Int[Tensor, "B 1"]) -> "State":
         """Returns the state after dropping one key of each cache."""
-        kept = _State(**{name: x.clone() for name, x in vars(self).items()})
+        tensors = {name: x.clone() for name, x in vars(self).items() if name != "parts"}
+        kept = State(**tensors, parts=self.parts)
         kept.drop(key)
         return kept
 
 
+def _attended(
+    rows: Rows, log_weights: Float[Tensor, "C n K"], value: Float[Tensor, "C K V"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes log of the total weight, weights in parts of it, their mass (about 1), and o~."""
+    own = log_weights.logsumexp(dim=-1, keepdim=True)
+    total = finite(torch.logaddexp(own, rows.log_beside))
+    weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
+    mass = weights.sum(dim=-1, keepdim=True) + beside
+    output = ((weights @ value + beside * rows.beside) / mass).where(mass > 0, rows.nothing)
+    return total, weights, mass, output
+
+
 def _without_largest(
-    rows: Rows, log_weights: Float[Tensor, "B n K"], value: Float[Tensor, "B K V"]
-) -> Float[Tensor, "B n V"]:
+    rows: Rows, log_weights: Float[Tensor, "C n K"], value: Float[Tensor, "C K V"]
+) -> Float[Tensor, "C n V"]:
     """Computes the output that each row has left once it loses its largest weight."""
     largest = log_weights.argmax(dim=-1, keepdim=True)
     others = log_weights.scatter(-1, largest, -torch.inf)
@@ -248,74 +340,19 @@ def _without_largest(
 
 
 def _squared_distances(
-    a: Float[Tensor, "B n V"], b: Float[Tensor, "B K V"]
-) -> Float[Tensor, "B n K"]:
+    a: Float[Tensor, "C n V"], b: Float[Tensor, "C K V"]
+) -> Float[Tensor, "C n K"]:
     squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1)[:, None]
     return squares.baddbmm(a, b.mT, alpha=-2).clamp_min_(0)
 
 
-def eliminate(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
-    """Drops key after key, each time the one whose loss costs the joint error least, down to r.
-
-    All costs are computed again after `DROPS` drops, and around a drop that takes nearly all of a
-    row's mass. In between only the `CANDIDATES` that were cheapest are updated, so that the cost of
-    a drop does not grow with the number of keys; within so few drops another key hardly becomes the
-    cheapest.
-    """
-    left = _every_key(rows)
-    while left.shape[-1] > r:
-        state, fixed = _start(rows, left)
-        count = min(CANDIDATES, left.shape[-1])
-        candidates = (state.cost() + fixed).topk(count, dim=-1, largest=False).indices
-        state, fixed = state.take(candidates), fixed.gather(-1, candidates)
-        if (state.weights <= GENTLE * state.mass).all():
-            state, fixed = state.in_single_precision(), fixed.float()
-        stays = torch.ones_like(left, dtype=torch.bool)
-        for step in range(min(DROPS, left.shape[-1] - r)):
-            cheapest = (state.cost() + fixed).argmin(dim=-1, keepdim=True)
-            empties = state.empties(cheapest)
-            if empties and step:  # its cost is that of the last time all was computed
-                break
-            state.drop(cheapest)
-            fixed.scatter_(-1, cheapest, torch.inf)
-            stays.scatter_(-1, candidates.gather(-1, cheapest), value=False)
-            if empties:
-                break
-        left = left[stays].view(len(left), -1)
-    return torch.zeros_like(rows.available).scatter(-1, left, value=True)
-
-
-def eliminate_by_shares(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
-    """Drops the cheapest 5% of the keys at a time, down to r: blind to redundancy among them."""
-    left = _every_key(rows)
-    while left.shape[-1] > r:
-        state, fixed = _start(rows, left)
-        stay = max(r, int((1 - SHARE) * left.shape[-1]))
-        dearest = (state.cost() + fixed).topk(stay, dim=-1).indices
-        left = left.gather(-1, dearest.sort(dim=-1).values)
-    return torch.zeros_like(rows.available).scatter(-1, left, value=True)
-
-
-def _every_key(rows: Rows) -> Int[Tensor, "B M"]:
-    caches, _, keys = rows.log_weights.shape
-    return torch.arange(keys, device=rows.value.device).expand(caches, -1)
-
-
-def _start(rows: Rows, left: Int[Tensor, "B K"]) -> tuple[_State, Float[Tensor, "B K"]]:
-    """Returns the state of the remaining keys, and added costs: padding -inf, protected inf."""
-    log_weights = rows.log_weights.take_along_dim(left[:, None], dim=-1)
-    state = _State.of(rows, log_weights, rows.value.take_along_dim(left[..., None], dim=-2))
-    fixed = torch.zeros_like(rows.value[..., 0]).masked_fill_(rows.protected, torch.inf)
-    return state, fixed.masked_fill_(~rows.available, -torch.inf).gather(-1, left)
-
-
-def extend(rows: Rows, r: int) -> Bool[Tensor, "B M"]:
+def extend(rows: Rows, counts: Int[Tensor, " B"]) -> Bool[Tensor, "B M"]:
     """Adds key after key to the protected ones, each time the best: optimal where one is added."""
     kept = rows.protected
-    for _ in range(r - int(kept.sum(dim=-1).min())):
+    for _ in range(int((counts - kept.sum(dim=-1)).max())):
         cost = rows.cost_of_adding(kept)
         best = cost.argmin(dim=-1, keepdim=True)
-        more = (kept.sum(dim=-1, keepdim=True) < r) & cost.gather(-1, best).isfinite()
+        more = (kept.sum(dim=-1, keepdim=True) < counts[:, None]) & cost.gather(-1, best).isfinite()
         kept = kept.scatter(-1, best, more | kept.gather(-1, best))
     return kept
 

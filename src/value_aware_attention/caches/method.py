@@ -7,9 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
+from value_aware_attention.caches.budgets import pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.kernels import check_kernel
-from value_aware_attention.weights import top_keys
 
 
 class CacheMethod(nn.Module):
@@ -32,11 +33,6 @@ class CacheMethod(nn.Module):
         """Scores the keys, of which the r largest are kept."""
         raise NotImplementedError(f"{type(self).__name__} has neither scores nor keep")
 
-    @classmethod
-    def starts(cls, r: int) -> Sequence["CacheMethod"]:
-        """Lists the settings that `ValueAware` compares its set with; () of other than scores."""
-        return () if cls.scores is CacheMethod.scores else (cls(r),)
-
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
         """Chooses the keys to keep: the protected ones, then those with the largest scores.
@@ -46,6 +42,33 @@ class CacheMethod(nn.Module):
         """
         self.check(seen)
         return self.kept(seen, self.ranked(seen, self.scores(seen), self.r))
+
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`."""
+        self.check(seen)
+        loss = self.losses(seen).double()
+        keys = self.ranked(seen, loss, seen.keys)
+        loss = loss.masked_fill(protected(seen), torch.inf)
+        loss = loss.masked_fill(~available(seen), -torch.inf)
+        return Order(keys, loss.gather(-1, keys), self.preference(seen))
+
+    def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        """Scores the keys so that heads and layers compare; by default those of a head."""
+        return self.scores(seen)
+
+    def preference(self, seen: Observed) -> Float[Tensor, " B"] | None:
+        """Measures how much a layer needs keys, where `counts` shares them by that; else None."""
+        return None
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        """Counts the keys of each head where those of `orders`, one a layer, keep `total`."""
+        return pooled_counts(orders, total, least)
+
+    @torch.no_grad()
+    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        """Keeps `counts` keys of each cache; `order` is this method's."""
+        return self.kept_of(seen, first_of(order.keys, counts))
 
     def check(self, seen: Observed) -> None:
         """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""
@@ -71,15 +94,28 @@ class CacheMethod(nn.Module):
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
         first = first.masked_fill(protected(seen), largest)
-        return top_keys(first[..., None, :], available(seen)[..., None, :], r).squeeze(-2)
+        first = first.masked_fill(~available(seen), -torch.inf)
+        return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
-    def kept(seen: Observed, indices: Int[Tensor, "*batch R"]) -> KeptKeys:
-        """Returns keys as they are, in order; slots that hold padding are unused."""
+    def kept(
+        seen: Observed,
+        indices: Int[Tensor, "*batch R"],
+        chosen: Bool[Tensor, "*batch M"] | None = None,
+    ) -> KeptKeys:
+        """Returns keys as they are, in order; slots of padding, or of none chosen, are unused."""
+        usable = available(seen) if chosen is None else available(seen) & chosen
         indices = indices.sort(dim=-1).values
-        unused = ~available(seen).take_along_dim(indices, dim=-1)
+        unused = ~usable.take_along_dim(indices, dim=-1)
         weight = torch.zeros(indices.shape, dtype=seen.log_similarity.dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
+
+    @classmethod
+    def kept_of(cls, seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+        """Returns sets of keys as they are; caches with fewer than others have unused slots."""
+        slots = int(chosen.sum(dim=-1).max())
+        first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
+        return cls.kept(seen, first, chosen)
 
     def extra_repr(self) -> str:
         return arguments_shown(self)
@@ -90,6 +126,18 @@ class CacheMethod(nn.Module):
         By default those of every score, or, without queries, one pass over the keys.
         """
         return float((rows if self.observes else 1) * keys * head_dim)
+
+
+class Given(CacheMethod):
+    """Keeps keys that were chosen before."""
+
+    def __init__(self, kept: KeptKeys) -> None:
+        super().__init__(kept.indices.shape[-1])
+        self.given = kept
+        self.refits = kept.value is not None
+
+    def keep(self, seen: Observed) -> KeptKeys:
+        return self.given
 
 
 def check_cache_method(method: CacheMethod) -> None:
@@ -114,3 +162,8 @@ def protected(seen: Observed) -> Bool[Tensor, "*batch M"]:
         return none
     positions = seen.protected.to(none.device).expand(*seen.batch, -1)
     return none.scatter(-1, positions, value=True) & available(seen)
+
+
+def candidates(seen: Observed) -> Bool[Tensor, "*batch M"]:
+    """Returns the keys that a choice is made of: neither padding nor protected."""
+    return available(seen) & ~protected(seen)

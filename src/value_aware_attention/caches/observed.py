@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from value_aware_attention.attention import (
     AttentionState,
@@ -30,6 +31,25 @@ class KeptKeys:
     """Added to log kappa of its key: 0 = as it was, log 2 = counted twice, -inf = unused."""
     value: Float[Tensor, "*batch R V"] | None = None
     """In the place of the values of these keys; None = the originals."""
+
+    def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
+        """Takes the slots of each text, the first dimension, from one of two choices."""
+        both = [self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])]
+        found = {
+            name: a.where(mine.view(-1, *(1,) * (a.ndim - 1)), b)
+            for name, a in vars(both[0]).items()
+            if a is not None
+            for b in [vars(both[1])[name]]
+        }
+        return KeptKeys(**found)
+
+    def padded(self, slots: int) -> "KeptKeys":
+        """Returns at least so many slots; those added are unused copies of the last one."""
+        more = max(0, slots - self.indices.shape[-1])
+        value = None if self.value is None else pad(self.value, (0, 0, 0, more))
+        last = self.indices[..., -1:].expand(*self.indices.shape[:-1], more)
+        weight = pad(self.log_weight, (0, more), value=-torch.inf)
+        return KeptKeys(torch.cat([self.indices, last], dim=-1), weight, value)
 
 
 @dataclass(frozen=True)
@@ -112,6 +132,20 @@ class Observed:
         return self._with_beside(
             attention_state(self.log_similarity, self._value[..., None, :, :])
         ).output()
+
+    def squared_layer_output(self) -> Float[Tensor, " B"]:
+        """Computes sum_i ||sum_h W_o,h o_hi||^2 of each text, the first dimension; 1 where it is 0.
+
+        Sums over all heads, which are the other leading dimensions. Where W_o is not known, the
+        sum over heads of ||o_hi||^2.
+        """
+        output = self.output.double()
+        if self.projection is not None:
+            projected = (output @ self.projection.double()).flatten(1, -3).sum(dim=1)
+        else:
+            projected = output
+        norm = projected.square().flatten(1).sum(dim=-1)
+        return norm.where(norm > 0, 1.0)
 
     def error(self, kept: KeptKeys) -> Float[Tensor, " *batch"]:
         """Computes sum ||o - o~||^2 over the group's queries, the cost of a choice."""
@@ -233,6 +267,7 @@ class Choice:
     start: int
     """Position of the first key outside the choice, which is kept for every query"""
     rows: int
+    seed: int = 0
 
     def attending(self, rows: Int[Tensor, " W"]) -> dict[str, Any]:
         """Returns queries of the text with the pairs of the pool that they see."""
@@ -243,10 +278,15 @@ class Choice:
         return {"query": part.query, "visible": visible, "positions": rows}
 
     def spaced(self, among: range) -> Int[Tensor, " W"]:
-        """Returns `rows` of these rows, evenly spaced, the last among them."""
+        """Draws one of these rows in each of `rows` equal strides.
+
+        Evenly spaced rows would all fall on one part of a text with a period, such as its values.
+        """
         count = min(self.rows, len(among))
-        spaced = [among[(i + 1) * len(among) // count - 1] for i in range(count)]
-        return torch.tensor(spaced, device=self.pool.device)
+        cuts = torch.arange(count + 1) * len(among) // count
+        drawn = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
+        places = cuts[:-1] + (drawn * cuts.diff()).long()
+        return (among.start + places * among.step).to(self.pool.device)
 
     def unpadded(self, rows: Int[Tensor, " W"]) -> Bool[Tensor, "*own 1 W K"]:
         """Returns the pairs of rows and keys of which neither is padding."""
@@ -293,6 +333,28 @@ def turned(choice: Choice, by: int) -> dict[str, Any]:
     }
 
 
+def continued(choice: Choice) -> dict[str, Any]:
+    """Takes the queries of `noncausal`, each of which sees its own past once more beside the keys.
+
+    The past at its true distances: neither queries nor keys are turned there.
+    """
+    found = turned(choice, choice.start)
+    rows = choice.spaced(choice.past)
+    query, call = choice.call.query[..., rows, :], choice.call
+    return found | {"beside": own_past(choice, query, call.key, call.value, rows)}
+
+
+def own_past(
+    choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
+) -> AttentionState:
+    """Returns the state of queries over the keys up to them; padding neither sees nor is seen."""
+    keys = min(key.shape[-2], choice.start)
+    own = torch.arange(keys, device=rows.device) <= rows[:, None]
+    seeing = choice.available[..., rows, None] & choice.available[..., None, :keys]
+    scores = choice.call.kernel.log_similarity(query, key[..., :keys, :])
+    return attention_state(scores, value[..., :keys, :], own & seeing[..., None, :, :])
+
+
 def repeat(choice: Choice) -> dict[str, Any]:
     """Takes queries of the prefix read once more, which see every key and their own past."""
     if choice.call.layer.repeated is None:
@@ -302,27 +364,25 @@ def repeat(choice: Choice) -> dict[str, Any]:
         )
     query, key, value = choice.call.layer.repeated
     rows = choice.spaced(range(query.shape[-2]))
-    seen = choice.unpadded(rows)
-    own = torch.arange(key.shape[-2], device=rows.device) <= rows[:, None]
-    own = own & choice.available[..., None, None, : key.shape[-2]] & seen.any(-1, keepdim=True)
-    scores = choice.call.kernel.log_similarity(query[..., rows, :], key[..., None, :, :])
+    query = query[..., rows, :]
     return {
-        "query": query[..., rows, :],
-        "visible": seen,
+        "query": query,
+        "visible": choice.unpadded(rows),
         "positions": rows + choice.start,
-        "beside": attention_state(scores, value[..., None, :, :], own),
+        "beside": own_past(choice, query, key[..., None, :, :], value[..., None, :, :], rows),
     }
 
 
 def hindsight(choice: Choice) -> dict[str, Any]:
     """Takes the queries to come, with the later keys that they see beside.
 
-    Evenly spaced from the first query. With an encoder and `rows = N // 2`, these are the queries
-    that `noncausal` leaves out.
+    Evenly spaced from the first query; with an encoder among those that `noncausal` leaves out.
     """
-    count = min(choice.rows, len(choice.served))
-    spaced = [choice.served[i * len(choice.served) // count] for i in range(count)]
-    rows = torch.tensor(spaced, device=choice.pool.device)
+    served = torch.tensor(choice.served, device=choice.pool.device)
+    if choice.past == choice.served and choice.rows < len(served):
+        served = served[~torch.isin(served, choice.spaced(choice.past))]
+    count = min(choice.rows, len(served))
+    rows = served[torch.arange(count, device=served.device) * len(served) // count]
     found = choice.attending(rows)
     if choice.start == choice.call.keys:
         return found
@@ -335,6 +395,6 @@ def hindsight(choice: Choice) -> dict[str, Any]:
 
 
 OBSERVED: Mapping[str, Callable[[Choice], dict[str, Any]]] = {
-    found.__name__: found for found in (last, causal, noncausal, repeat, hindsight)
+    found.__name__: found for found in (last, causal, noncausal, continued, repeat, hindsight)
 }
 """By name: query (*own, G, W, D), visible, positions and beside of `Observed`."""

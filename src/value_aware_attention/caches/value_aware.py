@@ -1,27 +1,52 @@
 """Searches the set of keys that jointly changes the observed outputs least."""
 
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.arguments import check_choice
-from value_aware_attention.caches.joint_set import (
-    Rows,
+from value_aware_attention.caches.baselines import Recent
+from value_aware_attention.caches.critical_values import CriticalValues
+from value_aware_attention.caches.elimination import (
+    SHARE,
     eliminate,
     eliminate_by_shares,
-    exchange,
-    extend,
+    measured_in_order,
 )
+from value_aware_attention.caches.expected_attention import ExpectedAttention
+from value_aware_attention.caches.joint_set import Rows, exchange, extend
+from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
+from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.caches.refit import refitted
 
-PACKAGE = "value_aware_attention."
-"""Package whose scoring methods are compared: a user's own would change the choice"""
-IN_CACHE = 2**18
-"""Largest number of weights searched at once on a CPU: more do not fit its cache"""
+IN_CACHE, AT_ONCE = 2**18, 2**22
+"""Largest number of weights searched at once on a CPU: more do not fit its cache. `search`
+"default" follows so few of them that more caches at once are faster."""
+RANKINGS: Sequence[Callable[[int], CacheMethod]] = (
+    LeaveOneOut,
+    ObservedAttention,
+    partial(ObservedAttention, aggregate="max"),
+)
+"""Scores of which `search="default"` searches the first keys by any"""
+STARTS: Sequence[Callable[[int], CacheMethod]] = (
+    *RANKINGS,
+    partial(ObservedAttention, pool=5),
+    ExpectedAttention,
+    KeyDiff,
+    KeyNorm,
+    Recent,
+    lambda r: CriticalValues(ObservedAttention(r)),
+)
+"""Scores whose sets are starts, or are returned where they leave less error"""
+PRESELECTED = 4
+"""Number of keys that it searches, in parts of r"""
 EXCHANGED, FEW_KEYS = 3, 64
 """`search="best"` improves at most `EXCHANGED` starts; with `FEW_KEYS` keys or fewer it improves
 all of them. On 128 keys of three trained models all 11 starts left 0.2 to 1.6% less, in four times
@@ -34,46 +59,107 @@ class ValueAware(CacheMethod):
     One set serves all queries, with attention's own weights: the objective of section 3 for a
     cache. Scores of single keys cannot rank sets, because the gain of a key depends on the others.
     Keys are therefore dropped one by one, each time the key whose loss raises the joint error
-    least, computed exactly for every candidate. Where the set of a scoring method of this package
-    leaves less error on the observed queries, that set is returned.
+    least, computed exactly for every candidate. Where the set of a scoring method (`STARTS`) leaves
+    less error on the observed queries, that set is returned.
 
     Optimal where one key is free (r = 1, or one more than the protected) and where one is dropped;
-    best found elsewhere. `search` "fast" drops 5% of the keys at a time; "best" exchanges keys
-    until none helps, from several starts (all, of few keys). `refit` gives the keys biases and
-    values of their own, as `AttentionMatching` does.
+    best found elsewhere. `search` "default" drops one by one among the 4r keys that come first by
+    any of three scores, "exhaustive" among all keys; "fast" drops 5% of all keys at a time; "best"
+    is "exhaustive", then exchanges keys until none helps, from several starts (all, of few keys).
+    `refit` gives the keys biases and values of their own, as `AttentionMatching` does.
     """
 
     def __init__(self, r: int, refit: bool = False, search: str = "default") -> None:
         super().__init__(r)
         self.refit = self.refits = refit
-        self.search = check_choice(("fast", "default", "best"), search=search)
+        self.search = check_choice(("fast", "default", "exhaustive", "best"), search=search)
 
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
         self.check(seen)
-        rows = Rows.of(seen)
-        others = torch.stack([_mask(method.keep(seen), rows) for method in self._others(seen)])
-        elements = IN_CACHE if rows.value.device.type == "cpu" else rows.log_weights.numel()
-        sizes = [len(part.value) for part in rows.split(elements)]
-        parts = zip(rows.split(elements), others.split(sizes, dim=1), strict=True)
-        found = torch.cat([self._best(part, starts) for part, starts in parts])
-        indices = found.nonzero()[:, 1].view(*seen.batch, self.r)
-        kept = self.kept(seen, indices)
+        counts = torch.full(seen.batch, self.r, device=seen.key.device)
+        return self._kept(seen, Rows.of(seen), counts)
+
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        """Orders keys by elimination, with costs after W_o in parts of the layer's output."""
+        self.check(seen)
+        rows = Rows.of(seen, projected=True)
+        least = int(rows.protected.sum(dim=-1).min())
+        found = [self._measured(part, others, least) for part, others in self._parts(seen, rows)]
+        keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
+        norm = seen.squared_layer_output()
+        return Order(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)))
+
+    @torch.no_grad()
+    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        return self._kept(seen, Rows.of(seen, projected=True), counts, order)
+
+    def _kept(
+        self,
+        seen: Observed,
+        rows: Rows,
+        counts: Int[Tensor, " *batch"],
+        order: Order | None = None,
+    ) -> KeptKeys:
+        """Keeps the best of the searched sets of these sizes and those of the scoring methods."""
+        keys, found, first = None if order is None else order.keys.reshape(-1, seen.keys), [], 0
+        for part, others in self._parts(seen, rows):
+            own = slice(first, first := first + len(part.available))
+            wanted = counts.flatten()[own]
+            start = self._searched(part, others, self.r)[0] if keys is None else keys[own]
+            found.append(self._best(part, torch.cat([start[None], others]), wanted))
+        kept = self.kept_of(seen, torch.cat(found).view(*seen.batch, -1))
         return refitted(seen, kept) if self.refit else kept
 
-    def _others(self, seen: Observed) -> list[CacheMethod]:
-        """Lists the scoring methods, whose sets are starts or stand where they are better."""
-        ours = (m for m in CacheMethod.__subclasses__() if m.__module__.startswith(PACKAGE))
-        methods = chain.from_iterable(method.starts(self.r) for method in ours)
-        return [one for one in methods if not one.kernels or isinstance(seen.kernel, one.kernels)]
+    def _parts(self, seen: Observed, rows: Rows) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
+        """Cuts the caches into parts that are searched at once, with the orders of `STARTS`."""
+        methods = [build(self.r) for build in STARTS]
+        allowed = [m for m in methods if not m.kernels or isinstance(seen.kernel, m.kernels)]
+        orders = torch.stack(
+            [m.ranked(seen, m.scores(seen), seen.keys).reshape(-1, seen.keys) for m in allowed]
+        )
+        elements = rows.log_weights.numel()
+        if rows.value.device.type == "cpu":
+            elements = AT_ONCE if self.search == "default" else IN_CACHE
+        parts = list(rows.split(elements))
+        sizes = [len(part.available) for part in parts]
+        return zip(parts, orders.split(sizes, dim=1), strict=True)
 
-    def _best(self, rows: Rows, others: Bool[Tensor, "S B M"]) -> Bool[Tensor, "B M"]:
-        """Searches, and takes the set that leaves the least error."""
-        search = eliminate_by_shares if self.search == "fast" else eliminate
-        starts = [search(rows, self.r), *others]
-        free = self.r - int(rows.protected.sum(dim=-1).min())
-        if free == 1 or self.search == "best":
-            starts.append(extend(rows, self.r))
+    def _searched(
+        self, rows: Rows, others: Int[Tensor, "S B M"], least: int
+    ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B K"]]:
+        """Orders the keys by the search, down to `least`, with the costs of the K searched."""
+        every = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
+        if self.search == "fast":
+            return eliminate_by_shares(rows, every, least)
+        count = PRESELECTED * self.r
+        if self.search != "default" or count >= others.shape[-1]:
+            share = SHARE if self.search == "default" else 0.0
+            return eliminate(rows, every, least, share=share)
+        places = torch.empty_like(others[: len(RANKINGS)])
+        places.scatter_(-1, others[: len(RANKINGS)], every.expand_as(places).contiguous())
+        union = places.amin(dim=0).argsort(dim=-1, stable=True)
+        first = union[:, :count].sort(dim=-1).values
+        keys, costs = eliminate(rows, first, least, share=SHARE)
+        return torch.cat([keys, union[:, count:]], dim=-1), costs
+
+    def _measured(
+        self, rows: Rows, others: Int[Tensor, "S B M"], least: int
+    ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B M"]]:
+        """Orders the keys by the search, with the cost of each."""
+        keys, costs = self._searched(rows, others, least)
+        behind = measured_in_order(rows, keys, costs.shape[-1])
+        return keys, torch.cat([costs, behind], dim=-1)
+
+    def _best(
+        self, rows: Rows, orders: Int[Tensor, "S B M"], counts: Int[Tensor, " B"]
+    ) -> Bool[Tensor, "B M"]:
+        """Returns the set of the first keys of any order, or a better one, of the least error."""
+        starts = [first_of(keys, counts) for keys in orders]
+        free = counts - rows.protected.sum(dim=-1)
+        if (free == 1).any() or self.search == "best":
+            starts.append(extend(rows, counts))
         sets = torch.stack(starts)
         errors = torch.stack([rows.error(start) for start in starts])
         if self.search == "best":
@@ -90,11 +176,7 @@ class ValueAware(CacheMethod):
 
         Of `search` "default", without a refit; the others' scores are not counted.
         """
-        drops = keys - min(self.r, keys)
-        pairs = rows * drops * (keys + self.r) / 2
+        searched = min(keys, PRESELECTED * self.r)
+        drops = searched - min(self.r, searched)
+        pairs = rows * drops * (searched + self.r) / 2
         return rows * keys * (head_dim + 2 * value_dim) + 9 * pairs
-
-
-def _mask(kept: KeptKeys, rows: Rows) -> Bool[Tensor, "B M"]:
-    indices = kept.indices.reshape(len(rows.available), -1)
-    return torch.zeros_like(rows.available).scatter(-1, indices, value=True)

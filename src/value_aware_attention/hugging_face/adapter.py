@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from value_aware_attention.approximations import Exact
 from value_aware_attention.arguments import described
 from value_aware_attention.hugging_face.cache_layers import (
-    Repeats,
+    FirstReadings,
     SharedKeys,
     repeated,
     rotary_of,
@@ -29,6 +29,7 @@ from value_aware_attention.hugging_face.layers import (
     check_method,
     check_methods,
     check_model,
+    check_pooled,
     chosen_layers,
     cross_attention_layers,
     layer_kernel,
@@ -85,24 +86,25 @@ def replace_attention(
     check_model(model)
     if kernel is not None:
         check_kernel(kernel)
+    numbers = chosen_layers(model, layers)
     methods: dict[nn.Module, Any] = {
-        module: _method(approximation, number)
-        for module, number in chosen_layers(model, layers).items()
+        module: _method(approximation, number) for module, number in numbers.items()
     }
     check_methods(model, methods)
     check_heads(heads, getattr(model.config, "num_attention_heads", None))
+    check_pooled(list(methods.values()), len(attention_layers(model)), heads)
     every = [*attention_layers(model), *cross_attention_layers(model)]
     others: dict[nn.Module, Any] = dict.fromkeys(every, Exact())
-    repeats = Repeats(methods.values())
+    first = FirstReadings(methods.values())
     shared = {
-        layer: SharedKeys(method, layer, rotary_of(model), repeats)
+        layer: SharedKeys(method, layer, numbers[layer], rotary_of(model), first)
         for layer, method in methods.items()
         if getattr(method, "shares_keys", False)
     }
     name = f"{OWN}_{uuid.uuid4().hex}"
     with ExitStack() as restored:
         _register(name, partial(_attend, others | methods | shared, kernel, heads))
-        restored.enter_context(repeats.before_each_call(model))
+        restored.enter_context(first.before_each_call(model))
         restored.callback(_unregister, name)
         restored.callback(_close, _opened(model, name))
         for handle in _hooks(model):

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import kl_div
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -19,6 +20,7 @@ from value_aware_attention.layer import Layer, Rotary
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""
+TENSORS = ("query", "key", "value")
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,70 +84,140 @@ def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
     )
 
 
-class Repeats:
-    """Records each layer's queries, keys and values while the model reads its prefix once more."""
+class FirstReadings:
+    """Lets a model read its text before each call, where a method must know more than one layer.
+
+    A method that observes "repeat" is given each layer's queries, keys and values of the prefix
+    read once more; one that pools keys over the model is given the calls of all layers together,
+    and may be compared with equal budgets on the prefix read once more.
+    """
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
+        methods = list(methods)
         found = [method for method in methods if getattr(method, "observed", None) == "repeat"]
         prefixes: set[Any] = {getattr(method, "prefix", None) for method in found}
         if len(prefixes) > 1:
             raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
         self.prefix: int | None = next(iter(prefixes), None)
-        self.is_recording = False
-        self.recorded: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
+        pools = (m for m in methods if getattr(m, "pool", None) in ("model", "checked"))
+        self.pooled: Any = next(pools, None)
+        self.is_reading = self.is_checking = False
+        self.calls: dict[nn.Module, dict[str, Any]] = {}
+        self.repeated: dict[nn.Module, Any] = {}
+        self.kept: dict[nn.Module, Any] = {}
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
-        """Lets the model read its prefix twice before every call, where a method asks for it."""
-        if self.prefix is None:
+        """Lets the model read before every call, where a method asks for it."""
+        if self.prefix is None and self.pooled is None:
             yield
             return
-        before = model.register_forward_pre_hook(self._read_again, with_kwargs=True)
+        before = model.register_forward_pre_hook(self._read_first, with_kwargs=True)
         after = model.register_forward_hook(self._forget)
         try:
             yield
         finally:
             before.remove()
             after.remove()
-            self.recorded.clear()
+            self._forget()
 
-    def _read_again(
+    def _read_first(
         self, model: PreTrainedModel, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        if self.is_recording:
+        if self.is_reading or self.is_checking:
             return
         given = signature(model.forward).bind_partial(*inputs, **options).arguments
-        if given.get("input_ids") is None:
-            raise ValueError("observed is 'repeat'; the model must be given input_ids")
-        names = ("input_ids", "attention_mask", "position_ids")
-        twice = {x: self._twice(model, given[x]) for x in names if given.get(x) is not None}
-        if "position_ids" in twice:
-            assert self.prefix is not None
-            twice["position_ids"][:, self.prefix :] += self.prefix
-        self.is_recording = True
+        if self.prefix is not None:
+            self._read(model, self._repeating(model, given, self.prefix))
+            self.repeated = {
+                module: tuple(call[name][..., self.prefix :, :] for name in TENSORS)
+                for module, call in self.calls.items()
+            }
+        if self.pooled is not None:
+            self._read(model, given)
+            for module, repeated in self.repeated.items():
+                call = self.calls[module]
+                call["layer"] = replace(call["layer"], repeated=repeated)
+            kept = self.pooled.alternatives(self.calls.values())
+            layers = list(self.calls)
+            if len(kept) > 1:
+                kept = [self._nearer(model, given, layers, *kept)]
+            self.kept = dict(zip(layers, kept[0], strict=True))
+        self.calls.clear()
+
+    @torch.no_grad()
+    def _nearer(
+        self, model: PreTrainedModel, given: dict[str, Any], layers: list[nn.Module],
+        first: list[Any], second: list[Any],
+    ) -> list[Any]:  # fmt: skip
+        """Takes, in each text, the sets with which the model's outputs over the prefix read once
+        more are nearer to its exact ones."""
+        twice = self._repeating(model, given, self.pooled.prefix)
+        exact, far = self._read(model, twice)[:, self.pooled.prefix :], []
+        self.is_checking = True
+        try:
+            for kept in (first, second):
+                self.kept = dict(zip(layers, kept, strict=True))
+                output = model(**twice)[0][:, self.pooled.prefix :]
+                far.append(_divergence(output, exact, twice.get("attention_mask")))
+        finally:
+            self.is_checking = False
+        mine = far[0] < far[1]
+        return [one.where(mine, other) for one, other in zip(first, second, strict=True)]
+
+    def _read(self, model: PreTrainedModel, given: dict[str, Any]) -> Tensor:
+        """Records the calls of all layers while they attend exactly; returns the output."""
+        self.calls.clear()
+        self.is_reading = True
         try:
             with torch.no_grad():
-                model(**twice, use_cache=False)
+                output: Tensor = model(**given)[0]
         finally:
-            self.is_recording = False
+            self.is_reading = False
+        return output
 
     def _forget(self, *_: Any) -> None:
-        """Keeps nothing for a call of a part of the model, which reads nothing again."""
-        if not self.is_recording:
-            self.recorded.clear()
+        """Keeps nothing for a call of a part of the model, before which nothing is read."""
+        if not (self.is_reading or self.is_checking):
+            self.repeated.clear()
+            self.kept.clear()
 
-    def _twice(self, model: PreTrainedModel, x: Int[Tensor, "B N"]) -> Int[Tensor, "B T"]:
-        """Appends the prefix to itself, cut to the positions that the model has."""
-        assert self.prefix is not None
-        if x.ndim != 2 or x.shape[1] < self.prefix:
-            raise ValueError(f"prefix is {self.prefix}; the text has shape {tuple(x.shape)}")
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        again = self.prefix if limit is None else min(self.prefix, limit - self.prefix)
-        if again < 1:
-            raise ValueError(
-                f"prefix is {self.prefix}; the model has {limit} positions, none to repeat it at"
-            )
-        return torch.cat([x[:, : self.prefix], x[:, :again]], dim=1)
+    def _repeating(
+        self, model: PreTrainedModel, given: dict[str, Any], prefix: int
+    ) -> dict[str, Any]:
+        """Returns the inputs of a pass over the prefix and over it once more."""
+        if given.get("input_ids") is None:
+            raise ValueError("a prefix is read once more; the model must be given input_ids")
+        names = ("input_ids", "attention_mask", "position_ids")
+        twice = {x: _twice(model, given[x], prefix) for x in names if given.get(x) is not None}
+        if "position_ids" in twice:
+            twice["position_ids"][:, prefix:] += prefix
+        return twice | {"use_cache": False}
+
+
+def _twice(model: PreTrainedModel, x: Int[Tensor, "B N"], prefix: int) -> Int[Tensor, "B T"]:
+    """Appends the prefix to itself, cut to the positions that the model has."""
+    if x.ndim != 2 or x.shape[1] < prefix:
+        raise ValueError(f"prefix is {prefix}; the text has shape {tuple(x.shape)}")
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    again = prefix if limit is None else min(prefix, limit - prefix)
+    if again < 1:
+        raise ValueError(
+            f"prefix is {prefix}; the model has {limit} positions, none to repeat it at"
+        )
+    return torch.cat([x[:, :prefix], x[:, :again]], dim=1)
+
+
+def _divergence(
+    output: Float[Tensor, "B N E"], exact: Float[Tensor, "B N E"], mask: Int[Tensor, "B T"] | None
+) -> Float[Tensor, " B"]:
+    """Computes KL(exact || output) over the tokens of each text that are not padding.
+
+    Hidden states, of a model without a head, count as logits.
+    """
+    here, there = (x.float().log_softmax(dim=-1) for x in (output, exact))
+    found = kl_div(here, there, reduction="none", log_target=True).sum(dim=-1)
+    return (found if mask is None else found * mask[:, -found.shape[1] :]).sum(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -154,8 +226,9 @@ class SharedKeys:
 
     method: nn.Module
     module: nn.Module
+    number: int
     rotary: Rotary | None
-    repeats: Repeats
+    first: FirstReadings
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Collection[int] | None,
@@ -167,21 +240,22 @@ class SharedKeys:
         """
         groups = self._groups(query, key, value)
         exact = partial(Exact(), query, *repeated(query, key, value), **options)
-        if self.repeats.is_recording:
-            prefix = self.repeats.prefix
-            later = (x[..., prefix:, :] for x in _grouped(groups, query, key, value))
-            self.repeats.recorded[self.module] = tuple(later)  # type: ignore[assignment]
-            return exact()
         if (mask := options["attn_mask"]) is not None and mask.ndim > 3:
             alike = mask.shape[1] == 1
             options["attn_mask"] = mask[:, None] if alike else mask.unflatten(1, groups)
         layer = Layer(
+            number=self.number,
             projection=output_projection(self.module, groups, value.shape[-1]),
             rotary=self.rotary,
-            repeated=self.repeats.recorded.get(self.module),
+            repeated=self.first.repeated.get(self.module),
+            kept=self.first.kept.get(self.module),
         )
-        inputs = _grouped(groups, query, key, value)
-        output: Tensor = self.method(*inputs, layer=layer, **options).flatten(1, 2)
+        inputs = query.unflatten(1, groups), key[:, :, None], value[:, :, None]
+        call = dict(zip(TENSORS, inputs, strict=True)) | options | {"layer": layer}
+        if self.first.is_reading:
+            self.first.calls[self.module] = call
+            return exact()
+        output: Tensor = self.method(**call).flatten(1, 2)
         if heads is None:
             return output
         chosen = torch.tensor(sorted(set(heads)), dtype=torch.long, device=output.device)
@@ -197,10 +271,3 @@ class SharedKeys:
                 f"of keys the last two must be equal and divide the first"
             )
         return keys, heads // keys
-
-
-def _grouped(
-    groups: tuple[int, int], query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns query (B, heads, G, N, D), key and value (B, heads, 1, M, .)."""
-    return query.unflatten(1, groups), key[:, :, None], value[:, :, None]

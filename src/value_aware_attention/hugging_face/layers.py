@@ -1,6 +1,6 @@
 """Finds the attention modules of a model, and refuses options that methods cannot honour."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import unwrap
 from typing import Any
 
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from value_aware_attention.arguments import check_integers, described
-from value_aware_attention.caches import CacheMethod
 from value_aware_attention.kernels import Exponential, Kernel
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -129,7 +128,7 @@ def check_model(model: nn.Module) -> None:
 def check_method(**arguments: object) -> nn.Module:
     """Returns the one argument given, if it is a module that can be attention; else ValueError."""
     ((name, given),) = arguments.items()
-    if isinstance(given, CacheMethod):
+    if callable(getattr(given, "keep", None)):  # of `caches`, which imports this package
         method = type(given).__name__
         raise ValueError(
             f"{name} is the cache method {method}; it must be an approximation, such as "
@@ -153,6 +152,30 @@ def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> N
                 f"{type(method).__name__} does not support causal attention (its choice of keys "
                 f"would leak the future), and {type(model).__name__} is causal"
             )
+
+
+def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
+    """Raises ValueError where heads that share a number of keys are not those of one method."""
+    pools = [getattr(method, "pool", None) for method in methods]
+    if set(pools) == {None}:
+        return
+    if heads is not None:
+        raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
+    for pool in pools:
+        if (profiled := getattr(pool, "layers", layers)) != layers:
+            raise ValueError(f"the profile is of {profiled} layers; the model has {layers}")
+    of_model = [pool for pool in pools if pool in ("model", "checked")]
+    if not of_model:
+        return
+    if len(methods) < layers:
+        raise ValueError(
+            f"pool is {of_model[0]!r} and {len(methods)} of {layers} layers are replaced; all "
+            f"layers share the keys kept"
+        )
+    if any(method is not methods[0] for method in methods):
+        raise ValueError(
+            f"pool is {of_model[0]!r} and layers have methods of their own; give one to all"
+        )
 
 
 def check_heads(heads: Collection[int] | None, available: int | None) -> None:

@@ -20,6 +20,10 @@ class CacheCell:
     rows: int
     """Observed queries of each head, at most; 0 where the method looks at none"""
     r: int
+    """Keys that a head keeps, on average"""
+    pool: str
+    """The heads that share their keys, "layer" or "model", or the profile that gave each its
+    number; empty: every head keeps r"""
     joint: bool
     """True: chosen by the error that the whole set leaves; False: by scores of single keys."""
     refits: bool
@@ -28,6 +32,8 @@ class CacheCell:
     """Mean over layers of sum ||o - o~||^2 / sum ||o||^2, over units, heads and served queries of
     the exact model"""
     by_layer: tuple[float, ...]
+    keys: tuple[tuple[float, ...], ...]
+    """Mean number of keys kept, by layer and key-value head; empty where every head keeps r"""
     ends: Mapping[str, Estimate]
     """End metrics with the method in all layers, by name"""
     by_unit: Mapping[str, tuple[float, ...]]
@@ -67,7 +73,7 @@ class CacheGaps:
 class CacheRecord(JsonRecord):
     """Cache methods measured on one model and task."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     made_by: ClassVar[str] = "make caches"
     model: str
     task: str

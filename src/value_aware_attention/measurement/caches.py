@@ -20,16 +20,20 @@ from value_aware_attention.caches import (
     AfterPrefix,
     AttentionMatching,
     CacheMethod,
+    CacheProfile,
+    KeptKeys,
     Observed,
     Recent,
     ValueAware,
 )
+from value_aware_attention.caches.method import Given
 from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel, replace_attention
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
 from value_aware_attention.measurement.layers import POOLS
 from value_aware_attention.measurement.record import Estimate, estimate
-from value_aware_attention.measurement.recorded import ExactRows, recording
+from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.task import Task, Text, joined
 from value_aware_attention.measurement.windows import vocabulary_size
@@ -118,6 +122,8 @@ class CacheSetting:
     observed: str
     r: int
     after: AfterPrefix
+    pool: str = ""
+    """The heads that share their keys, or a profile's name; empty: every head keeps r"""
     gaps: bool = False
     """True: its four gaps are measured, by layer and head."""
 
@@ -136,6 +142,8 @@ def cache_settings(
     gaps_of: Sequence[str] = (),
     only: Mapping[str, Sequence[str]] | None = None,
     after: Mapping[str, Mapping[str, float]] | None = None,
+    pools: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+    profiles: Mapping[str, CacheProfile] | None = None,
     **options: Any,
 ) -> list[CacheSetting]:
     """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s.
@@ -143,19 +151,24 @@ def cache_settings(
     A way is what `AfterPrefix` observes, with a number of rows where it has one of its own: "last
     32". `only` gives methods other ways, of which those are measured whose word is in `observed`;
     `after` gives methods options of their own, where a float is a share of r. A method that chooses
-    alike whatever the queries is listed once, as observing "nothing".
+    alike whatever the queries is listed once, as observing "nothing". `pools` adds a method with
+    other budgets, "layer", "model" or the name of one of `profiles`, each with its ways.
     """
     found, words = [], {look.split()[0] for look in observed}
     for r, (name, build) in product(sizes, methods.items()):
         method, own = build(r), (after or {}).get(name, {})
         given = {key: round(x * r) if isinstance(x, float) else x for key, x in own.items()}
-        looks = [one for one in (only or {}).get(name, observed) if one.split()[0] in words]
-        for look in looks if method.observes else looks[:1]:
-            word, _, rows = look.partition(" ")
-            way = {"observed": word, **({"rows": int(rows)} if rows else {})}
-            label = word if method.observes else "nothing"
-            placed = AfterPrefix(method, **options | given | way)
-            found.append(CacheSetting(name, label, r, placed, gaps=name in gaps_of))
+        every = {"": (only or {}).get(name, observed)} | dict((pools or {}).get(name, {}))
+        for pool, ways in every.items():
+            looks = [one for one in ways if one.split()[0] in words]
+            budget = {"pool": (profiles or {}).get(pool, pool)} if pool else {}
+            for look in looks if method.observes else looks[:1]:
+                word, _, rows = look.partition(" ")
+                way = {"observed": word, **({"rows": int(rows)} if rows else {})}
+                label = word if method.observes else "nothing"
+                placed = AfterPrefix(method, **options | given | way | budget)
+                gaps = name in gaps_of and not pool
+                found.append(CacheSetting(name, label, r, placed, pool, gaps))
     return found
 
 
@@ -234,6 +247,8 @@ class _Part:
     ends: Mapping[str, Array]
     """By name (units)"""
     exact: Mapping[str, Array]
+    keys: Array
+    """Keys kept (units, layers, heads)"""
     seconds: Array
     """Time of a choice (parts)"""
     prefill: Array
@@ -246,11 +261,13 @@ class _Part:
         numbers = {"error": relative.mean(axis=1), **self.ends}
         return CacheCell(
             **setting.named,
+            pool=setting.pool,
             joint=isinstance(setting.after.method, ValueAware),
             refits=setting.after.method.refits,
             # each layer's ratio of sums, linearised: its norms are a sample too
             error=_mean((by_layer + relative - by_layer * norm).mean(axis=1)),
             by_layer=tuple(map(float, by_layer)),
+            keys=tuple(map(tuple, self.keys.mean(axis=0).tolist())) if setting.pool else (),
             ends=_estimates(self.ends),
             by_unit={name: tuple(units.tolist()) for name, units in numbers.items()},
             multiply_adds=self.multiply_adds,
@@ -319,22 +336,49 @@ class _ExactPart:
     def measured(self, setting: CacheSetting) -> _Part:
         """Measures one setting."""
         after = setting.after
-        with replace_attention(self.task.model, after):
+        begun = perf_counter()
+        kept = self._chosen(after)
+        seconds = perf_counter() - begun
+        served = [after] * len(kept)
+        # the choices of an encoder's layers, and those of a growing cache, are not all made here
+        if after.every is None and (after.prefix is not None or after.pool == "model"):
+            once = after.like(after.method, sinks=0, recent=0, pool=None)
+            served = [once.like(Given(one)) for one in kept]
+        with replace_attention(self.task.model, served.__getitem__):
             output = _output(self.task, self.text)
-        errors = {"method": self._errors(after)}
+        pairs = zip(self.measured_on, served, strict=True)
+        errors = {"method": _stacked([each.squared_error(one) for each, one in pairs])}
         if setting.gaps:
             errors |= self._references(setting)
-        seconds, prefill, counted = self._choice(after)
+        used = [one.log_weight.isfinite().sum(dim=-1) for one in kept]
+        keys = _stacked([counts.double().flatten(1) for counts in used])
         return _Part(
             seeds=np.full(len(output), self.text.seed),
             norm=_stacked([each.squared_norm() for each in self.measured_on]),
             errors=errors,
             ends=self.ends(output),
             exact=self.exact,
-            seconds=np.array([seconds]),
-            prefill=np.array([prefill]),
-            multiply_adds=counted,
+            keys=keys,
+            seconds=np.array([seconds / keys.size]),
+            prefill=np.array([self.prefill_seconds(after)]),
+            multiply_adds=self.multiply_adds(after),
         )
+
+    def _chosen(self, after: AfterPrefix) -> list[KeptKeys]:
+        """Chooses keys of all layers on the exact model's calls."""
+        if after.pool != "checked":
+            calls = [each.call for each in self.measured_on]
+            return after.choose([call.arguments() | {"layer": call.layer} for call in calls])
+        found: list[KeptKeys] = []
+
+        def record(_: Any, __: Any, options: dict[str, Any]) -> None:
+            found.append(options["layer"].kept)
+
+        handle = after.register_forward_pre_hook(record, with_kwargs=True)
+        with replace_attention(self.task.model, after):
+            _output(self.task, self.text)
+        handle.remove()
+        return found[-len(self.measured_on) :]
 
     def ends(self, output: Tensor) -> dict[str, Array]:
         """Computes end metrics by unit: the distance from the exact model's output, and others."""
@@ -374,24 +418,21 @@ class _ExactPart:
     def _errors(self, after: AfterPrefix) -> Array:
         return _stacked([each.squared_error(after) for each in self.measured_on])
 
-    def _choice(self, after: AfterPrefix) -> tuple[float, float, float]:
-        """Times one choice in the middle layer, and exact attention over the keys chosen from.
-
-        Seconds by key-value head; the third number counts the multiply-adds of the choice.
-        """
+    def prefill_seconds(self, after: AfterPrefix) -> float:
+        """Times exact attention of a middle layer over the keys chosen from, by key-value head."""
         call = self.measured_on[len(self.measured_on) // 2].call
-        seen = after.observe(**call.arguments(), layer=call.layer)
-        every = (call.query, call.key, call.value)
-        read = [x.expand(*call.batch, -1, -1)[..., : seen.keys, :].flatten(1, -3) for x in every]
+        every = [x.expand(*call.batch, -1, -1) for x in (call.query, call.key, call.value)]
+        read = [x[..., : after.prefix, :].flatten(1, -3) for x in every]
         begun = perf_counter()
-        after.method.keep(seen)
-        chosen = perf_counter()
         attention(*read, kernel=call.kernel, is_causal=after.prefix is not None)
-        prefill, heads = perf_counter() - chosen, seen.batch.numel()
-        rows = seen.query.shape[-2] * seen.query.shape[-3]
-        sizes = rows, seen.keys, seen.key.shape[-1], seen.value.shape[-1]
-        counted = after.method.multiply_adds(*sizes)
-        return (chosen - begun) / heads, prefill / heads, counted
+        return (perf_counter() - begun) / call.key.shape[:2].numel()
+
+    def multiply_adds(self, after: AfterPrefix) -> float:
+        """Counts the multiply-adds of a choice for a key-value head."""
+        call = self.measured_on[0].call
+        rows = call.query.shape[2] * min(after.rows, after.prefix or call.keys)
+        sizes = rows, after.prefix or call.keys, call.key.shape[-1], call.value.shape[-1]
+        return after.method.multiply_adds(*sizes)
 
 
 def _output(task: Task, text: Text) -> Tensor:

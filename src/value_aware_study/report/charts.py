@@ -25,6 +25,10 @@ JOINED = 3
 STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
 POWER = "'1e' + round(log(datum.value) / LN10)"
 """Labels powers of ten in one form: 1e-4, 1e0, 1e2."""
+BRIGHT = 0.55
+"""Share of the scale of colours from which text on a cell is black."""
+LABELLED_HEADS = 16
+"""Most heads whose cells carry their numbers."""
 Drawn = list[alt.Chart]
 
 
@@ -264,3 +268,34 @@ def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -
 def toggled(layers: Sequence[alt.Chart], step: int = 24, title: str = "") -> Panel:
     """Joins layers of bars or dots into one panel, `step` pixels a row, with a toggling legend."""
     return figure(layers, title, max(layer.data["name"].nunique() for layer in layers) * step)
+
+
+def heat_map(frame: pd.DataFrame, title: str, among: pd.Series) -> Panel:
+    """Draws layers by heads, `value` as a colour with its `text`; `among` are all of one scale.
+
+    The smallest percent of these has one colour.
+    """
+    heads = int(frame["head"].max()) + 1
+    first = max(float(among.quantile(0.01)), 1e-6)
+    last = max(float(among.max()), first * 1.01)
+    scale = alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True)
+    tooltip: list[Any] = ["layer:O", "head:O", alt.Tooltip("value:Q", format=".3~g")]
+    if known(frame, ENDS):
+        tooltip += [alt.Tooltip(f"{end}:Q", format=".3~g") for end in ENDS]
+    columns = ["layer", "head", "value", "text", *known(frame, ENDS)]
+    places = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
+    base = alt.Chart(frame[columns]).encode(
+        x=alt.X("head:O", title="head", axis=places),
+        y=alt.Y("layer:O", title="layer", axis=places),
+        tooltip=tooltip,
+    )
+    cells = [base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=None))]
+    if heads <= LABELLED_HEADS:
+        bright = f"log(datum.value / {first}) > {BRIGHT} * log({last} / {first})"
+        black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))
+        without = "!isValid(datum.value)"  # a cell without a number is not filled
+        ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)
+        size = alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")
+        cells.append(base.mark_text(fontSize=size).encode(text="text:N", color=ink))
+    height = 26 * frame["layer"].nunique()
+    return alt.layer(*cells, title=title).properties(width="container", height=height)

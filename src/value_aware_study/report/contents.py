@@ -14,6 +14,7 @@ from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
     benchmark,
     benchmark_claims,
+    budgets,
     caches,
     claims,
     every_r,
@@ -159,6 +160,9 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
     records = caches.in_order(records)
     firsts = [one for one in records if not caches.is_again(one)] or records
     found = [
+        budgets.by_memory(firsts),
+        budgets.gains(records),
+        budgets.keys_by_head(firsts),
         caches.by_text(firsts),
         caches.answers(records),
         caches.gain(records),

@@ -70,3 +70,15 @@ def test_recall_comes_first_and_a_further_training_has_no_panel(tables: dict[str
     (methods,) = (table for name, table in tables.items() if name.startswith("cache_methods"))
     assert [name.split(":")[0] for name in methods.display.columns[2:]] == ["recall", "copying"]
     assert tables["cache_agreement"].data["texts"].tolist() == ["recall", "copying"]
+
+
+def test_a_budget_is_compared_with_equal_ones_of_the_same_method_and_queries() -> None:
+    tables = {one.name: one.table for one in cache_section([cache_record()]).exhibits if one.table}
+    gain = tables["cache_budgets"].data.squeeze()
+    assert (gain["method"], gain["observed"], gain["budget"]) == ("value_aware", "repeat", "model")
+    assert (gain["distance"], gain["error"]) == (0.5, 0.5)
+    assert tables["cache_keys"].display["keys"].tolist() == ["3", "13"]
+    series = tables["cache_memory"].data.set_index("series")["value"]
+    assert series.to_dict() == {"value-aware": 0.08, "value-aware, one budget": 0.04}
+    cells = tables["cache_cells"].data
+    assert set(cells["budget"]) == {"equal", "model"}

@@ -58,6 +58,16 @@ OWN = {
     "nats_to_bayes": "nats above Bayes",
 }
 """End metrics of the tasks, with their titles."""
+BUDGETS = {
+    "": "",
+    "layer": ", a budget a layer",
+    "model": ", one budget",
+    "checked": ", one budget where it helps",
+    "by_layer": ", profiled by layer",
+    "by_head": ", profiled by head",
+    "by_layer_refitted": ", profiled by layer",
+}
+"""The budgets of a method, as its label says them"""
 EXACT = "exact model"
 SCORES = "value-aware / best score"
 GAPS = ("criterion", "information", "sharing", "weights")
@@ -98,6 +108,11 @@ def label(method: str) -> str:
     return card.label if card else method
 
 
+def named(cell: CacheCell) -> str:
+    """Names a cell's method with its budget: "value-aware, one budget"."""
+    return label(cell.method) + BUDGETS.get(cell.pool, f", {cell.pool}")
+
+
 def distance(cell: CacheCell) -> Estimate:
     """Returns the cell's distance from the exact model's output."""
     return next(cell.ends[name] for name in END if name in cell.ends)
@@ -119,14 +134,18 @@ def is_again(record: CacheRecord) -> bool:
 
 
 def by_text(records: Sequence[CacheRecord]) -> list[Exhibit]:
-    """Lists one table a share of keys: methods by texts."""
-    parts = sorted({keys_of(r) // cell.r for r in records for cell in r.cells}, reverse=True)
-    return [_of_part(records, part) for part in parts]
+    """Lists one table a share of keys: methods by texts.
+
+    Sizes at which every method observes repeated queries are those of the figure of budgets alone.
+    """
+    cells = [(keys_of(record), cell) for record in records for cell in record.cells]
+    parts = {keys // cell.r for keys, cell in cells if cell.observed != "repeat"}
+    return [_of_part(records, part) for part in sorted(parts, reverse=True)]
 
 
 def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
     found = {
-        (cell.method, shown(cell), record.task): cell
+        (named(cell), shown(cell), record.task): cell
         for record in records
         for cell in record.cells
         if keys_of(record) // cell.r == part
@@ -135,7 +154,7 @@ def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
     rows = list(dict.fromkeys((method, observed) for method, observed, _ in found))
     rows.sort(key=lambda row: row[1] == ORACLE)
     data = pd.DataFrame(rows, columns=["method", "observed"])
-    display = data.assign(method=data["method"].map(label))
+    display = data.copy()
     for task in tasks:
         cells = [found.get((*row, task)) for row in rows]
         data[f"{task} error"] = [cell.error.value if cell else None for cell in cells]
@@ -158,7 +177,7 @@ def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
 def _panel(record: CacheRecord, part: int) -> Panel:
     """Draws every method's error on one model and its texts, a mark a way to observe."""
     frame = pd.DataFrame(
-        {"name": label(cell.method), "series": shown(cell), "value": cell.error.value,
+        {"name": named(cell), "series": shown(cell), "value": cell.error.value,
          "low": cell.error.low, "high": cell.error.high}
         for cell in record.cells if keys_of(record) // cell.r == part
     )  # fmt: skip
@@ -204,7 +223,7 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
         if end in record.exact
         for name, look, one in [
             (EXACT, "", record.exact[end]),
-            *((label(cell.method), shown(cell), cell.ends[end])
+            *((named(cell), shown(cell), cell.ends[end])
               for cell in record.cells if cell.r == r),
         ]
     ]  # fmt: skip
@@ -239,15 +258,15 @@ def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
     """Shows every measurement of every method, with its interval and the cost of choosing."""
     rows = [
         {"texts": record.task, "keys": keys_of(record), "r": cell.r, "method": cell.method,
-         "observed": shown(cell), "measure": name, "value": one.value, "low": one.low,
-         "high": one.high, **_of_draws(record, cell, name),
+         "budget": cell.pool or "equal", "observed": shown(cell), "measure": name,
+         "value": one.value, "low": one.low, "high": one.high, **_of_draws(record, cell, name),
          "multiply-adds": cell.multiply_adds, "seconds": cell.seconds,
          "prefills": cell.seconds / record.prefill_seconds}
         for record in records
         for cell in record.cells
         for name, one in {"error": cell.error, **cell.ends}.items()
     ]  # fmt: skip
-    head = ["texts", "keys", "r", "method", "observed", "measure"]
+    head = ["texts", "keys", "r", "method", "budget", "observed", "measure"]
     data = with_range(pd.DataFrame(rows), head, "value")
     display = data[head].astype(str)
     display["method"] = display["method"].map(label)
@@ -365,12 +384,12 @@ def _comparison(
     data = data.sort_values("compared", key=lambda one: one.map(order.index), kind="stable")
     head = [*(SAME[:1] if len(order) > 1 else []), "texts", "one key of", "r", "observed"]
     display = data[head].astype(str)
-    display["error"] = _ratios(data, "error")
+    display["error"] = ratios(data, "error")
     if RANGE[0] in data:
         display["over trainings"] = intervals(data, 2, ends=RANGE)
-    display["KL (encoder: 1 − cos)"] = _ratios(data, "distance")
+    display["KL (encoder: 1 − cos)"] = ratios(data, "distance")
     display["best"] = data["below"].map(label)
-    display["error, over the best of any queries"] = _ratios(data, "any error")
+    display["error, over the best of any queries"] = ratios(data, "any error")
     named = zip(data["any below"].map(label), data["any observed"], strict=True)
     display["best of any queries"] = [f"{method} ({look})" for method, look in named]
     display["choice, in prefills"] = [number(one, 0) for one in data["prefills"]]
@@ -395,7 +414,7 @@ def _comparison(
     )
 
 
-def _ratios(data: pd.DataFrame, name: str) -> list[str]:
+def ratios(data: pd.DataFrame, name: str) -> list[str]:
     return _texts(data, name, f"{name} low", f"{name} high")
 
 
@@ -407,7 +426,10 @@ def _texts(data: pd.DataFrame, value: str, low: str, high: str, digits: int = 2)
 
 def _gains(record: CacheRecord) -> Iterator[dict[str, Any]]:
     """Yields the comparisons of a record: one for each of `COMPARED`, size and way to observe."""
-    cells = [c for c in record.cells if c.error.value is not None and c.observed != "hindsight"]
+    cells = [
+        c for c in record.cells
+        if c.error.value is not None and c.observed != "hindsight" and not c.pool
+    ]  # fmt: skip
     for compared, (is_above, is_below) in COMPARED.items():
         firsts = {(c.r, shown(c)): c for c in reversed(cells) if is_above(c)}
         for r, look in sorted(firsts, key=lambda place: (place[0], PLACES.get(place[1], 0))):
@@ -421,11 +443,11 @@ def _gains(record: CacheRecord) -> Iterator[dict[str, Any]]:
                    "any observed": shown(best),
                    "prefills": above.seconds / record.prefill_seconds}  # fmt: skip
             far = next(name for name in END if name in above.ends)
-            row |= _ratio(above, below, "error", "error") | _ratio(above, below, far, "distance")
-            yield row | _ratio(above, best, "error", "any error")
+            row |= ratio(above, below, "error", "error") | ratio(above, below, far, "distance")
+            yield row | ratio(above, best, "error", "any error")
 
 
-def _ratio(above: CacheCell, below: CacheCell, measure: str, name: str) -> dict[str, float | None]:
+def ratio(above: CacheCell, below: CacheCell, measure: str, name: str) -> dict[str, float | None]:
     units = (np.array(cell.by_unit[measure]) for cell in (above, below))
     found = estimate(*units, least=0.0)
     return {name: found.value, f"{name} low": found.low, f"{name} high": found.high}

@@ -15,6 +15,7 @@ from value_aware_study.report.charts import (
     direction,
     dots,
     figure,
+    heat_map,
     level,
     toggled,
     upright,
@@ -50,10 +51,6 @@ METRICS: dict[str, tuple[str, Better, int]] = {
 """Title of a metric, its better direction, and its digits."""
 COLUMNS = ("value", "low", "high", "difference", "difference_low", "difference_high", "count")
 ALL = "all layers"
-BRIGHT = 0.55
-"""Share of the scale of colours from which text on a cell is black."""
-LABELLED_HEADS = 16
-"""Most heads whose cells carry their numbers."""
 SCALE = (
     "Both panels have one logarithmic scale of colours, from the first percentile on; the "
     "brighter, the more."
@@ -235,36 +232,12 @@ def _heat_maps(
         title,
         caption,
         [SCALE, captions.BEST_FOUND, setting],
-        [_heat_map(frame, method) for method in (OBLIVIOUS, AWARE)],
+        [
+            heat_map(frame[frame["method"] == one], ORACLES[one], frame["value"])
+            for one in (OBLIVIOUS, AWARE)
+        ],
         _heads_table(frame),
     )
-
-
-def _heat_map(frame: pd.DataFrame, method: str) -> Panel:
-    """Draws layers by heads; the smallest percent of the values has one colour."""
-    heads = int(frame["head"].max()) + 1
-    first = max(float(frame["value"].quantile(0.01)), 1e-6)
-    last = max(float(frame["value"].max()), first * 1.01)
-    scale = alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True)
-    shown: list[Any] = ["layer:O", "head:O", alt.Tooltip("value:Q", format=".3~g")]
-    if frame["low"].notna().all():
-        shown += [alt.Tooltip(f"{end}:Q", format=".3~g") for end in ("low", "high")]
-    places = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
-    base = alt.Chart(frame[frame["method"] == method].drop(columns="method")).encode(
-        x=alt.X("head:O", title="head", axis=places),
-        y=alt.Y("layer:O", title="layer", axis=places),
-        tooltip=shown,
-    )
-    cells = [base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=None))]
-    if heads <= LABELLED_HEADS:
-        bright = f"log(datum.value / {first}) > {BRIGHT} * log({last} / {first})"
-        black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))
-        without = "!isValid(datum.value)"  # a cell without a number is not filled
-        ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)
-        size = alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")
-        cells.append(base.mark_text(fontSize=size).encode(text="text:N", color=ink))
-    height = 26 * frame["layer"].nunique()
-    return alt.layer(*cells, title=ORACLES[method]).properties(width="container", height=height)
 
 
 def _heads_table(frame: pd.DataFrame) -> Table:

@@ -1,0 +1,124 @@
+"""Shares keys among layers and heads by rules that their authors published.
+
+Their codes round each number on its own, so that totals differ by some keys; here totals are exact,
+by largest remainders, and the window of recent keys counts in r.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from value_aware_attention.attention import working_precision
+from value_aware_attention.caches.budgets import pooled_counts, proportional_counts, whole_counts
+from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.observed_attention import (
+    ObservedAttention,
+    candidate_weights,
+    pooled,
+)
+from value_aware_attention.caches.order import Order
+
+
+class AdaKV(ObservedAttention):
+    """Keeps more keys in heads with more of the layer's largest scores, which are SnapKV's.
+
+    AdaKV (arXiv 2407.11550), the rule of its code: a head gets 0.2 of the mean, and 0.8 of its part
+    of the largest scores of all heads. kvpress makes 0.2 the least number instead (`floor`). With
+    SnapKV's options and `pool="layer"`.
+    """
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        return [_pulled_alike(order, total // len(orders), least) for order in orders]
+
+
+class PyramidKV(ObservedAttention):
+    """Keeps fewer keys the later the layer, in equal steps, by SnapKV's scores.
+
+    PyramidKV (arXiv 2406.02069), the rule of its code: beside the b keys of the mean that are not
+    always kept, from 2b - b/20 in the first layer, or all there are, down to as many less than b in
+    the last. There the last 8 rows, pool 7, pooling "max", recent = 8 and sinks = 0. With
+    `pool="model"`.
+    """
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        heads, keys = orders[0].by_head.shape[1:]
+        mean = total / heads / len(orders) - least
+        most = min(2 * mean - mean / 20, keys - least)
+        shares = torch.linspace(most, 2 * mean - most, len(orders), device=orders[0].loss.device)
+        return _by_layer(orders, shares.expand(len(orders[0].keys), -1), total, least)
+
+
+class Cake(CacheMethod):
+    """Keeps keys of large mean and variance of their weight, more in layers where these are large.
+
+    CAKE (arXiv 2503.12491) as its code has it, with the last 32 rows, recent = 32, sinks = 0: mean
+    + 200 variance over rows, averaged over 5 neighbours and the group; layers in proportion to
+    H^(1/t) V^(1/t') of the entropy H and the summed variance V of their weights, beside the keys
+    that are always kept. Its authors fit both t for each model and size; here they are 1. Keys
+    that a layer lacks are shared by the others in proportion, there equally. With `pool="model"`.
+    """
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        weights = candidate_weights(seen)
+        return pooled((weights.mean(dim=-2) + 200 * _variance(weights)).mean(dim=-2), 5)
+
+    def preference(self, seen: Observed) -> Float[Tensor, " B"]:
+        weights = candidate_weights(seen)
+        entropy = torch.special.entr(weights).flatten(1).sum(dim=-1)
+        return entropy * _variance(weights).flatten(1).sum(dim=-1)
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        return _by_layer(orders, _preferences(orders), total, least)
+
+
+class Lava(CacheMethod):
+    """Keeps keys by their weight times the head's longest value, more where these are spread.
+
+    LAVa (arXiv 2509.09754), the rule that its code means: the largest mean weight of 7 neighbours
+    over the group, times max_j ||v_j||_1; layers in proportion to the entropy of their scores,
+    beside the keys that are always kept, and in a layer the heads as in `AdaKV`. As run its code
+    gives every head 0.2 r keys alike in all layers, and keeps 0.2 times its window more than r.
+    There the last 32 rows, recent = 32, sinks = 0. With `pool="model"`.
+    """
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        weights = candidate_weights(seen).mean(dim=-2).amax(dim=-2)
+        norm = working_precision(seen.value).abs().sum(dim=-1).amax(dim=-1, keepdim=True)
+        return pooled(weights, 7, "max") * norm
+
+    def preference(self, seen: Observed) -> Float[Tensor, " B"]:
+        scores = self.scores(seen).flatten(1)
+        share = scores / scores.sum(dim=-1, keepdim=True)
+        return torch.special.entr(share.nan_to_num()).sum(dim=-1)
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        found = _by_layer(orders, _preferences(orders), total, least)
+        pairs = zip(orders, found, strict=True)
+        return [_pulled_alike(order, count.sum(dim=-1), least) for order, count in pairs]
+
+
+def _variance(weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G M"]:
+    """Computes the variance over rows; 0 for a single row."""
+    return weights.var(dim=-2, correction=min(1, weights.shape[-2] - 1))
+
+
+def _preferences(orders: Sequence[Order]) -> Float[Tensor, "B L"]:
+    return torch.stack([x for order in orders if (x := order.preference) is not None], dim=-1)
+
+
+def _by_layer(
+    orders: Sequence[Order], shares: Float[Tensor, "B L"], total: int, least: int
+) -> list[Int[Tensor, "B H"]]:
+    """Gives all heads of a layer the same number of keys, by the layer's share."""
+    heads, keys = orders[0].by_head.shape[1:]
+    counts = proportional_counts(shares, total // heads, least, keys)
+    return [count[:, None].expand(-1, heads) for count in counts.unbind(dim=-1)]
+
+
+def _pulled_alike(order: Order, total: int | Int[Tensor, " B"], least: int) -> Int[Tensor, "B H"]:
+    """Counts a head's keys: the mean of all heads times 0.2, its best of all heads' times 0.8."""
+    (best,) = pooled_counts([order], total, least)
+    return whole_counts(best + 0.2 * (best.double().mean(dim=-1, keepdim=True) - best), total)

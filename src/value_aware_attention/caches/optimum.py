@@ -1,0 +1,264 @@
+"""Finds the set of r keys with the least joint error, by branch and bound, with a proved bound.
+
+With k_j = a_ij (v_j - o_i), and what is beside the keys as one key more that is always kept, a set
+of indicator x leaves sum_i N_i / s_i^2: N_i = ||sum_j x_j k_j||^2, and s_i = sum_j x_j a_ij is the
+kept mass. A node of the search fixes some keys as kept and some as dropped; its completions keep a
+mass between l_i and u_i. Each row's error has two lower bounds there:
+
+    chord      t := (l + u) s - l u = s^2 + (s - l) (u - s) >= s^2, so N / s^2 >= N / t: the square
+               of a linear map over a positive linear function, convex in x, above its tangents
+    heaviest   p - sum_j x_j max(0, p - c_j) for any p, where c_j is at most the row's error of any
+               set whose heaviest key is j: that key alone makes it min(p, c_j), the others less
+
+A row without kept mass has N = 0, a chord of 0, and c_j = its whole loss. Both bounds are linear in
+x once a point and p are chosen. Their sum over rows, by row the one that is larger at the point,
+has its minimum over the completions by a sort: the node's bound. A completion that differs from
+that minimum in a given key is above it by at least one exchange, which fixes keys as they are in it
+where that reaches the limit. Points follow Frank and Wolfe's method, towards those minima.
+"""
+
+from dataclasses import dataclass
+from time import monotonic
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from value_aware_attention.caches.joint_set import Rows
+from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.value_aware import ValueAware
+
+MOST_KEYS, NODES = 128, 2**18
+"""Largest number of keys that `optimal_set` takes; nodes bounded at once, times rows, times keys"""
+STEPS, FIRST_STEPS, SLOWNESS = 4, 256, 24
+"""Tangents of a node, and of the first. The point moves by 2 / (k + slowness) of the way at step k:
+a child goes on from the point of its parent, which is near its best"""
+ROUNDING, DIGITS, TINY = 1e-9, 1e-14, 1e-100
+"""Relative difference of errors that counts as none; rounding of an error, in parts of the rows'
+largest squared distances ||v_j - o_i||^2, and of a bound, in parts of its slopes; a divisor's
+least value, in parts of what it divides"""
+SMALL = 1e-2
+"""Part of the largest mass below which the smallest counts as 0: slopes go with (u / l)^2"""
+KEPT, DROPPED = 2.0, -1.0
+"""Marks of a node's fixed keys; a free one has its part of the last point, 0 to 1"""
+
+
+@dataclass(frozen=True)
+class OptimalSet:
+    """Holds the best set found for each cache, and a proved bound on the error of every set.
+
+    `indices` ascend, with padding where a cache has fewer keys; `error` is the set's sum
+    ||o - o~||^2 in fp64. No set of r keys with the protected ones leaves less than `lower_bound`,
+    and `proved` says that it is the error, up to rounding (1e-9, or the last digits of distances).
+    """
+
+    indices: Int[Tensor, "*batch r"]
+    error: Float[Tensor, " *batch"]
+    lower_bound: Float[Tensor, " *batch"]
+    proved: Bool[Tensor, " *batch"]
+
+
+@torch.no_grad()
+def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
+    """Finds the r keys that leave the least sum ||o_i - o~_i||^2 over the observed queries.
+
+    Searches each cache, from the set of `ValueAware(r, search="best")`, for at most `seconds`. A
+    search that ends within them has proved the optimum; otherwise error / lower_bound is the gap of
+    the best set found. Raises ValueError for more than `MOST_KEYS` keys, and as `ValueAware` does.
+    """
+    if seen.keys > MOST_KEYS:
+        raise ValueError(f"optimal_set got {seen.keys} keys; it takes at most {MOST_KEYS}")
+    if not seconds > 0:
+        raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
+    rows, found = Rows.of(seen), ValueAware(r, search="best").keep(seen).indices.view(-1, r)
+    first = torch.zeros_like(rows.available).scatter(-1, found, value=True)
+    searches = [
+        _search(part, one[None] & part.available, seconds)
+        for part, one in zip(rows.split(1), first, strict=True)
+    ]
+    kept, *numbers = (
+        torch.stack(x).view(*seen.batch, *x[0].shape) for x in zip(*searches, strict=True)
+    )
+    return OptimalSet(CacheMethod.ranked(seen, kept.double(), r).sort(-1).values, *numbers)
+
+
+def _search(
+    rows: Rows, kept: Bool[Tensor, "1 M"], seconds: float
+) -> tuple[Bool[Tensor, " M"], Float[Tensor, ""], Float[Tensor, ""], Bool[Tensor, ""]]:
+    """Searches one cache from a set of it, the nodes of the least bounds first."""
+    stop, steps = monotonic() + seconds, FIRST_STEPS
+    problem, error = _Problem.of(rows, int(kept.sum())), rows.error(kept)
+    limit, at_once = problem.limit(error), max(1, NODES // problem.weights.numel())
+    root = kept.double().where(rows.available, DROPPED).masked_fill(rows.protected, KEPT)
+    ahead = [(0.0, root[0])]
+    while ahead and ahead[0][0] < limit and monotonic() < stop:
+        known, nodes = zip(*ahead[:at_once], strict=True)
+        bounds, parents = problem.bounded(torch.stack(nodes), limit, steps)
+        bounds, steps = bounds.maximum(bounds.new_tensor(known)), STEPS
+        for other in problem.below(limit, parents)[:, None]:
+            if (less := rows.error(other)) < error:
+                kept, error, limit = other, less, problem.limit(less)
+        children, origin = problem.children(parents, bounds < limit)
+        ahead = ahead[at_once:] + list(zip(bounds[origin].tolist(), children, strict=True))
+        ahead.sort(key=lambda node: node[0])
+    lowest = error.new_tensor(min([limit, *(bound for bound, _ in ahead[:1])]))
+    return kept[0], error[0], lowest.clamp_min(0), lowest == limit
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Holds the weights of a cache, its k_j and its c_j; column M is beside the keys.
+
+    `digits` is the rounding of an error.
+    """
+
+    r: int
+    weights: Float[Tensor, "n K"]
+    scaled: Float[Tensor, "K nV"]
+    cost: Float[Tensor, "n K"]
+    digits: float
+
+    @classmethod
+    def of(cls, rows: Rows, r: int) -> "_Problem":
+        """Weights the distances of one cache."""
+        log_weights = torch.cat([rows.log_weights, rows.log_beside], dim=-1)[0]
+        weights, output = log_weights.exp(), rows.output[0, :, None]
+        value = rows.value.expand(len(output), -1, -1)
+        sees = log_weights > -torch.inf
+        away = torch.cat([value, rows.beside[0, :, None]], dim=1) - output
+        away = away.where(sees[..., None], 0.0)
+        scaled = (weights[..., None] * away).transpose(0, 1).flatten(1)
+        cost = _costs_of_heaviest(weights, away @ away.mT, r - 1 + int(sees[:, -1].any()))
+        cost = cost.where(sees, (output - rows.nothing[0]).square().sum(dim=-1))  # all is lost
+        cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # nothing: never heaviest
+        digits = DIGITS * away.square().sum(dim=-1).amax(dim=-1).sum()
+        return cls(r, weights, scaled, cost, float(digits))
+
+    def limit(self, error: Float[Tensor, " 1"]) -> float:
+        """Returns the error at which another set is no better."""
+        return float(error) - max(ROUNDING * float(error), self.digits)
+
+    def bounded(
+        self, nodes: Float[Tensor, "B M"], limit: float, steps: int
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M"]]:
+        """Bounds each node, and fixes the keys without which, or with which, it is at the limit."""
+        free, left = _free(nodes), self.r - (nodes == KEPT).sum(dim=-1, keepdim=True)
+        masses, x = self._masses(nodes, free, left), _with_sum(nodes.clamp(0, 1), free, left)
+        best = x.new_full(x.shape[:1], -torch.inf)
+        for step in range(steps):
+            value, slope = self.tangent(x, *masses)
+            rise, inside = _least_linear(slope, free, left)
+            move = inside.double().where(free, x) - x
+            rounding = DIGITS * self.r * (slope * free).abs().amax(dim=-1)
+            bound = value + (slope * move).sum(dim=-1) - rounding
+            fixed = free & (bound[:, None] + rise >= limit)
+            nodes = torch.where(fixed, torch.where(inside, KEPT, DROPPED), nodes)
+            best, x = best.maximum(bound), x + 2 / (step + SLOWNESS) * move
+        return best, torch.where(_free(nodes), x, nodes)
+
+    def tangent(
+        self, x: Float[Tensor, "B M"], low: Float[Tensor, "B n"], high: Float[Tensor, "B n"]
+    ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M"]]:
+        """Computes the sum of each row's larger bound at a point, and a subgradient of it."""
+        every = _with_beside(x)
+        moved, total = self._moved(every), low + high
+        t = total * (every @ self.weights.mT) - low * high + TINY * high
+        chord = moved.square().sum(dim=-1) / t
+        cost, order = self.cost.sort(dim=-1)
+        reached = (every[:, order].cumsum(dim=-1) >= 1).to(torch.int8).argmax(-1, keepdim=True)
+        p = cost.expand(len(x), -1, -1).gather(-1, reached)  # the best one at this point
+        less = (p - self.cost).clamp_min(0)
+        heaviest = (p - less @ every[..., None]).squeeze(-1)
+        per_t = (chord >= heaviest) / t
+        by_square = (2 * per_t[..., None] * moved).flatten(1) @ self.scaled.mT
+        slope = by_square - (per_t * chord * total) @ self.weights
+        slope = slope - (less * (chord < heaviest)[..., None]).sum(dim=1)
+        return chord.maximum(heaviest).sum(dim=-1), slope[:, :-1]
+
+    def below(self, limit: float, nodes: Float[Tensor, "B M"]) -> Bool[Tensor, "C M"]:
+        """Rounds nodes, and returns the sets that may leave less than the limit."""
+        fits = ((nodes == KEPT).sum(-1) <= self.r) & ((nodes >= 0).sum(-1) >= self.r)
+        chosen = nodes[fits].topk(self.r, dim=-1).indices  # others: keys fixed both ways
+        sets = torch.zeros_like(nodes[fits] > 0).scatter(-1, chosen, value=True).unique(dim=0)
+        every = _with_beside(sets.double())
+        errors = self._moved(every).square().sum(-1) / (every @ self.weights.mT + TINY).square()
+        return sets[errors.sum(dim=-1) < limit]  # a row that loses all leaves 0 here
+
+    def children(
+        self, nodes: Float[Tensor, "B M"], alive: Bool[Tensor, " B"]
+    ) -> tuple[Float[Tensor, "C M"], Int[Tensor, " C"]]:
+        """Branches on the key that is least decided and longest; returns also each one's parent."""
+        left, free = self.r - (nodes == KEPT).sum(dim=-1), _free(nodes)
+        origin = (alive & (left > 0) & (left < free.sum(dim=-1))).nonzero().squeeze(-1)
+        worth = (nodes * (1 - nodes) + 1e-2) * self.scaled.square().sum(dim=-1)[:-1]
+        key = worth.masked_fill(~free, -1.0)[origin].argmax(dim=-1, keepdim=True)
+        both = [nodes[origin].scatter(-1, key, mark) for mark in (KEPT, DROPPED)]
+        return torch.cat(both), origin.repeat(2)
+
+    def _moved(self, every: Float[Tensor, "B K"]) -> Float[Tensor, "B n V"]:
+        """Computes sum_j x_j k_j."""
+        return (every @ self.scaled).unflatten(-1, (len(self.weights), -1))
+
+    def _masses(
+        self, nodes: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]
+    ) -> tuple[Float[Tensor, "B n"], Float[Tensor, "B n"]]:
+        """Computes l and u, the smallest and the largest mass that a completion keeps."""
+        fixed = _with_beside((nodes == KEPT).double()) @ self.weights.mT
+        heaviest, order = self.weights[:, :-1].sort(dim=-1, descending=True)
+        place, left = free[:, order].cumsum(dim=-1, dtype=torch.int16), left[..., None]
+        low, high = (
+            fixed + (heaviest * (free[:, order] & ends)).sum(dim=-1)
+            for ends in (place > place[..., -1:] - left, place <= left)
+        )
+        return low.where(low > SMALL * high, 0.0), high + TINY
+
+
+def _costs_of_heaviest(
+    weights: Float[Tensor, "n K"], gram: Float[Tensor, "n K K"], others: int
+) -> Float[Tensor, "n K"]:
+    """Bounds each row's error with key j as the heaviest of at most `others` + 1, from below.
+
+    Of (o~ - o)·(v_j - o) / ||v_j - o|| this is the least value squared: a mean, with the weights of
+    the set, that is at least z where no `others` lighter keys pull their sum of a (. - z) below 0.
+    """
+    length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    along, cost = gram / (length[..., None] + TINY), torch.zeros_like(length)
+    pulling = weights[:, None] * (weights[:, None] <= weights[..., None])
+    for place in range(1, 21):  # binary digits; itself, a key does not pull
+        z = cost + length / 2**place
+        pulls = (pulling * (along - z[..., None])).clamp_max(0)
+        pull = pulls.topk(min(others, pulls.shape[-1]), dim=-1, largest=False).values.sum(dim=-1)
+        cost = z.where(weights * (length - z) + pull >= 0, cost)
+    return cost.square() * (weights > 0)
+
+
+def _free(nodes: Float[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+    return (nodes >= 0) & (nodes <= 1)
+
+
+def _with_beside(x: Float[Tensor, "B M"]) -> Float[Tensor, "B K"]:
+    return torch.cat([x, torch.ones_like(x[:, :1])], dim=-1)
+
+
+def _with_sum(
+    x: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]
+) -> Float[Tensor, "B M"]:
+    """Scales the free parts, or what they lack to 1, so that they sum to `left`."""
+    whole, most = (x * free).sum(dim=-1, keepdim=True), free.sum(dim=-1, keepdim=True)
+    more = 1 - (1 - x) * (most - left) / (most - whole).clamp_min(TINY)
+    return torch.where(whole > left, x * left / whole, more).where(free, x)
+
+
+def _least_linear(
+    slope: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]
+) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
+    """Minimises a linear function over the sets of `left` free keys: the keys chosen.
+
+    Returns before them by how much it rises where a key is exchanged against its choice.
+    """
+    ordered, keys = slope.masked_fill(~free, torch.inf).sort(dim=-1)
+    inside = free.scatter(-1, keys, torch.arange(keys.shape[-1], device=keys.device) < left) & free
+    ordered = torch.nn.functional.pad(ordered, (1, 1), value=torch.inf)
+    last, following = (ordered.gather(-1, place) for place in (left, left + 1))
+    return torch.where(inside, following - slope, slope - last), inside

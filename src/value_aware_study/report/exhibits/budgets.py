@@ -1,0 +1,175 @@
+"""One budget for many heads: the gain of pooled keys over equal ones, and the heads that get them.
+
+Every method is compared with itself: the same queries, search and number of keys in all.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_study.report.charts import count_axis, curves, direction, figure, heat_map, powers
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.exhibits.caches import (
+    END,
+    OBSERVED,
+    OWN,
+    TRAININGS,
+    distance,
+    keys_of,
+    label,
+    named,
+    ratio,
+    ratios,
+    shown,
+)
+from value_aware_study.report.look import SERIES, Mark, Panel
+from value_aware_study.report.results import RANGE, with_range
+from value_aware_study.report.words import intervals, number, whole
+
+POOLED = "model"
+SEES = "repeat"
+"""Queries of the figures: every model with a prefix allows them."""
+MEANING = (
+    "Equal: every head keeps r keys. A budget a layer, or one for the model: r keys a head on "
+    "average; of all their keys the one is dropped that costs the output least, in each text anew. "
+    "Where it helps: so in texts where the model's outputs over the prefix, read once more, stay "
+    "nearer to its exact ones than with r keys in every head; elsewhere r. Profiled: the number of "
+    "keys of each layer or head is the same for all texts, found on other texts by the KL that it "
+    "costs there. Keys are counted as used, the 2 first and 4 last of each head among them."
+)
+SAME = ["texts", "one key of", "r", "method", "observed", "budget"]
+
+
+def by_memory(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """Draws the model's distance from the exact one against the keys kept, equal and pooled."""
+    found = {record.task: frame for record in records if len(frame := _curves(record))}
+    if not found:
+        return None
+    data = pd.concat([frame.assign(texts=task) for task, frame in found.items()])
+    display = data[["texts", "series"]].assign(r=data["count"].astype(str))
+    display["distance"] = [number(1e3 * value, 2) for value in data["value"]]
+    display["95% interval"] = intervals(data.assign(low=1e3 * data["low"], high=1e3 * data["high"]))
+    return Exhibit(
+        "cache_memory",
+        "Quality against memory: one budget for the whole model, and equal ones",
+        "KL from the exact model's next tokens with the method in all layers, in nats.",
+        [MEANING, "Queries observed: those of the prefix read once more (repeat). The table has "
+         "milli-nats."],
+        [_memory_panel(task, frame) for task, frame in found.items()],
+        Table(data, display),
+        choices=list(found),
+    )  # fmt: skip
+
+
+def _curves(record: CacheRecord) -> pd.DataFrame:
+    """Lists the cells of methods that were measured with one budget, at every size."""
+    cells = [cell for cell in record.cells if shown(cell) == SEES and not cell.refits]
+    pooled = {cell.method for cell in cells if cell.pool == POOLED}
+    rows = [
+        {"series": named(cell), "method": cell.method, "pool": cell.pool, "count": cell.r,
+         "value": far.value, "low": far.low, "high": far.high}
+        for cell in cells
+        if cell.method in pooled and cell.pool in ("", POOLED)
+        for far in [distance(cell)]
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _memory_panel(task: str, frame: pd.DataFrame) -> Panel:
+    methods = list(dict.fromkeys(frame["method"]))
+    one = frame.drop_duplicates("series")
+    marks = {
+        name: Mark.of(SERIES[methods.index(method)], "circle" if pool else "cross")
+        for name, method, pool in zip(one["series"], one["method"], one["pool"], strict=True)
+    }
+    values = frame["value"]
+    ends = frame[["low", "high"]].clip(values.min() / 2, 2 * values.max())
+    x = count_axis("keys kept of the prefix, a head on average", frame["count"].tolist())
+    y = powers(alt.Y, "value", direction("KL, nats", "lower"), values.tolist(), room=2)
+    return figure(curves(frame.assign(**ends), marks, x, y), task)
+
+
+def gains(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """Tabulates errors and the model's distances with other budgets over those with equal ones."""
+    rows = [row for record in records for row in _gains(record)]
+    if not rows:
+        return None
+    data = with_range(pd.DataFrame(rows), SAME, "distance")
+    display = data[SAME].astype(str)
+    display["method"] = data["method"].map(label)
+    display["KL over equal"] = ratios(data, "distance")
+    if RANGE[0] in data:
+        display["over trainings"] = intervals(data, 2, ends=RANGE)
+    display["error over equal"] = ratios(data, "error")
+    pairs = zip(data["equal"], data["own"], strict=True)
+    display["own measure, equal → this"] = [
+        f"{number(one, 3)} → {number(two, 3)}" if pd.notna(one) else "" for one, two in pairs
+    ]
+    return Exhibit(
+        "cache_budgets",
+        "What budgets other than equal ones gain",
+        "Ratios to the same method with r keys in every head; below 1 it gains.",
+        [
+            MEANING,
+            "Ratios of sums over the same texts, with paired 95% intervals. The own measure is the "
+            "share of right answers, or, of Markov chains, nats above Bayes.",
+            TRAININGS,
+            OBSERVED,
+        ],
+        table=Table(data, display),
+    )
+
+
+def _gains(record: CacheRecord) -> Iterator[dict[str, Any]]:
+    def place(cell: CacheCell) -> tuple[str, str, int]:
+        return cell.method, shown(cell), cell.r
+
+    equal = {place(cell): cell for cell in record.cells if not cell.pool}
+    for cell in record.cells:
+        base = equal.get(place(cell))
+        if not cell.pool or base is None:
+            continue
+        own = next((name for name in OWN if name in cell.ends), None)
+        far = next(name for name in END if name in cell.ends)
+        keys = keys_of(record)
+        yield {
+            "texts": record.task, "one key of": keys // cell.r, "r": cell.r,
+            "method": cell.method, "observed": shown(cell), "budget": cell.pool,
+            **ratio(cell, base, far, "distance"), **ratio(cell, base, "error", "error"),
+            "equal": own and base.ends[own].value, "own": own and cell.ends[own].value,
+        }  # fmt: skip
+
+
+def keys_by_head(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """Draws the number of keys that each head keeps of one budget for the model."""
+    rows = [
+        {"texts": record.task, "r": cell.r, "observed": shown(cell), "layer": layer, "head": head,
+         "value": keys}
+        for record in records
+        for cell in sorted(record.cells, key=lambda cell: cell.r)
+        if cell.joint and not cell.refits and cell.pool == POOLED and shown(cell) == SEES
+        for layer, heads in enumerate(cell.keys)
+        for head, keys in enumerate(heads)
+    ]  # fmt: skip
+    if not rows:
+        return None
+    data = pd.DataFrame(rows)
+    frame = data.assign(text=[whole(value) for value in data["value"]], low=None, high=None)
+    display = data[["texts", "r", "layer", "head"]].astype(str).assign(keys=frame["text"])
+    names = [f"{task}, r = {r}" for task, r in data[["texts", "r"]].drop_duplicates().to_numpy()]
+    panels = [
+        heat_map(part.drop(columns=["texts", "observed", "r"]), name, data["value"])
+        for name, (_, part) in zip(names, frame.groupby(["texts", "r"], sort=False), strict=True)
+    ]
+    return Exhibit(
+        "cache_keys",
+        "Which layers and heads keep the keys of one budget",
+        "Keys that each key-value head keeps, the mean over texts; r a head on average.",
+        [MEANING],
+        panels,
+        Table(data, display),
+        choices=names,
+    )

@@ -1,0 +1,172 @@
+"""Branch and bound finds the best of all sets, and its bounds are below every completion."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.caches.methods import KERNELS
+from tests.caches.seen import kinds, observed
+from tests.reference.caches import best_set
+from value_aware_attention.caches import (
+    CacheMethod,
+    KeyDiff,
+    Observed,
+    ObservedAttention,
+    ValueAware,
+    optimal_set,
+    optimum,
+)
+from value_aware_attention.caches.joint_set import Rows
+
+M = 8
+
+
+def tolerance(rows: Rows) -> Tensor:
+    """Bounds the rounding of errors: the last digits of squared distances."""
+    away = rows.value[:, None] - rows.output[..., None, :]
+    return 1e-13 * away.square().sum(-1).amax(-1).sum(-1)
+
+
+@settings(deadline=None, max_examples=15)
+@given(kinds(keys=M, rows=4), st.integers(2, M), st.sampled_from(list(KERNELS)))
+def test_a_proved_set_leaves_what_the_best_of_all_sets_does(
+    seen: Observed, r: int, kernel: str
+) -> None:
+    seen = replace(seen, kernel=KERNELS[kernel])
+    found, rows = optimal_set(seen, r), Rows.of(seen)
+    least, slack = seen.error(best_set(seen, r)), tolerance(rows)
+    assert found.proved.all()
+    assert torch.equal(found.indices, found.indices.sort(-1).values)
+    torch.testing.assert_close(found.error, seen.error(CacheMethod.kept(seen, found.indices)))
+    assert (found.error <= least * (1 + 1e-8) + slack).all()
+    assert (found.lower_bound <= least + slack).all()
+    kept = torch.zeros_like(rows.available).scatter(-1, found.indices, value=True)
+    assert (kept | ~rows.protected).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("options", [{}, {"sharpness": 6.0}, {"causal": True, "protected": 2}])
+@pytest.mark.parametrize(("keys", "r"), [(16, 3), (11, 5)])
+def test_it_is_the_optimum_of_more_keys(
+    keys: int, r: int, options: dict[str, object], kernel: str
+) -> None:
+    seen = observed(keys, batch=(1,), kernel=KERNELS[kernel], **options)
+    found = optimal_set(seen, r)
+    assert found.proved.all()
+    least = seen.error(best_set(seen, r))
+    torch.testing.assert_close(found.error, least, rtol=1e-8, atol=float(tolerance(Rows.of(seen))))
+
+
+@settings(deadline=None, max_examples=30)
+@given(kinds(keys=M, batch=(1,)), st.integers(2, M), st.lists(st.integers(0, 3), min_size=M))
+def test_a_nodes_bound_is_below_each_of_its_completions(
+    seen: Observed, r: int, marks: list[int]
+) -> None:
+    """Nor is a key fixed that a set below the limit needs otherwise."""
+    rows = Rows.of(seen)
+    usable = rows.available[0] & ~rows.protected[0]
+    r = min(r, int(rows.available.sum()))
+    node = torch.tensor([optimum.KEPT, optimum.DROPPED, 0.3, 0.9])[torch.tensor(marks[:M])].double()
+    node = node.where(usable, optimum.DROPPED).masked_fill(rows.protected[0], optimum.KEPT)
+    masks = subsets(rows, r)
+    masks = masks[((masks | (node != optimum.KEPT)) & (~masks | (node >= 0))).all(-1)]
+    if not len(masks):
+        return
+    errors = torch.cat([rows.error(mask[None]) for mask in masks])
+    problem, slack = optimum._Problem.of(rows, r), float(tolerance(rows))
+    bound, _ = problem.bounded(node[None], torch.inf, 4)
+    assert float(bound) <= float(errors.min()) * (1 + 1e-9) + slack
+    limit = float(errors.median())
+    _, fixed = problem.bounded(node[None], limit, 4)
+    below = masks[errors < limit * (1 - 1e-9) - slack]
+    assert (below | (fixed != optimum.KEPT)).all() and (~below | (fixed != optimum.DROPPED)).all()
+
+
+def subsets(rows: Rows, r: int) -> Tensor:
+    """Lists the sets of r keys that a cache may keep."""
+    sets = torch.tensor(list(combinations(range(M), r)))
+    masks = torch.zeros(len(sets), M, dtype=torch.bool).scatter(-1, sets, value=True)
+    return masks[((masks | ~rows.protected) & (~masks | rows.available)).all(-1)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(kinds(keys=M, rows=4, batch=(1,)), st.integers(2, M))
+def test_the_search_alone_finds_the_optimum(seen: Observed, r: int) -> None:
+    """From the worst of all sets; most often the optimum is where the search starts."""
+    rows, r = Rows.of(seen), min(r, int(seen.available.sum()))
+    masks = subsets(rows, r)
+    errors, slack = torch.cat([rows.error(mask[None]) for mask in masks]), float(tolerance(rows))
+    kept, error, lower, proved = optimum._search(rows, masks[errors.argmax()][None], 60.0)
+    assert proved and error <= errors.min() * (1 + 1e-8) + slack
+    assert lower <= errors.min() * (1 + 1e-12) and torch.equal(rows.error(kept[None])[0], error)
+
+
+@settings(deadline=None, max_examples=30)
+@given(kinds(keys=M, batch=(1,)), st.integers(2, M), st.integers(0, 2**20))
+def test_a_tangent_is_below_the_bounds_elsewhere(seen: Observed, r: int, seed: int) -> None:
+    rows = Rows.of(seen)
+    r = min(r, int(rows.available.sum()))
+    problem = optimum._Problem.of(rows, r)
+    node = torch.rand(1, M, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    free, left = rows.available, torch.tensor([[r]])
+    masses = problem._masses(node.where(free, optimum.DROPPED), free, left)
+    x = optimum._with_sum(node.where(free, 0.0), free, left)
+    torch.testing.assert_close(x.sum(-1), left[0].double())
+    other = optimum._with_sum(node.square().where(free, 0.0), free, left)
+    value, slope = problem.tangent(x, *masses)
+    beyond, _ = problem.tangent(other, *masses)
+    slack = 1e-9 * float(slope.abs().max()) + float(tolerance(rows))
+    assert float(beyond) >= float(value + ((other - x) @ slope[0])) - slack
+
+
+def test_with_no_time_the_bound_is_still_below_every_set() -> None:
+    seen = observed(32, batch=(2,), rows=16)
+    found = optimal_set(seen, 16, seconds=1e-9)
+    assert not found.proved.any() and (found.lower_bound <= found.error).all()
+    for method in (ValueAware(16, search="best"), ObservedAttention(16), KeyDiff(16)):
+        assert (found.error <= seen.error(method.keep(seen)) * (1 + 1e-9)).all()
+
+
+def test_a_stopped_search_has_a_bound_between_none_and_the_optimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = observed(16, batch=(1,), rows=16, seed=1)
+    clock = iter(range(10))
+    monkeypatch.setattr(optimum, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(optimum, "NODES", 1)
+    found = optimal_set(seen, 4, seconds=4.5)
+    least = seen.error(best_set(seen, 4))
+    assert not found.proved.any() and (found.lower_bound > 0).all()
+    assert (found.lower_bound <= least).all()
+
+
+def test_copies_of_keys_are_no_better_than_each_other() -> None:
+    """Ties are not searched: three copies of each key have as many best sets."""
+    seen = observed(5, batch=(1,))
+    copied = {"key": -2, "value": -2, "visible": -1, "available": -1}
+    copies = {name: torch.cat([getattr(seen, name)] * 3, dim=d) for name, d in copied.items()}
+    seen = replace(seen, **copies)
+    found = optimal_set(seen, 4)
+    assert found.proved.all()
+    torch.testing.assert_close(found.error, seen.error(best_set(seen, 4)), rtol=1e-8, atol=1e-12)
+
+
+def test_more_keys_than_it_takes_and_bad_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"optimal_set got 129 keys; it takes at most 128$"):
+        optimal_set(observed(129), 5)
+    with pytest.raises(ValueError, match=r"optimal_set got 130 keys; it takes at most 128$"):
+        optimal_set(observed(130), 129)
+    with pytest.raises(ValueError, match=r"keeps r = 9 keys; there are 8$"):
+        optimal_set(observed(), 9)
+    with pytest.raises(ValueError, match=r"2 are protected, so r must be at least 2$"):
+        optimal_set(observed(protected=2), 1)
+    with pytest.raises(ValueError, match=r"^r is 0; it must be an integer >= 1$"):
+        optimal_set(observed(), 0)
+    for seconds in (0, -1.5, float("nan")):
+        with pytest.raises(ValueError, match=rf"^seconds is {seconds}; it must be a number above"):
+            optimal_set(observed(), 3, seconds=seconds)

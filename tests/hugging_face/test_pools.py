@@ -1,0 +1,199 @@
+"""Heads of a layer or of the whole model share the keys that they keep."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.caches.methods import Spy
+from tests.hugging_face.models import batch, logits, sharp
+from value_aware_attention import caches
+from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
+from value_aware_attention.caches.method import Given
+from value_aware_attention.caches.order import Order
+from value_aware_attention.hugging_face import attention_layers, replace_attention
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PREFIX, R, HEADS = 9, 5, {"llama": 2, "gpt2": 4}
+
+
+class Cuts(Spy):
+    """Records the sets that a method cuts from its orders."""
+
+    def order(self, seen: Observed) -> Order:
+        self.seen.append(seen)
+        return self.method.order(seen)
+
+    def cut(self, seen: Observed, order: Order, counts: Tensor) -> KeptKeys:
+        self.kept.append(self.method.cut(seen, order, counts))
+        return self.kept[-1]
+
+
+@pytest.fixture(params=tuple(HEADS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def after(method: CacheMethod, **options: object) -> AfterPrefix:
+    return AfterPrefix(method, **{"prefix": PREFIX, "rows": 9, "sinks": 1, "recent": 2} | options)
+
+
+def used(kept: KeptKeys) -> Tensor:
+    """Counts the keys that each head keeps."""
+    return (kept.log_weight > -torch.inf).sum(-1)
+
+
+def kept_by(
+    model: PreTrainedModel, inputs: dict[str, Tensor], method: CacheMethod, **options: object
+) -> list[KeptKeys]:
+    """Returns the sets of all layers."""
+    spy = Cuts(method)
+    with replace_attention(model, after(spy, **options)):
+        logits(model, inputs)
+    return spy.kept
+
+
+@pytest.mark.parametrize("pool", ["layer", "model"])
+@pytest.mark.parametrize("observed", ["last", "continued", "repeat"])
+def test_heads_keep_r_keys_on_average(kind: str, observed: str, pool: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    for method in (caches.ValueAware(R), caches.ObservedAttention(R)):
+        kept = kept_by(model, inputs, method, observed=observed, pool=pool)
+        counts = torch.stack([used(each).flatten(1) for each in kept])
+        assert len(kept) == len(attention_layers(model)) and counts.shape[-1] == HEADS[kind]
+        assert (counts >= 3).all()
+        if pool == "layer":
+            assert (counts.sum(-1) == R * HEADS[kind]).all()
+        else:
+            assert (counts.sum((0, 2)) == R * HEADS[kind] * len(kept)).all()
+            assert counts.unique().numel() > 1
+
+
+@pytest.mark.parametrize("observed", ["last", "noncausal", "continued", "repeat"])
+def test_a_choice_depends_on_the_prefix_alone(kind: str, observed: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    other = {name: x.clone() for name, x in inputs.items()}
+    other["input_ids"][:, PREFIX:] = (other["input_ids"][:, PREFIX:] + 1) % 20
+    for pool in ("layer", "model"):
+        options = {"observed": observed, "pool": pool}
+        for one, two in zip(
+            kept_by(model, inputs, caches.ValueAware(R), **options),
+            kept_by(model, other, caches.ValueAware(R), **options),
+            strict=True,
+        ):
+            assert torch.equal(one.indices, two.indices)
+            assert torch.equal(one.log_weight, two.log_weight)
+
+
+def test_texts_of_a_batch_choose_alone(kind: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    for row in range(3):
+        alone = {name: x[row : row + 1] for name, x in inputs.items()}
+        whole = kept_by(model, inputs, caches.ValueAware(R), pool="model")
+        own = kept_by(model, alone, caches.ValueAware(R), pool="model")
+        for one, two in zip(own, whole, strict=True):
+            assert torch.equal(used(one)[0], used(two)[row])
+
+
+def test_continued_queries_are_repeated_ones_in_the_first_layer_of_a_rotary_model() -> None:
+    model, inputs = sharp("llama"), batch("none")
+    found = {}
+    for observed in ("continued", "repeat"):
+        spy = Spy(caches.ObservedAttention(R))
+        with replace_attention(model, after(spy, observed=observed)):
+            logits(model, inputs)
+        found[observed] = spy.seen[0]
+    torch.testing.assert_close(
+        found["continued"].output, found["repeat"].output, rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        found["continued"].weights, found["repeat"].weights, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_pools_over_a_part_of_the_model_are_refused() -> None:
+    model, method = sharp("llama"), after(caches.Recent(R), pool="model")
+    refusals = {
+        r"^pool is 'model' and 1 of 4 layers are replaced; [^\n]*$": {"layers": [0]},
+        r"^heads are \[0\]; with pool all heads share the keys kept$": {"heads": [0]},
+    }
+    for expected, options in refusals.items():
+        with (
+            pytest.raises(ValueError, match=expected),
+            replace_attention(model, method, **options),
+        ):
+            pass
+    with (
+        pytest.raises(ValueError, match=r"^pool is 'model' and layers have methods of their own"),
+        replace_attention(model, lambda _: after(caches.Recent(R), pool="model")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("by", ["layer", "head"])
+def test_a_profile_shares_keys_by_what_each_layer_or_head_loses(kind: str, by: str) -> None:
+    model, inputs = sharp(kind), batch("none", rows=2)
+    options = {"observed": "continued", "rows": 9, "sinks": 1, "recent": 2}
+    found = caches.profile(
+        model, [inputs["input_ids"]], caches.ValueAware, prefix=PREFIX, by=by, **options
+    )
+    assert found.sizes[0] == 3 and found.sizes[-1] == PREFIX
+    assert all(head[-1] == 0 and head[0] > 0 for layer in found.kl for head in layer)
+    kept = kept_by(model, inputs, caches.ValueAware(R), observed="continued", pool=found)
+    budgets = found.budgets(R * found.heads)
+    assert budgets.sum() <= R * found.heads
+    for layer, each in enumerate(kept):
+        assert torch.equal(used(each).flatten(1), budgets[layer].expand(2, -1))
+    if by == "layer":
+        assert (budgets == budgets[:, :1]).all()
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_a_checked_pool_is_the_nearer_of_two_on_the_prefix_read_once_more(
+    kind: str, side: str
+) -> None:
+    model, inputs = sharp(kind), batch(side)
+    spy = Cuts(caches.ValueAware(R))
+
+    def read(given: dict[str, Tensor], method: object = None) -> Tensor:
+        with torch.no_grad(), nullcontext() if method is None else replace_attention(model, method):
+            return model(**given, use_cache=False).logits
+
+    found = read(inputs, after(spy, observed="continued", pool="checked"))
+    twice = {name: torch.cat([x[:, :PREFIX]] * 2, dim=1) for name, x in inputs.items()}
+    exact = read(twice).log_softmax(-1)
+    outputs, far = [], []
+    for kept in (spy.kept[: len(spy.kept) // 2], spy.kept[len(spy.kept) // 2 :]):
+        given = [after(Given(one), sinks=0, recent=0) for one in kept]
+        outputs.append(read(inputs, given.__getitem__))
+        kl = (exact.exp() * (exact - read(twice, given.__getitem__).log_softmax(-1))).sum(-1)
+        far.append((kl * twice["attention_mask"])[:, PREFIX:].sum(-1))
+    nearer = (far[0] < far[1])[:, None, None]
+    seen = inputs["attention_mask"].bool()
+    assert not torch.equal(outputs[0][seen], outputs[1][seen])
+    torch.testing.assert_close(found[seen], outputs[0].where(nearer, outputs[1])[seen])
+
+
+def test_a_checked_pool_needs_a_prefix() -> None:
+    with pytest.raises(ValueError, match=r"^pool is 'checked'; without a prefix there is none"):
+        after(caches.Recent(R), pool="checked", prefix=None, observed="noncausal")
+
+
+def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    tokens = inputs["input_ids"]
+    found = caches.profile(model, [tokens], caches.Recent, prefix=PREFIX, sizes=[PREFIX])
+    with pytest.raises(ValueError, match=r"^the profile is of a prefix of 9; prefix is 8$"):
+        after(caches.Recent(R), prefix=8, pool=found)
+    fewer = replace(found, kl=found.kl[1:])
+    with pytest.raises(ValueError, match=r"^the profile is of 3 layers; the model has 4$"):
+        kept_by(model, inputs, caches.Recent(R), pool=fewer)
+    other = replace(found, key_value_heads=7)
+    with pytest.raises(ValueError, match=r"^the profile is of 7 key-value heads; the layer has"):
+        kept_by(model, inputs, caches.Recent(R), pool=other)
+    for batches, said in (([tokens, tokens[:, :-1]], "11, 12"), ([tokens[:, :PREFIX]], "9")):
+        with pytest.raises(ValueError, match=rf"^batches have lengths \[{said}\]; they must have"):
+            caches.profile(model, batches, caches.Recent, prefix=PREFIX)
