@@ -332,7 +332,8 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
     (shared,) = (cell for cell in record.cells if cell.pool)
     keys = torch.tensor(shared.keys)
     assert (shared.method, shared.observed) == ("value-aware", "repeat")
-    assert keys.shape == (record.layers, record.key_value_heads) and keys.mean() == 8
+    assert keys.shape == (record.layers, record.key_value_heads)
+    assert keys.mean().item() == pytest.approx(8)
 
 
 @pytest.fixture
