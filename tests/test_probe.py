@@ -328,7 +328,12 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
     assert {cell.r for cell in record.cells} == {8}
     assert {gap.method for gap in record.gaps} == {"SnapKV"}
     seen = {(cell.observed, cell.rows) for cell in record.cells}
-    assert seen == {("last", 8), ("noncausal", 8), ("hindsight", 8)}
+    assert seen == {("last", 8), ("noncausal", 8), ("repeat", 8), ("hindsight", 8)}
+    (shared,) = (cell for cell in record.cells if cell.pool)
+    keys = torch.tensor(shared.keys)
+    assert (shared.method, shared.observed) == ("value-aware", "repeat")
+    assert keys.shape == (record.layers, record.key_value_heads)
+    assert keys.mean().item() == pytest.approx(8)
 
 
 @pytest.fixture

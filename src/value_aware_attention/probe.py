@@ -193,7 +193,7 @@ def window_task(
     return windows_task(model, tokenizer, read, seed=seed, kernel=kernel), read
 
 
-GAPS_OF = "SnapKV"
+GAPS_OF, JOINT = "SnapKV", "value-aware"
 LAST = 32
 """Number of last queries that methods observe, as SnapKV does"""
 PROTECTED = 2 + 4
@@ -205,7 +205,7 @@ def default_cache_methods() -> dict[str, Callable[[int], CacheMethod]]:
     return {
         GAPS_OF: lambda r: ObservedAttention(r, pool=5),
         "DropKV": LeaveOneOut,
-        "value-aware": ValueAware,
+        JOINT: ValueAware,
         "value-aware, refitted": lambda r: ValueAware(r, refit=True),
     }
 
@@ -228,11 +228,12 @@ def probe_caches(
     """Measures cache methods on windows of a text: one key of each of `parts` is kept.
 
     The first half of a window is the prefix of a causal model, of which the last `LAST` queries are
-    observed, then `rows` of all; an encoder has none, and half of its queries are observed. Windows
-    are read as `probe` reads them, and refused alike. The record has the four gaps of SnapKV by
-    layer and head; the other methods are those of `methods`, functions of r. Raises ValueError for
-    windows so short that r is below the protected keys, and for a model whose output is not a
-    number.
+    observed, then `rows` of all, then of the prefix read once more; with these the joint set is
+    measured with one budget for the model too. An encoder has no prefix, and half of its queries
+    are observed. Windows are read as `probe` reads them, and refused alike. The record has the four
+    gaps of SnapKV by layer and head; the other methods are those of `methods`, functions of r.
+    Raises ValueError for windows so short that r is below the protected keys, and for a model whose
+    output is not a number.
     """
     task, _ = window_task(
         model, tokenizer, text, windows=windows, length=length, kernel=None, seed=seed, draw=draw
@@ -250,8 +251,11 @@ def probe_caches(
     settings = cache_settings(
         default_cache_methods() if methods is None else methods,
         sizes=[max(1, keys // part) for part in parts],
-        observed=[*([f"last {min(LAST, rows)}"] if causal else []), "noncausal", "hindsight"],
+        observed=[f"last {min(LAST, rows)}", "noncausal", "repeat", "hindsight"]
+        if causal
+        else ["noncausal", "hindsight"],
         gaps_of=[GAPS_OF],
+        pools={JOINT: {"model": ["repeat"]}} if causal else {},
         prefix=half if causal else None,
         rows=rows if causal else half,
     )

@@ -6,7 +6,8 @@
 `docs/hugging-face.md` lists the architectures, and the options that are refused.
 """
 
-from value_aware_attention.hugging_face.adapter import replace_attention, set_attention
+from value_aware_attention.hugging_face.adapter import replace_attention
+from value_aware_attention.hugging_face.attending import set_attention
 from value_aware_attention.hugging_face.layers import attention_layers, own_kernel
 
 __all__ = ["attention_layers", "own_kernel", "replace_attention", "set_attention"]

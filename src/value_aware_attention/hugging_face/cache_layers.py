@@ -1,7 +1,7 @@
 """Gives cache methods a model's grouped heads, output projections, rotation and second pass."""
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,19 +16,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.layer import Layer, Rotary
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
-
-
-def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns keys and values with a head for each of the query's: grouped-query attention."""
-    groups = query.shape[1] // key.shape[1]
-    if groups == 1:
-        return key, value
-    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
 def output_projection(
@@ -82,6 +75,30 @@ def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
         f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
         f"ExpectedAttention cannot turn them to later positions"
     )
+
+
+def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
+    """Raises ValueError where heads that share a number of keys are not those of one method."""
+    pools = [getattr(method, "pool", None) for method in methods]
+    if set(pools) == {None}:
+        return
+    if heads is not None:
+        raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
+    for pool in pools:
+        if (profiled := getattr(pool, "layers", layers)) != layers:
+            raise ValueError(f"the profile is of {profiled} layers; the model has {layers}")
+    of_model = [pool for pool in pools if pool in ("model", "checked")]
+    if not of_model:
+        return
+    if len(methods) < layers:
+        raise ValueError(
+            f"pool is {of_model[0]!r} and {len(methods)} of {layers} layers are replaced; all "
+            f"layers share the keys kept"
+        )
+    if any(method is not methods[0] for method in methods):
+        raise ValueError(
+            f"pool is {of_model[0]!r} and layers have methods of their own; give one to all"
+        )
 
 
 class FirstReadings:
@@ -229,6 +246,7 @@ class SharedKeys:
     number: int
     rotary: Rotary | None
     first: FirstReadings
+    shares_keys = True
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Collection[int] | None,

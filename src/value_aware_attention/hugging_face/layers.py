@@ -1,6 +1,6 @@
 """Finds the attention modules of a model, and refuses options that methods cannot honour."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from inspect import unwrap
 from typing import Any
 
@@ -152,30 +152,6 @@ def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> N
                 f"{type(method).__name__} does not support causal attention (its choice of keys "
                 f"would leak the future), and {type(model).__name__} is causal"
             )
-
-
-def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
-    """Raises ValueError where heads that share a number of keys are not those of one method."""
-    pools = [getattr(method, "pool", None) for method in methods]
-    if set(pools) == {None}:
-        return
-    if heads is not None:
-        raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
-    for pool in pools:
-        if (profiled := getattr(pool, "layers", layers)) != layers:
-            raise ValueError(f"the profile is of {profiled} layers; the model has {layers}")
-    of_model = [pool for pool in pools if pool in ("model", "checked")]
-    if not of_model:
-        return
-    if len(methods) < layers:
-        raise ValueError(
-            f"pool is {of_model[0]!r} and {len(methods)} of {layers} layers are replaced; all "
-            f"layers share the keys kept"
-        )
-    if any(method is not methods[0] for method in methods):
-        raise ValueError(
-            f"pool is {of_model[0]!r} and layers have methods of their own; give one to all"
-        )
 
 
 def check_heads(heads: Collection[int] | None, available: int | None) -> None:

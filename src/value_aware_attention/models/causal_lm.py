@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.hugging_face.adapter import own_attention
+from value_aware_attention.hugging_face.attending import own_attention
 from value_aware_attention.kernels import KERNELS, Kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from value_aware_attention.approximations.approximation import Approximation
-from value_aware_attention.hugging_face import set_attention
+from value_aware_attention.hugging_face.attending import set_attention
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.models.long_roberta import save_folded
 from value_aware_attention.models.mixing import Mixing, MixingSublayer

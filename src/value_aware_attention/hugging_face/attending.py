@@ -1,0 +1,163 @@
+"""The attention function that transformers calls in the place of a model's own.
+
+Models are trained with it too, so it knows nothing of caches: what is trained stays trained when
+these change.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from value_aware_attention.approximations import Exact
+from value_aware_attention.arguments import described
+from value_aware_attention.hugging_face.layers import (
+    attends_causally,
+    attention_layers,
+    check_call,
+    check_heads,
+    check_method,
+    check_methods,
+    check_model,
+    layer_kernel,
+    refuse_weights,
+)
+from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
+from value_aware_attention.kernels import Kernel, check_kernel
+
+OWN = "value_aware_attention"
+"""Name under which transformers calls the attention that `set_attention` put into a model"""
+
+
+def set_attention(
+    model: PreTrainedModel,
+    approximation: Callable[[int], nn.Module],
+    *,
+    kernel: Kernel | None = None,
+) -> None:
+    """Gives layer i of `model` the module `approximation(i)` as its attention, to be trained.
+
+    The modules become part of the model: `parameters()` and `state_dict()` have theirs. `kernel`
+    None is the model's own, as in `replace_attention`, which takes precedence. Raises ValueError
+    for a model that `replace_attention` refuses, or with attention dropout, which approximations do
+    not have.
+    """
+    check_model(model)
+    layers = attention_layers(model)
+    for layer in layers:
+        check_call(getattr(getattr(layer, "dropout", None), "p", 0.0), {})
+    if kernel is not None:
+        check_kernel(kernel)
+    if isinstance(approximation, nn.Module | type) or not callable(approximation):
+        raise ValueError(
+            f"approximation is {described(approximation)}; it must be a function from a layer's "
+            f"number to a module"
+        )
+    methods = {layer: method_of(approximation, number) for number, layer in enumerate(layers)}
+    check_methods(model, methods)
+    if any(getattr(method, "shares_keys", False) for method in methods.values()):
+        raise ValueError("AfterPrefix is not trained with; replace_attention measures it")
+    for layer, method in methods.items():
+        layer.approximation = method
+        if kernel is not None:
+            layer.kernel = kernel  # type: ignore[assignment]
+    register(OWN, own_attention)
+    hooks(model)
+    set_implementation(model, OWN)
+
+
+def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    """Computes attention where nothing is replaced: by the module's `approximation`, or Exact."""
+    method = getattr(module, "approximation", None) or Exact()
+    return attend({module: method}, None, None, module, *inputs, **options)
+
+
+def method_of(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
+    """Returns a layer's method: the module itself, or that of a function of the layer's number."""
+    if isinstance(approximation, nn.Module | type) or not callable(approximation):
+        return check_method(approximation=approximation)
+    return check_method(**{f"approximation({layer})": approximation(layer)})
+
+
+def attend(
+    methods: Mapping[nn.Module, Callable[..., Tensor]],
+    kernel: Kernel | None,
+    heads: Collection[int] | None,
+    module: nn.Module,
+    /,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Float[Tensor, "batch N heads V"], None]:
+    """Calls the module's method as transformers calls attention, with (batch, heads, N, D)."""
+    check_call(dropout, options)
+    check_heads(heads, query.shape[1])
+    key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
+    is_causal = attends_causally(module) if is_causal is None else is_causal
+    attn_mask, is_causal = split_mask(attention_mask, query, key, is_causal=is_causal)
+    options = {
+        "kernel": kernel or layer_kernel(module, scaling),
+        "attn_mask": attn_mask,
+        "is_causal": is_causal,
+    }
+    if getattr(method := methods[module], "shares_keys", False):
+        output = method(query, key, value, heads, **options)
+    else:
+        output = _in_heads(method, (query, *repeated(query, key, value)), heads, **options)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _in_heads(
+    method: Callable[..., Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    heads: Collection[int] | None,
+    **options: Any,
+) -> Float[Tensor, "batch heads N V"]:
+    """Uses the method's output in `heads`, the exact one in the others."""
+    if heads is None or isinstance(method, Exact):
+        return method(*inputs, **options)
+    output = Exact()(*inputs, **options)
+    if not heads:
+        return output
+    chosen = torch.tensor(sorted(set(heads)), device=output.device)
+    mask = options["attn_mask"]
+    if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
+        options["attn_mask"] = mask.index_select(-3, chosen)
+    part = method(*(x.index_select(1, chosen) for x in inputs), **options)
+    return output.index_copy(1, chosen, part.to(output.dtype))
+
+
+def hooks(model: PreTrainedModel) -> list[Any]:
+    """Lets a model refuse to return weights; returns the handles of its hooks."""
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    return [part.register_forward_pre_hook(refuse_weights, with_kwargs=True) for part in parts]
+
+
+def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
+    """Gives transformers an attention function with its masks."""
+    AttentionInterface.register(name, function)
+    # Without a mask function of the same name transformers passes no mask at all, silently.
+    AttentionMaskInterface.register(name, additive_mask)
+
+
+def set_implementation(model: PreTrainedModel, name: str) -> None:
+    """Lets a model attend by the function of this name; ValueError where it does not let choose."""
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:  # transformers only logs that it cannot
+        raise ValueError(f"{type(model).__name__} does not let its attention function be chosen")
+
+
+def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns keys and values with a head for each of the query's: grouped-query attention."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
