@@ -5,6 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX ?=
 # SCALE writes another scale into params.yaml, for example `make repro SCALE=hours`.
 SCALED := $(if $(SCALE),scale=$(SCALE))
+# SEEDS=3 measures caches on three trainings of each task's model, and on one of 8 layers.
+TRAINED_AGAIN := 'in_context.replicates=[second,third,deep]'
 VENV := .venv
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
@@ -27,7 +29,7 @@ survey: setup  ## every method of the survey: time, memory, distance to the opti
 	@$(RUN) python -m pipelines.repro survey $(SCALED)
 
 caches: setup  ## every cache method on tasks, docstrings and a pretrained encoder; SEEDS=3: and on more models
-	@$(RUN) python -m pipelines.repro caches $(SCALED) $(if $(filter 3,$(SEEDS)),'in_context.replicates=[second,third,deep]')
+	@$(RUN) python -m pipelines.repro caches $(SCALED) $(if $(filter 3,$(SEEDS)),$(TRAINED_AGAIN))
 
 seed: setup  ## train and evaluate every model from one seed: make seed SEED=second SCALE=hours
 	@$(RUN) python -m pipelines.repro $(or $(SEED),first) $(SCALED)

