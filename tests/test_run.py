@@ -89,6 +89,7 @@ def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
             "grid.kernel=[eluu]",
             "grid.kernel is \\['eluu'\\].* did you mean elu",
         ),
+        ("in_context.replicates=[a", "replicates=.a is no YAML; a list is written"),
         (
             "kernel=elu",
             "kernel=elu is not for a run of all stages; every stage",

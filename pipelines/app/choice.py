@@ -31,7 +31,12 @@ def choose(given: Sequence[str]) -> DictConfig:
     """
     before = Path(PARAMS_FILE).read_text(encoding="utf-8")
     pairs = [one.partition("=") for one in given]
-    axes = {key: yaml.safe_load(value) for key, _, value in pairs if key in AXES}
+    try:
+        axes = {key: yaml.safe_load(value) for key, _, value in pairs if key in AXES}
+    except yaml.YAMLError:
+        raise ValueError(
+            f"{' '.join(given)} is no YAML; a list is written [second,third]"
+        ) from None
     try:
         write(axes)
         return _chosen(["".join(pair) for pair in pairs if pair[0] not in AXES])
