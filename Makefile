@@ -5,8 +5,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX ?=
 # SCALE writes another scale into params.yaml, for example `make repro SCALE=hours`.
 SCALED := $(if $(SCALE),scale=$(SCALE))
-# SEEDS=3 measures caches on three trainings of each task's model, and on one of 8 layers.
-TRAINED_AGAIN := 'in_context.replicates=[second,third,deep]'
+# SEEDS=3 measures caches on three trainings of each task's model, and on one of 8 layers; SEEDS=1
+# on one again.
+SEEDS_1 := 'in_context.replicates=[]'
+SEEDS_3 := 'in_context.replicates=[second,third,deep]'
+SEEDED = $(if $(SEEDS),$(or $(SEEDS_$(SEEDS)),$(error SEEDS is $(SEEDS); it must be 1 or 3)))
 VENV := .venv
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
@@ -29,7 +32,7 @@ survey: setup  ## every method of the survey: time, memory, distance to the opti
 	@$(RUN) python -m pipelines.repro survey $(SCALED)
 
 caches: setup  ## every cache method on tasks, docstrings and a pretrained encoder; SEEDS=3: and on more models
-	@$(RUN) python -m pipelines.repro caches $(SCALED) $(if $(filter 3,$(SEEDS)),$(TRAINED_AGAIN))
+	@$(RUN) python -m pipelines.repro caches $(SCALED) $(SEEDED)
 
 seed: setup  ## train and evaluate every model from one seed: make seed SEED=second SCALE=hours
 	@$(RUN) python -m pipelines.repro $(or $(SEED),first) $(SCALED)

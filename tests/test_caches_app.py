@@ -39,7 +39,7 @@ def test_every_method_is_measured_and_shown(tmp_path: Path) -> None:
     shown = exhibits["cache_methods_2"].table
     assert shown is not None and len(shown.display) == sizes.count(12)
     assert "hindsight (oracle)" in set(shown.display["observed"])
-    assert {"cache_gaps", "cache_sharpness", "cache_cells"} <= set(exhibits)
+    assert {"cache_gaps", "cache_cells"} <= set(exhibits)
 
 
 def test_a_model_that_was_not_trained_is_named(tmp_path: Path) -> None:

@@ -141,5 +141,5 @@ def cache_record():
     return CacheRecord(
         model="tiny", task="text", description="words", kernel="exponential", prefix=32, length=48,
         prefill_seconds=0.002, seeds=(0, 1), layers=1, key_value_heads=2, query_heads=2, head_dim=8,
-        sharpest=((0.5, 0.25),), exact={}, cells=cells, run_on=RUN_ON,
+        exact={}, cells=cells, run_on=RUN_ON,
     )  # fmt: skip

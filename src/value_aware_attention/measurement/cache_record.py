@@ -88,8 +88,6 @@ class CacheRecord(JsonRecord):
     key_value_heads: int
     query_heads: int
     head_dim: int
-    sharpest: tuple[tuple[float, ...], ...]
-    """Mean largest attention weight of served queries, by layer and query head"""
     exact: Mapping[str, Estimate]
     """End metrics of the exact model"""
     cells: tuple[CacheCell, ...]

@@ -209,7 +209,6 @@ def measure_caches(
         key_value_heads=call.query.shape[1],
         query_heads=call.query.shape[1] * call.query.shape[2],
         head_dim=call.query.shape[-1],
-        sharpest=tuple(map(_sharpest, exact.measured_on)),
         exact=_estimates(parts[0].exact),
         prefill_seconds=float(np.median([part.prefill for part in parts])),
         cells=tuple(part.cell(setting) for part, setting in pairs),
@@ -462,9 +461,3 @@ def _mean(units: Array, most: float = np.inf) -> Estimate:
 
 def _estimates(ends: Mapping[str, Array]) -> dict[str, Estimate]:
     return {name: _mean(units, MOST.get(name, 1.0)) for name, units in ends.items()}
-
-
-def _sharpest(measured: ExactRows) -> tuple[float, ...]:
-    """Averages the largest attention weight of served queries, by query head."""
-    weights = measured.rows.weights
-    return tuple(weights.amax(-1).mean(dim=(0, -1)).flatten().tolist())

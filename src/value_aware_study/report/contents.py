@@ -169,7 +169,6 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
         caches.refit_gain(records),
         caches.gaps(firsts),
         caches.agreement(firsts),
-        caches.sharpness(firsts),
         caches.every_cell(records),
     ]
     return _section("caches", "Caches", CACHES, [("", one) for one in found])

@@ -331,27 +331,6 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
     )
 
 
-def sharpness(records: Sequence[CacheRecord]) -> Exhibit:
-    """Shows the mean largest weight of served queries for each head of each model."""
-    rows = [
-        {"texts": record.task, "layer": layer, "head": head, "largest weight": weight}
-        for record in records
-        for layer, heads in enumerate(record.sharpest)
-        for head, weight in enumerate(heads)
-    ]
-    data = pd.DataFrame(rows)
-    display = data[["texts", "layer", "head"]].astype(str)
-    display["largest weight"] = [number(weight, 2) for weight in data["largest weight"]]
-    return Exhibit(
-        "cache_sharpness",
-        "How sharp the heads are whose caches were measured",
-        "Mean largest attention weight of the served queries, by layer and query head.",
-        [],
-        table=Table(data, display),
-        folded=True,
-    )
-
-
 def gain(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Compares the joint choice with the best score, of the same queries and of any."""
     return _comparison(
