@@ -13,7 +13,6 @@ results/benchmarks/cache_choices.json and .md.
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +36,6 @@ PARTS = (8, 4)
 ROWS = 128
 METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
     "joint": caches.ValueAware,
-    "fast": partial(caches.ValueAware, search="fast"),
     "DropKV": caches.LeaveOneOut,
 }
 TURNS = {"not at all": 0.0, "half the prefix": 0.5, "1.5 prefixes": 1.5, "2 prefixes": 2.0}

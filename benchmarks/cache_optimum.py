@@ -42,7 +42,6 @@ CACHES = 5
 COMPARED = 24
 """Keys of the caches on which methods are compared"""
 METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
-    "ValueAware, fast": partial(caches.ValueAware, search="fast"),
     "ValueAware": caches.ValueAware,
     "ValueAware, best": partial(caches.ValueAware, search="best"),
     "LeaveOneOut": caches.LeaveOneOut,

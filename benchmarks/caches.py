@@ -34,7 +34,6 @@ METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
     "ObservedAttention": caches.ObservedAttention,
     "LeaveOneOut": caches.LeaveOneOut,
     "ValueAware": caches.ValueAware,
-    "ValueAware, fast": lambda r: caches.ValueAware(r, search="fast"),
     "ValueAware, refit": lambda r: caches.ValueAware(r, refit=True),
     "AttentionMatching": caches.AttentionMatching,
 }

@@ -25,6 +25,8 @@ class OneCache:
         self.query, self.key, self.value, self.mask = query, key, value, mask
         self.kernel, self.layer = kernel, layer or Layer()
         self.available = mask.any(dim=(0, 1))
+        is_text = mask.shape[-2] == mask.shape[-1]  # a row that is padding sees nothing
+        self.observing = mask & self.available[:, None] if is_text else mask
 
     def through(self, method: AfterPrefix) -> Tensor:
         """Computes the output (G, N, V), choice by choice."""
@@ -70,7 +72,7 @@ class OneCache:
             new = left if method.prefix is None and left else list(served)
             count = min(method.rows, len(new))
             rows = [new[place * len(new) // count] for place in range(count)]
-        visible, places = self.mask[:, rows][..., pool], torch.tensor(rows)
+        visible, places = self.observing[:, rows][..., pool], torch.tensor(rows)
         if method.observed == "continued":
             beside = self.state(
                 query[:, rows], self.key, self.value, self.again(rows, len(self.key))

@@ -129,6 +129,12 @@ def test_budgets_are_the_best_of_all(curves: list[list[float]], more: int) -> No
     assert sum(chosen) == pytest.approx(min(costs))
 
 
+def test_losses_just_below_the_whole_prefix_are_not_taken_for_none() -> None:
+    """The logarithm of no loss at all would draw nine keys of ten near it."""
+    profile = CacheProfile((2, 10, 20), (((1.0, 0.5, 0.0),), ((0.3, 0.02, 0.0),)), 1)
+    assert profile.budgets(30).flatten().tolist() == [20, 10]
+
+
 def test_a_profile_is_read_back_as_it_was_and_says_what_it_cannot_do() -> None:
     profile = CacheProfile((2, 8), (((0.5, 0.0),), ((1.0, 0.0),)), key_value_heads=3)
     assert CacheProfile.from_json(profile.to_json()) == profile
@@ -147,5 +153,7 @@ def test_pools_that_have_no_meaning_are_refused() -> None:
         method(*tensors, is_causal=True)
     with pytest.raises(ValueError, match=r"^pool [^\n]*layer[^\n]*model[^\n]*$"):
         AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="head")
+    with pytest.raises(ValueError, match=r"^heads may keep 4 keys; with pool each must keep 5: "):
+        AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer", floor=5)
     with pytest.raises(ValueError, match=r"^every is 2; with pool keys are chosen once$"):
         AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer", every=2)

@@ -258,7 +258,10 @@ def test_other_bad_arguments_are_refused() -> None:
             lambda: caches.ObservedAttention(3, aggregate="sum"),
             "aggregate is 'sum'; it must be",
         ),
-        (lambda: caches.ValueAware(3, search="slow"), "search is 'slow'; it must be one of fast"),
+        (
+            lambda: caches.ValueAware(3, search="slow"),
+            "search is 'slow'; it must be one of default",
+        ),
         (lambda: caches.Random(3, seed=-1), "seed is -1; it must be an integer >= 0"),
         (lambda: caches.ExpectedAttention(3, horizon=0), "horizon is 0; it must be an integer"),
         (

@@ -14,11 +14,12 @@ from tests.caches.seen import kinds, observed, one_of
 from tests.reference.caches import best_set
 from value_aware_attention.attention import masked_softmax
 from value_aware_attention.caches import CacheMethod, Observed, elimination
-from value_aware_attention.caches.elimination import eliminate, eliminate_by_shares
+from value_aware_attention.caches.elimination import eliminate
 from value_aware_attention.caches.joint_set import LEFT, Rows, exchange, extend
 from value_aware_attention.caches.order import first_of
 
 M = 8
+SEARCHES = [eliminate, partial(eliminate, share=elimination.SHARE)]
 quick = settings(deadline=None, max_examples=20)
 SETS = st.lists(st.booleans(), min_size=2 * M, max_size=2 * M)
 
@@ -114,6 +115,16 @@ def test_running_costs_are_recomputed_after_every_drop(seen: Observed, order: li
             assert ((cost[:, key] - expected).abs() <= 1e-9 * size).all()
 
 
+def test_a_drop_leaves_the_state_that_it_was_taken_from() -> None:
+    rows = Rows.of(observed(12, sharpness=8.0))
+    state, _ = rows.start(torch.arange(12).expand(2, -1))
+    before = {name: x.clone() for name, x in vars(state).items() if isinstance(x, Tensor)}
+    taken = state.take(torch.arange(6).expand(2, -1))
+    taken.drop(torch.zeros(2, 1, dtype=torch.long))
+    assert (taken.mass < state.mass).any() and (taken.error != state.error).any()
+    assert all(torch.equal(x, vars(state)[name]) for name, x in before.items())
+
+
 def slowly_eliminated(rows: Rows, r: int) -> Tensor:
     """Drops padding, then each time the key whose loss leaves the least recomputed error."""
     kept = rows.available.clone()
@@ -137,7 +148,7 @@ def test_elimination_drops_the_cheapest_key_each_time(
         assert torch.equal(kept_by(eliminate, rows, r), slowly_eliminated(rows, r))
 
 
-@pytest.mark.parametrize("search", [eliminate, eliminate_by_shares])
+@pytest.mark.parametrize("search", SEARCHES)
 def test_sharp_attention_in_fp32_is_searched_as_in_fp64(search) -> None:
     """Costs computed in fp32 left up to 300 times as much: t^2 enlarges the rounding."""
     options = {"batch": (4,), "rows": 24, "sharpness": 6.0, "outlier": 100.0, "seed": 3}
@@ -153,7 +164,7 @@ def test_sharp_attention_in_fp32_is_searched_as_in_fp64(search) -> None:
 @given(kinds(), st.integers(2, M))
 def test_searches_keep_r_keys_with_the_protected_and_padding_last(seen: Observed, r: int) -> None:
     rows = Rows.of(seen)
-    for search in (eliminate, eliminate_by_shares):
+    for search in SEARCHES:
         kept = kept_by(search, rows, r)
         assert (kept.sum(-1) == r).all() and (kept | ~rows.protected).all()
         usable = (kept & rows.available).sum(-1)
@@ -168,7 +179,7 @@ def test_searches_keep_r_keys_with_the_protected_and_padding_last(seen: Observed
 def test_an_exchange_never_raises_the_error(seen: Observed, r: int, dtype: torch.dtype) -> None:
     rows = Rows.of(seen)
     rows = Rows(**{k: x.to(dtype) if x.is_floating_point() else x for k, x in vars(rows).items()})
-    for start in (extended(rows, r), kept_by(eliminate_by_shares, rows, r)):
+    for start in (extended(rows, r), kept_by(eliminate, rows, r)):
         kept = exchange(rows, start)
         assert (rows.error(kept) <= rows.error(start)).all()
         assert torch.equal(kept.sum(-1), start.sum(-1))
@@ -177,7 +188,7 @@ def test_an_exchange_never_raises_the_error(seen: Observed, r: int, dtype: torch
 
 def test_an_exchange_ends_where_none_of_one_key_helps() -> None:
     rows = Rows.of(observed(M))
-    kept = exchange(rows, kept_by(eliminate_by_shares, rows, 3))
+    kept = exchange(rows, first_of(torch.arange(M).expand(2, -1), torch.full((2,), 3)))
     least = error(rows, kept)
     for dropped in range(M):
         for added in range(M):
@@ -204,8 +215,7 @@ def test_a_batch_is_its_caches_one_by_one(seen: Observed, r: int) -> None:
     rows = Rows.of(seen)
     parts = list(rows.split(1))
     assert len(parts) == 2 and all(len(part.value) == 1 for part in parts)
-    searches = [partial(kept_by, eliminate), partial(kept_by, eliminate_by_shares), extended]
-    for search in searches:
+    for search in [*(partial(kept_by, search) for search in SEARCHES), extended]:
         whole = rows.error(search(rows, r))
         alone = torch.cat([part.error(search(part, r)) for part in parts])
         torch.testing.assert_close(alone, whole, rtol=1e-6, atol=1e-10)

@@ -17,7 +17,7 @@ from tests.caches.methods import Spy
 from tests.caches.seen import observed
 from tests.hugging_face.models import batch, logits, sharp
 from value_aware_attention import caches
-from value_aware_attention.caches import AfterPrefix, CacheMethod
+from value_aware_attention.caches import AfterPrefix, CacheMethod, Observed
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 from value_aware_attention.kernels import Elu
 
@@ -50,9 +50,9 @@ class LastQueries:
         return scores
 
 
-def kept_by(method: CacheMethod, **options: Any) -> list[Tensor]:
-    """Lets a Llama of two groups of two heads choose keys in each layer."""
-    spy, model = Spy(method), sharp("llama")
+def kept_by(method: CacheMethod, kind: str = "llama", **options: Any) -> list[Tensor]:
+    """Lets a model, of two groups of two heads, choose keys in each layer."""
+    spy, model = Spy(method), sharp(kind)
     with replace_attention(model, AfterPrefix(spy, **options)):
         logits(model, batch("none"))
     return [kept.indices for kept in spy.kept]
@@ -99,6 +99,17 @@ def test_a_press_that_needs_the_whole_module_is_refused_in_one_line() -> None:
         caches.Press(4, LastQueries()).keep(observed())
     with pytest.raises(ValueError, match=r"^Press got the kernel Elu\(\); it supports Exponential"):
         caches.Press(4, LastQueries()).keep(observed(batch=(2, 2), kernel=Elu()))
+
+
+def test_heads_without_groups_are_scored_alike() -> None:
+    press = SimpleNamespace(score=lambda *given: given[3].norm(dim=-1) * given[4].shape[1])
+    seen = observed(batch=(2, 3), group=1)
+    query, key, value = (x[:, :, None] for x in (seen.query, seen.key, seen.value))
+    alike = Observed(query=query, key=key, value=value, kernel=seen.kernel)
+    found = caches.Press(4, press).keep(alike).indices
+    assert torch.equal(found[:, :, 0], caches.Press(4, press).keep(seen).indices)
+    pressed = kept_by(caches.Press(R, press), kind="gpt2", **AS_PUBLISHED)
+    assert pressed[0].shape == (3, 4, 1, R)
 
 
 @pytest.fixture

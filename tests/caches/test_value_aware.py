@@ -13,7 +13,7 @@ from tests.reference.caches import best_set, least_error
 from value_aware_attention.caches import Observed, ValueAware, value_aware
 
 quick = settings(deadline=None, max_examples=15)
-SEARCHES = ("fast", "default", "best")
+SEARCHES = ("default", "exhaustive", "best")
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -115,3 +115,12 @@ def test_a_kernel_of_no_meaning_is_refused() -> None:
             if refuses(method, kernel):
                 with pytest.raises(ValueError, match=r"it supports Exponential$"):
                     method.keep(observed(kernel=kernel))
+
+
+def test_a_rotation_that_is_not_known_is_not_asked_for() -> None:
+    def refuse(query: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not known")
+
+    seen = observed(9)
+    found = ValueAware(3).keep(replace(seen, rotary=refuse))
+    assert torch.equal(found.indices, ValueAware(3).keep(seen).indices)

@@ -1,5 +1,6 @@
 """Heads of a layer or of the whole model share the keys that they keep."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -11,7 +12,13 @@ from transformers import PreTrainedModel
 from tests.caches.methods import Spy
 from tests.hugging_face.models import batch, logits, sharp
 from value_aware_attention import caches
-from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
+from value_aware_attention.caches import (
+    AfterPrefix,
+    CacheMethod,
+    CacheProfile,
+    KeptKeys,
+    Observed,
+)
 from value_aware_attention.caches.method import Given
 from value_aware_attention.caches.order import Order
 from value_aware_attention.hugging_face import attention_layers, replace_attention
@@ -26,6 +33,9 @@ class Cuts(Spy):
     def order(self, seen: Observed) -> Order:
         self.seen.append(seen)
         return self.method.order(seen)
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Tensor]:
+        return self.method.counts(orders, total, least)
 
     def cut(self, seen: Observed, order: Order, counts: Tensor) -> KeptKeys:
         self.kept.append(self.method.cut(seen, order, counts))
@@ -96,6 +106,57 @@ def test_texts_of_a_batch_choose_alone(kind: str) -> None:
         own = kept_by(model, alone, caches.ValueAware(R), pool="model")
         for one, two in zip(own, whole, strict=True):
             assert torch.equal(used(one)[0], used(two)[row])
+
+
+def test_texts_with_fewer_keys_than_others_protect_choose_alone(kind: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    inputs["attention_mask"][1, : PREFIX - 1] = 0
+    for pool in ("layer", "model"):
+        whole = kept_by(model, inputs, caches.ValueAware(R), pool=pool, recent=3)
+        for row in range(3):
+            alone = {name: x[row : row + 1] for name, x in inputs.items()}
+            own = kept_by(model, alone, caches.ValueAware(R), pool=pool, recent=3)
+            for one, two in zip(own, whole, strict=True):
+                assert torch.equal(used(one)[0], used(two)[row])
+
+
+def test_a_layer_may_keep_no_key_at_all(kind: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    method = caches.PyramidKV(2)
+    options = {"pool": "model", "sinks": 0, "recent": 0}
+    counts = [used(kept).sum() for kept in kept_by(model, inputs, method, **options)]
+    assert counts[-1] == 0 < counts[0]
+    with replace_attention(model, after(method, **options)):
+        assert logits(model, inputs).isfinite().all()
+
+
+def test_a_refit_keeps_the_budgets_of_its_method(kind: str) -> None:
+    model, inputs = sharp(kind), batch("none")
+    for method in (caches.PyramidKV(R), caches.CriticalValues(caches.PyramidKV(R))):
+        refit = caches.AttentionMatching(R, method)
+        both = (kept_by(model, inputs, one, pool="model") for one in (method, refit))
+        counts = [used(one) for one in kept_by(model, inputs, caches.PyramidKV(R), pool="model")]
+        for kept in both:
+            assert all(torch.equal(used(one), own) for one, own in zip(kept, counts, strict=True))
+
+
+def test_a_part_of_the_model_alone_reads_nothing_first() -> None:
+    model, inputs = sharp("llama"), batch("none")
+    with (
+        replace_attention(model, after(caches.Recent(R), pool="model")),
+        pytest.raises(ValueError, match=r"^pool is 'model'; it needs a call of the whole model"),
+    ):
+        model.model(**inputs)
+
+
+def test_layers_that_share_one_attention_are_not_read_first() -> None:
+    model, inputs = sharp("albert"), batch("none")
+    method = after(caches.Recent(R), prefix=None, observed="noncausal", pool="model")
+    with (
+        replace_attention(model, method),
+        pytest.raises(ValueError, match=r"^\w+ is the attention of several layers, which cannot"),
+    ):
+        model(**inputs)
 
 
 def test_continued_queries_are_repeated_ones_in_the_first_layer_of_a_rotary_model() -> None:
@@ -188,6 +249,8 @@ def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
     found = caches.profile(model, [tokens], caches.Recent, prefix=PREFIX, sizes=[PREFIX])
     with pytest.raises(ValueError, match=r"^the profile is of a prefix of 9; prefix is 8$"):
         after(caches.Recent(R), prefix=8, pool=found)
+    with pytest.raises(ValueError, match=r"^heads may keep 2 keys; with pool each must keep 3: "):
+        after(caches.Recent(R), pool=CacheProfile((2, 9), (((1.0, 0.0),),), 1))
     fewer = replace(found, kl=found.kl[1:])
     with pytest.raises(ValueError, match=r"^the profile is of 3 layers; the model has 4$"):
         kept_by(model, inputs, caches.Recent(R), pool=fewer)

@@ -165,13 +165,13 @@ def test_references_are_searched_as_the_method_is(
             searches.append(search)
 
     settings = cache_settings(
-        {"fast": lambda r: caches.ValueAware(r, search="fast")}, sizes=[7], observed=["last"],
-        gaps_of=["fast"], prefix=PREFIX,
+        {"every": lambda r: caches.ValueAware(r, search="exhaustive")}, sizes=[7],
+        observed=["last"], gaps_of=["every"], prefix=PREFIX,
     )  # fmt: skip
     monkeypatch.setattr(measuring, "ValueAware", Spy)
     monkeypatch.setattr(measuring, "alone_errors", lambda each, like: each.squared_norm())
     measure_caches(task, settings, model_name="tiny", task_name="random")
-    assert set(searches) == {"fast"}
+    assert set(searches) == {"exhaustive"}
 
 
 def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Task) -> None:
@@ -255,6 +255,15 @@ def test_a_method_that_looks_at_no_query_is_measured_once(record: CacheRecord) -
     assert [one.observed for one in record.cells if one.method == "recent"] == ["nothing"] * 2
 
 
+def test_end_metrics_above_one_are_no_shares(task: Task) -> None:
+    surprising = Task(
+        task.model, task.texts, "perplexity", ends=lambda *_: {"nats": torch.full((3,), 8.5)}
+    )
+    settings = cache_settings({"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=12)
+    record = measure_caches(surprising, settings, model_name="tiny", task_name="random")
+    assert record.exact["nats"].value == record.cells[0].ends["nats"].value == 8.5
+
+
 def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     torch.manual_seed(0)
     config = BertConfig(
@@ -275,6 +284,19 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     assert observed.error.value > hindsight.error.value > 0
     assert observed.ends["cosine_distance"].value > 0
     assert cell(record, "value_aware", "noncausal", 12).error.value == pytest.approx(0, abs=1e-10)
+    after = settings[0].after
+    with recording(model, shares_keys=True) as calls:
+        model(tokens)
+    seen = after.observe(**calls[0].arguments(), layer=calls[0].layer)
+    unseen = [row for row in range(12) if row not in seen.positions.tolist()]
+    exact = ExactRows.served(calls[0], torch.tensor(unseen))
+    expected = exact.squared_error(after).sum() / exact.squared_norm().sum()
+    assert observed.error.value == pytest.approx(expected.item(), rel=1e-5)
+    last = cache_settings(
+        {"value_aware": caches.ValueAware}, sizes=[4], observed=["last"], prefix=None, rows=6
+    )
+    with pytest.raises(ValueError, match=r"^observed is 'last'; of an encoder it must be "):
+        measure_caches(task, last, model_name="tiny", task_name="random")
 
 
 def test_the_page_of_ten_lines_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,10 +93,6 @@ class AfterPrefix(Approximation):
         self.rows = check_at_least(1, rows=rows)
         self.sinks, self.recent = check_at_least(0, sinks=sinks), check_at_least(0, recent=recent)
         self.every = every if every is None else check_at_least(1, every=every)
-        if pool is not None and not isinstance(pool, CacheProfile):
-            check_choice(("layer", *OF_MODEL), pool=pool)
-        if isinstance(pool, CacheProfile) and pool.sizes[-1] != prefix:
-            raise ValueError(f"the profile is of a prefix of {pool.sizes[-1]}; prefix is {prefix}")
         self.pool = pool
         self.floor = check_at_least(0, floor=floor)
         self.seed = check_seed(seed)
@@ -114,18 +110,31 @@ class AfterPrefix(Approximation):
                 )
             if self.every is not None:
                 raise ValueError(f"every is {self.every}; without a prefix no cache grows")
-            if self.pool == "checked":
-                raise ValueError("pool is 'checked'; without a prefix there is none to read again")
-            return
-        if r > self.prefix:
+        elif r > self.prefix:
             raise ValueError(f"r is {r}; the prefix has {self.prefix} keys to keep")
-        if r < (least := min(self.sinks + self.recent, self.prefix)):
+        elif r < (least := min(self.sinks + self.recent, self.prefix)):
             raise ValueError(
                 f"r is {r}; it counts {self.sinks} sinks and {self.recent} recent keys, so it must "
                 f"be at least {least}"
             )
+        if self.pool is not None:
+            self._check_pool(self.pool)
         if self.every is not None:
             self._check_growing()
+
+    def _check_pool(self, pool: str | CacheProfile) -> None:
+        least = self.method.r
+        if isinstance(pool, CacheProfile):
+            least, whole = pool.sizes[0], pool.sizes[-1]
+            if whole != self.prefix:
+                raise ValueError(f"the profile is of a prefix of {whole}; prefix is {self.prefix}")
+        elif check_choice(("layer", *OF_MODEL), pool=pool) == "checked" and self.prefix is None:
+            raise ValueError("pool is 'checked'; without a prefix there is none to read again")
+        if least < self._least:
+            raise ValueError(
+                f"heads may keep {least} keys; with pool each must keep {self._least}: floor, or "
+                f"{self.sinks} sinks and {self.recent} recent keys"
+            )
 
     def _check_growing(self) -> None:
         name = type(self.method).__name__
@@ -259,6 +268,11 @@ class AfterPrefix(Approximation):
         """Keeps keys of one layer."""
         if self.pool is None:
             return self.method.keep(seen)
+        if self.pool in OF_MODEL:
+            raise ValueError(
+                f"pool is {self.pool!r}; it needs a call of the whole model that was given to "
+                f"replace_attention, whose layers are read first"
+            )
         order = self.method.order(seen)
         counts = self._counts(order, layer)
         return self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
@@ -279,7 +293,9 @@ class AfterPrefix(Approximation):
 
     @property
     def _least(self) -> int:
-        return max(self.sinks + self.recent, self.floor)
+        """Returns the least number of keys that heads keep where they share keys."""
+        always = 0 if self.prefix is None else min(self.sinks + self.recent, self.prefix)
+        return max(always, self.floor)
 
     @torch.no_grad()
     def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:
@@ -303,7 +319,11 @@ class AfterPrefix(Approximation):
             wanted.append([torch.full_like(count, self.method.r) for count in pooled])
         return [
             [
-                self.method.cut(self.observe(**call), order, count.view(order.keys.shape[:-1]))
+                self.method.cut(
+                    self.observe(**call),
+                    order,
+                    count.to(order.keys.device).view(order.keys.shape[:-1]),
+                )
                 for call, order, count in zip(calls, orders, counts, strict=True)
             ]
             for counts in wanted

@@ -1,5 +1,7 @@
 """Refits biases and values of kept keys to the observed outputs."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -41,6 +43,9 @@ class AttentionMatching(CacheMethod):
     @torch.no_grad()
     def order(self, seen: Observed) -> Order:
         return self.method.order(seen)
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        return self.method.counts(orders, total, least)
 
     @torch.no_grad()
     def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:

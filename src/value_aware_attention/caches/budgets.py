@@ -31,7 +31,7 @@ def pooled_counts(
     costs = [order.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
     for cost in costs:
         cost[..., :least] = torch.inf
-    every = torch.cat([cost.flatten(1) for cost in costs], dim=-1)
+    every = torch.cat([cost.flatten(1).to(costs[0].device) for cost in costs], dim=-1)
     order = every.argsort(dim=-1, descending=True, stable=True)
     kept = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
     parts = kept.split([cost[0].numel() for cost in costs], dim=-1)
@@ -104,9 +104,9 @@ class CacheProfile:
     def budgets(self, total: int) -> Int[Tensor, "L H"]:
         """Counts the keys of each layer and head, `total` at most in all, of the least sum of KL.
 
-        Found by dynamic programming over log KL that is linear between the sizes; exact where
-        `total` is at most 4,096, else in as many steps. Raises ValueError for a total below the
-        smallest size, or above the largest, in every head.
+        Found by dynamic programming over log KL that is linear between the sizes (KL itself up to
+        the last one); exact where `total` is at most 4,096, else in as many steps. Raises
+        ValueError for a total below the smallest size, or above the largest, in every head.
         """
         curves = np.log(np.maximum(np.array(self.kl), LEAST)).reshape(-1, len(self.sizes))
         alike = self.heads // len(curves)
@@ -116,6 +116,8 @@ class CacheProfile:
         step = -(-total // (alike * STEPS))
         sizes = np.arange(self.sizes[0], self.sizes[-1] + 1, step)
         costs = np.exp([np.interp(sizes, self.sizes, curve) for curve in curves])
+        last = sizes >= self.sizes[-2:][0]  # to a KL of 0, whose logarithm says nothing between
+        costs[:, last] = [np.interp(sizes[last], self.sizes, np.exp(curve)) for curve in curves]
         chosen = sizes[_cheapest(costs, (total // alike - self.sizes[0] * len(curves)) // step)]
         by_layer = torch.from_numpy(chosen).view(len(self.kl), -1)
         return by_layer.expand(-1, self.key_value_heads)

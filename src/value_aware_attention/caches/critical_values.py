@@ -1,5 +1,7 @@
 """Keeps half of the keys by a score, the others by the score times their projected value."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -40,6 +42,9 @@ class CriticalValues(CacheMethod):
     def order(self, seen: Observed) -> Order:
         """Orders keys by the method's scores: only the keys of a head are chosen by values."""
         return self.method.order(seen)
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        return self.method.counts(orders, total, least)
 
     @torch.no_grad()
     def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:

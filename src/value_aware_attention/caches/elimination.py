@@ -16,11 +16,6 @@ each key to drop, the cheapest when all were computed, because a cost hardly fal
 There `DROPS` and `CANDIDATES` are `QUICK` times fewer."""
 SHARE = 0.1
 """Share of the keys that is dropped before all costs are computed again, where not every time"""
-GENTLE = 0.9
-"""Largest share of a row's mass in one key at which drops are followed in fp32, twice as fast:
-above it t is large and magnifies rounding"""
-AT_ONCE = 0.05
-"""Share of the remaining keys that `eliminate_by_shares` drops at once"""
 
 
 def eliminate(
@@ -58,18 +53,20 @@ def _drops(
     state, fixed = rows.start(left)
     most = max(4 * step, min(STALE, 3 * count) if count > step else 0)
     cheapest = (state.cost() + fixed).topk(min(most, left.shape[-1]), dim=-1, largest=False).indices
-    state, fixed = state.take(cheapest), fixed.gather(-1, cheapest)
+    fixed = fixed.gather(-1, cheapest)
+    state, unit = state.take(cheapest).eased()
     places: list[Tensor] = []
     costs: list[Tensor] = []
     while count > 0:
         gone, cost = _followed(state, fixed, min(step, count), 4 * step, is_fresh=not places)
         places.append(cheapest.gather(-1, gone))
-        costs.append(cost)
+        costs.append(cost * unit)
         count -= step
         if gone.shape[-1] < step:
             break
-        state = state.recomputed(rows, gone)
-        fixed = fixed.scatter(-1, gone, torch.inf)
+        state, fixed = state.recomputed(gone), fixed.scatter(-1, gone, torch.inf)
+        if state.is_single and not state.is_gentle:
+            break
     return torch.cat(places, dim=-1), torch.cat(costs, dim=-1)
 
 
@@ -81,16 +78,9 @@ def _followed(
     It ends before a drop that takes nearly all of a row's mass, or, where all costs are fresh, with
     it: the cost of such a drop is that of the last time all was computed.
     """
-    candidates = None
-    if state.value.shape[-2] > among:
-        candidates = (state.cost() + fixed).topk(among, dim=-1, largest=False).indices
-        state, fixed = state.take(candidates), fixed.gather(-1, candidates)
-    unit = torch.ones(())
-    if (state.weights <= GENTLE * state.mass).all():
-        unit = state.unit[:: state.parts, :, 0].square()
-        state, fixed = state.in_single_precision(), fixed.float()
-    else:
-        fixed = fixed.clone()
+    found = (state.cost() + fixed).topk(min(among, fixed.shape[-1]), dim=-1, largest=False).indices
+    fixed = fixed.gather(-1, found)
+    state, unit = state.take(found).eased()
     places, costs = [], []
     for step in range(count):
         cost, cheapest = (state.cost() + fixed).min(dim=-1, keepdim=True)
@@ -104,26 +94,8 @@ def _followed(
         if empties:
             break
     none = torch.zeros(len(fixed), 0, device=fixed.device)
-    gone = torch.cat([none.long(), *places], dim=-1)
-    if candidates is not None:
-        gone = candidates.gather(-1, gone)
+    gone = found.gather(-1, torch.cat([none.long(), *places], dim=-1))
     return gone, torch.cat([none.double(), *costs], dim=-1)
-
-
-def eliminate_by_shares(
-    rows: Rows, left: Int[Tensor, "B K"], least: int
-) -> tuple[Int[Tensor, "B K"], Float[Tensor, "B K"]]:
-    """Orders keys by dropping the cheapest 5% at a time: blind to redundancy among them."""
-    dropped, costs = [], []
-    while left.shape[-1] > least:
-        state, fixed = rows.start(left)
-        stay = max(least, int((1 - AT_ONCE) * left.shape[-1]))
-        cost, order = (state.cost() + fixed).sort(dim=-1, descending=True)
-        dropped.append(left.gather(-1, order[:, stay:]))
-        costs.append(cost[:, stay:])
-        left = left.gather(-1, order[:, :stay].sort(dim=-1).values)
-    kept = torch.full(left.shape, torch.inf, dtype=torch.float64, device=left.device)
-    return torch.cat([left, *dropped[::-1]], dim=-1), torch.cat([kept, *costs[::-1]], dim=-1)
 
 
 def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B K"]:

@@ -27,12 +27,14 @@ from value_aware_attention.error import typical_unit
 LEFT = {torch.float64: 1e-3, torch.float32: 1e-1}
 """Smallest part of a row's mass that drops may leave before all is computed again: below it t is
 large and magnifies rounding"""
+GENTLE = 0.9
+"""Largest share of a row's mass in one key at which drops are followed in fp32, twice as fast"""
 BREADTH = 8
 """Keys, the cheapest ones, that an exchange tries to drop"""
 GAIN = 1e-5
 """Least relative gain for which keys are exchanged"""
 
-LENGTHS = ("value", "output")
+LENGTHS = ("value", "output", "exact", "nothing")
 SQUARES = ("error", "error_of_others", "to_kept", "to_exact")
 """Fields of a `State` that are lengths, and squared ones"""
 
@@ -197,6 +199,8 @@ class State:
     mass: Float[Tensor, "C n 1"]
     output: Float[Tensor, "C n V"]
     """o~ when all was computed"""
+    exact: Float[Tensor, "C n V"]
+    nothing: Float[Tensor, "C 1 V"]
     error: Float[Tensor, "C n 1"]
     error_of_others: Float[Tensor, "C n 1"]
     """||o - o~||^2 without the key of the largest weight, when all was computed"""
@@ -223,6 +227,8 @@ class State:
             weights=weights,
             mass=mass,
             output=output,
+            exact=rows.output,
+            nothing=rows.nothing,
             error=(rows.output - output).square().sum(dim=-1, keepdim=True),
             error_of_others=(rows.output - others).square().sum(dim=-1, keepdim=True),
             to_kept=_squared_distances(output, value),
@@ -240,12 +246,28 @@ class State:
         }
         return replace(self, value=self.value.take_along_dim(at[..., None], dim=-2), **columns)
 
-    def in_single_precision(self) -> "State":
-        """Returns the state in fp32, in a unit of length whose squares stay in its range."""
+    @property
+    def is_gentle(self) -> bool:
+        """Tells whether fp32 suffices: no key has nearly all of a row's mass."""
+        return bool((self.weights <= GENTLE * self.mass).all())
+
+    @property
+    def is_single(self) -> bool:
+        """Tells whether it is in fp32."""
+        return self.error.dtype == torch.float32
+
+    def eased(self) -> tuple["State", Float[Tensor, "B 1"]]:
+        """Returns the state in fp32 where that suffices, and the factor that its costs are in.
+
+        Its unit of length is one whose squares stay in the range of fp32.
+        """
+        if self.is_single or not self.is_gentle:
+            return self, self.error.new_ones(1, 1)
         lengths = {name: vars(self)[name] / self.unit for name in LENGTHS}
         squares = {name: vars(self)[name] / self.unit.square() for name in SQUARES}
         parts = vars(self) | lengths | squares
-        return State(**{n: x if n == "parts" else x.float() for n, x in parts.items()})
+        state = State(**{n: x if n == "parts" else x.float() for n, x in parts.items()})
+        return state, self.unit[:: self.parts, :, 0].square()
 
     @property
     def unit(self) -> Float[Tensor, "C 1 1"]:
@@ -283,24 +305,24 @@ class State:
         outer = torch.cat([(1 + t) * t * near, -t], dim=-1)
         with_all = torch.stack([torch.ones_like(between[..., 0]), between.square().sum(-1)], dim=1)
         self.to_kept.mul_(1 + t).baddbmm_(outer, with_all)
-        self.error += t * ((1 + t) * near - far + self.error)
-        self.mass -= weight
+        self.error = self.error + t * ((1 + t) * near - far + self.error)
+        self.mass = left
         self.weights.scatter_(-1, own[:, None, :].expand_as(weight), 0.0)
 
-    def recomputed(self, rows: Rows, gone: Int[Tensor, "B D"]) -> "State":
+    def recomputed(self, gone: Int[Tensor, "B D"]) -> "State":
         """Returns the state after dropping keys, its distances computed again."""
         at = _by_part(gone, self.parts)[:, None]
         weight = self.weights.take_along_dim(at, dim=-1)
         value = self.value.take_along_dim(at.mT, dim=-2)
         mass = self.mass - weight.sum(dim=-1, keepdim=True)
         output = (self.mass * self.output - weight @ value) / mass
-        output = output.where(mass > 0, rows.nothing)
+        output = output.where(mass > 0, self.nothing)
         return replace(
             self,
             weights=self.weights.scatter(-1, at.expand_as(weight), 0.0),
             mass=mass,
             output=output,
-            error=(rows.output - output).square().sum(dim=-1, keepdim=True),
+            error=(self.exact - output).square().sum(dim=-1, keepdim=True),
             to_kept=_squared_distances(output, self.value),
         )
 

@@ -97,7 +97,10 @@ class Lava(CacheMethod):
     def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
         found = _by_layer(orders, _preferences(orders), total, least)
         pairs = zip(orders, found, strict=True)
-        return [_pulled_alike(order, count.sum(dim=-1), least) for order, count in pairs]
+        return [
+            _pulled_alike(order, count.sum(dim=-1).to(order.loss.device), least)
+            for order, count in pairs
+        ]
 
 
 def _variance(weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G M"]:
@@ -106,7 +109,8 @@ def _variance(weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G
 
 
 def _preferences(orders: Sequence[Order]) -> Float[Tensor, "B L"]:
-    return torch.stack([x for order in orders if (x := order.preference) is not None], dim=-1)
+    found = [order.preference for order in orders if order.preference is not None]
+    return torch.stack([x.to(found[0].device) for x in found], dim=-1)
 
 
 def _by_layer(

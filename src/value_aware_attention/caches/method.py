@@ -113,7 +113,7 @@ class CacheMethod(nn.Module):
     @classmethod
     def kept_of(cls, seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
         """Returns sets of keys as they are; caches with fewer than others have unused slots."""
-        slots = int(chosen.sum(dim=-1).max())
+        slots = max(1, int(chosen.sum(dim=-1).max()))
         first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
         return cls.kept(seen, first, chosen)
 

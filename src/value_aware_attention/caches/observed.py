@@ -36,7 +36,7 @@ class KeptKeys:
         """Takes the slots of each text, the first dimension, from one of two choices."""
         both = [self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])]
         found = {
-            name: a.where(mine.view(-1, *(1,) * (a.ndim - 1)), b)
+            name: a.where(mine.to(a.device).view(-1, *(1,) * (a.ndim - 1)), b)
             for name, a in vars(both[0]).items()
             if a is not None
             for b in [vars(both[1])[name]]
@@ -270,11 +270,13 @@ class Choice:
     seed: int = 0
 
     def attending(self, rows: Int[Tensor, " W"]) -> dict[str, Any]:
-        """Returns queries of the text with the pairs of the pool that they see."""
+        """Returns queries of the text with the pairs of the pool that they see; of padding none."""
         part = self.call.take(rows)
         visible = visible_pairs(part)
         if visible is not None:
             visible = visible.take_along_dim(self.pool[..., None, None, :], dim=-1)
+        if visible is not None and self.call.query.shape[-2] == self.call.keys:
+            visible = visible & self.unpadded(rows)
         return {"query": part.query, "visible": visible, "positions": rows}
 
     def spaced(self, among: range) -> Int[Tensor, " W"]:
@@ -362,7 +364,7 @@ def repeat(choice: Choice) -> dict[str, Any]:
             "observed is 'repeat': its queries are recorded by hugging_face.replace_attention in a "
             "second pass; bare tensors have none"
         )
-    query, key, value = choice.call.layer.repeated
+    query, key, value = map(working_precision, choice.call.layer.repeated)
     rows = choice.spaced(range(query.shape[-2]))
     query = query[..., rows, :]
     return {

@@ -71,8 +71,9 @@ def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
         raise ValueError(f"optimal_set got {seen.keys} keys; it takes at most {MOST_KEYS}")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
-    rows, found = Rows.of(seen), ValueAware(r, search="best").keep(seen).indices.view(-1, r)
-    first = torch.zeros_like(rows.available).scatter(-1, found, value=True)
+    rows, found = Rows.of(seen), ValueAware(r, search="best").keep(seen).indices
+    first = torch.zeros_like(rows.available)
+    first.scatter_(-1, found.view(len(first), -1), value=True)
     searches = [
         _search(part, one[None] & part.available, seconds)
         for part, one in zip(rows.split(1), first, strict=True)

@@ -37,28 +37,28 @@ class Press(CacheMethod):
         self.press = press
 
     def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        if len(seen.batch) != 2:
+        if len(seen.batch) < 2:
             raise ValueError(f"keys have dimensions {tuple(seen.batch)}; a press has texts x heads")
         if hasattr(self.press, "compression_ratio"):
             self.press.compression_ratio = 1 - (self.r + 0.5) / seen.keys
-        query = seen.query.flatten(1, 2)
+        query, weights = (x.flatten(1, -3) for x in (seen.query, seen.weights))
         turn = torch.ones_like(query[:, 0])
         try:
             found: Tensor = self.press.score(
-                _module(seen), query.transpose(1, 2).flatten(2), seen.key, seen.value,
-                seen.weights.flatten(1, 2).to(seen.key.dtype),
+                _module(seen), query.transpose(1, 2).flatten(2),
+                seen.key.flatten(1, -3), seen.value.flatten(1, -3), weights.to(seen.key.dtype),
                 {"position_embeddings": (turn, torch.zeros_like(turn))},
             )  # fmt: skip
         except AttributeError as error:
             raise ValueError(
                 f"{type(self.press).__name__} needs more than queries, keys and values: {error}"
             ) from error
-        return working_precision(found)
+        return working_precision(found).view(*seen.batch, -1)
 
 
 def _module(seen: Observed) -> SimpleNamespace:
     """Returns what presses read of an attention module, with an identity for its projection."""
-    (heads, groups), width = (seen.batch[1], seen.query.shape[-3]), seen.query.shape[-1]
+    heads, (groups, _, width) = seen.batch[1:].numel(), seen.query.shape[-3:]
     weight = None if seen.projection is None else seen.projection.flatten(0, -2).mT
     config = SimpleNamespace(
         num_attention_heads=heads * groups,
@@ -111,6 +111,6 @@ def as_press(
                 layer=Layer(output_projection(module, query.shape[1:3], values.shape[-1])),
             )  # fmt: skip
             none = torch.zeros(keys.shape[:-1], device=keys.device)
-            return none.scatter(-1, after.method.keep(seen).indices, 1.0)
+            return none.scatter(-1, after.method.keep(seen).indices.flatten(1, -2), 1.0)
 
     return CacheMethodPress()

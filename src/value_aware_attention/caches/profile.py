@@ -56,7 +56,7 @@ def profile(
     if len(lengths := sorted({tokens.shape[1] for tokens in batches})) > 1 or lengths[0] <= prefix:
         raise ValueError(f"batches have lengths {lengths}; they must have one, above {prefix}")
     found = [_Profiled.of(model, tokens, like).curves(method, asked, by) for tokens in batches]
-    kl = np.mean(found, axis=0)
+    kl = np.average(found, axis=0, weights=[len(tokens) for tokens in batches])
     heads = 1 if by == "layer" else kl.shape[1]
     return CacheProfile(
         sizes=tuple(asked),

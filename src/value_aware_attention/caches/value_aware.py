@@ -1,6 +1,7 @@
 """Searches the set of keys that jointly changes the observed outputs least."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -10,12 +11,7 @@ from torch import Tensor
 from value_aware_attention.arguments import check_choice
 from value_aware_attention.caches.baselines import Recent
 from value_aware_attention.caches.critical_values import CriticalValues
-from value_aware_attention.caches.elimination import (
-    SHARE,
-    eliminate,
-    eliminate_by_shares,
-    measured_in_order,
-)
+from value_aware_attention.caches.elimination import SHARE, eliminate, measured_in_order
 from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.joint_set import Rows, exchange, extend
 from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
@@ -64,15 +60,15 @@ class ValueAware(CacheMethod):
 
     Optimal where one key is free (r = 1, or one more than the protected) and where one is dropped;
     best found elsewhere. `search` "default" drops one by one among the 4r keys that come first by
-    any of three scores, "exhaustive" among all keys; "fast" drops 5% of all keys at a time; "best"
-    is "exhaustive", then exchanges keys until none helps, from several starts (all, of few keys).
+    any of three scores, "exhaustive" among all keys; "best" is "exhaustive", then exchanges keys
+    until none helps, from several starts (all, of few keys).
     `refit` gives the keys biases and values of their own, as `AttentionMatching` does.
     """
 
     def __init__(self, r: int, refit: bool = False, search: str = "default") -> None:
         super().__init__(r)
         self.refit = self.refits = refit
-        self.search = check_choice(("fast", "default", "exhaustive", "best"), search=search)
+        self.search = check_choice(("default", "exhaustive", "best"), search=search)
 
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
@@ -85,7 +81,7 @@ class ValueAware(CacheMethod):
         """Orders keys by elimination, with costs after W_o in parts of the layer's output."""
         self.check(seen)
         rows = Rows.of(seen, projected=True)
-        least = int(rows.protected.sum(dim=-1).min())
+        least = int(rows.protected.sum(dim=-1).max())
         found = [self._measured(part, others, least) for part, others in self._parts(seen, rows)]
         keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
         norm = seen.squared_layer_output()
@@ -114,11 +110,13 @@ class ValueAware(CacheMethod):
 
     def _parts(self, seen: Observed, rows: Rows) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
         """Cuts the caches into parts that are searched at once, with the orders of `STARTS`."""
-        methods = [build(self.r) for build in STARTS]
-        allowed = [m for m in methods if not m.kernels or isinstance(seen.kernel, m.kernels)]
-        orders = torch.stack(
-            [m.ranked(seen, m.scores(seen), seen.keys).reshape(-1, seen.keys) for m in allowed]
-        )
+        found = []
+        for method in (build(self.r) for build in STARTS):
+            with suppress(ValueError):  # of another kernel, or a rotation that is not known
+                method.check(seen)
+                ranked = method.ranked(seen, method.scores(seen), seen.keys)
+                found.append(ranked.reshape(-1, seen.keys))
+        orders = torch.stack(found)
         elements = rows.log_weights.numel()
         if rows.value.device.type == "cpu":
             elements = AT_ONCE if self.search == "default" else IN_CACHE
@@ -131,8 +129,6 @@ class ValueAware(CacheMethod):
     ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B K"]]:
         """Orders the keys by the search, down to `least`, with the costs of the K searched."""
         every = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
-        if self.search == "fast":
-            return eliminate_by_shares(rows, every, least)
         count = PRESELECTED * self.r
         if self.search != "default" or count >= others.shape[-1]:
             share = SHARE if self.search == "default" else 0.0

@@ -271,6 +271,11 @@ class SharedKeys:
         inputs = query.unflatten(1, groups), key[:, :, None], value[:, :, None]
         call = dict(zip(TENSORS, inputs, strict=True)) | options | {"layer": layer}
         if self.first.is_reading:
+            if self.module in self.first.calls:
+                raise ValueError(
+                    f"{type(self.module).__name__} is the attention of several layers, which "
+                    f"cannot be told apart when the text is read first"
+                )
             self.first.calls[self.module] = call
             return exact()
         output: Tensor = self.method(**call).flatten(1, 2)

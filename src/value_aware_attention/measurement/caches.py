@@ -38,8 +38,8 @@ from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.task import Task, Text, joined
 from value_aware_attention.measurement.windows import vocabulary_size
 
-MOST = {"kl": np.inf, "cosine_distance": 2.0}
-"""Largest values of distances between outputs; other end metrics are shares, of at most 1"""
+MOST = {"accuracy": 1.0, "exact_match": 1.0, "cosine_distance": 2.0}
+"""Largest values of end metrics that have one"""
 REFERENCES = ("observed", "served", "alone", "refitted")
 """Sets that a method is compared with, found by its own search, or by the default one: on the
 queries that it observed, on as many served ones, for each served query alone, and those on served
@@ -61,7 +61,7 @@ def alone_errors(measured: ExactRows, like: AfterPrefix) -> Float[Tensor, "B H"]
     `like` tells r and which keys are protected.
     """
     best = ValueAware(like.method.r)
-    rows = measured.rows.query.shape[-2]
+    rows = like.rows if like.prefix is None else measured.rows.query.shape[-2]
     served = like.like(best, observed="hindsight", rows=rows)
     alone = _by_query(served.observe(**measured.call.arguments(), layer=measured.call.layer))
     errors = alone.error(best.keep(alone)).sum(dim=-1)
@@ -111,7 +111,7 @@ def gaps(errors: Mapping[str, Array], **setting: Any) -> Iterator[CacheGaps]:
 
 
 SERVED = 64
-"""Queries of each head and unit that errors are measured on; fewer where fewer are served."""
+"""Queries of each head and unit, after a prefix, that errors are measured on, at most"""
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,8 @@ def measure_caches(
         raise ValueError("the settings differ in prefix; measure them one by one")
     if first.prefix is None and any(s.after.rows != first.rows for s in settings):
         raise ValueError("the settings differ in rows, which of an encoder are not served")
+    if first.prefix is None and any(s.after.observed == "last" for s in settings):
+        raise ValueError("observed is 'last'; of an encoder it must be noncausal or hindsight")
     parts, exact = _measured(task, settings, progress)
     call, pairs = exact.measured_on[0].call, list(zip(parts, settings, strict=True))
     return CacheRecord(
@@ -316,7 +318,8 @@ class _ExactPart:
         ) as calls:
             _output(task, text)
         length = calls[0].query.shape[-2]
-        rows = min(SERVED, length - (like.prefix or length // 2))
+        # an encoder's are those beside as many rows as the methods observe
+        rows = like.rows if like.prefix is None else min(SERVED, length - like.prefix)
         at = _observed_by(like.like(Recent(like.method.r), observed="hindsight", rows=rows), calls)
         served = torch.arange(length, device=at.device)
         if like.prefix is None:
@@ -335,9 +338,9 @@ class _ExactPart:
     def measured(self, setting: CacheSetting) -> _Part:
         """Measures one setting."""
         after = setting.after
-        begun = perf_counter()
+        begun = _time()
         kept = self._chosen(after)
-        seconds = perf_counter() - begun
+        seconds = _time() - begun
         served = [after] * len(kept)
         # the choices of an encoder's layers, and those of a growing cache, are not all made here
         if after.every is None and (after.prefix is not None or after.pool == "model"):
@@ -374,9 +377,11 @@ class _ExactPart:
             found.append(options["layer"].kept)
 
         handle = after.register_forward_pre_hook(record, with_kwargs=True)
-        with replace_attention(self.task.model, after):
-            _output(self.task, self.text)
-        handle.remove()
+        try:
+            with replace_attention(self.task.model, after):
+                _output(self.task, self.text)
+        finally:
+            handle.remove()
         return found[-len(self.measured_on) :]
 
     def ends(self, output: Tensor) -> dict[str, Array]:
@@ -422,9 +427,9 @@ class _ExactPart:
         call = self.measured_on[len(self.measured_on) // 2].call
         every = [x.expand(*call.batch, -1, -1) for x in (call.query, call.key, call.value)]
         read = [x[..., : after.prefix, :].flatten(1, -3) for x in every]
-        begun = perf_counter()
+        begun = _time()
         attention(*read, kernel=call.kernel, is_causal=after.prefix is not None)
-        return (perf_counter() - begun) / call.key.shape[:2].numel()
+        return (_time() - begun) / call.key.shape[:2].numel()
 
     def multiply_adds(self, after: AfterPrefix) -> float:
         """Counts the multiply-adds of a choice for a key-value head."""
@@ -432,6 +437,13 @@ class _ExactPart:
         rows = call.query.shape[2] * min(after.rows, after.prefix or call.keys)
         sizes = rows, after.prefix or call.keys, call.key.shape[-1], call.value.shape[-1]
         return after.method.multiply_adds(*sizes)
+
+
+def _time() -> float:
+    """Reads the clock when all work is done, a GPU's too."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return perf_counter()
 
 
 def _output(task: Task, text: Text) -> Tensor:
@@ -460,4 +472,4 @@ def _mean(units: Array, most: float = np.inf) -> Estimate:
 
 
 def _estimates(ends: Mapping[str, Array]) -> dict[str, Estimate]:
-    return {name: _mean(units, MOST.get(name, 1.0)) for name, units in ends.items()}
+    return {name: _mean(units, MOST.get(name, np.inf)) for name, units in ends.items()}

@@ -46,7 +46,7 @@ SURVEY = (
 )
 CACHES = (
     "One set of keys for all later queries: what a compressed key-value cache keeps. Every method "
-    "keeps as many keys and is judged on queries that it has not seen."
+    "keeps as many keys in all and is judged on queries that it has not seen."
 )
 PROBE = (
     "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at exact "

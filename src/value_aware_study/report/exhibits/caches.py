@@ -27,6 +27,7 @@ MARKS = {
     "last 64": Mark.of("wine"),
     "causal": Mark.of("orange", "square"),
     "noncausal": Mark.of("green", "diamond"),
+    "continued": Mark.of("blue", "triangle-left"),
     "repeat": Mark.of("teal", "triangle-up"),
     "nothing": Mark.of("brown", "triangle-right"),
     ORACLE: Mark.of("grey", "cross"),
@@ -41,15 +42,16 @@ MEANING = (
     "Error: mean over layers of sum ‖o − õ‖² / sum ‖o‖² over heads and the exact model's queries "
     "after the prefix (of an encoder: those not observed). KL is that of the next token from the "
     "exact model's, with the method in all layers; of an encoder, without tokens to predict, 1 − "
-    "cosine of the last hidden states. Equal r for all; sinks and recent keys are counted in r."
+    "cosine of the last hidden states. r keys a head, or, with one budget, r on average; sinks and "
+    "recent keys are counted in r."
 )
 OBSERVED = (
-    "Queries observed: last 32 = the last 32 of the prefix (16, 64 and 1 alike); causal = all of "
-    "the prefix, as they attend in the text; noncausal = all of the prefix, each of which sees all "
-    "of it; repeat = those of the prefix read once more; hindsight = the served queries "
-    "themselves, an oracle; nothing: the method looks at no query. SnapKV, TOVA, H2O and KVzip "
-    "observe as in their papers, but keep the same number of keys in every head; the other rows "
-    "of their scores tell the score from the queries."
+    "Queries observed: last 32 = the last 32 of the prefix (16, 64 and so on alike); causal = all "
+    "of the prefix, as they attend in the text; noncausal = all of the prefix, each of which sees "
+    "all of it; continued = the same, each of which sees its own past once more beside it; repeat "
+    "= those of the prefix read once more; hindsight = the served queries themselves, an oracle; "
+    "nothing: the method looks at no query. Published methods observe as in their papers; other "
+    "rows of their scores tell the score from the queries."
 )
 TRAININGS = "The range over trainings is that of models of the same recipe from other seeds."
 OWN = {
@@ -384,7 +386,8 @@ def _comparison(
             "worse than chance. The best of any queries is chosen among all ways to observe but "
             "hindsight. KL, or 1 − cosine, is compared for the two methods of the first ratio.",
             "Choice, in prefills: the time of the choice for a key-value head over that of exact "
-            "attention of the keys that it chooses from: so few that much of both is overhead.",
+            "attention of the keys that it chooses from: so few that much of both is overhead. The "
+            "second reading of the prefix that repeat needs is not in it.",
             TRAININGS,
             OBSERVED,
         ],
