@@ -4,11 +4,10 @@
     python -m benchmarks.cache_choices --quick                   # two texts; writes nothing
 
 The joint search of `caches.ValueAware` on the models of `make caches` with one key of 8 and of 4
-kept, on the same texts with fewer observed queries, with the search that drops several keys at a
-time, and with non-causal queries that rotary positions turn by other amounts. Errors are those of
-queries that were not observed, beside those of 128 queries, turned by the length of the prefix:
-ratios of means over texts, with 95% intervals from paired differences. Writes
-results/benchmarks/cache_choices.json and .md.
+kept, on the same texts with fewer observed queries, and with non-causal queries that rotary
+positions turn by other amounts. Errors are those of queries that were not observed, beside those of
+128 queries, turned by the length of the prefix: ratios of means over texts, with 95% intervals from
+paired differences. Writes results/benchmarks/cache_choices.json and .md.
 """
 
 from collections.abc import Callable, Iterator

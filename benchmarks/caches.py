@@ -8,32 +8,44 @@ one thread: random queries (twice as long as keys), keys and values. Times are m
 calls with their quartiles. Beside each method the error that its set leaves on the observed
 queries, and on as many others, over that of the joint search; refits also with one strength for
 both sets. "Prefill" is exact causal attention of as many tokens by the fused kernel, for one query
-head. Writes results/benchmarks/caches.json and .md.
+head. Then the choice of all keys of a Llama of 4 layers, 8 heads on 4 key-value heads and width
+512, random weights, 128 queries a head observed as "continued", in processor seconds, beside its
+prefill. Writes results/benchmarks/caches.json and .md.
 """
 
 from collections.abc import Callable
+from time import process_time
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.record import finish, header, markdown, options, setting
 from benchmarks.rounds import seconds
 from value_aware_attention import attention, caches
 from value_aware_attention.caches import refit
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.kernels import Exponential
 
 HEAD_DIM, ROWS, PART = 64, 128, 8
 KEYS = (512, 1024, 2048, 4096, 8192)
 FEWER_ROWS = 32
+MODEL_KEYS = (2048, 8192)
+"""Lengths of the prefix of a whole model"""
+CHOICES = {
+    "ObservedAttention": lambda r: caches.ObservedAttention(r),
+    "ValueAware": lambda r: caches.ValueAware(r),
+}
 CALLS = 9
 """Timed calls of each method, after one that is not counted"""
 METHODS: dict[str, Callable[[int], caches.CacheMethod]] = {
     "ObservedAttention": caches.ObservedAttention,
     "LeaveOneOut": caches.LeaveOneOut,
     "ValueAware": caches.ValueAware,
+    "ValueAware, exhaustive": lambda r: caches.ValueAware(r, search="exhaustive"),
     "ValueAware, refit": lambda r: caches.ValueAware(r, refit=True),
     "AttentionMatching": caches.AttentionMatching,
 }
@@ -57,7 +69,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.inference_mode():
         rows = [measured(keys) for keys in tqdm((64,) if given.quick else KEYS)]
+        models = [of_model(keys) for keys in tqdm((64,) if given.quick else MODEL_KEYS)]
     record = header("caches") | {"head_dim": HEAD_DIM, "rows_observed": ROWS, "rows": rows}
+    record["models"] = models
     finish("caches", record, page(record), keep=not given.quick)
 
 
@@ -91,6 +105,32 @@ def measured(keys: int) -> dict[str, Any]:
     return found
 
 
+def of_model(keys: int) -> dict[str, Any]:
+    """Measures the processor seconds of a model's prefill and of choices of its keys."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, vocab_size=1000, max_position_embeddings=keys,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    tokens = torch.randint(1000, (1, keys))
+    begun = process_time()
+    model.model(tokens)
+    found: dict[str, Any] = {"keys": keys, "prefill": process_time() - begun}
+    with recording(model, shares_keys=True) as calls:
+        model.model(tokens, use_cache=False)
+    given = [call.arguments() | {"layer": call.layer} for call in calls]
+    for name, build in CHOICES.items():
+        for pool in (None, "model"):
+            after = caches.AfterPrefix(
+                build(keys // PART), prefix=keys, observed="continued", rows=ROWS, pool=pool
+            )
+            begun = process_time()
+            after.choose(given)
+            found[name if pool is None else f"{name}, one budget"] = process_time() - begun
+    return found
+
+
 def timed(call: Callable[[], object]) -> list[float]:
     """Returns the quartiles of the seconds of `CALLS` calls."""
     call()
@@ -114,6 +154,12 @@ def page(record: dict[str, Any]) -> str:
         cells = [[row["keys"], row["r"], *(f"{row[field][x]:.3f}" for x in head)] for row in rows]
         return markdown(["keys", "r", *head], cells)
 
+    head = list(record["models"][0])
+    models = [
+        [one["keys"], f"{one['prefill']:.1f} s"]
+        + [f"{one[name]:.1f} ({one[name] / one['prefill']:.1f})" for name in head[2:]]
+        for one in record["models"]
+    ]
     return (
         "# Choosing the keys of a cache\n\n"
         f"One key-value head of {record['head_dim']} numbers, {record['rows_observed']} observed "
@@ -124,7 +170,8 @@ def page(record: dict[str, Any]) -> str:
         f"## Error on the observed queries, over that of the joint search\n\n{WHY}\n"
         f"{errors('errors')}\n\n"
         f"## Error on {ROWS} queries that were not observed, over that of the joint search\n\n"
-        f"{errors('new_errors')}\n"
+        f"{errors('new_errors')}\n\n"
+        f"## Processor seconds of a whole model, in prefills\n\n{markdown(head, models)}\n"
     )
 
 
