@@ -23,7 +23,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITHOUT_OTHERS = {"recipe.md", "README.md", "caches.md", "probe.md"}
 """Pages in which every measured number must have one"""
 COMMENT = re.compile(r"<!-- numbers\n(.*?)-->", re.DOTALL)
-NOT_MEASURED = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|95% interval|\d{4}\.\d{5}", re.DOTALL)
+NOT_MEASURED = re.compile(
+    r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|95% interval|\d{4}\.\d{5}", re.DOTALL
+)
 """Code, addresses of links, comments, the level of every interval, and numbers of arXiv"""
 MEASURED = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\d)|(?<![\w.])\d+(?= ?%)")
 """Decimals and percentages"""

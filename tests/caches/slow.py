@@ -25,8 +25,12 @@ class OneCache:
         self.query, self.key, self.value, self.mask = query, key, value, mask
         self.kernel, self.layer = kernel, layer or Layer()
         self.available = mask.any(dim=(0, 1))
-        is_text = mask.shape[-2] == mask.shape[-1]  # a row that is padding sees nothing
-        self.observing = mask & self.available[:, None] if is_text else mask
+
+    @property
+    def observing(self) -> Tensor:
+        """The mask of observed queries: a row of a text that is padding sees nothing."""
+        is_text = self.mask.shape[-2] == self.mask.shape[-1]
+        return self.mask & self.available[:, None] if is_text else self.mask
 
     def through(self, method: AfterPrefix) -> Tensor:
         """Computes the output (G, N, V), choice by choice."""
