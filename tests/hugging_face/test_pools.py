@@ -175,6 +175,14 @@ def test_continued_queries_are_repeated_ones_in_the_first_layer_of_a_rotary_mode
     )
 
 
+def test_what_repeated_queries_see_beside_is_computed_in_fp32() -> None:
+    model, inputs = sharp("llama").to(torch.bfloat16), batch("none")
+    spy = Spy(caches.ObservedAttention(R))
+    with replace_attention(model, after(spy, observed="repeat")):
+        logits(model, inputs)
+    assert spy.seen[0].log_mass_beside.dtype == torch.float32
+
+
 def test_pools_over_a_part_of_the_model_are_refused() -> None:
     model, method = sharp("llama"), after(caches.Recent(R), pool="model")
     refusals = {

@@ -273,7 +273,7 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     model = BertModel(config).eval()
     settings = cache_settings(
         {"value_aware": caches.ValueAware}, sizes=[4, 12], observed=["noncausal", "hindsight"],
-        prefix=None, rows=6,
+        prefix=None, rows=8,
     )  # fmt: skip
     tokens = torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
     task = Task(model, [Text(tokens, tokens)], "cosine")
@@ -293,7 +293,7 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     expected = exact.squared_error(after).sum() / exact.squared_norm().sum()
     assert observed.error.value == pytest.approx(expected.item(), rel=1e-5)
     last = cache_settings(
-        {"value_aware": caches.ValueAware}, sizes=[4], observed=["last"], prefix=None, rows=6
+        {"value_aware": caches.ValueAware}, sizes=[4], observed=["last"], prefix=None, rows=8
     )
     with pytest.raises(ValueError, match=r"^observed is 'last'; of an encoder it must be "):
         measure_caches(task, last, model_name="tiny", task_name="random")
