@@ -27,6 +27,7 @@ from instances import (
 from torch import Tensor
 
 from tests.reference import solver as reference_solver
+from value_aware_attention import native
 from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.closest_combination import (
     Problem,
@@ -435,7 +436,7 @@ def test_without_a_compiler_the_search_runs_in_torch_and_says_so(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv(variable, "/nowhere/c++")
-    compiled.library.cache_clear()
+    native.library.cache_clear()
     try:
         assert compiled.library() is None and engine() == engine() == "torch"
         instance = problem(torch.randn(1, 9, 3), torch.full((1, 2, 9), 1 / 9))
@@ -443,7 +444,7 @@ def test_without_a_compiler_the_search_runs_in_torch_and_says_so(
         with pytest.raises(RuntimeError, match="engine='torch'"):
             solve(instance, 2, "fast", "compiled")
     finally:
-        compiled.library.cache_clear()
+        native.library.cache_clear()
     (record,) = caplog.records
     assert record.getMessage().startswith(message)
 
@@ -460,11 +461,11 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(above))
-    compiled.library.cache_clear()
+    native.library.cache_clear()
     assert engine() == "compiled"
-    compiled.library.cache_clear()
+    native.library.cache_clear()
     yield above / "value_aware_attention"
-    compiled.library.cache_clear()
+    native.library.cache_clear()
 
 
 def built_in(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.caches.seen import kinds, observed, one_of
 from tests.reference.caches import best_set
 from value_aware_attention.attention import masked_softmax
-from value_aware_attention.caches import CacheMethod, Observed, elimination
+from value_aware_attention.caches import CacheMethod, Observed, elimination, joint_set
 from value_aware_attention.caches.elimination import eliminate
 from value_aware_attention.caches.joint_set import LEFT, Rows, exchange, extend
 from value_aware_attention.caches.order import first_of
@@ -213,7 +213,8 @@ def test_keys_are_exchanged_for_less_error_alone() -> None:
 @given(kinds(), st.integers(2, M - 1))
 def test_a_batch_is_its_caches_one_by_one(seen: Observed, r: int) -> None:
     rows = Rows.of(seen)
-    parts = list(rows.split(1))
+    with patch.object(joint_set, "IN_CACHE", 1):
+        parts = list(rows.split())
     assert len(parts) == 2 and all(len(part.value) == 1 for part in parts)
     for search in [*(partial(kept_by, search) for search in SEARCHES), extended]:
         whole = rows.error(search(rows, r))
@@ -228,7 +229,8 @@ def test_a_batch_is_its_caches_one_by_one(seen: Observed, r: int) -> None:
 @pytest.mark.parametrize("elements", [1, 80, 160, 10**6])
 def test_cuts_are_of_whole_caches_in_order(elements: int) -> None:
     rows = Rows.of(observed(M, batch=(3, 2)))
-    parts = list(rows.split(elements))
+    with patch.object(joint_set, "IN_CACHE", elements):
+        parts = list(rows.split())
     assert len(parts) == max(1, -(-6 // max(1, elements // (10 * M))))
     for name, x in vars(rows).items():
         assert torch.equal(torch.cat([vars(part)[name] for part in parts]), x)

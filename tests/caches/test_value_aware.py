@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.caches.methods import KERNELS, METHODS, refuses
 from tests.caches.seen import VALUE_DIM, kinds, observed
 from tests.reference.caches import best_set, least_error
-from value_aware_attention.caches import Observed, ValueAware, value_aware
+from value_aware_attention.caches import Observed, ValueAware, joint_set, value_aware
 
 quick = settings(deadline=None, max_examples=15)
 SEARCHES = ("default", "exhaustive", "best")
@@ -90,7 +90,7 @@ def test_heads_searched_in_parts_are_those_searched_at_once(
     seen = observed(8, batch=(3, 2), padding=padding, protected=2)
     method = ValueAware(5, search=search)
     whole = method.keep(seen)
-    monkeypatch.setattr(value_aware, "IN_CACHE", 1)
+    monkeypatch.setattr(joint_set, "IN_CACHE", 1)
     parts = method.keep(seen)
     assert torch.equal(parts.indices, whole.indices)
     assert torch.equal(parts.log_weight, whole.log_weight)

@@ -4,16 +4,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from value_aware_attention.caches.drops import drop
 from value_aware_attention.caches.joint_set import Rows, State
 
 DROPS = 64
 """Number of drops followed by updates before costs are computed again"""
 CANDIDATES = 4 * DROPS
 """Number of keys whose costs are updated: the cheapest to drop when costs were computed"""
-STALE, QUICK = 4 * CANDIDATES, 4
+STALE = 4 * CANDIDATES
 """Largest number of keys whose costs are computed again between drops where not all are: three for
-each key to drop, the cheapest when all were computed, because a cost hardly falls while others go.
-There `DROPS` and `CANDIDATES` are `QUICK` times fewer."""
+each key to drop, the cheapest when all were computed: a cost hardly falls while others go"""
 SHARE = 0.1
 """Share of the keys that is dropped before all costs are computed again, where not every time"""
 
@@ -31,10 +31,9 @@ def eliminate(
     hardly becomes the cheapest.
     """
     dropped, costs = [left[:, :0]], [left[:, :0].double()]
-    step = DROPS if share == 0 else DROPS // QUICK
     while left.shape[-1] > least:
         many = min(int(share * left.shape[-1]), STALE // 2)
-        gone, cost = _drops(rows, left, min(max(step, many), left.shape[-1] - least), step)
+        gone, cost = _drops(rows, left, min(max(DROPS, many), left.shape[-1] - least))
         dropped.append(left.gather(-1, gone))
         costs.append(cost)
         stays = torch.ones_like(left, dtype=torch.bool).scatter(-1, gone, value=False)
@@ -47,22 +46,22 @@ def eliminate(
 
 
 def _drops(
-    rows: Rows, left: Int[Tensor, "B K"], count: int, step: int
+    rows: Rows, left: Int[Tensor, "B K"], count: int
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
     """Drops up to `count` keys after computing all costs; returns their places and costs."""
     state, fixed = rows.start(left)
-    most = max(4 * step, min(STALE, 3 * count) if count > step else 0)
+    most = max(CANDIDATES, min(STALE, 3 * count) if count > DROPS else 0)
     cheapest = (state.cost() + fixed).topk(min(most, left.shape[-1]), dim=-1, largest=False).indices
     fixed = fixed.gather(-1, cheapest)
     state, unit = state.take(cheapest).eased()
     places: list[Tensor] = []
     costs: list[Tensor] = []
     while count > 0:
-        gone, cost = _followed(state, fixed, min(step, count), 4 * step, is_fresh=not places)
+        gone, cost = _followed(state, fixed, min(DROPS, count), is_fresh=not places)
         places.append(cheapest.gather(-1, gone))
         costs.append(cost * unit)
-        count -= step
-        if gone.shape[-1] < step:
+        count -= DROPS
+        if gone.shape[-1] < DROPS:
             break
         state, fixed = state.recomputed(gone), fixed.scatter(-1, gone, torch.inf)
         if state.is_single and not state.is_gentle:
@@ -71,31 +70,14 @@ def _drops(
 
 
 def _followed(
-    state: State, fixed: Float[Tensor, "B K"], count: int, among: int, *, is_fresh: bool
+    state: State, fixed: Float[Tensor, "B K"], count: int, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Drops up to `count` keys of a state, following the costs of the `among` cheapest.
-
-    It ends before a drop that takes nearly all of a row's mass, or, where all costs are fresh, with
-    it: the cost of such a drop is that of the last time all was computed.
-    """
-    found = (state.cost() + fixed).topk(min(among, fixed.shape[-1]), dim=-1, largest=False).indices
-    fixed = fixed.gather(-1, found)
+    """Drops up to `count` keys of a state as `drop` does, among the `CANDIDATES` cheapest."""
+    most = min(CANDIDATES, fixed.shape[-1])
+    found = (state.cost() + fixed).topk(most, dim=-1, largest=False).indices
     state, unit = state.take(found).eased()
-    places, costs = [], []
-    for step in range(count):
-        cost, cheapest = (state.cost() + fixed).min(dim=-1, keepdim=True)
-        empties = state.empties(cheapest)
-        if empties and (step or not is_fresh):
-            break
-        state.drop(cheapest)
-        fixed.scatter_(-1, cheapest, torch.inf)
-        places.append(cheapest)
-        costs.append(cost * unit)
-        if empties:
-            break
-    none = torch.zeros(len(fixed), 0, device=fixed.device)
-    gone = found.gather(-1, torch.cat([none.long(), *places], dim=-1))
-    return gone, torch.cat([none.double(), *costs], dim=-1)
+    gone, cost = drop(state, fixed.gather(-1, found), count, is_fresh=is_fresh)
+    return found.gather(-1, gone), cost * unit
 
 
 def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B K"]:

@@ -31,6 +31,8 @@ GENTLE = 0.9
 """Largest share of a row's mass in one key at which drops are followed in fp32, twice as fast"""
 BREADTH = 8
 """Keys, the cheapest ones, that an exchange tries to drop"""
+IN_CACHE = 2**18
+"""Largest number of weights searched at once on a CPU: more do not fit its cache"""
 GAIN = 1e-5
 """Least relative gain for which keys are exchanged"""
 
@@ -100,10 +102,12 @@ class Rows:
         """Returns the number of query heads of a cache that have values of their own."""
         return len(self.value) // len(self.available)
 
-    def split(self, elements: int) -> Iterator["Rows"]:
-        """Cuts the caches into parts of about `elements` weights."""
+    def split(self) -> Iterator["Rows"]:
+        """Cuts the caches into parts that are searched at once: all, but on a CPU."""
         every = torch.arange(len(self.available), device=self.value.device)
-        most = max(1, elements // max(1, self.parts * self.log_weights[0].numel()))
+        most = len(every)
+        if every.device.type == "cpu":
+            most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
         for caches in every.split(most):
             yield self if len(caches) == len(every) else self.take(caches)
 
@@ -117,19 +121,19 @@ class Rows:
 
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
-        slots = int(kept.sum(dim=-1).max())
+        slots = max(1, int(kept.sum(dim=-1).max()))
         keys = kept.int().topk(slots, dim=-1).indices
         own = _by_part(keys, self.parts)
         used = _by_part(kept.gather(-1, keys), self.parts)[:, None]
-        log_weights = self.log_weights.take_along_dim(own[:, None], dim=-1)
+        log_weights = _columns(self.log_weights, own)
         value = self.value.take_along_dim(own[..., None], dim=-2)
-        *_, output = _attended(self, log_weights.masked_fill(~used, -torch.inf), value)
+        *_, output, _ = _attended(self, log_weights.masked_fill(~used, -torch.inf), value)
         return _by_cache((self.output - output).square().sum(dim=(-2, -1)), self.parts)
 
     def start(self, left: Int[Tensor, "B K"]) -> tuple["State", Float[Tensor, "B K"]]:
         """Returns the state of the keys left, and costs to add: padding -inf, protected inf."""
         own = _by_part(left, self.parts)
-        log_weights = self.log_weights.take_along_dim(own[:, None], dim=-1)
+        log_weights = _columns(self.log_weights, own)
         state = State.of(self, log_weights, self.value.take_along_dim(own[..., None], dim=-2))
         fixed = torch.zeros_like(self.available, dtype=torch.float64)
         fixed = fixed.masked_fill_(self.protected, torch.inf)
@@ -137,7 +141,7 @@ class Rows:
 
     def cost_of_dropping(self) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key's loss alone."""
-        return self._state(self.available).cost()
+        return torch.cat([part._state(part.available).cost() for part in self.split()])
 
     def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key; inf for keys that cannot be added."""
@@ -177,6 +181,10 @@ def _projection(seen: Observed) -> Float[Tensor, "B G V E"] | None:
         return None
     whole = seen.projection.double().expand(*seen.batch, -1, -1, -1).flatten(0, -4)
     return torch.linalg.qr(whole.mT, mode="r").R.mT
+
+
+def _columns(x: Float[Tensor, "C n K"], at: Int[Tensor, "C D"]) -> Float[Tensor, "C n D"]:
+    return x.gather(-1, at[:, None].expand(-1, x.shape[1], -1))
 
 
 def _by_part(x: Tensor, parts: int) -> Tensor:
@@ -219,8 +227,7 @@ class State:
         value: Float[Tensor, "C K V"],
     ) -> "State":
         """Computes the state of the set of keys with a finite log-weight."""
-        total, weights, mass, output = _attended(rows, log_weights, value)
-        others = _without_largest(rows, log_weights, value)
+        total, weights, mass, output, others = _attended(rows, log_weights, value)
         return cls(
             value=value,
             log_total=total,
@@ -239,12 +246,13 @@ class State:
     def take(self, keys: Int[Tensor, "B C"]) -> "State":
         """Returns the state of some of the keys."""
         at = _by_part(keys, self.parts)
-        columns = {
-            name: x.take_along_dim(at[:, None], dim=-1)
-            for name, x in vars(self).items()
-            if name in ("weights", "to_kept", "to_exact")
-        }
-        return replace(self, value=self.value.take_along_dim(at[..., None], dim=-2), **columns)
+        return replace(
+            self,
+            value=self.value.take_along_dim(at[..., None], dim=-2),
+            weights=_columns(self.weights, at),
+            to_kept=_columns(self.to_kept, at),
+            to_exact=_columns(self.to_exact, at),
+        )
 
     @property
     def is_gentle(self) -> bool:
@@ -311,15 +319,15 @@ class State:
 
     def recomputed(self, gone: Int[Tensor, "B D"]) -> "State":
         """Returns the state after dropping keys, its distances computed again."""
-        at = _by_part(gone, self.parts)[:, None]
-        weight = self.weights.take_along_dim(at, dim=-1)
-        value = self.value.take_along_dim(at.mT, dim=-2)
+        at = _by_part(gone, self.parts)
+        weight = _columns(self.weights, at)
+        value = self.value.take_along_dim(at[..., None], dim=-2)
         mass = self.mass - weight.sum(dim=-1, keepdim=True)
         output = (self.mass * self.output - weight @ value) / mass
         output = output.where(mass > 0, self.nothing)
         return replace(
             self,
-            weights=self.weights.scatter(-1, at.expand_as(weight), 0.0),
+            weights=self.weights.scatter(-1, at[:, None].expand_as(weight), 0.0),
             mass=mass,
             output=output,
             error=(self.exact - output).square().sum(dim=-1, keepdim=True),
@@ -327,7 +335,7 @@ class State:
         )
 
     def _of(self, x: Float[Tensor, "C n K"], key: Int[Tensor, "B 1"]) -> Float[Tensor, "C n 1"]:
-        return x.gather(-1, _by_part(key, self.parts)[:, None, :].expand(-1, x.shape[1], -1))
+        return _columns(x, _by_part(key, self.parts))
 
     def without(self, key: Int[Tensor, "B 1"]) -> "State":
         """Returns the state after dropping one key of each cache."""
@@ -339,26 +347,27 @@ class State:
 
 def _attended(
     rows: Rows, log_weights: Float[Tensor, "C n K"], value: Float[Tensor, "C K V"]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes log of the total weight, weights in parts of it, their mass (about 1), and o~."""
-    own = log_weights.logsumexp(dim=-1, keepdim=True)
-    total = finite(torch.logaddexp(own, rows.log_beside))
-    weights, beside = (log_weights - total).exp(), (rows.log_beside - total).exp()
-    mass = weights.sum(dim=-1, keepdim=True) + beside
-    output = ((weights @ value + beside * rows.beside) / mass).where(mass > 0, rows.nothing)
-    return total, weights, mass, output
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Computes log of the total weight, weights in parts of it, their mass (about 1), and o~.
 
-
-def _without_largest(
-    rows: Rows, log_weights: Float[Tensor, "C n K"], value: Float[Tensor, "C K V"]
-) -> Float[Tensor, "C n V"]:
-    """Computes the output that each row has left once it loses its largest weight."""
-    largest = log_weights.argmax(dim=-1, keepdim=True)
+    Also the output that each row has left once it loses its largest weight, from which, in parts of
+    the others' sum, all else follows: it stays right where they are nothing beside the largest.
+    """
+    top, largest = log_weights.max(dim=-1, keepdim=True)
     others = log_weights.scatter(-1, largest, -torch.inf)
-    total = torch.logaddexp(others.logsumexp(dim=-1, keepdim=True), rows.log_beside)
-    scale = finite(total)
-    output = (others - scale).exp() @ value + (rows.log_beside - scale).exp() * rows.beside
-    return output.where(total > -torch.inf, rows.nothing)
+    scale = finite(torch.maximum(others.amax(dim=-1, keepdim=True), rows.log_beside))
+    weights, beside = others.sub_(scale).exp_(), (rows.log_beside - scale).exp()
+    mass = weights.sum(dim=-1, keepdim=True) + beside
+    of_others = (weights @ value + beside * rows.beside) / mass
+    of_others = of_others.where(mass > 0, rows.nothing)
+    log_others = mass.log() + scale
+    total = finite(torch.logaddexp(log_others, top))
+    share, share_of_others = (top - total).exp(), (log_others - total).exp()
+    weights.mul_((scale - total).exp()).scatter_(-1, largest, share)
+    own = value.take_along_dim(largest, dim=-2)
+    mass = share + share_of_others
+    output = ((share * own + share_of_others * of_others) / mass).where(mass > 0, rows.nothing)
+    return total, weights, mass, output, of_others
 
 
 def _squared_distances(

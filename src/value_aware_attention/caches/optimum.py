@@ -75,8 +75,9 @@ def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
     first = torch.zeros_like(rows.available)
     first.scatter_(-1, found.view(len(first), -1), value=True)
     searches = [
-        _search(part, one[None] & part.available, seconds)
-        for part, one in zip(rows.split(1), first, strict=True)
+        _search(one, first[cache] & one.available, seconds)
+        for cache in torch.arange(len(first)).split(1)
+        for one in [rows.take(cache)]
     ]
     kept, *numbers = (
         torch.stack(x).view(*seen.batch, *x[0].shape) for x in zip(*searches, strict=True)

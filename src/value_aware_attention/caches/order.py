@@ -18,6 +18,8 @@ class Order:
     -inf: padding"""
     preference: Float[Tensor, " B"] | None = None
     """How much a layer needs keys, where a method shares them among layers by one number of each"""
+    others: Int[Tensor, "S *batch M"] | None = None
+    """Orders of other methods, whose sets a search compares with its own"""
 
     @property
     def by_head(self) -> Float[Tensor, "B H M"]:

@@ -22,9 +22,6 @@ from value_aware_attention.caches.observed_attention import ObservedAttention
 from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.caches.refit import refitted
 
-IN_CACHE, AT_ONCE = 2**18, 2**22
-"""Largest number of weights searched at once on a CPU: more do not fit its cache. `search`
-"default" follows so few of them that more caches at once are faster."""
 RANKINGS: Sequence[Callable[[int], CacheMethod]] = (
     LeaveOneOut,
     ObservedAttention,
@@ -73,56 +70,53 @@ class ValueAware(CacheMethod):
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
         self.check(seen)
+        rows, starts = Rows.of(seen), self._starts(seen)
+        found = [self._searched(part, own, self.r)[0] for part, own in _parts(rows, starts)]
+        keys = torch.cat(found).view(1, *seen.batch, -1)
         counts = torch.full(seen.batch, self.r, device=seen.key.device)
-        return self._kept(seen, Rows.of(seen), counts)
+        return self._kept(seen, rows, torch.cat([keys, starts]), counts)
 
     @torch.no_grad()
     def order(self, seen: Observed) -> Order:
         """Orders keys by elimination, with costs after W_o in parts of the layer's output."""
         self.check(seen)
-        rows = Rows.of(seen, projected=True)
+        rows, starts = Rows.of(seen, projected=True), self._starts(seen)
         least = int(rows.protected.sum(dim=-1).max())
-        found = [self._measured(part, others, least) for part, others in self._parts(seen, rows)]
+        found = [self._measured(part, own, least) for part, own in _parts(rows, starts)]
         keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
         norm = seen.squared_layer_output()
-        return Order(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)))
+        return Order(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)), others=starts)
 
     @torch.no_grad()
     def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        return self._kept(seen, Rows.of(seen, projected=True), counts, order)
+        assert order.others is not None
+        orders = torch.cat([order.keys[None], order.others])
+        return self._kept(seen, Rows.of(seen, projected=True), orders, counts)
 
     def _kept(
         self,
         seen: Observed,
         rows: Rows,
+        orders: Int[Tensor, "S *batch M"],
         counts: Int[Tensor, " *batch"],
-        order: Order | None = None,
     ) -> KeptKeys:
-        """Keeps the best of the searched sets of these sizes and those of the scoring methods."""
-        keys, found, first = None if order is None else order.keys.reshape(-1, seen.keys), [], 0
-        for part, others in self._parts(seen, rows):
-            own = slice(first, first := first + len(part.available))
-            wanted = counts.flatten()[own]
-            start = self._searched(part, others, self.r)[0] if keys is None else keys[own]
-            found.append(self._best(part, torch.cat([start[None], others]), wanted))
+        """Keeps the best of the first keys of any order, or a better set."""
+        found, first = [], 0
+        for part, own in _parts(rows, orders):
+            wanted = counts.flatten()[first : first + len(part.available)]
+            found.append(self._best(part, own, wanted))
+            first += len(wanted)
         kept = self.kept_of(seen, torch.cat(found).view(*seen.batch, -1))
         return refitted(seen, kept) if self.refit else kept
 
-    def _parts(self, seen: Observed, rows: Rows) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
-        """Cuts the caches into parts that are searched at once, with the orders of `STARTS`."""
+    def _starts(self, seen: Observed) -> Int[Tensor, "S *batch M"]:
+        """Orders the keys by each of `STARTS`."""
         found = []
         for method in (build(self.r) for build in STARTS):
             with suppress(ValueError):  # of another kernel, or a rotation that is not known
                 method.check(seen)
-                ranked = method.ranked(seen, method.scores(seen), seen.keys)
-                found.append(ranked.reshape(-1, seen.keys))
-        orders = torch.stack(found)
-        elements = rows.log_weights.numel()
-        if rows.value.device.type == "cpu":
-            elements = AT_ONCE if self.search == "default" else IN_CACHE
-        parts = list(rows.split(elements))
-        sizes = [len(part.available) for part in parts]
-        return zip(parts, orders.split(sizes, dim=1), strict=True)
+                found.append(method.ranked(seen, method.scores(seen), seen.keys))
+        return torch.stack(found)
 
     def _searched(
         self, rows: Rows, others: Int[Tensor, "S B M"], least: int
@@ -176,3 +170,11 @@ class ValueAware(CacheMethod):
         drops = searched - min(self.r, searched)
         pairs = rows * drops * (searched + self.r) / 2
         return rows * keys * (head_dim + 2 * value_dim) + 9 * pairs
+
+
+def _parts(
+    rows: Rows, orders: Int[Tensor, "S *batch M"]
+) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
+    """Cuts caches into parts that are searched at once, with the orders of their keys."""
+    parts, by_cache = list(rows.split()), orders.reshape(len(orders), -1, orders.shape[-1])
+    return zip(parts, by_cache.split([len(x.available) for x in parts], dim=1), strict=True)

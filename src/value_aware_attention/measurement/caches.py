@@ -341,14 +341,14 @@ class _ExactPart:
         begun = _time()
         kept = self._chosen(after)
         seconds = _time() - begun
-        served = [after] * len(kept)
-        # the choices of an encoder's layers, and those of a growing cache, are not all made here
-        if after.every is None and (after.prefix is not None or after.pool == "model"):
-            once = after.like(after.method, sinks=0, recent=0, pool=None)
-            served = [once.like(Given(one)) for one in kept]
+        once = after.like(after.method, sinks=0, recent=0, pool=None)
+        # a growing cache chooses again as it is served, an encoder as its layers change
+        chosen = [after if after.every else once.like(Given(one)) for one in kept]
+        is_given = after.prefix is not None or after.pool == "model"
+        served = chosen if is_given else [after] * len(kept)
         with replace_attention(self.task.model, served.__getitem__):
             output = _output(self.task, self.text)
-        pairs = zip(self.measured_on, served, strict=True)
+        pairs = zip(self.measured_on, chosen, strict=True)
         errors = {"method": _stacked([each.squared_error(one) for each, one in pairs])}
         if setting.gaps:
             errors |= self._references(setting)
