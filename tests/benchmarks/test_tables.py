@@ -18,6 +18,7 @@ QUICK = {
     "adapter": "largest difference",
     "cache_optimum": "## Error over the proved bound",
     "caches": "## Error on the observed queries",
+    "decoding": "## Processor time of a token",
     "optimal_value_aware": "call / fused",
     "patterns": "flex first call ms",
     "training_step": "With both GPT-2 does the same work",

@@ -12,7 +12,8 @@ from value_aware_attention import caches
 from value_aware_attention.approximations import Exact
 from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
-from value_aware_attention.hugging_face.cache_layers import SharedKeys, output_projection, rotary_of
+from value_aware_attention.hugging_face.cache_layers import grouped, output_projection, rotary_of
+from value_aware_attention.layer import Layer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PREFIX, R = 9, 6
@@ -334,4 +335,4 @@ def test_heads_that_cannot_share_are_refused() -> None:
         tensors = [torch.zeros(1, count, 3, 4) for count in heads]
         expected = "^the model has {} query, {} key and {} value heads; to share a set of keys"
         with pytest.raises(ValueError, match=expected.format(*heads)):
-            SharedKeys._groups(*tensors)
+            grouped(nn.Linear(4, 4), Layer(), *tensors, attn_mask=None)

@@ -1,6 +1,6 @@
 """Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -261,11 +261,12 @@ class AfterPrefix(Approximation):
         kept: KeptKeys | None = call.layer.kept
         if kept is not None:
             return kept
-        kept = self._chosen(self._observed(call, pool, start), call.layer.number)
+        kept = self.chosen(self._observed(call, pool, start), call.layer.number)
         return replace(kept, indices=pool.gather(-1, kept.indices))
 
-    def _chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
-        """Keeps keys of one layer."""
+    @torch.no_grad()
+    def chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
+        """Keeps keys of one layer, given its number; raises ValueError for a pool of the model."""
         if self.pool is None:
             return self.method.keep(seen)
         if self.pool in OF_MODEL:
@@ -305,13 +306,14 @@ class AfterPrefix(Approximation):
         Raises ValueError as `forward` does.
         """
         if self.pool not in OF_MODEL:
-            return [self._chosen(self.observe(**call), call["layer"].number) for call in calls]
-        return self.alternatives(calls)[0]
+            return [self.chosen(self.observe(**call), call["layer"].number) for call in calls]
+        return self.alternatives([self.observe(**call) for call in calls])[0]
 
     @torch.no_grad()
-    def alternatives(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
+    def alternatives(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
         """Keeps keys of all layers together, and r in every head, from the same orders of keys."""
-        orders = [self.method.order(self.observe(**call)) for call in calls]
+        # copies, whose derived tensors are freed
+        orders = [self.method.order(replace(seen)) for seen in layers]
         heads = sum(order.by_head.shape[1] for order in orders)
         pooled = self.method.counts(orders, self.method.r * heads, self._least)
         wanted = [pooled]
@@ -320,11 +322,11 @@ class AfterPrefix(Approximation):
         return [
             [
                 self.method.cut(
-                    self.observe(**call),
+                    replace(seen),
                     order,
                     count.to(order.keys.device).view(order.keys.shape[:-1]),
                 )
-                for call, order, count in zip(calls, orders, counts, strict=True)
+                for seen, order, count in zip(layers, orders, counts, strict=True)
             ]
             for counts in wanted
         ]
@@ -336,12 +338,12 @@ class AfterPrefix(Approximation):
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
         choice = Choice(call, pool, in_pool, available, past, served, start, self.rows, self.seed)
-        key, value = (
-            x[..., 0, :, :].take_along_dim(pool[..., None], -2) for x in (call.key, call.value)
-        )
+        key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
+        if self.every is not None:  # else the pool is every key before the start
+            key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))
         return Observed(
             key=key,
-            value=value.where(in_pool[..., None], 0.0),
+            value=value if in_pool.all() else value.where(in_pool[..., None], 0.0),
             kernel=call.kernel,
             protected=self._protected(in_pool),
             projection=call.layer.projection,

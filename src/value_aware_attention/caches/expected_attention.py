@@ -62,8 +62,11 @@ class ExpectedAttention(CacheMethod):
         unit = torch.eye(width, dtype=seen.log_similarity.dtype, device=device)
         start = seen.keys if seen.start is None else seen.start
         places = start + torch.arange(self.horizon, device=device)
-        turned = seen.rotary(unit[:, None].expand(-1, self.horizon, -1), places)
-        return turned.mean(dim=-2)
+        turned = (  # in parts: all matrices at once would take more memory than a prompt's keys
+            seen.rotary(unit[:, None].expand(-1, len(part), -1), part).sum(dim=-2)
+            for part in places.split(32)
+        )
+        return torch.stack(list(turned)).sum(dim=0) / self.horizon
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return float((rows + keys) * head_dim**2)

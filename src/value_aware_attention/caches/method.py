@@ -1,6 +1,7 @@
 """Defines the interface of cache methods, which keep one set of keys for all later queries."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -69,6 +70,12 @@ class CacheMethod(nn.Module):
     def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
         """Keeps `counts` keys of each cache; `order` is this method's."""
         return self.kept_of(seen, first_of(order.keys, counts))
+
+    def after(self, prefix: int | None, **options: Any) -> Any:
+        """Returns the `AfterPrefix` of this method with these options."""
+        from value_aware_attention.caches.after_prefix import AfterPrefix
+
+        return AfterPrefix(self, prefix=prefix, **options)
 
     def check(self, seen: Observed) -> None:
         """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""

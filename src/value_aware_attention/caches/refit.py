@@ -122,8 +122,12 @@ class _Fit:
 def _least_squares(
     factor: Float[Tensor, "B n r"], target: Float[Tensor, "B n V"], ridge: float
 ) -> Float[Tensor, "B r V"]:
-    """Minimises ||factor x - target||^2 + ridge mean(diag) ||x||^2."""
+    """Minimises ||factor x - target||^2 + ridge mean(diag) ||x||^2.
+
+    The mean is of keys that have a weight: a cache's unused slots depend on the others beside it.
+    """
     gram = factor.mT @ factor
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    pull = ridge * diagonal.mean(dim=-1, keepdim=True) + torch.finfo(gram.dtype).tiny
+    used = (diagonal > 0).sum(dim=-1, keepdim=True).clamp_min(1)
+    pull = ridge * diagonal.sum(dim=-1, keepdim=True) / used + torch.finfo(gram.dtype).tiny
     return torch.linalg.solve(gram + torch.diag_embed(pull.expand_as(diagonal)), factor.mT @ target)

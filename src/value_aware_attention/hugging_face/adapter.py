@@ -46,6 +46,8 @@ class _Context:
 
     name: str
     before: list[tuple[Any, str | None]]
+    alone: bool = False
+    """True: no other context of its model may be open."""
     thread: Thread = field(default_factory=current_thread)
 
 
@@ -100,24 +102,27 @@ def replace_attention(
     with ExitStack() as restored:
         register(name, partial(attend, others | methods | shared, kernel, heads))
         restored.enter_context(first.before_each_call(model))
-        restored.callback(_unregister, name)
-        restored.callback(_close, _opened(model, name))
+        restored.callback(unregister, name)
+        restored.callback(close, opened(model, name))
         for handle in hooks(model):
             restored.callback(handle.remove)
         set_implementation(model, name)
         yield model
 
 
-def _unregister(name: str) -> None:
+def unregister(name: str) -> None:
     """Forgets a name, for which the interfaces have no public way."""
     for interface in (AttentionInterface, AttentionMaskInterface):
         interface._global_mapping.pop(name, None)
 
 
-def _opened(model: PreTrainedModel, name: str) -> _Context:
-    """Opens a context; ValueError where another thread has one of the model, or of its config."""
+def opened(model: PreTrainedModel, name: str, *, alone: bool = False) -> _Context:
+    """Opens a context; ValueError where another thread has one of the model, or of its config.
+
+    Also where it would be within or around one that must be `alone`.
+    """
     with _LOCK:
-        context = _Context(name, [(x, x._attn_implementation) for x in _configs(model)])
+        context = _Context(name, [(x, x._attn_implementation) for x in _configs(model)], alone)
         for other in _OPEN:
             shared = any(a is b for a, _ in other.before for b, _ in context.before)
             if shared and other.thread is not context.thread and other.thread.is_alive():
@@ -125,11 +130,17 @@ def _opened(model: PreTrainedModel, name: str) -> _Context:
                     f"another thread has the attention of this {type(model).__name__} replaced: "
                     f"make a copy of the model for each thread, or wait until it is done"
                 )
+            if shared and (alone or other.alone):
+                raise ValueError(
+                    f"the attention of this {type(model).__name__} is replaced already; "
+                    f"compressed_cache cannot be within or around replace_attention or another "
+                    f"compressed_cache"
+                )
         _OPEN.append(context)
     return context
 
 
-def _close(context: _Context) -> None:
+def close(context: _Context) -> None:
     """Restores the attention that each config named before the context."""
     with _LOCK:
         _OPEN.remove(context)

@@ -155,7 +155,8 @@ class FirstReadings:
             for module, repeated in self.repeated.items():
                 call = self.calls[module]
                 call["layer"] = replace(call["layer"], repeated=repeated)
-            kept = self.pooled.alternatives(self.calls.values())
+            seen = [self.pooled.observe(**call) for call in self.calls.values()]
+            kept = self.pooled.alternatives(seen)
             layers = list(self.calls)
             if len(kept) > 1:
                 kept = [self._nearer(model, given, layers, *kept)]
@@ -188,10 +189,9 @@ class FirstReadings:
         self.is_reading = True
         try:
             with torch.no_grad():
-                output: Tensor = model(**given)[0]
+                return model(**given)[0]
         finally:
             self.is_reading = False
-        return output
 
     def _forget(self, *_: Any) -> None:
         """Keeps nothing for a call of a part of the model, before which nothing is read."""
@@ -237,6 +237,27 @@ def _divergence(
     return (found if mask is None else found * mask[:, -found.shape[1] :]).sum(dim=-1)
 
 
+def grouped(
+    module: nn.Module, layer: Layer, query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> dict[str, Any]:
+    """Returns the call of a layer with its heads as groups that share keys, and its projection.
+
+    Raises ValueError unless the heads fall into groups of one key-value head each.
+    """
+    heads, keys, values = (x.shape[1] for x in (query, key, value))
+    if keys != values or heads % keys:
+        raise ValueError(
+            f"the model has {heads} query, {keys} key and {values} value heads; to share a set "
+            f"of keys the last two must be equal and divide the first"
+        )
+    groups = (keys, heads // keys)
+    if (mask := options["attn_mask"]) is not None and mask.ndim > 3:
+        options["attn_mask"] = mask[:, None] if mask.shape[1] == 1 else mask.unflatten(1, groups)
+    layer = replace(layer, projection=output_projection(module, groups, value.shape[-1]))
+    inputs = query.unflatten(1, groups), key[:, :, None], value[:, :, None]
+    return dict(zip(TENSORS, inputs, strict=True)) | options | {"layer": layer}
+
+
 @dataclass(frozen=True)
 class SharedKeys:
     """Gives a method such as `caches.AfterPrefix` a layer's heads as groups that share keys."""
@@ -252,24 +273,15 @@ class SharedKeys:
         self, query: Tensor, key: Tensor, value: Tensor, heads: Collection[int] | None,
         **options: Any,
     ) -> Float[Tensor, "batch heads N V"]:  # fmt: skip
-        """Computes the method's output in `heads` (None = all), the exact one in the others.
-
-        Raises ValueError unless the heads fall into groups of one key-value head each.
-        """
-        groups = self._groups(query, key, value)
+        """Computes the method's output in `heads` (None = all), the exact one in the others."""
         exact = partial(Exact(), query, *repeated(query, key, value), **options)
-        if (mask := options["attn_mask"]) is not None and mask.ndim > 3:
-            alike = mask.shape[1] == 1
-            options["attn_mask"] = mask[:, None] if alike else mask.unflatten(1, groups)
         layer = Layer(
             number=self.number,
-            projection=output_projection(self.module, groups, value.shape[-1]),
             rotary=self.rotary,
             repeated=self.first.repeated.get(self.module),
             kept=self.first.kept.get(self.module),
         )
-        inputs = query.unflatten(1, groups), key[:, :, None], value[:, :, None]
-        call = dict(zip(TENSORS, inputs, strict=True)) | options | {"layer": layer}
+        call = grouped(self.module, layer, query, key, value, **options)
         if self.first.is_reading:
             if self.module in self.first.calls:
                 raise ValueError(
@@ -283,14 +295,3 @@ class SharedKeys:
             return output
         chosen = torch.tensor(sorted(set(heads)), dtype=torch.long, device=output.device)
         return exact().index_copy(1, chosen, output.index_select(1, chosen))
-
-    @staticmethod
-    def _groups(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int]:
-        """Counts key-value heads and the query heads of each."""
-        heads, keys, values = (x.shape[1] for x in (query, key, value))
-        if keys != values or heads % keys:
-            raise ValueError(
-                f"the model has {heads} query, {keys} key and {values} value heads; to share a set "
-                f"of keys the last two must be equal and divide the first"
-            )
-        return keys, heads // keys

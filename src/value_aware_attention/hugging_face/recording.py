@@ -35,8 +35,7 @@ def exact(call: Call) -> Float[Tensor, "*batch N V"]:
     given = call.arguments()
     for name in ("key", "value"):
         given[name] = given[name].expand(*call.batch, -1, -1)
-    output: Tensor = Exact()(**given)
-    return output
+    return Exact()(**given)
 
 
 @contextmanager

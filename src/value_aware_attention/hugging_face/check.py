@@ -1,0 +1,94 @@
+"""Tells whether a compressed cache computes what the keys that it claims to keep say."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from value_aware_attention.hugging_face.adapter import replace_attention
+from value_aware_attention.hugging_face.layers import attention_layers
+
+
+@dataclass(frozen=True)
+class CacheCheck:
+    """Holds how far a cache's logits are from those of one pass over the keys that it claims."""
+
+    prefix: int
+    differences: Float[Tensor, "B N"]
+    """Largest difference of a logit, in parts of the largest logit, by text and later token"""
+    tolerance: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Tells whether no logit differs by more than the tolerance."""
+        return self.first is None
+
+    @property
+    def first(self) -> int | None:
+        """Returns the first position at which a text's logits differ; None: at none."""
+        departs = ~(self.differences <= self.tolerance).all(dim=0)  # NaN differs too
+        return self.prefix + int(departs.int().argmax()) if departs.any() else None
+
+    def __str__(self) -> str:
+        count, largest = self.differences.shape[1], self.differences.max()
+        if self.first is None:
+            return f"equal over {count} tokens: logits differ by {largest:.1e} of the largest"
+        at = self.first - self.prefix
+        texts = (~(self.differences[:, at] <= self.tolerance)).nonzero()[:, 0].tolist()
+        before = f"; those before by {self.differences[:, :at].max():.1e}" if at else ""
+        return (
+            f"departs at position {self.first}, {at} tokens after the prefix, in texts {texts}: "
+            f"logits differ by {self.differences[:, at].max():.1e} of the largest{before}"
+        )
+
+
+@torch.no_grad()
+def check_cache(
+    model: PreTrainedModel,
+    input_ids: Int[Tensor, "B T"],
+    kept: Sequence[Any],
+    cache: Cache | Callable[[Int[Tensor, "B 1"], int], Float[Tensor, "B 1 E"]],
+    *,
+    prefix: int,
+    attention_mask: Int[Tensor, "B T"] | None = None,
+    tolerance: float = 1e-4,
+) -> CacheCheck:
+    """Compares a compressed cache of any make with one exact pass over the keys it claims to keep.
+
+    `kept` has a `caches.KeptKeys` (B, H, R) for each layer: the positions in the prefix that each
+    key-value head keeps, with log-weights (0 = as they were) and, where they changed, values.
+    `cache` holds the prefix of all texts: the model reads the later tokens with it one by one,
+    which fills it; or it is a function from a token of each text and its position to their logits,
+    for code of any kind. The reference hides all other keys of the prefix from later queries, in
+    one pass of `caches.AfterPrefix`.
+
+    Shifted positions, lost biases, a wrong mask and later keys that are dropped all show as a
+    departure: at the first later token, or where the fault begins. Raises ValueError for a prefix
+    without later tokens, for other than one choice a layer, and for a Cache with texts that have
+    padding, which only its own code knows how to place.
+    """
+    layers, tokens = len(attention_layers(model)), input_ids.shape[1]
+    if not 1 <= prefix < tokens:
+        raise ValueError(f"prefix is {prefix}; with {tokens} tokens it must be 1 to {tokens - 1}")
+    if len(kept) != layers:
+        raise ValueError(f"kept has {len(kept)} layers; the model has {layers}")
+    if isinstance(cache, Cache) and attention_mask is not None and not attention_mask.all():
+        raise ValueError("texts have padding; give a function that places their tokens")
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+    with replace_attention(model, lambda layer: kept[layer].after(prefix)):
+        expected = model(**inputs).logits[:, prefix:].float()
+
+    def read(token: Tensor, position: int) -> Tensor:
+        if not isinstance(cache, Cache):
+            return cache(token, position)
+        logits: Tensor = model(input_ids=token, past_key_values=cache, use_cache=True).logits
+        return logits
+
+    found = [read(input_ids[:, at : at + 1], at).float() for at in range(prefix, tokens)]
+    apart = (torch.cat(found, dim=1) - expected).abs().amax(dim=-1)
+    return CacheCheck(prefix, apart / expected.abs().amax(dim=-1).clamp_min(1), tolerance)

@@ -1,0 +1,431 @@
+"""Compresses the key-value caches that a model fills, right after each prefill."""
+
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.utils import GENERATION_MODES_MAPPING
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from value_aware_attention.arguments import check_choice, described
+from value_aware_attention.hugging_face.adapter import close, opened, unregister
+from value_aware_attention.hugging_face.attending import OWN, set_implementation
+from value_aware_attention.hugging_face.cache_layers import grouped, rotary_of
+from value_aware_attention.hugging_face.kept_layer import KeptLayer, Pages
+from value_aware_attention.hugging_face.layers import (
+    attends_causally,
+    attention_layers,
+    check_call,
+    check_model,
+    cross_attention_layers,
+    layer_kernel,
+)
+from value_aware_attention.hugging_face.masks import split_mask
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.layer import Layer
+
+OBSERVED = ("last", "causal", "noncausal", "continued")
+"""Ways to observe that need one pass over a prompt"""
+IMPLEMENTATIONS = ("eager", "sdpa", OWN)
+"""Attention functions whose masks are read here"""
+
+
+@dataclass(frozen=True)
+class CompressedCache:
+    """Tells what one cache kept of its prompt."""
+
+    tokens: int
+    """Length of the prompt, its padding included"""
+    keys: Float[Tensor, "L H"]
+    """Keys kept by layer and key-value head, the mean of the texts"""
+    slots: int
+    """Slots that hold the kept keys of all texts, layers and heads, unused ones included"""
+    bytes_before: int
+    """Of the keys and values of the prompt, in the layers that are compressed"""
+    bytes_after: int
+    seconds: float
+    """Time of choosing keys and of copying them"""
+
+    def __str__(self) -> str:
+        mib, heads = 2**20, [[f"{x:6,.0f}" for x in row] for row in self.keys.tolist()]
+        lines = [
+            f"{self.tokens:,} tokens: {self.keys.mean():,.1f} keys a head, "
+            f"{self.bytes_before / mib:.1f} MiB -> {self.bytes_after / mib:.1f} MiB "
+            f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s"
+        ]
+        if (self.keys != self.keys[0, 0]).any():
+            lines += [f"keys of layer {n}: {' '.join(row)}" for n, row in enumerate(heads)]
+        return "\n".join(lines)
+
+
+@dataclass
+class CompressedCaches:
+    """Reports the caches that were compressed within a context, in their order."""
+
+    caches: list[CompressedCache] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            "\n\n".join(map(str, self.caches)) or "no layer with full attention has filled a cache"
+        )
+
+
+@dataclass
+class _Prompt:
+    """Holds what one layer has read of a prompt that is not compressed yet."""
+
+    module: nn.Module
+    kernel: Kernel
+    queries: list[Tensor] = field(default_factory=list)
+    visible: Tensor | None = None
+    """The keys that the last query sees, all but padding; None = all"""
+    seen: Any = None
+    """`caches.Observed`, where the model's keys are chosen together"""
+
+
+@contextmanager
+def compressed_cache(
+    model: PreTrainedModel,
+    method: Callable[[int], nn.Module],
+    *,
+    keep: float,
+    observed: str = "continued",
+    rows: int = 128,
+    sinks: int = 2,
+    recent: int = 4,
+    pool: Any = None,
+    floor: int = 0,
+    seed: int = 0,
+) -> Iterator[CompressedCaches]:
+    """Compresses every cache that `model` fills from empty within the context after its prefill.
+
+        with compressed_cache(model, caches.ValueAware, keep=1 / 8, pool="model") as report:
+            model.generate(**inputs, max_new_tokens=200)
+        print(report)
+
+    The prompt's queries attend exactly. Then each key-value head keeps `method(r)`'s choice of
+    r = keep * tokens keys; later tokens see these, and all later keys. Logits are those of one pass
+    of `caches.AfterPrefix`, whose options the others are. Full-attention layers are compressed;
+    sliding windows and recurrent layers stay as they are. A cache can be read within the context
+    alone. Where heads keep different numbers of keys, memory follows the keys that are kept.
+
+    Raises ValueError for a model that `replace_attention` refuses, for encoders and models with
+    cross-attention, for attention functions other than "eager" and "sdpa", within or around
+    `replace_attention` or another `compressed_cache`, and in the model's calls for `use_cache`
+    False, for a cache that another context or none has filled, for static, quantised and offloaded
+    caches, and for a prompt of which `keep` leaves fewer keys than are always kept.
+    """
+    check_choice(OBSERVED, observed=observed)
+    if not (isinstance(keep, int | float) and 0 < keep <= 1):
+        raise ValueError(f"keep is {keep!r}; it must be above 0 and at most 1")
+    made = None if isinstance(method, nn.Module) else method(max(1, sinks + recent))
+    if not callable(getattr(made, "keep", None)):  # of `caches`, which imports this package
+        raise ValueError(
+            f"method is {described(method)}; it must be a function from a number of keys to a "
+            f"cache method, such as caches.ValueAware"
+        )
+    if pool == "checked":
+        raise ValueError("pool is 'checked'; a cache is filled in one pass: model, layer or None")
+    options = {
+        "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "pool": pool,
+        "floor": floor, "seed": seed,
+    }  # fmt: skip
+    _check_decoder(model)
+    own = model.config._attn_implementation
+    name = f"{OWN}_{uuid.uuid4().hex}"
+    with ExitStack() as restored:
+        restored.callback(close, opened(model, name, alone=True))
+        if own not in IMPLEMENTATIONS:
+            raise ValueError(
+                f"the model's attention is {own!r}; compressed_cache reads the masks of "
+                f"{' and '.join(IMPLEMENTATIONS)}: model.set_attn_implementation('sdpa')"
+            )
+        compression = _Compression(model, method, float(keep), options, own)
+        AttentionInterface.register(name, compression.attend)
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[own])
+        restored.callback(unregister, name)
+        restored.enter_context(compression.following(model))
+        set_implementation(model, name)
+        yield compression.report
+
+
+def _check_decoder(model: PreTrainedModel) -> None:
+    check_model(model)
+    layers = attention_layers(model)
+    if cross_attention_layers(model) or not all(map(attends_causally, layers)):
+        raise ValueError(f"{type(model).__name__} is not a decoder: only they fill caches")
+    for layer in layers:
+        if _cache_argument(layer) is None or not hasattr(layer, "layer_idx"):
+            raise ValueError(f"{type(layer).__name__} has no cache that is known here")
+
+
+def _cache_argument(module: nn.Module) -> str | None:
+    """Finds the name by which an attention module is given its cache."""
+    names = signature(module.forward).parameters
+    return next((name for name in ("past_key_values", "layer_past") if name in names), None)
+
+
+class _Compression:
+    """Serves the attention of a model, and compresses the caches that it fills."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        method: Callable[[int], Any],
+        keep: float,
+        options: dict[str, Any],
+        own: str,
+    ) -> None:
+        self.method, self.keep, self.options, self.own = method, keep, options, own
+        self.numbers = {module: number for number, module in enumerate(attention_layers(model))}
+        self.rotary = rotary_of(model)
+        self.report = CompressedCaches()
+        self.is_open = self.is_chunked = False
+        self.cache: Any = None
+        self.after: Any = None
+        """The `caches.AfterPrefix` of the prompt that is read"""
+        self.prompts: dict[int, _Prompt] = {}
+        """By their layer's place in the cache"""
+        self.kept: dict[int, KeptLayer] = {}
+        self.bytes_before, self.seconds = 0, 0.0
+
+    @contextmanager
+    def following(self, model: PreTrainedModel) -> Iterator[None]:
+        """Follows the caches of the model's calls."""
+        with ExitStack() as restored:
+            for module in self.numbers:
+                see = partial(self._see_cache, str(_cache_argument(module)))
+                handle = module.register_forward_pre_hook(see, with_kwargs=True)
+                restored.callback(handle.remove)
+            for module in (model.base_model, model):  # some models call parts of the first
+                restored.callback(module.register_forward_hook(self._end_pass).remove)
+            for name, function in (
+                ("_prefill", self._prefill),
+                ("_prepare_attention_mask_for_generation", _warning_of_padding),
+            ):
+                if hasattr(model, name):
+                    setattr(model, name, partial(function, getattr(model, name)))
+                    restored.callback(delattr, model, name)
+            self.is_open = True
+            restored.callback(self._close)
+            yield
+
+    def _close(self) -> None:
+        self.is_open = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets the prompt that is read."""
+        self.prompts.clear()
+        self.kept.clear()
+        self.cache = self.after = None
+        self.bytes_before, self.seconds = 0, 0.0
+
+    def _see_cache(self, name: str, module: nn.Module, _: Any, options: dict[str, Any]) -> None:
+        cache = options.get(name)
+        if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
+            given = "an offloaded cache" if isinstance(cache, Cache) else described(cache)
+            raise ValueError(
+                f"past_key_values is {given}; within compressed_cache a model must be called with "
+                f"use_cache=True, and with a DynamicCache or none"
+            )
+        if cache is not self.cache:  # another one, also after a pass that was interrupted
+            self._forget()
+            self.cache = cache
+
+    def _prefill(self, prefill: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        """Reads a prompt as `generate` does; one read in chunks is compressed at its end."""
+        given = signature(prefill).bind(*inputs, **options).arguments
+        self.is_chunked = given["generation_config"].prefill_chunk_size is not None
+        try:
+            found = prefill(*inputs, **options)
+        finally:
+            was_chunked, self.is_chunked = self.is_chunked, False
+        if was_chunked:
+            for place in list(self.prompts):
+                self._observe(place)
+            self._finish()
+        return found
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Computes attention as transformers calls it."""
+        place: Any = module.layer_idx
+        layer = self.cache.layers[place]
+        kernel = layer_kernel(module, scaling)
+        if isinstance(layer, KeptLayer) and layer.pages is not None:
+            check_call(dropout, options)
+            mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
+            output = layer.attend(query, kernel, mask, is_causal=is_causal)
+            return output.transpose(1, 2).contiguous(), None
+        found: tuple[Tensor, Tensor | None] = _attention_of(module, self.own)(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
+        )
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            return found
+        if type(layer) not in (DynamicLayer, KeptLayer):
+            raise ValueError(
+                f"the cache has a {type(layer).__name__}; compressed_cache needs a DynamicCache"
+            )
+        check_call(dropout, options)
+        earlier = key.shape[2] - query.shape[2]
+        if place not in self.prompts and earlier:
+            raise ValueError(
+                f"the cache holds {earlier} tokens that were not compressed; within "
+                f"compressed_cache a model must fill its cache from empty"
+            )
+        prompt = self.prompts.setdefault(place, _Prompt(module, kernel))
+        prompt.queries.append(query)
+        mask, _ = split_mask(attention_mask, query, key, is_causal=True)
+        prompt.visible = None if mask is None else mask[..., -1:, :]
+        if not self.is_chunked:
+            self._observe(place)
+        return found
+
+    @torch.no_grad()
+    def _observe(self, place: int) -> None:
+        """Chooses a layer's keys, or observes it where the model's are chosen together."""
+        begun, prompt, layer = perf_counter(), self.prompts[place], self.cache.layers[place]
+        if self.after is None:
+            self.after = self._after(layer.keys.shape[2])
+        number = self.numbers[prompt.module]
+        query = torch.cat(prompt.queries, dim=2)
+        prompt.queries.clear()
+        if prompt.visible is not None:  # what a model computes for padding may be NaN
+            is_token = prompt.visible.mT
+            query, layer.keys, layer.values = (
+                x.where(is_token, 0.0) for x in (query, layer.keys, layer.values)
+            )
+        with torch.autocast(query.device.type, enabled=False):
+            seen = self.after.observe(
+                **grouped(
+                    prompt.module, Layer(number=number, rotary=self.rotary),
+                    query, layer.keys, layer.values,
+                    kernel=prompt.kernel, attn_mask=prompt.visible, is_causal=True,
+                )
+            )  # fmt: skip
+            if self.after.pool == "model":
+                prompt.seen = seen
+            else:
+                self._replace(place, self.after.chosen(seen, number))
+        self.seconds += perf_counter() - begun
+
+    def _after(self, tokens: int) -> Any:
+        """Returns what compresses a prompt of this length."""
+        always = self.options["sinks"] + self.options["recent"]
+        r = round(self.keep * tokens)
+        if r < min(max(1, always), tokens):
+            raise ValueError(
+                f"keep is {self.keep:g}, which leaves {r} of the prompt's {tokens} tokens; "
+                f"{self.options['sinks']} sinks and {self.options['recent']} recent keys are "
+                f"always kept"
+            )
+        return self.method(r).after(tokens, **self.options)
+
+    def _replace(self, place: int, kept: Any) -> None:
+        """Lets the cache hold the kept keys in the place of a layer."""
+        layer = self.cache.layers[place]
+        pages = Pages.of(kept, layer.keys, layer.values)
+        self.bytes_before += layer.keys.nbytes + layer.values.nbytes
+        self.kept[place] = KeptLayer(pages, layer.keys.shape[2], lambda: self.is_open)
+        self.cache.layers[place] = self.kept[place]
+
+    def _end_pass(self, *_: Any) -> None:
+        if self.prompts and not self.is_chunked:
+            self._finish()
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Chooses the model's keys where they are chosen together, and reports what was kept."""
+        begun = perf_counter()
+        if self.after.pool == "model":
+            seen = [prompt.seen for prompt in self.prompts.values() if prompt.seen is not None]
+            with torch.autocast(seen[0].key.device.type, enabled=False):
+                kept = self.after.alternatives(seen)[0]
+            for (place, prompt), one in zip(self.prompts.items(), kept, strict=True):
+                self._replace(place, one)
+                prompt.seen = None
+        pages = [layer.pages for layer in self.kept.values() if layer.pages is not None]
+        self.report.caches.append(
+            CompressedCache(
+                tokens=next(iter(self.kept.values())).prefix,
+                keys=torch.stack([page.counts.float().mean(dim=0).cpu() for page in pages]),
+                slots=sum(page.key[..., 0].numel() for page in pages),
+                bytes_before=self.bytes_before,
+                bytes_after=sum(page.nbytes for page in pages),
+                seconds=self.seconds + perf_counter() - begun,
+            )
+        )
+        cache = self.cache
+        self._forget()
+        self.cache = cache
+
+
+def _attention_of(module: nn.Module, name: str) -> Callable[..., Any]:
+    """Returns the attention function of this name, as the module's own code finds it."""
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get(name, eager)
+    return found
+
+
+def _warning_of_padding(prepare: Callable[..., Tensor], *inputs: Any, **options: Any) -> Tensor:
+    """Warns where `generate` takes tokens of the prompt for padding, which no query sees."""
+    mask = prepare(*inputs, **options)
+    if hidden := int((mask == 0).sum()):
+        warnings.warn(
+            f"{hidden} tokens of the prompt equal pad_token_id and are taken for padding; give "
+            f"generate an attention_mask",
+            stacklevel=2,
+        )
+    return mask
+
+
+class CompressedGeneration:
+    """Generates with compressed caches: `model.generate(..., custom_generate=this)`.
+
+    The arguments are those of `compressed_cache`; `report` has the caches of all calls.
+    """
+
+    def __init__(self, method: Callable[[int], nn.Module], *, keep: float, **options: Any) -> None:
+        self.open = lambda model: compressed_cache(model, method, keep=keep, **options)
+        self.report = CompressedCaches()
+
+    def __call__(
+        self, model: PreTrainedModel, input_ids: Tensor, *, generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Decodes as `generate` would with this config."""
+        mode = GENERATION_MODES_MAPPING[generation_config.get_generation_mode()]
+        with self.open(model) as report:
+            found = getattr(model, mode)(
+                input_ids, generation_config=generation_config, **model_kwargs
+            )
+        self.report.caches += report.caches
+        return found

@@ -1,0 +1,142 @@
+"""A cache that somebody else wrote is compared with one pass over the keys that it claims."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from tests.hugging_face.models import sharp
+from tests.hugging_face.test_compressed_cache import (
+    KEEP,
+    LATER,
+    PREFIX,
+    R,
+    part,
+    placed,
+    refused,
+    text,
+)
+from value_aware_attention.caches import AfterPrefix, KeptKeys, ObservedAttention, ValueAware
+from value_aware_attention.hugging_face import check_cache, compressed_cache
+from value_aware_attention.hugging_face.recording import recording
+
+
+class Evicting(DynamicLayer):
+    """Holds some keys of a prefix, as the caches of other projects do."""
+
+    def __init__(self, layer: DynamicLayer, kept: KeptKeys, fault: str) -> None:
+        super().__init__()
+        at = kept.indices[..., None]
+        self.lazy_initialization(layer.keys, layer.values)
+        self.keys = layer.keys.take_along_dim(at, dim=-2)
+        self.values = layer.values.take_along_dim(at, dim=-2)
+        self.seen, self.fault = layer.keys.shape[-2], fault
+
+    def update(self, keys: Tensor, values: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        self.seen += 1
+        found = super().update(keys, values)
+        if self.fault == "drops a later token" and self.seen == PREFIX + 3:
+            self.keys, self.values = self.keys[..., :-1, :], self.values[..., :-1, :]
+        return found
+
+    def get_seq_length(self) -> int:
+        return self.keys.shape[-2] if self.fault == "shifts positions" else self.seen
+
+    def get_mask_sizes(self, queries: int) -> tuple[int, int]:
+        return self.keys.shape[-2] + queries, self.get_seq_length() - self.keys.shape[-2]
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    model = sharp("llama")
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def chosen(model: PreTrainedModel, tokens: Tensor, method: object) -> list[KeptKeys]:
+    after = AfterPrefix(method, prefix=PREFIX, observed="continued", rows=128)
+    with recording(model, shares_keys=True) as calls, torch.no_grad():
+        model(tokens, use_cache=False)
+    return after.choose([call.arguments() | {"layer": call.layer} for call in calls])
+
+
+def evicted(model: PreTrainedModel, kept: list[KeptKeys], fault: str) -> DynamicCache:
+    with torch.no_grad():
+        cache = model(text()["input_ids"][:, :PREFIX], use_cache=True).past_key_values
+    cache.layers = [Evicting(*pair, fault) for pair in zip(cache.layers, kept, strict=True)]
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("fault", "first"),
+    [
+        ("none", None),
+        ("shifts positions", PREFIX),
+        ("lacks a bias", PREFIX),
+        ("drops a later token", PREFIX + 3),
+    ],
+)
+def test_a_fault_of_another_cache_is_found_where_it_begins(
+    llama: PreTrainedModel, fault: str, first: int | None
+) -> None:
+    tokens = text()["input_ids"]
+    kept = chosen(llama, tokens, ObservedAttention(R))
+    claimed = kept
+    if fault == "lacks a bias":
+        weight = [one.log_weight.clone() for one in kept]
+        weight[2][1, 0, 0] = torch.tensor(2.0).log()
+        claimed = [replace(one, log_weight=w) for one, w in zip(kept, weight, strict=True)]
+    found = check_cache(llama, tokens, claimed, evicted(llama, kept, fault), prefix=PREFIX)
+    assert found.first == first and found.is_equal == (first is None)
+    assert found.differences.shape == (3, LATER)
+    if first is None:
+        assert str(found).startswith(f"equal over {LATER} tokens: logits differ by ")
+        assert found.differences.max() < 1e-5
+    elif fault == "lacks a bias":
+        assert "departs at position 24, 0 tokens after the prefix, in texts [1]" in str(found)
+    elif fault == "drops a later token":
+        assert "3 tokens after the prefix, in texts [0, 1, 2]" in str(found)
+        assert "; those before by " in str(found)
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_function_is_checked_as_a_cache_is(llama: PreTrainedModel, refit: bool) -> None:
+    """Here this library's own, on texts with padding."""
+    inputs = placed(llama, text())
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    method = ValueAware(R, refit=refit)
+    after = AfterPrefix(method, prefix=PREFIX, observed="continued", rows=128)
+    with recording(llama, shares_keys=True) as calls, torch.no_grad():
+        llama(tokens, attention_mask=mask, use_cache=False)
+    kept = after.choose([call.arguments() | {"layer": call.layer} for call in calls])
+    with compressed_cache(llama, lambda r: ValueAware(r, refit=refit), keep=KEEP), torch.no_grad():
+        cache = llama(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
+
+        def read(token: Tensor, at: int) -> Tensor:
+            return llama(**part(inputs, at, at + 1), past_key_values=cache).logits
+
+        logits = [read(tokens[:, at : at + 1], at) for at in range(PREFIX, PREFIX + LATER)]
+    replay = check_cache(
+        llama, tokens, kept, lambda _, at: logits[at - PREFIX], prefix=PREFIX, attention_mask=mask
+    )
+    assert replay.is_equal
+    wrong = check_cache(
+        llama, tokens, kept, lambda _, at: logits[at - PREFIX] * torch.nan, prefix=PREFIX
+    )
+    assert wrong.first == PREFIX
+
+
+def test_what_cannot_be_checked_is_refused(llama: PreTrainedModel) -> None:
+    tokens = text()["input_ids"]
+    kept = chosen(llama, tokens, ObservedAttention(R))
+    cache = evicted(llama, kept, "none")
+    with refused("prefix is 30; with 30 tokens it must be 1 to 29"):
+        check_cache(llama, tokens, kept, cache, prefix=30)
+    with refused("kept has 1 layers; the model has 4"):
+        check_cache(llama, tokens, kept[:1], cache, prefix=PREFIX)
+    with refused("texts have padding"):
+        mask = text()["attention_mask"]
+        check_cache(llama, tokens, kept, cache, prefix=PREFIX, attention_mask=mask)

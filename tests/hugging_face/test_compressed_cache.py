@@ -1,0 +1,428 @@
+"""A model that decodes with a compressed cache computes what one pass of `AfterPrefix` does."""
+
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+
+from tests.hugging_face.models import sharp
+from value_aware_attention.approximations import Exact
+from value_aware_attention.caches import (
+    AfterPrefix,
+    CacheMethod,
+    ObservedAttention,
+    Recent,
+    ValueAware,
+)
+from value_aware_attention.hugging_face import (
+    CompressedGeneration,
+    attention_layers,
+    compressed_cache,
+    replace_attention,
+)
+from value_aware_attention.hugging_face.kept_layer import KeptLayer
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
+KINDS = (
+    "gemma", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi", "phi3", "qwen2", "qwen3",
+)  # fmt: skip
+PREFIX, LATER, KEEP = 24, 6, 1 / 3
+R = round(KEEP * PREFIX)
+METHODS: dict[str, Callable[[int], CacheMethod]] = {
+    "scores": ObservedAttention,
+    "joint": ValueAware,
+    "refitted": partial(ValueAware, refit=True),
+}
+POOLS = (None, "layer", "model")
+
+
+def text(rows: int = 3, padding: int = 4) -> dict[str, Tensor]:
+    """Draws texts, of which the first is padded on the left."""
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(5, 90, (rows, PREFIX + LATER), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[0, :padding] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def placed(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Adds the positions that `generate` gives."""
+    if "position_ids" not in signature(model.forward).parameters:
+        return inputs
+    return inputs | {"position_ids": (inputs["attention_mask"].cumsum(-1) - 1).clamp_min(0)}
+
+
+def part(inputs: dict[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
+    """Cuts tokens out of texts; the mask is that of all tokens up to the last."""
+    return {
+        name: x[:, :last] if name == "attention_mask" else x[:, first:last]
+        for name, x in inputs.items()
+    }
+
+
+@torch.no_grad()
+def one_pass(
+    model: PreTrainedModel, inputs: dict[str, Tensor], method: CacheMethod, **options: Any
+) -> Tensor:
+    """Computes logits after the prefix in one pass of `AfterPrefix`."""
+    given = {"prefix": PREFIX, "observed": "continued", "rows": 128} | options
+    with replace_attention(model, AfterPrefix(method, **given)):
+        return model(**placed(model, inputs), use_cache=False).logits[:, given["prefix"] :]
+
+
+@torch.no_grad()
+def read(
+    model: PreTrainedModel, inputs: dict[str, Tensor], cuts: list[int], cache: Any = None
+) -> tuple[Tensor, Any]:
+    """Reads texts part by part; returns the logits of all parts but the first, and the cache."""
+    inputs, found = placed(model, inputs), []
+    for first, last in zip([0, *cuts], [*cuts, inputs["input_ids"].shape[1]], strict=True):
+        output = model(**part(inputs, first, last), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        found.append(output.logits)
+    return torch.cat(found[1:], dim=1), cache
+
+
+def assert_equal(found: Tensor, expected: Tensor, share: float = 1e-4) -> None:
+    assert (found - expected).abs().max() <= share * expected.abs().max().clamp_min(1)
+
+
+def decoder(kind: str) -> PreTrainedModel:
+    """Builds a model of full attention: Mistral's has a sliding window by default."""
+    if kind != "mistral":
+        return sharp(kind)
+    config = sharp(kind).config
+    config.sliding_window = None
+    torch.manual_seed(0)
+    return MistralForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return sharp("llama")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_with_a_compressed_cache_is_one_pass_after_the_prefix(
+    kind: str, attention: str
+) -> None:
+    """Token by token, then several at once; the compression itself moves the logits."""
+    model, inputs = decoder(kind), text()
+    model.set_attn_implementation(attention)
+    for (name, method), pool in zip(METHODS.items(), POOLS, strict=True):
+        expected = one_pass(model, inputs, method(R), pool=pool)
+        with compressed_cache(model, method, keep=KEEP, pool=pool) as report:
+            found, cache = read(model, inputs, [PREFIX, PREFIX + 1, PREFIX + 2, PREFIX + 3])
+        assert_equal(found, expected)
+        far = (expected - one_pass(model, inputs, method(PREFIX))).abs().max()
+        assert far > 1e-3 * expected.abs().max(), name
+        assert cache.get_seq_length() == PREFIX + LATER
+        assert len(report.caches) == 1 and report.caches[0].tokens == PREFIX
+        assert model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("padding", [0, 20])
+def test_it_holds_for_every_budget_and_with_fewer_keys_than_slots(
+    llama: PreTrainedModel, method: str, pool: str | None, padding: int
+) -> None:
+    inputs, build = text(padding=padding), METHODS[method]
+    with compressed_cache(llama, build, keep=KEEP, pool=pool, sinks=1, recent=2):
+        found, _ = read(llama, inputs, [PREFIX, PREFIX + 2])
+    expected = one_pass(llama, inputs, build(R), pool=pool, sinks=1, recent=2)
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("observed", ["last", "causal", "noncausal", "continued"])
+def test_it_holds_for_every_way_to_observe(llama: PreTrainedModel, observed: str) -> None:
+    options = {"observed": observed, "rows": 5, "seed": 3}
+    with compressed_cache(llama, ValueAware, keep=KEEP, **options):
+        found, _ = read(llama, text(), [PREFIX, PREFIX + 2])
+    assert_equal(found, one_pass(llama, text(), ValueAware(R), **options))
+
+
+NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}
+
+
+def prompt() -> dict[str, Tensor]:
+    return part(text(), 0, PREFIX)
+
+
+def generated(model: PreTrainedModel, inputs: dict[str, Tensor], **options: Any) -> Any:
+    return model.generate(**inputs, **NEW | {"return_dict_in_generate": True} | options)
+
+
+def expected_of(model: PreTrainedModel, sequences: Tensor, pool: str | None) -> Tensor:
+    """Computes the logits of generated tokens, from the second on, in one pass."""
+    rows = len(sequences) // 3
+    mask = text()["attention_mask"].repeat_interleave(rows, dim=0)
+    inputs = {"input_ids": sequences, "attention_mask": mask}
+    return one_pass(model, inputs, ValueAware(R), pool=pool)[:, :-1]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 7}, {"do_sample": True}])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_generated_tokens_are_those_of_one_pass(
+    kind: str, options: dict[str, object], pool: str | None
+) -> None:
+    model = sharp(kind)
+    torch.manual_seed(0)
+    with compressed_cache(model, ValueAware, keep=KEEP, pool=pool) as report:
+        found = generated(model, prompt(), **{"do_sample": False, "output_logits": True} | options)
+    logits = torch.stack(found.logits[1:], dim=1)
+    expected = expected_of(model, found.sequences, pool)
+    assert_equal(logits, expected)
+    assert len(report.caches) == 1
+    if "do_sample" not in options:
+        assert torch.equal(expected.argmax(-1), found.sequences[:, PREFIX + 1 :])
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_beams_and_several_sequences_score_as_one_pass(
+    llama: PreTrainedModel, pool: str | None
+) -> None:
+    for options in ({"num_beams": 3, "num_return_sequences": 2}, {"num_return_sequences": 2}):
+        sampled = {"do_sample": "num_beams" not in options, "output_logits": True}
+        torch.manual_seed(0)
+        with compressed_cache(llama, ValueAware, keep=KEEP, pool=pool):
+            found = generated(llama, prompt(), **options | sampled, output_scores=True)
+        expected = expected_of(llama, found.sequences, pool)
+        if "num_beams" not in options:
+            assert_equal(torch.stack(found.logits[1:], dim=1), expected)
+            continue
+        tokens = found.sequences[:, PREFIX + 1 :, None]
+        scores = expected.log_softmax(-1).gather(-1, tokens)[..., 0].sum(-1)
+        inputs = placed(llama, prompt())
+        with torch.no_grad():
+            exact = llama(**inputs).logits[:, -1].log_softmax(-1).repeat_interleave(2, dim=0)
+        scores = scores + exact.gather(-1, found.sequences[:, PREFIX, None])[:, 0]
+        torch.testing.assert_close(found.sequences_scores * LATER, scores, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_second_turn_goes_on_in_the_same_cache(llama: PreTrainedModel, pool: str | None) -> None:
+    cache, inputs = DynamicCache(config=llama.config), prompt()
+    with compressed_cache(llama, ValueAware, keep=KEEP, pool=pool) as report:
+        first = llama.generate(**inputs, **NEW, past_key_values=cache, do_sample=False)
+        asked = torch.cat([first, first[:, 3:7]], dim=1)
+        mask = torch.ones_like(asked)
+        mask[0, :4] = 0
+        second = llama.generate(
+            input_ids=asked, attention_mask=mask, **NEW, past_key_values=cache, do_sample=False
+        )
+        other = generated(llama, inputs, do_sample=False)
+    whole = {"input_ids": second, "attention_mask": torch.ones_like(second)}
+    whole["attention_mask"][0, :4] = 0
+    logits = one_pass(llama, whole, ValueAware(R), pool=pool)[:, :-1]
+    later = slice(asked.shape[1] - PREFIX - 1, None)
+    assert torch.equal(logits[:, later].argmax(-1), second[:, asked.shape[1] :])
+    assert len(report.caches) == 2 and torch.equal(other.sequences, first)
+
+
+def test_generate_takes_it_as_its_own_way_to_decode(llama: PreTrainedModel) -> None:
+    with compressed_cache(llama, ValueAware, keep=KEEP, pool="model"):
+        expected = generated(llama, prompt(), do_sample=False).sequences
+    custom = CompressedGeneration(ValueAware, keep=KEEP, pool="model")
+    for beams in (1, 2):
+        found = generated(llama, prompt(), do_sample=False, custom_generate=custom, num_beams=beams)
+        assert beams > 1 or torch.equal(found.sequences, expected)
+    assert [cache.tokens for cache in custom.report.caches] == [PREFIX] * 2
+
+
+def test_memory_follows_the_keys_that_are_kept() -> None:
+    """Also where heads keep different numbers."""
+    model, tokens = sharp("llama"), 512
+    inputs = {"input_ids": torch.randint(5, 90, (2, tokens)), "use_cache": True}
+    for pool in POOLS:
+        context = compressed_cache(model, ObservedAttention, keep=1 / 8, pool=pool)
+        with context as report, torch.no_grad():
+            cache = model(**inputs).past_key_values
+        (one,) = report.caches
+        held = sum(layer.nbytes for layer in cache.layers)
+        layers = len(cache.layers)
+        plain = sum(2 * layer.pages.key[0, 0].nbytes for layer in cache.layers) // layers
+        heads = one.keys.numel()
+        assert one.bytes_before == 2 * tokens * plain * heads and one.bytes_after == held
+        assert one.keys.mean().item() == tokens / 8
+        assert one.slots <= 1.05 * 2 * heads * tokens / 8 if pool else 2 * heads * tokens // 8
+        assert "512 tokens: 64.0 keys a head" in str(report)
+        assert ("keys of layer" in str(report)) == bool(pool)
+
+
+def test_sliding_windows_stay_as_they_are() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, vocab_size=99, sliding_window=6, layer_types=kinds,
+    )  # fmt: skip
+    model = Gemma3ForCausalLM(config).eval()
+    with compressed_cache(model, ValueAware, keep=KEEP) as report, torch.no_grad():
+        cache = model(**prompt(), use_cache=True).past_key_values
+    assert [isinstance(layer, KeptLayer) for layer in cache.layers] == [False, True, False]
+    assert report.caches[0].keys.tolist() == [[R]]
+    with compressed_cache(model, ValueAware, keep=1.0):
+        found, _ = read(model, text(), [PREFIX, PREFIX + 2])
+    exact, _ = read(model, text(), [PREFIX])
+    assert_equal(found, exact)
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(ValueError, match=message)
+
+
+def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"keep": 0.0}, "keep is 0.0; it must be above 0 and at most 1"),
+        ({"keep": 1.5}, "keep is 1.5"),
+        ({"keep": True, "method": ValueAware(3)}, "it must be a function from a number of keys"),
+        ({"method": lambda r: Exact()}, "it must be a function from a number of keys"),
+        ({"observed": "repeat"}, "observed is 'repeat'; it must be one of last, causal"),
+        ({"observed": "hindsight"}, "observed is 'hindsight'"),
+        ({"pool": "checked"}, "pool is 'checked'"),
+    ]
+    for options, message in cases:
+        given = {"method": ValueAware, "keep": 0.5} | options
+        with refused(message), compressed_cache(llama, given.pop("method"), **given):
+            pass
+    assert llama.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "gemma2"])
+def test_models_without_a_cache_that_can_be_compressed_are_refused(kind: str) -> None:
+    with refused("."), compressed_cache(sharp(kind), ValueAware, keep=0.5):
+        pass
+
+
+def test_calls_that_fill_no_cache_are_refused(llama: PreTrainedModel) -> None:
+    with torch.no_grad():
+        filled = llama(**prompt(), use_cache=True).past_key_values
+    with compressed_cache(llama, ValueAware, keep=KEEP), torch.no_grad():
+        with refused("use_cache=True"):
+            llama(**prompt(), use_cache=False)
+        with refused("holds 24 tokens that were not compressed"):
+            llama(input_ids=torch.tensor([[7]] * 3), past_key_values=filled)
+        with refused("StaticLayer; compressed_cache needs a DynamicCache"):
+            generated(llama, prompt(), cache_implementation="static")
+        with refused("leaves 1 of the prompt's 4 tokens; 2 sinks and 4 recent keys"):
+            llama(input_ids=torch.full((1, 4), 7), use_cache=True)
+        found, _ = read(llama, text(), [PREFIX])  # and the next cache is as any
+    assert_equal(found, one_pass(llama, text(), ValueAware(R)))
+
+
+def test_a_cache_is_read_within_its_context_alone(llama: PreTrainedModel) -> None:
+    with compressed_cache(llama, ValueAware, keep=KEEP), torch.no_grad():
+        cache = llama(**prompt(), use_cache=True).past_key_values
+        with refused("25 tokens are to be removed; only the 0 after"):
+            cache.crop(-25)
+    with refused("compressed_cache that is closed"), torch.no_grad():
+        llama(input_ids=torch.tensor([[7]] * 3), past_key_values=cache)
+
+
+def test_later_tokens_can_be_removed_and_a_cache_emptied(llama: PreTrainedModel) -> None:
+    with compressed_cache(llama, ValueAware, keep=KEEP) as report:
+        _, cache = read(llama, text(), [PREFIX, PREFIX + 3])
+        cache.crop(-(LATER - 2))
+        assert cache.get_seq_length() == PREFIX + 2
+        with torch.no_grad():
+            rest = part(placed(llama, text()), PREFIX + 2, PREFIX + LATER)
+            again = llama(**rest, past_key_values=cache).logits
+        cache.reset()
+        assert cache.get_seq_length() == 0
+        found, _ = read(llama, text(), [PREFIX], cache)
+    expected = one_pass(llama, text(), ValueAware(R))
+    assert_equal(again, expected[:, 2:])
+    assert_equal(found, expected)
+    assert len(report.caches) == 2
+
+
+def test_texts_of_a_cache_are_selected_and_repeated(llama: PreTrainedModel) -> None:
+    inputs = placed(llama, text())
+    expected = one_pass(llama, text(), ValueAware(R), pool="model")
+    for move, rows in (
+        (lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+        (lambda cache: cache.reorder_cache(torch.tensor([1, 1, 0])), [1, 1, 0]),
+    ):
+        with compressed_cache(llama, ValueAware, keep=KEEP, pool="model"), torch.no_grad():
+            _, cache = read(llama, part(text(), 0, PREFIX + 1), [PREFIX])
+            move(cache)
+            rest = part(inputs, PREFIX + 1, PREFIX + LATER)
+            found = llama(**{n: x[rows] for n, x in rest.items()}, past_key_values=cache).logits
+        assert_equal(found, expected[rows, 1:])
+
+
+def test_contexts_are_not_within_one_another(llama: PreTrainedModel) -> None:
+    outer: list[Callable[[], Any]] = [
+        lambda: compressed_cache(llama, Recent, keep=0.5),
+        lambda: replace_attention(llama, Exact()),
+    ]
+    for first in outer:
+        for second in outer:
+            if first is second is outer[1]:
+                continue
+            with first(), refused("is replaced already"), second():
+                pass
+    errors: list[str] = []
+
+    def enter() -> None:
+        try:
+            with compressed_cache(llama, Recent, keep=0.5):
+                pass
+        except ValueError as error:
+            errors.append(str(error))
+
+    with compressed_cache(llama, Recent, keep=0.5):
+        thread = Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1 and "another thread" in errors[0]
+
+
+def test_an_interrupted_generation_restores_the_model(llama: PreTrainedModel) -> None:
+    class Fails(ObservedAttention):
+        def scores(self, seen: Any) -> Tensor:
+            raise KeyboardInterrupt
+
+    modules = attention_layers(llama)
+    hooks = [len(module._forward_pre_hooks) for module in modules]
+    with pytest.raises(KeyboardInterrupt), compressed_cache(llama, Fails, keep=0.5):
+        generated(llama, prompt())
+    assert llama.config._attn_implementation == "eager"
+    assert [len(module._forward_pre_hooks) for module in modules] == hooks
+    assert "_prefill" not in vars(llama)
+    with compressed_cache(llama, ValueAware, keep=KEEP):
+        found, _ = read(llama, text(), [PREFIX])
+    assert_equal(found, one_pass(llama, text(), ValueAware(R)))
+
+
+def test_tokens_that_generate_takes_for_padding_are_named(llama: PreTrainedModel) -> None:
+    tokens = prompt()["input_ids"]
+    tokens[:, 10] = 0
+    warned = pytest.warns(UserWarning, match="3 tokens of the prompt equal pad_token_id")
+    with compressed_cache(llama, ValueAware, keep=KEEP), warned:
+        llama.generate(input_ids=tokens, **NEW)
+
+
+def test_bf16_is_one_pass_to_its_precision() -> None:
+    """Eager attention and this library's differ by more on the whole text: softmax in bf16."""
+    model = sharp("llama").to(torch.bfloat16)
+    model.set_attn_implementation("sdpa")
+    with compressed_cache(model, Recent, keep=KEEP):  # which no rounding changes
+        found, _ = read(model, text(), [PREFIX, PREFIX + 2])
+    expected = one_pass(model, text(), Recent(R))
+    assert (found - expected).norm() <= 2e-2 * expected.norm()
