@@ -6,15 +6,43 @@ python -m docs.methods_table
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from hydra.utils import get_class
 
 from pipelines.app import ending_with_one_line
-from value_aware_attention.approximations.support import KERNELS, Support, support
+from value_aware_attention.approximations import Approximation
+from value_aware_attention.kernels import KERNELS
 from value_aware_study.cards import Card, cards
 
 METHODS = Path("docs/methods.md")
 TABLE = re.compile(r"(<!-- python -m docs\.methods_table -->\n)(?:\|.*\n)*")
+
+
+class Support(NamedTuple):
+    """Tells which options a method supports; the others raise ValueError, except gradients."""
+
+    kernels: tuple[type, ...]
+    """Similarity kernels it computes or approximates."""
+    causal: bool
+    """Whether `is_causal=True` is supported"""
+    padding: bool
+    """Whether an `attn_mask` that hides the same keys from every query is supported"""
+    any_mask: bool
+    """Whether any other `attn_mask` is supported"""
+    gradients: bool
+    """Whether query and key are given gradients; `value` always is."""
+
+
+def support(method: type[Approximation]) -> Support:
+    """Reads the options that a method supports from its class."""
+    return Support(
+        kernels=method.kernels or KERNELS,
+        causal=method.supports_causal,
+        padding=True,
+        any_mask=not method.needs_shared_keys,
+        gradients=method.differentiable_weights,
+    )
 
 
 def main() -> None:

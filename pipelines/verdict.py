@@ -178,17 +178,10 @@ def read_numbers(file: Path, remedy: str) -> dict[str, float]:
     """Reads numbers by name; empty where there is no file."""
     found = kept(file)
     with reading(file, remedy):
-        return numbers(found)
-
-
-def numbers(content: Any) -> dict[str, float]:
-    """Checks that the content is numbers by name; ValueError where it is anything else."""
-    if not isinstance(content, dict):
-        raise ValueError(f"it has {content!r:.40} in the place of numbers by name")
-    for name, value in content.items():
-        if not isinstance(value, (int, float)):
-            raise ValueError(f"{name} is {value!r:.40}, not a number")
-    return {name: float(value) for name, value in content.items()}
+        for name, value in found.items():
+            if not isinstance(value, (int, float)):
+                raise ValueError(f"{name} is {value!r:.40}, not a number")
+    return found
 
 
 def published_seconds() -> dict[str, float]:

@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 from pipelines.app.hydra_app import plain
 from pipelines.app.summary import row, summary
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.record import Cell
 
 OF_HOME = {"WANDB_DATA_DIR": "wandb_data", "WANDB_CACHE_DIR": "wandb_cache"}
 """Variables that name W&B's folders, else in the user's home, and their names below logs."""
@@ -73,7 +72,14 @@ def log_record(run: Any, record: Record) -> None:
     log_curves(
         run,
         (
-            (cell.budget or cell.parameters["r"], cell.approximation, numbers_of(record, cell))
+            (
+                cell.budget or cell.parameters["r"],
+                cell.approximation,
+                {
+                    record.metric: cell.value,
+                    "relative output error": cell.error.relative if cell.error else None,
+                },
+            )
             for cell in record.cells
             if cell.budget or set(cell.parameters) == {"r"}
         ),
@@ -82,12 +88,6 @@ def log_record(run: Any, record: Record) -> None:
     if len(record.cells) == 2:  # one cell of a sweep, and exact attention
         run.summary.update({key: rows[key].iloc[1] for key in ("value", "relative_output_error")})
     run.summary.update(summary(record) | {"grid": wandb.Table(dataframe=rows.astype(object))})
-
-
-def numbers_of(record: Record, cell: Cell) -> dict[str, float | None]:
-    """Returns a cell's end metric and output error by their names."""
-    error = cell.error.relative if cell.error else None
-    return {record.metric: cell.value, "relative output error": error}
 
 
 def log_curves(run: Any, points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:

@@ -84,12 +84,6 @@ def null_or(rule: Rule) -> Rule:
     return replace(rule, allowed=allowed, holds=lambda v: v is None or rule.holds(v))
 
 
-def is_free(path: str) -> bool:
-    """Tells whether a folder may be made at a path: no file stands in the way."""
-    above = (Path(path), *Path(path).parents)
-    return all(one.is_dir() or not one.exists() for one in above)
-
-
 def is_name(value: Any) -> bool:
     """Tells whether a value can name a file or folder."""
     try:
@@ -142,7 +136,10 @@ SUFFIX = Rule(
 )
 FOLDER = Rule(
     allowed="a folder, or what can become one: no file, and in none",
-    holds=lambda v: TEXT.holds(v) and is_free(v),
+    holds=lambda v: (
+        TEXT.holds(v)
+        and all(one.is_dir() or not one.exists() for one in (Path(v), *Path(v).parents))
+    ),
 )
 CODE = Rule(
     allowed="a list, each {_target_: ...} with arguments",

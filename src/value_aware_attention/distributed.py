@@ -118,5 +118,4 @@ def broadcast(read: Callable[[], T]) -> T:
         return read()
     box = [read() if is_first() else None]
     distributed.broadcast_object_list(box, src=0)
-    found: T = box[0]  # type: ignore[assignment]
-    return found
+    return box[0]  # type: ignore[return-value]

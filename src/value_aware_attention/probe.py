@@ -137,18 +137,13 @@ def probe(
     if show is not None:
         for line in tables(record):
             show(line)
-    return Report(_of_windows(record, read))
-
-
-def _of_windows(record: Record, read: TextWindows) -> Record:
-    """Adds the share of the text that was read."""
-    text = replace(
+    measured_on = replace(
         record.text,
         available_units=read.available,
         tokens=read.text_tokens,
         share_read=read.share_read,
     )
-    return replace(record, text=text)
+    return Report(replace(record, text=measured_on))
 
 
 def window_task(

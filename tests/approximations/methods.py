@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from docs.methods_table import Support, support
 from value_aware_attention import approximations, kernels
 from value_aware_attention.approximations import Approximation, SparseApproximation
-from value_aware_attention.approximations.support import Support, support
 from value_aware_study.cards import Card, cards
 
 HEAD_DIM = 8

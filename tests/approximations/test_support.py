@@ -1,6 +1,7 @@
 """What the classes say they support is what they do and what the tests and the docs say of them."""
 
 import re
+from inspect import isabstract
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,24 @@ from hydra.utils import get_class
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
 
 from docs.methods_table import METHODS as METHOD_DOCS
-from docs.methods_table import TABLE, renewed
+from docs.methods_table import TABLE, renewed, support
 from value_aware_attention import approximations
-from value_aware_attention.approximations.support import KERNELS as ALL_KERNELS
-from value_aware_attention.approximations.support import methods, support
+from value_aware_attention.approximations import Approximation
+from value_aware_attention.kernels import KERNELS as ALL_KERNELS
 from value_aware_study.cards import cards
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / METHOD_DOCS).read_text()
+
+
+def methods() -> dict[str, type[Approximation]]:
+    """Returns every public method by name."""
+    public = {name: getattr(approximations, name) for name in approximations.__all__}
+    return {
+        name: item
+        for name, item in public.items()
+        if isinstance(item, type) and issubclass(item, Approximation) and not isabstract(item)
+    }
 
 
 def inputs() -> list[torch.Tensor]:

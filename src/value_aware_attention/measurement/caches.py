@@ -284,8 +284,7 @@ class _Part:
 
     def _relative(self, sums: Array) -> Array:
         """Divides each unit's and layer's sum over heads by the layer's mean norm."""
-        relative: Array = sums.sum(axis=2) / self._mean_norm()
-        return relative
+        return sums.sum(axis=2) / self._mean_norm()
 
     def _mean_norm(self) -> Array:
         """Averages ||o||^2 of a unit, by layer, so that no layer dominates; 1 where it is 0."""
@@ -403,14 +402,14 @@ class _ExactPart:
         refit = AttentionMatching(r, best)
         served, refitted = (after.like(one, observed="hindsight") for one in (best, refit))
 
-        def alone() -> Array:
-            return _stacked([alone_errors(each, after) for each in self.measured_on])
-
         return {
             "observed": self._once(repr(after.like(best)), lambda: self._errors(after.like(best))),
             "served": self._once(repr(served), lambda: self._errors(served)),
             "refitted": self._once(repr(refitted), lambda: self._errors(refitted)),
-            "alone": self._once(f"alone {(r, after.sinks, after.recent)}", alone),
+            "alone": self._once(
+                f"alone {(r, after.sinks, after.recent)}",
+                lambda: _stacked([alone_errors(each, after) for each in self.measured_on]),
+            ),
         }
 
     def _once(self, name: str, compute: Callable[[], Array]) -> Array:
@@ -450,8 +449,7 @@ def _output(task: Task, text: Text) -> Tensor:
     """Computes logits, or last hidden states, of all positions."""
     inputs, _ = text.take(range(len(text.inputs)))
     options = {"use_cache": False} if task.metric == "perplexity" else {}
-    output: Tensor = task.model(input_ids=inputs.to(task.device), **options)[0].float()
-    return output
+    return task.model(input_ids=inputs.to(task.device), **options)[0].float()
 
 
 def _observed_by(after: AfterPrefix, calls: Sequence[Call]) -> Tensor:
@@ -463,8 +461,7 @@ def _observed_by(after: AfterPrefix, calls: Sequence[Call]) -> Tensor:
 
 def _stacked(layers: Sequence[Float[Tensor, "B H"]]) -> Array:
     """Stacks numbers of all layers as (units, layers, heads)."""
-    array: Array = torch.stack(list(layers), dim=1).double().cpu().numpy()
-    return array
+    return torch.stack(list(layers), dim=1).double().cpu().numpy()
 
 
 def _mean(units: Array, most: float = np.inf) -> Estimate:

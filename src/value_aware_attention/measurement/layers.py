@@ -143,22 +143,20 @@ class LayerErrors:
 
     def plain(self) -> dict[str, Any]:
         """Returns it as lists and numbers, for JSON."""
-        mappings = {
+        arrays = {
             name: {key: array.tolist() for key, array in getattr(self, name).items()}
             for name in ("paths", "matches")
         }
-        norms = self.squared_norm.tolist()
-        return {"rows": self.rows, "keys": self.keys, "squared_norm": norms, **mappings}
+        return vars(self) | arrays | {"squared_norm": self.squared_norm.tolist()}
 
     @classmethod
     def of_plain(cls, content: Mapping[str, Any]) -> Self:
         """Reads what `plain` made."""
-
-        def arrays(name: str) -> dict[str, NDArray[Any]]:
-            return {key: np.array(array) for key, array in content[name].items()}
-
-        norms = np.array(content["squared_norm"])
-        return cls(content["rows"], content["keys"], norms, arrays("paths"), arrays("matches"))
+        arrays: dict[str, Any] = {
+            name: {key: np.array(array) for key, array in content[name].items()}
+            for name in ("paths", "matches")
+        }
+        return cls(**{**content, **arrays, "squared_norm": np.array(content["squared_norm"])})
 
 
 @torch.inference_mode()
@@ -192,8 +190,7 @@ def layer_errors(
 
 
 def _by_unit_and_head(numbers: Float[Tensor, "B H N R"]) -> Array:
-    means: Array = numbers.double().mean(dim=2).cpu().numpy()
-    return means
+    return numbers.double().mean(dim=2).cpu().numpy()
 
 
 def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
@@ -264,12 +261,13 @@ def output_error(
     all layers, of each layer and of each head, at `sizes`; None where the outputs are all 0.
     Raises ValueError where the outputs of all layers are 0.
     """
-    pooled = _Pooled.of(layers)
-    norms = pooled.squared_norm
+    norms = np.stack([layer.squared_norm for layer in layers], axis=1)
+    paths = {name: np.stack([one.paths[name] for one in layers], 1) for name in layers[0].paths}
     if not norms.any():
         raise ValueError("every layer's attention gives 0: no error is a share of that")
     units, _, heads, _ = norms.shape
-    sized = {name: _sizes_of(name, path.shape[-1]) for name, path in layers[0].paths.items()}
+    sized = {name: _sizes_of(name, path.shape[-1]) for name, path in paths.items()}
+    curves = list(_curves(norms, paths))
     return OutputError(
         search=search,
         rows=layers[0].rows * heads * units,
@@ -285,11 +283,11 @@ def output_error(
                 sizes=tuple(sized[name]),
                 layers=tuple(tuple(map(rounded, layer)) for layer in path.mean(axis=(0, 2))),
             )
-            for name, path in pooled.paths.items()
+            for name, path in paths.items()
         },
         matching_keys=tuple(_matching(layers)),
-        keys_needed=tuple(pooled.keys_needed()),
-        errors=tuple(pooled.errors(sizes)),
+        keys_needed=tuple(_keys_needed(curves)),
+        errors=tuple(_errors(curves, sizes)),
     )
 
 
@@ -299,50 +297,40 @@ def _sizes_of(method: str, count: int) -> list[int]:
     return list(range(1, count + 1)) if every else [1 << place for place in range(count)]
 
 
-@dataclass(frozen=True)
-class _Pooled:
-    """Holds errors (units, layers, heads, sizes) of every method, and ||o||^2 with one size."""
+PooledCurve = tuple[int | None, int | None, str, list[Array]]
+"""Layer, head (None = pooled), method, and its relative errors, low and high"""
 
-    squared_norm: Array
-    paths: Mapping[str, Array]
 
-    @classmethod
-    def of(cls, layers: Sequence[LayerErrors]) -> Self:
-        norms = np.stack([layer.squared_norm for layer in layers], axis=1)
-        paths = {
-            name: np.stack([layer.paths[name] for layer in layers], 1) for name in layers[0].paths
-        }
-        return cls(norms, paths)
+def _curves(norms: Array, paths: Mapping[str, Array]) -> Iterator[PooledCurve]:
+    """Pools errors (units, layers, heads, sizes) in parts of ||o||^2, which has one size."""
+    for axes in POOLS:
+        norm = norms.sum(axis=axes)
+        for method in (OBLIVIOUS, AWARE):
+            found = ratio_of_sums(paths[method].sum(axis=axes), norm)
+            for place in np.ndindex(found[0].shape[:-1]):
+                layer, head = (*place, None, None)[:2]
+                yield layer, head, method, [curve[place] for curve in found]
 
-    def curves(self) -> Iterator[tuple[int | None, int | None, str, list[Array]]]:
-        """Yields layer, head (None = pooled), method, and its relative errors, low and high."""
-        for axes in POOLS:
-            norm = self.squared_norm.sum(axis=axes)
-            for method in (OBLIVIOUS, AWARE):
-                found = ratio_of_sums(self.paths[method].sum(axis=axes), norm)
-                for place in np.ndindex(found[0].shape[:-1]):
-                    layer, head = (*place, None, None)[:2]
-                    yield layer, head, method, [curve[place] for curve in found]
 
-    def keys_needed(self) -> Iterator[KeysNeeded]:
-        """Counts the keys needed for each of `SHARES`."""
-        for layer, head, method, curves in self.curves():
-            for share in SHARES:
-                keys, low, high = (keys_needed(curve, share) for curve in curves)
-                yield KeysNeeded(
-                    layer=layer, head=head, method=method, share=share, keys=keys, low=low,
-                    high=high,
-                )  # fmt: skip
+def _keys_needed(curves: Sequence[PooledCurve]) -> Iterator[KeysNeeded]:
+    """Counts the keys needed for each of `SHARES`."""
+    for layer, head, method, ends in curves:
+        for share in SHARES:
+            keys, low, high = (keys_needed(curve, share) for curve in ends)
+            yield KeysNeeded(
+                layer=layer, head=head, method=method, share=share, keys=keys, low=low, high=high
+            )
 
-    def errors(self, sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
-        """Yields the errors at `sizes`; beyond a method's largest size it is exact already."""
-        for layer, head, method, curves in self.curves():
-            for r in sizes:
-                at = min(r, len(curves[0])) - 1
-                error, low, high = (_known(curve[at]) for curve in curves)
-                yield ErrorAtSize(
-                    layer=layer, head=head, method=method, r=r, error=error, low=low, high=high
-                )
+
+def _errors(curves: Sequence[PooledCurve], sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
+    """Yields the errors at `sizes`; beyond a method's largest size it is exact already."""
+    for layer, head, method, ends in curves:
+        for r in sizes:
+            at = min(r, len(ends[0])) - 1
+            error, low, high = (_known(curve[at]) for curve in ends)
+            yield ErrorAtSize(
+                layer=layer, head=head, method=method, r=r, error=error, low=low, high=high
+            )
 
 
 def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:

@@ -203,11 +203,8 @@ def measure(
     with work.progress(methods, layers, shown=progress and is_first()):
         attention = tuple(work.attention(layers, chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
-    record = _record(task, cells, name, description)
-    if attention:
-        units = attention[0].output_error.units
-        record = replace(record, text=replace(record.text, recorded_units=units))
-    return replace(record, kernel=type(task.kernel).__name__.lower(), attention=attention)
+    kernel = type(task.kernel).__name__.lower()
+    return _record(task, cells, name, description, kernel=kernel, attention=attention)
 
 
 def measure_own(task: Task, *, name: str, description: str = "") -> Record:
@@ -220,14 +217,17 @@ def measure_own(task: Task, *, name: str, description: str = "") -> Record:
     return _record(task, (cell,), name, description)
 
 
-def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: str) -> Record:
+def _record(
+    task: Task, cells: tuple[Cell, ...], name: str | None, description: str, *,
+    kernel: str | None = None, attention: tuple[Attention, ...] = (),
+) -> Record:  # fmt: skip
     model, exact = type(task.model).__name__, cells[0]
     recorded = len(exact.error.unit_squared_norms[0]) if exact.error else None
     return Record(
         model=name or model,
         architecture=model,
         task=TASKS[task.metric],
-        kernel=None,
+        kernel=kernel,
         metric=task.metric,
         unit=task.unit,
         length=task.length,
@@ -237,9 +237,10 @@ def _record(task: Task, cells: tuple[Cell, ...], name: str | None, description: 
             description=description,
             targets=exact.count,
             units=len(exact.unit_counts),
-            recorded_units=recorded,
+            recorded_units=attention[0].output_error.units if attention else recorded,
         ),
         run_on=run_on(_device(task)),
+        attention=attention,
     )
 
 
@@ -292,7 +293,8 @@ class _Measurement:
                 for i in range(len(found[0]["errors"]))
             ]
             shapes = [[part["skewness"][i] for part in found] for i in range(len(layers))]
-            result = Attention(
+            has_gap = options.skewness_gap and kernel is None
+            yield Attention(
                 kernel=type(weighed).__name__.lower(),
                 post_hoc=type(weighed) is not own,
                 output_error=output_error(
@@ -301,13 +303,12 @@ class _Measurement:
                 skewness=tuple(
                     Skewness(layer=layer, **_means(parts)) for layer, parts in enumerate(shapes)
                 ),
-            )
-            if options.skewness_gap and kernel is None:
-                gap = skewness_gap(
+                skewness_gap=skewness_gap(
                     self.calls, rows=options.rows, search=options.search, seed=options.seed
                 )
-                result = replace(result, skewness_gap=gap)
-            yield result
+                if has_gap
+                else None,
+            )
 
     def _layers(
         self, options: LayerOptions, kernel: Kernel | None, sizes: Sequence[int]

@@ -101,8 +101,7 @@ class ExactRows:
     def approximated(self, method: nn.Module) -> Float[Tensor, "B H *G n V"]:
         """Lets a method that answers each query alone compute these rows only."""
         if answers_alone(method):
-            output: Tensor = method(**self.rows.arguments())
-            return output
+            return method(**self.rows.arguments())
         options = {"layer": self.call.layer} if getattr(method, "shares_keys", False) else {}
         every: Tensor = method(**self.call.arguments(), **options)
         return every.take_along_dim(

@@ -104,8 +104,7 @@ def joined(parts: Sequence[P]) -> P:
         return np.concatenate(found) if isinstance(found[0], np.ndarray) else found[0]
 
     first: Any = parts[0]
-    whole: P = replace(first, **{field.name: together(field.name) for field in fields(first)})
-    return whole
+    return replace(first, **{field.name: together(field.name) for field in fields(first)})
 
 
 @dataclass(frozen=True)
@@ -290,8 +289,7 @@ class Task:
 
     def first_tokens(self, count: int, unit: int = 0) -> list[int]:
         """Returns the first tokens of one of the rows that layers are measured on."""
-        tokens: list[int] = self.texts[0].inputs[self.recorded_rows()[unit]][:count].tolist()
-        return tokens
+        return self.texts[0].inputs[self.recorded_rows()[unit]][:count].tolist()
 
     def digest(self, part: int) -> str:
         """Hashes the tokens and labels of a part, and its recorded rows."""

@@ -64,8 +64,7 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
             output_loading_info=True, ignore_mismatched_sizes=True, **options,
         )  # fmt: skip
     _check_weights(name, model, found, has_head=build is not AutoModel)
-    loaded: PreTrainedModel = model
-    return loaded
+    return model
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

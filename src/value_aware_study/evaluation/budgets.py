@@ -107,9 +107,10 @@ class Contender:
     def near(self, keys: int, call: Call, within: float) -> Affordable | None:
         """Finds the argument that costs nearest to `keys` on a call; None where it cannot run."""
         length, head_dim = call.key.shape[-2:]
-        sizes: dict[str, Any] = {"length": length, "head_dim": head_dim}
-        sizes["is_causal"] = call.is_causal
-        found = closest_to_budget(self.build, keys, within=within, **sizes)
+        found = closest_to_budget(
+            self.build, keys, length=length, head_dim=head_dim, is_causal=call.is_causal,
+            within=within,
+        )  # fmt: skip
         return found if found and _usable(self.build(found.parameter), call) else None
 
 

@@ -31,8 +31,7 @@ def effective_weights(method: nn.Module, call: Call) -> Float[Tensor, "N M"]:
     if isinstance(method, SparseApproximation):
         return method.select(**call.arguments()).dense(call.keys)[0, 0]
     identity = torch.eye(call.keys, dtype=call.dtype, device=call.value.device)
-    weights: Tensor = method(**call.arguments() | {"value": identity})
-    return weights[0, 0]
+    return method(**call.arguments() | {"value": identity})[0, 0]
 
 
 def picture(

@@ -139,8 +139,7 @@ def _masked_logits(
     model: RobertaForMaskedLM, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
 ) -> Float[Tensor, "S vocabulary"]:
     """Applies the output layer to the masked positions alone."""
-    logits: Tensor = model.lm_head(model.roberta(tokens).last_hidden_state[asked])
-    return logits
+    return model.lm_head(model.roberta(tokens).last_hidden_state[asked])
 
 
 def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.results import Results
+from value_aware_study.report.words import grouped
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "
@@ -81,10 +82,11 @@ def measured_on(record: Record) -> str:
 
 def recorded_on(records: Iterable[Record]) -> str:
     """Counts the units that output errors and skewness were measured on, a part of all."""
-    models: dict[str, list[str]] = {}
-    for record in records:
-        if (units := record.text.recorded_units) is not None:
-            models.setdefault(plural(units, record.unit), []).append(record.model)
+    models = grouped(
+        (plural(units, record.unit), record.model)
+        for record in records
+        if (units := record.text.recorded_units) is not None
+    )
     if not models:
         return "On how many windows or sequences was not recorded."
     parts = (f"{units} ({', '.join(names)})" for units, names in models.items())
@@ -125,9 +127,7 @@ def _model(record: Record) -> str:
 
 def ours(records: Iterable[Record]) -> str:
     """Returns scale and data of our numbers once, then each model's sizes."""
-    models: dict[str, list[str]] = {}
-    for record in records:
-        models.setdefault(_setting(record), []).append(_model(record))
+    models = grouped((_setting(record), _model(record)) for record in records)
     sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
     return " ".join(sentences) or NO_RECORDS
 

@@ -58,13 +58,6 @@ def powers_of_two(values: Iterable[float]) -> list[int]:
     return [2**power for power in range(first, last + 1)]
 
 
-def powers_of_ten(values: Iterable[float]) -> list[float]:
-    """Builds ticks of a logarithmic axis: the powers of ten that span the positive values."""
-    positive = [value for value in values if value > 0] or [1.0]
-    first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
-    return [10.0**power for power in range(first, last + 1)]
-
-
 def log_axis(title: str) -> alt.X:
     """Builds a logarithmic axis of values, labelled with powers of ten."""
     axis = alt.Axis(labelExpr=POWER, tickCount=6, labelOverlap="parity", labelSeparation=8)
@@ -82,7 +75,9 @@ def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt
 
 def powers(kind: Any, field: str, title: str, values: Collection[float], room: float = 1.5) -> Any:
     """Builds a logarithmic axis (`kind` alt.X or alt.Y) marked at the powers of ten."""
-    ticks, grid = powers_of_ten(values), kind is alt.Y
+    positive = [value for value in values if value > 0] or [1.0]
+    first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
+    ticks, grid = [10.0**power for power in range(first, last + 1)], kind is alt.Y
     axis = alt.Axis(values=ticks, labelExpr=POWER, labelOverlap="parity", grid=grid)
     domain = [min(values, default=1.0) / room, max(values, default=1.0) * room]
     scale = alt.Scale(type="log", domain=domain, nice=False)

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from scipy.special import stdtrit
 
 from value_aware_attention.measurement.record import CONFIDENCE
-from value_aware_study.report.words import missing, number, signed
+from value_aware_study.report.words import grouped, missing, number, signed
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 VERDICTS = (
@@ -60,10 +60,6 @@ class Finding:
     trainings: int = 1
 
     @property
-    def key(self) -> Key:
-        return key_of(self.what, self.label)
-
-    @property
     def mark(self) -> str:
         return MARKS[self.holds]
 
@@ -93,10 +89,6 @@ class Effect:
     error: float
     units: int
     above: bool
-
-    @property
-    def key(self) -> Key:
-        return key_of(self.what, self.label)
 
 
 def key_of(what: str, label: str) -> Key:
@@ -129,10 +121,9 @@ def over_trainings(
 
     An effect of one training has the spread of a published run, where `spreads` has it.
     """
-    same: dict[Key, list[Effect | Finding]] = {}
-    for found in chain.from_iterable(trainings):
-        same.setdefault(found.key, []).append(found)
-    first = dict.fromkeys(found.key for found in trainings[0])
+    every = chain.from_iterable(trainings)
+    same = grouped((key_of(found.what, found.label), found) for found in every)
+    first = dict.fromkeys(key_of(found.what, found.label) for found in trainings[0])
     return [_finding(same[key], spreads.get(key)) for key in first]
 
 

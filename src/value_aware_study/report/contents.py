@@ -8,7 +8,7 @@ import pandas as pd
 from value_aware_attention.files import with_checksum
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.headline import headline
-from value_aware_attention.measurement.record import OutputError, Record
+from value_aware_attention.measurement.record import Record
 from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
@@ -25,7 +25,7 @@ from value_aware_study.report.exhibits import (
     paper_tables,
     survey,
 )
-from value_aware_study.report.measured import of_kernels, of_models
+from value_aware_study.report.measured import measured_on, of_kernels, of_models
 from value_aware_study.report.page import write_page
 from value_aware_study.report.results import Results
 
@@ -112,14 +112,15 @@ def _paper(results: Results) -> list[Found]:
 
 def _every_r(results: Results) -> list[Found]:
     measured = of_models(results)
+    on = measured_on(measured)
     return [
         ("the token explorer", every_r.explorer(results)),
         ("Figure 5", every_r.figure_5(results)),
-        ("Figure 6", layers.figure_6(measured)),
+        ("Figure 6", layers.output_error(measured, "figure_6", on, "Figure 6. ", "model")),
         ("Figure 7", layers.figure_7(measured)),
         ("the keys needed in every layer", layers.keys_needed(measured)),
         ("Figure 4", every_r.figure_4(results)),
-        ("Figure 8", layers.figure_8(measured)),
+        ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
         ("skewness", layers.skewness(results)),
         ("every cell", every_r.grid(results)),
     ]
@@ -223,7 +224,8 @@ def write_probe(record: Record, folder: Path | str, cached: CacheRecord | None =
     `cached` (the loss of cache methods on the same text) adds a section and caches.json. The same
     record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
     """
-    heads = _heads(record.attention[0].output_error)
+    rows = [vars(at) for at in record.attention[0].output_error.errors if at.head is not None]
+    heads = pd.DataFrame(rows, columns=["layer", "head", "method", "r", "error", "low", "high"])
     texts = {
         "record.json": with_checksum(record.to_json()),
         "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
@@ -235,9 +237,3 @@ def write_probe(record: Record, folder: Path | str, cached: CacheRecord | None =
     last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
     sections = [section, *([cache_section([cached])] if cached else []), last]
     write_page(Page(title, PROBE, sections), Path(folder), texts)
-
-
-def _heads(errors: OutputError) -> pd.DataFrame:
-    """Tabulates the relative output error of every layer, head, method and size."""
-    rows = [vars(at) for at in errors.errors if at.head is not None]
-    return pd.DataFrame(rows, columns=["layer", "head", "method", "r", "error", "low", "high"])

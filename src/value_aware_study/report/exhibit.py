@@ -56,8 +56,7 @@ class Table:
 
     def rows(self) -> list[list[str]]:
         """Returns the cells' text; the page sorts them by the numbers that they begin with."""
-        rows: list[list[str]] = self._text().to_numpy().tolist()
-        return rows
+        return self._text().to_numpy().tolist()
 
     def numeric(self) -> list[bool]:
         """Tells which columns hold numbers alone, and are aligned right; the first never is."""

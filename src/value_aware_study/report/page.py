@@ -1,6 +1,6 @@
 """The page as one file that opens from disk without a network, and its exhibits as files."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -45,7 +45,11 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     earlier = earlier_files(folder)
     if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
         names = {exhibit.name + ending for exhibit in page.exhibits() for ending in ENDINGS}
-        _check_free(folder, {*names, *(beside or {})} - set(earlier))
+        needed = {*names, *(beside or {})} - set(earlier)
+        if taken := sorted(name for name in needed if (folder / name).is_file()):
+            raise ValueError(
+                f"{folder / taken[0]} is not of a page, which needs its name: move it away"
+            )
     with new_files(folder, last=PAGE) as aside:
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
@@ -74,14 +78,6 @@ def earlier_files(folder: Path) -> dict[str, str]:
     if files and PAGE not in files:
         raise ValueError(f"{folder / CHECKSUMS} lists the files of no page: name another folder")
     return files
-
-
-def _check_free(folder: Path, names: Collection[str]) -> None:
-    """Raises ValueError where one of these files is there."""
-    if taken := sorted(name for name in names if (folder / name).is_file()):
-        raise ValueError(
-            f"{folder / taken[0]} is not of a page, which needs its name: move it away"
-        )
 
 
 def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
@@ -140,5 +136,4 @@ def _asset(name: str) -> Markup:
 @cache
 def _vega() -> str:
     """Returns Vega, Vega-Lite and vega-embed, which the page's script finds in `window`."""
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

@@ -12,6 +12,7 @@ from value_aware_attention.measurement.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.claim import Key, Spread, key_of
 from value_aware_study.report.results import Results
+from value_aware_study.report.words import grouped
 
 AGAIN, RESTORE = "make it again (dvc repro)", "restore it (git restore results), or remove it"
 COMPARISONS = ("findings.csv", "strength.csv")
@@ -137,9 +138,7 @@ def _checked(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_alike(what: str, values: Mapping[str, str]) -> None:
     """Raises ValueError, naming the files, where they do not all have the same value."""
-    names: dict[str, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
+    names = grouped((value, name) for name, value in values.items())
     if len(names) > 1:
         found = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
         raise ValueError(f"the records of a report have one of its {what}, these have {found}")

@@ -14,7 +14,7 @@ from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Cell, CellError, Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.claim import Key, Spread
-from value_aware_study.report.words import KERNEL_LABELS, model_label, series_label
+from value_aware_study.report.words import KERNEL_LABELS, grouped, model_label, series_label
 
 RANDOM_SEED = "seed"
 PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
@@ -86,11 +86,11 @@ class Results:
 
         A group after the first holds only the models that were trained as often.
         """
-        again: dict[str, list[Record]] = {}
-        for first in self.records:
-            for one in self.replicates_of(first):
-                same = again.setdefault(one.model.removeprefix(first.model), [])
-                same.append(replace(one, model=first.model))
+        again = grouped(
+            (one.model.removeprefix(first.model), replace(one, model=first.model))
+            for first in self.records
+            for one in self.replicates_of(first)
+        )
         return [Results.of(models) for models in (self.records, *again.values())]
 
     @cached_property

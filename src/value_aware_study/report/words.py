@@ -1,6 +1,6 @@
 """Numbers as text, and the names that a reader sees of models, kernels, methods and settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,6 +14,14 @@ NONE = "none"
 LARGE = 1e7
 """Smallest number that is written with a power of ten."""
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
+
+
+def grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    """Maps each key to its values, both in the order of the pairs."""
+    found: dict[Any, list[Any]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def missing(value: Any) -> bool:

@@ -100,10 +100,10 @@ def test_findings_are_computed_from_the_points(results, measured):
 
 
 def test_what_was_not_measured_has_no_figure(results):
-    assert errors([]) is layers.figure_7([]) is layers.figure_8([]) is None
+    assert errors([]) is layers.figure_7([]) is layers.skewness_gap([], "figure_8") is None
     records = [with_attention(r, skewness_gap=None) for r in results.records if r.attention]
     some = of_models(Results.of(records))
-    assert errors(some) and layers.figure_8(some) is None and gap_rows(some).empty
+    assert errors(some) and layers.skewness_gap(some, "figure_8") is None and gap_rows(some).empty
 
 
 def with_random(keys, **more):

@@ -332,9 +332,13 @@ def _costs(measured: Measurements, name: str, title: str, step: str, quantity: s
         costs = [rows[method].get(length) for method in order]
         data[str(length)] = costs
         display[f"{length:,} tokens"] = [number(cost) for cost in costs]
-    notes = [f"{HOW} {_left_out(measured, step)}".strip(), measured.setting]
-    caption = "One layer; lower is better, the cheapest at the longest length first."
-    return Exhibit(name, title, caption, notes, table=Table(data, display))
+    return Exhibit(
+        name,
+        title,
+        "One layer; lower is better, the cheapest at the longest length first.",
+        [f"{HOW} {_left_out(measured, step)}".strip(), measured.setting],
+        table=Table(data, display),
+    )
 
 
 def _left_out(measured: Measurements, step: str) -> str:
@@ -358,9 +362,12 @@ def _methods(measured: Measurements) -> Exhibit:
         for about in measured.record["methods"].values()
     ]
     data = pd.DataFrame(rows, columns=["method", "class", "arguments", "kernel"])
-    caption = "Every argument, as it was run; L is the sequence length."
-    title = "The methods and their settings"
-    return Exhibit("methods", title, caption, table=Table(data, data))
+    return Exhibit(
+        "methods",
+        "The methods and their settings",
+        "Every argument, as it was run; L is the sequence length.",
+        table=Table(data, data),
+    )
 
 
 def _arguments(about: Mapping[str, Any]) -> str:
@@ -381,5 +388,10 @@ def _cells(measured: Measurements) -> Exhibit:
     for name in (QUICK, "low", "high", "peak_mib"):
         display[name] = [number(value, 2) for value in every[name]]
     display["left out"] = ["" if missing(why) else why for why in every["left_out"]]
-    caption = "Medians and quartiles in ms, peak memory in MiB."
-    return Exhibit("cells", "Every measurement", caption, [HOW], table=Table(every, display))
+    return Exhibit(
+        "cells",
+        "Every measurement",
+        "Medians and quartiles in ms, peak memory in MiB.",
+        [HOW],
+        table=Table(every, display),
+    )

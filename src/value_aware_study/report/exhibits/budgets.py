@@ -49,9 +49,12 @@ def by_memory(records: Sequence[CacheRecord]) -> Exhibit | None:
     if not found:
         return None
     data = pd.concat([frame.assign(texts=task) for task, frame in found.items()])
-    display = data[["texts", "series"]].assign(r=data["count"].astype(str))
-    display["distance"] = [number(1e3 * value, 2) for value in data["value"]]
-    display["95% interval"] = intervals(data.assign(low=1e3 * data["low"], high=1e3 * data["high"]))
+    milli = data.assign(**{end: 1e3 * data[end] for end in ("value", "low", "high")})
+    display = data[["texts", "series"]].assign(
+        r=data["count"].astype(str),
+        distance=[number(value, 2) for value in milli["value"]],
+        **{"95% interval": intervals(milli)},
+    )
     return Exhibit(
         "cache_memory",
         "Quality against memory: one budget for the whole model, and equal ones",
@@ -98,16 +101,23 @@ def gains(records: Sequence[CacheRecord]) -> Exhibit | None:
     if not rows:
         return None
     data = with_range(pd.DataFrame(rows), SAME, "distance")
-    display = data[SAME].astype(str)
-    display["method"] = data["method"].map(label)
-    display["KL over equal"] = ratios(data, "distance")
-    if RANGE[0] in data:
-        display["over trainings"] = intervals(data, 2, ends=RANGE)
-    display["error over equal"] = ratios(data, "error")
-    pairs = zip(data["equal"], data["own"], strict=True)
-    display["own measure, equal → this"] = [
-        f"{number(one, 3)} → {number(two, 3)}" if pd.notna(one) else "" for one, two in pairs
-    ]
+    trainings = {"over trainings": intervals(data, 2, ends=RANGE)} if RANGE[0] in data else {}
+    display = (
+        data[SAME]
+        .astype(str)
+        .assign(
+            method=data["method"].map(label),
+            **{"KL over equal": ratios(data, "distance")},
+            **trainings,
+            **{
+                "error over equal": ratios(data, "error"),
+                "own measure, equal → this": [
+                    f"{number(one, 3)} → {number(two, 3)}" if pd.notna(one) else ""
+                    for one, two in zip(data["equal"], data["own"], strict=True)
+                ],
+            },
+        )
+    )
     return Exhibit(
         "cache_budgets",
         "What budgets other than equal ones gain",

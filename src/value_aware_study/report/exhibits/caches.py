@@ -270,13 +270,18 @@ def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
     ]  # fmt: skip
     head = ["texts", "keys", "r", "method", "budget", "observed", "measure"]
     data = with_range(pd.DataFrame(rows), head, "value")
-    display = data[head].astype(str)
-    display["method"] = display["method"].map(label)
-    display["value"] = [number(value, 4) for value in data["value"].astype(float)]
-    display["95% interval"] = intervals(data, 4)
-    if RANGE[0] in data:
-        display["over trainings"] = intervals(data, 4, ends=RANGE)
-    display["milliseconds"] = [number(1e3 * x, 2) for x in data["seconds"]]
+    trainings = {"over trainings": intervals(data, 4, ends=RANGE)} if RANGE[0] in data else {}
+    display = (
+        data[head]
+        .astype(str)
+        .assign(
+            method=data["method"].map(label),
+            value=[number(value, 4) for value in data["value"].astype(float)],
+            **{"95% interval": intervals(data, 4)},
+            **trainings,
+            milliseconds=[number(1e3 * x, 2) for x in data["seconds"]],
+        )
+    )
     return Exhibit(
         "cache_cells",
         "Every measure of every cache method",
@@ -364,16 +369,23 @@ def _comparison(
     order = list(dict.fromkeys(data["compared"]))
     data = data.sort_values("compared", key=lambda one: one.map(order.index), kind="stable")
     head = [*(SAME[:1] if len(order) > 1 else []), "texts", "one key of", "r", "observed"]
-    display = data[head].astype(str)
-    display["error"] = ratios(data, "error")
-    if RANGE[0] in data:
-        display["over trainings"] = intervals(data, 2, ends=RANGE)
-    display["KL (encoder: 1 − cos)"] = ratios(data, "distance")
-    display["best"] = data["below"].map(label)
-    display["error, over the best of any queries"] = ratios(data, "any error")
+    trainings = {"over trainings": intervals(data, 2, ends=RANGE)} if RANGE[0] in data else {}
     named = zip(data["any below"].map(label), data["any observed"], strict=True)
-    display["best of any queries"] = [f"{method} ({look})" for method, look in named]
-    display["choice, in prefills"] = [number(one, 0) for one in data["prefills"]]
+    display = (
+        data[head]
+        .astype(str)
+        .assign(
+            error=ratios(data, "error"),
+            **trainings,
+            **{
+                "KL (encoder: 1 − cos)": ratios(data, "distance"),
+                "best": data["below"].map(label),
+                "error, over the best of any queries": ratios(data, "any error"),
+                "best of any queries": [f"{method} ({look})" for method, look in named],
+                "choice, in prefills": [number(one, 0) for one in data["prefills"]],
+            },
+        )
+    )
     return Exhibit(
         name,
         title,

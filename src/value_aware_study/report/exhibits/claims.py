@@ -159,9 +159,10 @@ def models(results: Results, *names: str) -> list[Model]:
     """Selects models: "causal" (one a kernel), "long" and "short" (the masked ones)."""
     causal = {kernel: results.of_kernel(kernel) for kernel in KERNELS}
     known = {"causal": [Model(kernel, record) for kernel, record in causal.items() if record]}
-    for name in ("long", "short"):
-        found = results.models(f"masked_{name}")
-        known[name] = [Model(f"masked {name}", record) for record in found]
+    known |= {
+        name: [Model(f"masked {name}", record) for record in results.models(f"masked_{name}")]
+        for name in ("long", "short")
+    }
     return [model for name in names for model in known[name]]
 
 
@@ -472,22 +473,23 @@ def _numbers(one: Finding) -> dict[str, Any]:
 
 def _findings(found: Sequence[Answer]) -> Exhibit:
     """Shows one row for each finding; a claim without findings has an empty row."""
-    rows, display = [], []
-    for answer in found:
-        given = {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published}
-        for one in answer.findings or [Finding("", None)]:
-            marked = {"holds": HOLDS[one.holds], "sentence": one.sentence}
-            rows.append(given | marked | _numbers(one))
-            display.append(
-                {
-                    "claim": answer.claim,
-                    "compared": one.what,
-                    "measured": one.sentence,
-                    "interval over": one.over,
-                    "agrees": one.mark if answer.findings else "not measured",
-                }
-            )
-    data = pd.DataFrame(rows)
+    pairs = [(answer, one) for answer in found for one in answer.findings or [Finding("", None)]]
+    data = pd.DataFrame(
+        {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published}
+        | {"holds": HOLDS[one.holds], "sentence": one.sentence}
+        | _numbers(one)
+        for answer, one in pairs
+    )
+    display = pd.DataFrame(
+        {
+            "claim": answer.claim,
+            "compared": one.what,
+            "measured": one.sentence,
+            "interval over": one.over,
+            "agrees": one.mark if answer.findings else "not measured",
+        }
+        for answer, one in pairs
+    )
     intervals = int(data["low"].notna().sum())
     chance = (
         f"Each of the {intervals} comparisons with an interval is made at 95% by itself, and their "
@@ -499,6 +501,6 @@ def _findings(found: Sequence[Answer]) -> Exhibit:
         "Every comparison behind the verdicts",
         "One line a comparison, with its interval: ✓ agrees, ✗ contradicts, ? is open.",
         [about(found), *([chance] if intervals else [])],
-        table=Table(data, pd.DataFrame(display)),
+        table=Table(data, display),
         folded=True,
     )

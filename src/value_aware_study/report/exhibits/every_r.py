@@ -86,17 +86,16 @@ def figure_4(results: Results) -> Exhibit | None:
         series=[method_label(n) if n in NAMED else REST for n in frame["approximation"]],
     )
     drawn = [name for name in names.values() if name in set(frame["name"])]
-    notes = [
-        "Each point is one setting: its relative output error, and the metric with that "
-        f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
-        f"{captions.DIRECTION} {captions.recorded_on(results.records)} Settings with an error "
-        f"under {SMALLEST:g} count as exact and are left out. Not in the paper.",
-    ]
     return Exhibit(
         "figure_4",
         "Figure 4. Output error of the attention against the loss of the model",
         "The smaller the error of the attention's output, the smaller the model's loss.",
-        notes,
+        [
+            "Each point is one setting: its relative output error, and the metric with that "
+            f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
+            f"{captions.DIRECTION} {captions.recorded_on(results.records)} Settings with an error "
+            f"under {SMALLEST:g} count as exact and are left out. Not in the paper.",
+        ],
         [_scatter(frame[frame["name"] == name], name) for name in drawn],
         _scatter_table(frame),
         choices=drawn,
@@ -150,20 +149,20 @@ def figure_5(results: Results) -> Exhibit | None:
     if not models:
         return None
     ours, theirs = pd.concat(models.values()), _published(models)
-    notes = [
-        f"{captions.OPTIMAL} {captions.BEST_FOUND} Grey: from the best to the worst of the others, "
-        "which the second panel has one by one.",
-        f"{captions.BASELINES} Sampled from α: r draws with replacement, mean of the seeds.",
-        "Differences from exact attention, ours from ours and the paper's (Tables 1 and 2, hollow, "
-        "r = 1 and 65) from the paper's; the axis is even near zero and logarithmic beyond.",
-        f"{captions.INTERVAL} {captions.NOT_JOINED}",
-    ]
     return Exhibit(
         "figure_5",
         "Figure 5. What choosing for the output gains in the end",
         "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA)."
         f"{captions.seeds(results, PALE)}",
-        notes,
+        [
+            f"{captions.OPTIMAL} {captions.BEST_FOUND} Grey: from the best to the worst of the "
+            "others, which the second panel has one by one.",
+            f"{captions.BASELINES} Sampled from α: r draws with replacement, mean of the seeds.",
+            "Differences from exact attention, ours from ours and the paper's (Tables 1 and 2, "
+            "hollow, r = 1 and 65) from the paper's; the axis is even near zero and logarithmic "
+            "beyond.",
+            f"{captions.INTERVAL} {captions.NOT_JOINED}",
+        ],
         [
             panel
             for name, frame in models.items()

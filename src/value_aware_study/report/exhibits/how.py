@@ -8,7 +8,7 @@ from value_aware_attention.measurement.record import Record
 from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.results import Results
-from value_aware_study.report.words import number
+from value_aware_study.report.words import grouped, number
 
 INTRODUCTION = (
     "Language models are trained with exact attention, then evaluated with the attention of every "
@@ -33,9 +33,7 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
     display = data.drop(columns="value")
     display.insert(5, "exact attention", list(map(_exact, data["metric"], data["value"])))
     display = display.drop(columns="metric").rename(columns=lambda name: name.replace("_", " "))
-    runs: dict[str, list[str]] = {}
-    for measured, machine in [*captions.machines(every), *machines]:
-        runs.setdefault(machine, []).append(measured)
+    runs = grouped((on, measured) for measured, on in [*captions.machines(every), *machines])
     said = [f"{'; '.join(dict.fromkeys(measured))}; {on}" for on, measured in runs.items()]
     return Exhibit(
         "models",

@@ -307,18 +307,21 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     return Table(data, display)
 
 
-def _count_rows(measured: Measured, errors: OutputError) -> Rows:
-    rows = []
+def _count_rows(measured: Measured, errors: OutputError) -> Iterator[dict[str, Any]]:
     for match in errors.matching_keys:
         error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}
-        place = {"model": measured.label, "layer": "all" if match.layer is None else match.layer}
-        found: dict[str, Any] = {"r": match.r, "keys_needed": match.keys, "keys": errors.keys}
-        share = None if match.keys is None else match.keys / errors.keys
-        found |= {"share": share, "value_aware_error": error[match.r]}
         random = measured.control and match_of(measured.control.output_error, match.r, match.layer)
-        found |= {name: getattr(random, name.removeprefix("random_"), None) for name in BESIDE}
-        rows.append(place | found | {name: getattr(match, name) for name in COUNTS})
-    return rows
+        yield {
+            "model": measured.label,
+            "layer": "all" if match.layer is None else match.layer,
+            "r": match.r,
+            "keys_needed": match.keys,
+            "keys": errors.keys,
+            "share": None if match.keys is None else match.keys / errors.keys,
+            "value_aware_error": error[match.r],
+            **{name: getattr(random, name.removeprefix("random_"), None) for name in BESIDE},
+            **{name: getattr(match, name) for name in COUNTS},
+        }
 
 
 def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
@@ -369,11 +372,6 @@ def _equal(last: int) -> list[alt.Chart]:
         line.mark_line(strokeDash=[6, 4], strokeWidth=1.2, color="var(--muted)"),
         place.mark_text(align="left", baseline="top", dx=8, dy=6).encode(text="name:N"),
     ]
-
-
-def figure_6(measured: Sequence[Measured]) -> Exhibit | None:
-    """Shows the output error of every model."""
-    return output_error(measured, "figure_6", measured_on(measured), "Figure 6. ", "model")
 
 
 def output_error(
@@ -468,11 +466,6 @@ def _error_text(data: pd.DataFrame, column: str) -> pd.DataFrame:
     )
 
 
-def figure_8(measured: Sequence[Measured]) -> Exhibit | None:
-    """Shows the skewness gap of every model."""
-    return skewness_gap(measured, "figure_8", begins="Figure 8. ")
-
-
 def skewness_gap(
     measured: Sequence[Measured], name: str, setting: str = "", begins: str = ""
 ) -> Exhibit | None:
@@ -482,9 +475,11 @@ def skewness_gap(
         return None
     rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
     on = f"{' or '.join(f'{count:,}' for count in rows)} queries a layer."
-    display = frame[["model", "layer", "series"]].astype(str)
-    display["effective keys, % of all"] = [number(share, 2) for share in frame["share"]]
-    display[f"OVO error / OVA error, r = {SIZE}"] = [times(gap) for gap in frame["gap"]]
+    shown = {
+        "effective keys, % of all": [number(share, 2) for share in frame["share"]],
+        f"OVO error / OVA error, r = {SIZE}": [times(gap) for gap in frame["gap"]],
+    }
+    display = frame[["model", "layer", "series"]].astype(str).assign(**shown)
     return Exhibit(
         name,
         f"{begins}Skewness of the attention and what choosing for the output gains",
@@ -545,16 +540,16 @@ def skewness(results: Results) -> Exhibit | None:
     for name, (label, digits) in SKEWNESS.items():
         scale = 100 if name == "rows_over_half" else 1
         display[label] = [number(value * scale, digits) for value in data[name].astype(float)]
-    note = (
-        "A flat row (small largest weight, many effective keys) is one where the values decide "
-        "which keys matter (section 3). Means over the recorded queries of all heads; effective "
-        f"keys: exp of the entropy; layers count from 0. {captions.recorded_on(results.records)}"
-    )
     return Exhibit(
         "skewness",
         "Skewness of the attention weights",
         "How many keys the attention of every layer rests on.",
-        [note],
+        [
+            "A flat row (small largest weight, many effective keys) is one where the values decide "
+            "which keys matter (section 3). Means over the recorded queries of all heads; "
+            "effective keys: exp of the entropy; layers count from 0. "
+            f"{captions.recorded_on(results.records)}"
+        ],
         table=Table(data, display),
         folded=True,
     )

@@ -189,9 +189,14 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
         for at in record.attention[0].output_error.errors
         if at.r == size and at.head is not None
     ]
-    title = f"Output error of each head with {size} keys"
-    caption = f"Relative squared output error with {size} keys, in percent; lower is better."
-    return _heat_maps(name, title, caption, setting, rows, two_digits)
+    return _heat_maps(
+        name,
+        f"Output error of each head with {size} keys",
+        f"Relative squared output error with {size} keys, in percent; lower is better.",
+        setting,
+        rows,
+        two_digits,
+    )
 
 
 def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
@@ -202,9 +207,14 @@ def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
         for row in record.attention[0].output_error.keys_needed
         if row.head is not None and row.share == SHARE
     ]
-    title = f"Keys that each head needs for an output error of {SHARE:.0%}"
-    caption = f"The fewest of {record.length:,} keys; lower is better."
-    return _heat_maps(name, title, caption, setting, rows, whole)
+    return _heat_maps(
+        name,
+        f"Keys that each head needs for an output error of {SHARE:.0%}",
+        f"The fewest of {record.length:,} keys; lower is better.",
+        setting,
+        rows,
+        whole,
+    )
 
 
 def two_digits(value: float) -> str:
@@ -242,9 +252,13 @@ def _heat_maps(
 
 def _heads_table(frame: pd.DataFrame) -> Table:
     """Tabulates the values by layer, head and method."""
-    data = frame.drop(columns="text")
-    display = data[["layer", "head"]].astype(str)
-    display["method"] = data["method"].map(ORACLES)
-    display["value"] = frame["text"]
-    display["95% interval"] = intervals(data, 2)
-    return Table(data, display)
+    display = (
+        frame[["layer", "head"]]
+        .astype(str)
+        .assign(
+            method=frame["method"].map(ORACLES),
+            value=frame["text"],
+            **{"95% interval": intervals(frame, 2)},
+        )
+    )
+    return Table(frame.drop(columns="text"), display)

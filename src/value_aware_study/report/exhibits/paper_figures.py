@@ -74,12 +74,18 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
         ],
         ignore_index=True,
     )
-    display = data[["whose", "model", "series"]].fillna("").rename(columns={"series": "method"})
-    display["r or features"] = [number(n, 0) for n in data["r"].fillna(data["features"])]
-    display["change from exact"] = [signed(value, 2) for value in data["value"]]
-    display["95% interval"] = intervals(data, 2, signed)
-    if over_seeds:
-        display["range over seeds"] = intervals(data, 2, signed, over_seeds)
+    of_seeds = {"range over seeds": intervals(data, 2, signed, over_seeds)} if over_seeds else {}
+    display = pd.DataFrame(
+        {
+            "whose": data["whose"],
+            "model": data["model"].fillna(""),
+            "method": data["series"].fillna(""),
+            "r or features": [number(n, 0) for n in data["r"].fillna(data["features"])],
+            "change from exact": [signed(value, 2) for value in data["value"]],
+            "95% interval": intervals(data, 2, signed),
+            **of_seeds,
+        }
+    )
     return Table(data, display)
 
 
@@ -156,20 +162,19 @@ def figure_2(results: Results) -> Exhibit | None:
     y = loss_axis("causal", extent(ours, theirs))
     x = count_axis(KEYS, ours["count"].tolist())
     layers = [*level(0.0), *curves(ours, KERNEL_MARKS, x, y, published=theirs)]
-    notes = [
-        "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
-        "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the axis is "
-        "even up to 0.1 nats and logarithmic beyond. The paper's order of loss is polynomial, elu, "
-        "exponential; whether ours is the same is among the claims.",
-        captions.INTERVAL,
-        *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
-    ]
     return Exhibit(
         "figure_2",
         "Figure 2. Loss of keys chosen by weight, for each kernel",
         "What the r largest weights add to each model's loss; hollow: the paper."
         f"{captions.seeds(results, PALE, ['causal'])}",
-        notes,
+        [
+            "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
+            "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the "
+            "axis is even up to 0.1 nats and logarithmic beyond. The paper's order of loss is "
+            "polynomial, elu, exponential; whether ours is the same is among the claims.",
+            captions.INTERVAL,
+            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
+        ],
         [figure(layers)],
         change_table(ours, theirs),
     )
@@ -238,7 +243,12 @@ def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, Mark])
 
 
 def _figure_3_table(data: pd.DataFrame) -> Table:
-    display = pd.DataFrame({"model": data["series"], "metric": data["metric"]})
-    display["optimizer step"] = [whole(step) for step in data["count"]]
-    display["value"] = [number(value, 2) for value in data["value"]]
+    display = pd.DataFrame(
+        {
+            "model": data["series"],
+            "metric": data["metric"],
+            "optimizer step": [whole(step) for step in data["count"]],
+            "value": [number(value, 2) for value in data["value"]],
+        }
+    )
     return Table(data.rename(columns={"count": "step"}), display)

@@ -1,7 +1,7 @@
 """The paper's Tables 1 to 4, with our numbers beside the published ones."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,23 +153,22 @@ def table_1(results: Results) -> Exhibit | None:
     for row in rows:
         row["ratio"] = ratio(row["value"], exact.get("value"))
         row["paper_ratio"] = ratio(row["paper"], TABLE_1[0].error)
-    notes = [
-        "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a "
-        "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and RoBERTa-512 "
-        "in the row of the short model; its ORF is ours as written in A.1. "
-        f"{captions.keys(results.models('masked_long'), 4096)} LSH with as many keys as the "
-        "sequence sees all of them.",
-        MASKED_BESIDE,
-        *_worse_than_no_text(rows),
-        f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL} {captions.SEEDS}",
-        *captions.not_evaluated(results, MASKED),
-    ]
     return Exhibit(
         "table_1",
         "Table 1. Masked-LM error under approximate attention",
         "Masked tokens predicted wrongly, %, and in brackets the ratio to exact attention's."
         f"{captions.seeds(results, tasks=['masked'])}",
-        notes,
+        [
+            "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a "
+            "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and "
+            "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1. "
+            f"{captions.keys(results.models('masked_long'), 4096)} LSH with as many keys as the "
+            "sequence sees all of them.",
+            MASKED_BESIDE,
+            *_worse_than_no_text(rows),
+            f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL} {captions.SEEDS}",
+            *captions.not_evaluated(results, MASKED),
+        ],
         table=Table(
             pd.DataFrame(rows).drop(columns="approximation").dropna(axis="columns", how="all"),
             pd.DataFrame(list(map(_masked_text, rows))),
@@ -300,21 +299,20 @@ def table_2(results: Results) -> Exhibit | None:
     rows = [row for kernel in KERNELS for row in _causal_rows(results, kernel)]
     rows += _counting_rows(results)
     models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
-    notes = [
-        "One model trained with each kernel, then evaluated with its attention replaced. The "
-        "paper's models have 156M parameters and were trained on WikiText-103. "
-        f"{captions.keys(models, 512)}",
-        CAUSAL_BESIDE,
-        *_worse_than_alone(rows),
-        f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
-        *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
-    ]
     return Exhibit(
         "table_2",
         "Table 2. Perplexity under approximate attention, for each kernel",
         "Perplexity, and in brackets its ratio to exact attention's: compare the ratios."
         f"{captions.seeds(results, tasks=['causal'])}",
-        notes,
+        [
+            "One model trained with each kernel, then evaluated with its attention replaced. The "
+            "paper's models have 156M parameters and were trained on WikiText-103. "
+            f"{captions.keys(models, 512)}",
+            CAUSAL_BESIDE,
+            *_worse_than_alone(rows),
+            f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
+            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
+        ],
         table=Table(
             pd.DataFrame(rows).dropna(axis="columns", how="all"),
             pd.DataFrame(list(map(_causal_text, rows))),
@@ -322,25 +320,23 @@ def table_2(results: Results) -> Exhibit | None:
     )
 
 
-def _causal_rows(results: Results, kernel: str) -> list[Row]:
-    """Lists the paper's perplexity and ours by column for a kernel, None for missing ones."""
+def _causal_rows(results: Results, kernel: str) -> Iterator[Row]:
+    """Yields the paper's perplexity and ours by column for a kernel, None for missing ones."""
     model = results.of_kernel(kernel)
     name = model.model if model else ""
     paper = dict(zip((column for column, _, _ in TABLE_2_COLUMNS), TABLE_2[kernel], strict=True))
     ours, changes = _causal_cells(results, name), _causal_cells(results, name, results.changes)
     exact = ours["exact"] = exact_of(results, name)
-    rows = []
     for column, cell in ours.items():
         change = {} if column == "exact" else changes[column]
         logs = {f"ratio_{end}": change[end] for end in (*ENDS, *RANGE) if end in change}
-        rows.append(
+        yield (
             {"kernel": kernel, "column": column, "paper": paper.get(column)}
             | {end: cell.get(end) for end in ("value", "count", *OWN)}
             | {"ratio": ratio(cell.get("value"), exact.get("value"))}
             | {name: math.exp(end) for name, end in logs.items()}
             | {"paper_ratio": ratio(paper.get(column), paper["exact"])}
         )
-    return rows
 
 
 def _counting_rows(results: Results) -> list[Row]:
@@ -413,18 +409,17 @@ def table_3(tokens: Mapping[str, Any]) -> Exhibit:
     display["copied words, %"] = [
         DASH if pd.isna(value) else f"{100 * value:.1f}" for value in data["copied"]
     ]
-    note = (
-        "All: tokens of the source in training, validation and evaluation text together. Training "
-        "and evaluation: tokens in the instances of the masked language models, a dash where they "
-        "do not use the source. Copied: words of the evaluation text that lie in a 13-gram of the "
-        f"training text of any source{_copied(tokens)}. Our vocabulary: {_vocabulary(tokens)}. The "
-        "paper prints more training tokens than tokens for PubMed."
-    )
     return Exhibit(
         "table_3",
         "Table 3. Tokens of the training text",
         "Ours beside the paper's.",
-        [note],
+        [
+            "All: tokens of the source in training, validation and evaluation text together. "
+            "Training and evaluation: tokens in the instances of the masked language models, a "
+            "dash where they do not use the source. Copied: words of the evaluation text that lie "
+            f"in a 13-gram of the training text of any source{_copied(tokens)}. Our vocabulary: "
+            f"{_vocabulary(tokens)}. The paper prints more training tokens than tokens for PubMed."
+        ],
         table=Table(data, display),
         folded=True,
     )
@@ -502,17 +497,21 @@ def _masked(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
         ("paper, RoBERTa-4096", TABLE_4_LONG),
         ("ours, long", _hyperparameters(training, "masked_long")),
     ]
-    note = (
-        f"A {DASH} is not stated, or not recorded. Our instances and batches count sequences of "
-        "the model's full length (SQL), the paper's count instances of 512 tokens. The paper's "
-        "numbers do not quite agree with each other: 2 epochs of 10M instances in batches of 8 are "
-        "2.5M steps, while 2.476M steps are 2 epochs of 9.904M instances. The paper does not say "
-        "whether its largest gradient norm is of the whole gradient or of each parameter; "
-        "Bert-Adam's own clipping, which we use, is of each parameter."
+    return Exhibit(
+        "table_4",
+        "Table 4. Hyperparameters of the masked language models",
+        "Ours beside the paper's.",
+        [
+            f"A {DASH} is not stated, or not recorded. Our instances and batches count sequences "
+            "of the model's full length (SQL), the paper's count instances of 512 tokens. The "
+            "paper's numbers do not quite agree with each other: 2 epochs of 10M instances in "
+            "batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of 9.904M instances. The "
+            "paper does not say whether its largest gradient norm is of the whole gradient or of "
+            "each parameter; Bert-Adam's own clipping, which we use, is of each parameter."
+        ],
+        table=_settings(MASKED_ROWS, columns),
+        folded=True,
     )
-    title = "Table 4. Hyperparameters of the masked language models"
-    table = _settings(MASKED_ROWS, columns)
-    return Exhibit("table_4", title, "Ours beside the paper's.", [note], table=table, folded=True)
 
 
 def _causal(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
@@ -520,11 +519,15 @@ def _causal(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
     trained = {kernel: values for kernel, values in ours.items() if values}
     columns: list[Column] = [("paper", CAUSAL_SETTINGS)]
     columns += [(f"ours, {kernel}", values) for kernel, values in trained.items()] or [("ours", {})]
-    note = (
-        f"The paper's section A.2. A {DASH} is not stated, or not recorded. The paper's 1,801,350 "
-        "training examples are the lines of WikiText-103's training file, not blocks of 512 tokens."
+    return Exhibit(
+        "table_4_causal",
+        "Table 4, continued. Hyperparameters of the causal language models",
+        "Ours beside the paper's.",
+        [
+            f"The paper's section A.2. A {DASH} is not stated, or not recorded. The paper's "
+            "1,801,350 training examples are the lines of WikiText-103's training file, not blocks "
+            "of 512 tokens."
+        ],
+        table=_settings(CAUSAL_ROWS, columns),
+        folded=True,
     )
-    title = "Table 4, continued. Hyperparameters of the causal language models"
-    table = _settings(CAUSAL_ROWS, columns)
-    caption = "Ours beside the paper's."
-    return Exhibit("table_4_causal", title, caption, [note], table=table, folded=True)

@@ -221,9 +221,13 @@ def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
     columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
     columns += ["value", "low", "high", *CHANGES, "seeds", *SEEDS]
     order = frame["model"].map({model: place for place, model in enumerate(labels)})
-    data = frame[columns].assign(order=order)
-    data = data.sort_values(["order", "budget", "relative_output_error"], kind="stable")
-    data = data.drop(columns="order").reset_index(drop=True)
+    data = (
+        frame[columns]
+        .assign(order=order)
+        .sort_values(["order", "budget", "relative_output_error"], kind="stable")
+        .drop(columns="order")
+        .reset_index(drop=True)
+    )
     shown = [_row(labels[row["model"]], row) for row in data.to_dict("records")]
     return Table(data, pd.DataFrame(shown))
 
@@ -249,7 +253,11 @@ def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
     if not drawn:
         return None
     data = pd.DataFrame(
-        [row for model, picture in drawn.items() for row in _pattern_rows(model, picture)]
+        {"model": model, "method": method_label(panel.approximation)}
+        | {"cost": panel.cost}
+        | {"keys with a weight": fmean(sum(map(bool, row)) for row in panel.weights)}
+        for model, picture in drawn.items()
+        for panel in picture.panels
     )
     display = data.assign(
         cost=[number(cost) for cost in data["cost"]],
@@ -268,16 +276,6 @@ def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
         Table(data, display),
         choices=list(drawn),
     )
-
-
-def _pattern_rows(model: str, picture: records.Picture) -> list[dict[str, Any]]:
-    """Lists the contents of a model's panels, a row each."""
-    return [
-        {"model": model, "method": method_label(panel.approximation)}
-        | {"cost": panel.cost}
-        | {"keys with a weight": fmean(sum(map(bool, row)) for row in panel.weights)}
-        for panel in picture.panels
-    ]
 
 
 def _drawable(token: str) -> str:
