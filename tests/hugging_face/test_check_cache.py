@@ -112,7 +112,10 @@ def test_a_function_is_checked_as_a_cache_is(llama: PreTrainedModel, refit: bool
     with recording(llama, shares_keys=True) as calls, torch.no_grad():
         llama(tokens, attention_mask=mask, use_cache=False)
     kept = after.choose([call.arguments() | {"layer": call.layer} for call in calls])
-    with compressed_cache(llama, lambda r: ValueAware(r, refit=refit), keep=KEEP), torch.no_grad():
+    context = compressed_cache(
+        llama, lambda r: ValueAware(r, refit=refit), keep=KEEP, observed="continued"
+    )
+    with context, torch.no_grad():
         cache = llama(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
 
         def read(token: Tensor, at: int) -> Tensor:

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from tests.hugging_face.models import sharp
+from value_aware_attention import caches
 from value_aware_attention.approximations import Exact
 from value_aware_attention.caches import (
     AfterPrefix,
@@ -77,7 +78,7 @@ def one_pass(
     model: PreTrainedModel, inputs: dict[str, Tensor], method: CacheMethod, **options: Any
 ) -> Tensor:
     """Computes logits after the prefix in one pass of `AfterPrefix`."""
-    given = {"prefix": PREFIX, "observed": "continued", "rows": 128} | options
+    given = {"prefix": PREFIX, "observed": "noncausal"} | options
     with replace_attention(model, AfterPrefix(method, **given)):
         return model(**placed(model, inputs), use_cache=False).logits[:, given["prefix"] :]
 
@@ -153,6 +154,61 @@ def test_it_holds_for_every_way_to_observe(llama: PreTrainedModel, observed: str
     with compressed_cache(llama, ValueAware, keep=KEEP, **options):
         found, _ = read(llama, text(), [PREFIX, PREFIX + 2])
     assert_equal(found, one_pass(llama, text(), ValueAware(R), **options))
+
+
+@pytest.mark.parametrize("padding", [0, 20])
+@pytest.mark.parametrize("observed", ["last", "causal", "noncausal"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_growing_cache_is_chosen_again_as_in_one_pass(
+    kind: str, observed: str, padding: int
+) -> None:
+    """Token by token, several at once across a choice, in moved batches, and after a removal."""
+    model, inputs = decoder(kind), text(padding=padding)
+    model.set_attn_implementation("sdpa")
+    options: dict[str, Any] = {"observed": observed, "rows": 5, "every": 2, "seed": 1}
+    expected = one_pass(model, inputs, ValueAware(R), **options)
+    exact = one_pass(model, inputs, ValueAware(R), **options | {"every": None})
+    assert not torch.allclose(expected, exact, atol=1e-3)
+    for cuts in ([0, 1, 2, 3, 4, 5], [0], [0, 1], [0, 3, 4], [0, 2]):
+        with compressed_cache(model, ValueAware, keep=KEEP, **options) as report:
+            found, cache = read(model, inputs, [PREFIX + cut for cut in cuts])
+        assert_equal(found, expected)
+        assert cache.get_seq_length() == PREFIX + LATER
+        assert {layer.keys.shape[2] for layer in cache.layers} == {R + 2}
+        assert len(report.caches) == 1 and report.caches[0].bytes_of_queries > 0
+    with compressed_cache(model, ValueAware, keep=KEEP, **options), torch.no_grad():
+        _, cache = read(model, part(inputs, 0, PREFIX + 4), [PREFIX, PREFIX + 3])
+        cache.crop(-1)
+        cache.reorder_cache(torch.tensor([2, 0, 1]))
+        cache.batch_repeat_interleave(2)
+        rest = {n: x[[2, 2, 0, 0, 1, 1]] for n, x in placed(model, inputs).items()}
+        found = model(**part(rest, PREFIX + 3, PREFIX + LATER), past_key_values=cache).logits
+    assert_equal(found, expected[[2, 2, 0, 0, 1, 1], 3:])
+
+
+def test_a_growing_cache_generates_and_counts_its_time(llama: PreTrainedModel) -> None:
+    with compressed_cache(llama, Recent, keep=KEEP, observed="last", every=2) as report:
+        found = generated(llama, prompt(), do_sample=False, num_beams=2)
+        before = report.caches[0].seconds
+        generated(llama, prompt(), do_sample=False)
+    assert found.sequences.shape == (3, PREFIX + LATER) and 0 < before
+    assert [cache.tokens for cache in report.caches] == [PREFIX] * 2
+
+
+@pytest.mark.parametrize("by", ["layer", "head"])
+def test_a_profile_shares_the_keys(llama: PreTrainedModel, by: str) -> None:
+    profile = caches.profile(
+        llama, [text()["input_ids"]], ValueAware, prefix=PREFIX, by=by, sinks=1, recent=1
+    )
+    options = {"pool": profile, "sinks": 1, "recent": 1}
+    with compressed_cache(llama, ValueAware, keep=KEEP, **options) as report:
+        found, _ = read(llama, text(padding=0), [PREFIX, PREFIX + 1])
+    assert_equal(found, one_pass(llama, text(padding=0), ValueAware(R), **options))
+    (one,) = report.caches
+    assert torch.equal(one.keys, profile.budgets(R * one.keys.numel()).float())
+    refusal = pytest.raises(ValueError, match="profile is of a prefix of 24; prefix is 30")
+    with refusal, compressed_cache(llama, ValueAware, keep=KEEP, **options), torch.no_grad():
+        llama(**text(), use_cache=True)
 
 
 NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}
@@ -254,10 +310,12 @@ def test_memory_follows_the_keys_that_are_kept() -> None:
             cache = model(**inputs).past_key_values
         (one,) = report.caches
         held = sum(layer.nbytes for layer in cache.layers)
-        layers = len(cache.layers)
-        plain = sum(2 * layer.pages.key[0, 0].nbytes for layer in cache.layers) // layers
+        plain = 2 * cache.layers[0].keys.element_size() * cache.layers[0].keys.shape[-1]
         heads = one.keys.numel()
         assert one.bytes_before == 2 * tokens * plain * heads and one.bytes_after == held
+        assert one.bytes_of_queries == 0
+        kept = {tuple(layer.keys.shape[:3]) for layer in cache.layers}
+        assert kept == {(2, heads // len(cache.layers), 0 if pool else 64)}
         assert one.keys.mean().item() == tokens / 8
         assert one.slots <= 1.05 * 2 * heads * tokens / 8 if pool else 2 * heads * tokens // 8
         assert "512 tokens: 64.0 keys a head" in str(report)
@@ -294,6 +352,12 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
         ({"observed": "repeat"}, "observed is 'repeat'; it must be one of last, causal"),
         ({"observed": "hindsight"}, "observed is 'hindsight'"),
         ({"pool": "checked"}, "pool is 'checked'"),
+        ({"pool": "heads"}, "pool is 'heads'; it must be"),
+        ({"rows": 0}, "rows is 0; it must be"),
+        ({"every": 0}, "every is 0; it must be"),
+        ({"every": 4, "observed": "continued"}, "every is given and observed is 'continued'"),
+        ({"every": 4, "pool": "layer"}, "every is 4; with pool keys are chosen once"),
+        ({"every": 4, "method": METHODS["refitted"]}, "every is 4; ValueAware refits values"),
     ]
     for options, message in cases:
         given = {"method": ValueAware, "keep": 0.5} | options

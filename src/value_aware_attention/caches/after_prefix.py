@@ -292,6 +292,20 @@ class AfterPrefix(Approximation):
             return budgets.to(order.keys.device).repeat(texts, 1)
         return self.method.counts([order], self.method.r * heads, self._least)[0]
 
+    @torch.no_grad()
+    def choose_from(
+        self,
+        pool: Int[Tensor, "..."],
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch N D"],
+        value: Float[Tensor, "*#batch N V"],
+        **options: Any,
+    ) -> KeptKeys:
+        """Keeps keys of a pool, of a text of which every query is past; `options` as of a call."""
+        call = Call.of(query, key, value, **options)
+        grouped = Groups.of(call).call(call)
+        return self._keep(grouped, pool.reshape(*grouped.key.shape[:-3], -1), call.keys)
+
     @property
     def _least(self) -> int:
         """Returns the least number of keys that heads keep where they share keys."""

@@ -29,7 +29,8 @@ from value_aware_attention.arguments import check_choice, described
 from value_aware_attention.hugging_face.adapter import close, opened, unregister
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
 from value_aware_attention.hugging_face.cache_layers import grouped, rotary_of
-from value_aware_attention.hugging_face.kept_layer import KeptLayer, Pages
+from value_aware_attention.hugging_face.growing_layer import GrowingLayer
+from value_aware_attention.hugging_face.kept_layer import KeptLayer, Slots
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
     attention_layers,
@@ -48,7 +49,7 @@ IMPLEMENTATIONS = ("eager", "sdpa", OWN)
 """Attention functions whose masks are read here"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompressedCache:
     """Tells what one cache kept of its prompt."""
 
@@ -61,8 +62,10 @@ class CompressedCache:
     bytes_before: int
     """Of the keys and values of the prompt, in the layers that are compressed"""
     bytes_after: int
+    bytes_of_queries: int
+    """Of the prompt's queries that are held for later choices"""
     seconds: float
-    """Time of choosing keys and of copying them"""
+    """Time of choosing keys and of copying them, later choices included"""
 
     def __str__(self) -> str:
         mib, heads = 2**20, [[f"{x:6,.0f}" for x in row] for row in self.keys.tolist()]
@@ -99,6 +102,8 @@ class _Prompt:
     """The keys that the last query sees, all but padding; None = all"""
     seen: Any = None
     """`caches.Observed`, where the model's keys are chosen together"""
+    report: Any = None
+    """The `CompressedCache` of the cache that this is a layer of"""
 
 
 @contextmanager
@@ -107,25 +112,30 @@ def compressed_cache(
     method: Callable[[int], nn.Module],
     *,
     keep: float,
-    observed: str = "continued",
-    rows: int = 128,
+    observed: str = "noncausal",
+    rows: int = 32,
     sinks: int = 2,
     recent: int = 4,
+    every: int | None = None,
     pool: Any = None,
     floor: int = 0,
     seed: int = 0,
 ) -> Iterator[CompressedCaches]:
     """Compresses every cache that `model` fills from empty within the context after its prefill.
 
-        with compressed_cache(model, caches.ValueAware, keep=1 / 8, pool="model") as report:
+        with compressed_cache(
+            model, caches.ValueAware, keep=1 / 8, observed="continued", pool="model"
+        ) as report:
             model.generate(**inputs, max_new_tokens=200)
         print(report)
 
     The prompt's queries attend exactly. Then each key-value head keeps `method(r)`'s choice of
-    r = keep * tokens keys; later tokens see these, and all later keys. Logits are those of one pass
-    of `caches.AfterPrefix`, whose options the others are. Full-attention layers are compressed;
-    sliding windows and recurrent layers stay as they are. A cache can be read within the context
-    alone. Where heads keep different numbers of keys, memory follows the keys that are kept.
+    r = keep * tokens keys; later tokens see these, and all later keys. With `every` the method
+    chooses r again after so many later tokens. Logits are those of one pass of
+    `caches.AfterPrefix`, whose options the others are; `pool` also takes a `CacheProfile` of a
+    prefix as long as the prompt. Full-attention layers are compressed; sliding windows and
+    recurrent layers stay as they are. A cache can be read within the context alone. Where heads
+    keep different numbers of keys, memory follows the keys that are kept.
 
     Raises ValueError for a model that `replace_attention` refuses, for encoders and models with
     cross-attention, for attention functions other than "eager" and "sdpa", within or around
@@ -136,7 +146,7 @@ def compressed_cache(
     check_choice(OBSERVED, observed=observed)
     if not (isinstance(keep, int | float) and 0 < keep <= 1):
         raise ValueError(f"keep is {keep!r}; it must be above 0 and at most 1")
-    made = None if isinstance(method, nn.Module) else method(max(1, sinks + recent))
+    made: Any = None if isinstance(method, nn.Module) else method(max(1, sinks + recent))
     if not callable(getattr(made, "keep", None)):  # of `caches`, which imports this package
         raise ValueError(
             f"method is {described(method)}; it must be a function from a number of keys to a "
@@ -144,10 +154,17 @@ def compressed_cache(
         )
     if pool == "checked":
         raise ValueError("pool is 'checked'; a cache is filled in one pass: model, layer or None")
+    if every is not None and observed == "continued":
+        raise ValueError(
+            "every is given and observed is 'continued'; its queries see their own past, of which "
+            "keys are dropped by then: last, causal or noncausal"
+        )
     options = {
-        "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "pool": pool,
-        "floor": floor, "seed": seed,
+        "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
+        "pool": pool, "floor": floor, "seed": seed,
     }  # fmt: skip
+    if pool is None or isinstance(pool, str):  # a profile is of one length of the prompt
+        made.after(made.r, **options | {"floor": 0})
     _check_decoder(model)
     own = model.config._attn_implementation
     name = f"{OWN}_{uuid.uuid4().hex}"
@@ -280,17 +297,16 @@ class _Compression:
         place: Any = module.layer_idx
         layer = self.cache.layers[place]
         kernel = layer_kernel(module, scaling)
-        if isinstance(layer, KeptLayer) and layer.pages is not None:
+        if isinstance(layer, KeptLayer) and layer.is_filled:
             check_call(dropout, options)
-            mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
-            output = layer.attend(query, kernel, mask, is_causal=is_causal)
-            return output.transpose(1, 2).contiguous(), None
+            visible, _ = split_mask(attention_mask, query, key[:, :, layer.slots :], is_causal=True)
+            return layer.serve(query, kernel, visible).transpose(1, 2).contiguous(), None
         found: tuple[Tensor, Tensor | None] = _attention_of(module, self.own)(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
         )
         if isinstance(layer, DynamicSlidingWindowLayer):
             return found
-        if type(layer) not in (DynamicLayer, KeptLayer):
+        if type(layer) is not DynamicLayer and not isinstance(layer, KeptLayer):
             raise ValueError(
                 f"the cache has a {type(layer).__name__}; compressed_cache needs a DynamicCache"
             )
@@ -334,7 +350,7 @@ class _Compression:
             if self.after.pool == "model":
                 prompt.seen = seen
             else:
-                self._replace(place, self.after.chosen(seen, number))
+                self._replace(place, self.after.chosen(seen, number), query)
         self.seconds += perf_counter() - begun
 
     def _after(self, tokens: int) -> Any:
@@ -347,15 +363,44 @@ class _Compression:
                 f"{self.options['sinks']} sinks and {self.options['recent']} recent keys are "
                 f"always kept"
             )
-        return self.method(r).after(tokens, **self.options)
+        return self.method(r).after(tokens, **self.options | {"every": None})
 
-    def _replace(self, place: int, kept: Any) -> None:
+    def _replace(self, place: int, kept: Any, query: Any = None) -> None:
         """Lets the cache hold the kept keys in the place of a layer."""
-        layer = self.cache.layers[place]
-        pages = Pages.of(kept, layer.keys, layer.values)
-        self.bytes_before += layer.keys.nbytes + layer.values.nbytes
-        self.kept[place] = KeptLayer(pages, layer.keys.shape[2], lambda: self.is_open)
-        self.cache.layers[place] = self.kept[place]
+        layer, every = self.cache.layers[place], self.options["every"]
+        key, value = layer.keys, layer.values
+        self.bytes_before += key.nbytes + value.nbytes
+        if every is None:
+            held = KeptLayer(Slots.of(kept, key, value), key.shape[2], self._is_open)
+        else:
+            prompt, after = self.prompts[place], self.after.like(self.after.method, every=every)
+            held = GrowingLayer(
+                kept, key, value, self._is_open, every=every, query=query, visible=prompt.visible,
+                choose=partial(self._choose_again, after, prompt),
+                rows=after.rows if after.observed == "last" else None,
+            )  # fmt: skip
+        self.kept[place] = self.cache.layers[place] = held
+
+    def _is_open(self) -> bool:
+        return self.is_open
+
+    def _choose_again(
+        self, after: Any, prompt: _Prompt, query: Tensor, key: Tensor, value: Tensor,
+        visible: Tensor | None, pool: Tensor,
+    ) -> Any:  # fmt: skip
+        """Lets a method choose among a pool of keys before the next token is read."""
+        begun = perf_counter()
+        layer = Layer(number=self.numbers[prompt.module], rotary=self.rotary)
+        with torch.autocast(query.device.type, enabled=False):
+            kept = after.choose_from(
+                pool,
+                **grouped(
+                    prompt.module, layer, query, key, value, kernel=prompt.kernel,
+                    attn_mask=visible, is_causal=True,
+                ),
+            )  # fmt: skip
+        prompt.report.seconds += perf_counter() - begun
+        return kept
 
     def _end_pass(self, *_: Any) -> None:
         if self.prompts and not self.is_chunked:
@@ -372,17 +417,19 @@ class _Compression:
             for (place, prompt), one in zip(self.prompts.items(), kept, strict=True):
                 self._replace(place, one)
                 prompt.seen = None
-        pages = [layer.pages for layer in self.kept.values() if layer.pages is not None]
-        self.report.caches.append(
-            CompressedCache(
-                tokens=next(iter(self.kept.values())).prefix,
-                keys=torch.stack([page.counts.float().mean(dim=0).cpu() for page in pages]),
-                slots=sum(page.key[..., 0].numel() for page in pages),
-                bytes_before=self.bytes_before,
-                bytes_after=sum(page.nbytes for page in pages),
-                seconds=self.seconds + perf_counter() - begun,
-            )
+        layers: list[Any] = list(self.kept.values())
+        report = CompressedCache(
+            tokens=layers[0].prefix,
+            keys=torch.stack([layer.counts.float().mean(dim=0).cpu() for layer in layers]),
+            slots=sum(layer.held for layer in layers),
+            bytes_before=self.bytes_before,
+            bytes_after=sum(layer.nbytes for layer in layers),
+            bytes_of_queries=sum(x.query.nbytes for x in layers if isinstance(x, GrowingLayer)),
+            seconds=self.seconds + perf_counter() - begun,
         )
+        self.report.caches.append(report)
+        for prompt in self.prompts.values():
+            prompt.report = report
         cache = self.cache
         self._forget()
         self.cache = cache

@@ -26,8 +26,7 @@ wasted by each"""
 class Pages:
     """Holds the kept keys of C = B H caches as P pages of S slots, each of one cache.
 
-    Where all caches keep r keys each is one page of r slots; else a cache has as many pages as it
-    needs, so that memory and time follow the keys that are kept.
+    A cache has as many pages as it needs, so that memory and time follow the keys that are kept.
     """
 
     key: Float[Tensor, "P S D"]
@@ -36,42 +35,26 @@ class Pages:
     """Added to log kappa: the log-weight of a key, -inf in an unused slot. None: all are 0."""
     cache: Int[Tensor, " P"]
     """The cache of each page, ascending"""
-    counts: Int[Tensor, "B H"]
-    """Keys of each cache"""
-    is_even: bool
-    """True: every cache has one page."""
+    caches: int
 
     @classmethod
-    def of(cls, kept: Any, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]) -> Self:
-        """Copies the kept keys of a layer, with their refitted values where there are any.
-
-        `kept` is a `caches.KeptKeys`.
-        """
-        indices, weight = (x.reshape(*key.shape[:2], -1) for x in (kept.indices, kept.log_weight))
-        used = weight > -torch.inf
+    def of(cls, kept: "Slots") -> Self:
+        """Cuts the slots of each cache into pages, without those that are unused."""
+        used = kept.used.flatten(0, 1)
         counts = used.sum(dim=-1)
-        order = used.int().argsort(dim=-1, descending=True, stable=True).flatten(0, 1)
-        size = max(1, int(counts.max()))
-        is_even = bool((counts == size).all())
-        if not is_even:
-            size = max(1, int(counts.float().mean()) // PAGES)
-        places = torch.arange(-(-int(counts.max()) // size) * size, device=key.device)
-        is_used = (places < counts.flatten()[:, None]).unflatten(-1, (-1, size))
+        order = used.int().argsort(dim=-1, descending=True, stable=True)
+        size = max(1, int(counts.float().mean()) // PAGES)
+        places = torch.arange(-(-int(counts.max()) // size) * size, device=used.device)
+        is_used = (places < counts[:, None]).unflatten(-1, (-1, size))
         slots = order[:, places.clamp_max(order.shape[-1] - 1)].unflatten(-1, (-1, size))
         cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
-        owner, slot, is_used = cache[:, None], slots[cache, number], is_used[cache, number]
-        at = indices.flatten(0, 1)[owner, slot]
-        bias = weight.flatten(0, 1)[owner, slot].masked_fill(~is_used, -torch.inf)
-        if kept.value is None:
-            values = value.flatten(0, 1)[owner, at]
-        else:
-            values = kept.value.flatten(0, -3)[owner, slot].to(value.dtype)
-        keys = key.flatten(0, 1)[owner, at]
-        return cls(keys, values, bias if (bias != 0).any() else None, cache, counts, is_even)
+        at = cache[:, None], slots[cache, number]
+        key, value, bias = (x.flatten(0, 1)[at] for x in (kept.key, kept.value, kept.bias))
+        bias = bias.masked_fill(~is_used[cache, number], -torch.inf)
+        return cls(key, value, bias if (bias != 0).any() else None, cache, len(used))
 
-    def take(self, texts: Int[Tensor, " T"]) -> Self:
+    def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
         """Returns the pages of some of the texts, which may be named several times."""
-        heads = self.counts.shape[1]
         of_text = [(self.cache // heads == text).nonzero()[:, 0] for text in texts]
         sizes = torch.tensor([len(pages) for pages in of_text], device=self.cache.device)
         at = torch.cat(of_text)
@@ -80,22 +63,53 @@ class Pages:
         bias = None if self.bias is None else self.bias[at]
         return replace(
             self, key=self.key[at], value=self.value[at], bias=bias, cache=cache,
-            counts=self.counts[texts],
+            caches=len(texts) * heads,
         )  # fmt: skip
 
     def state(self, query: Float[Tensor, "C N D"], kernel: Kernel) -> AttentionState:
         """Computes the attention state of each cache's queries over its keys."""
-        query = query if self.is_even else query[self.cache]
-        scores = kernel.log_similarity(query, working_precision(self.key))
+        scores = kernel.log_similarity(query[self.cache], working_precision(self.key))
         if self.bias is not None:
             scores = scores + self.bias[:, None].to(scores.dtype)
         state = attention_state(scores, working_precision(self.value))
-        return state if self.is_even else _summed(state, self.cache, self.counts.numel())
+        return _summed(state, self.cache, self.caches)
+
+    @property
+    def slots(self) -> int:
+        """Counts the slots of all pages."""
+        return self.key[..., 0].numel()
 
     @property
     def nbytes(self) -> int:
         """Counts the bytes of all tensors."""
         return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Holds copies of the keys that the caches of a layer keep, in R slots each."""
+
+    key: Float[Tensor, "B H R D"]
+    value: Float[Tensor, "B H R V"]
+    bias: Float[Tensor, "B H R"]
+    """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
+
+    @classmethod
+    def of(cls, kept: Any, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]) -> Self:
+        """Copies the kept keys of a layer, with their refitted values where there are any.
+
+        `kept` is a `caches.KeptKeys`.
+        """
+        indices, bias = (x.reshape(*key.shape[:2], -1) for x in (kept.indices, kept.log_weight))
+        at = indices[..., None]
+        values = value.take_along_dim(at, dim=-2) if kept.value is None else kept.value
+        shape = (*indices.shape, value.shape[-1])
+        return cls(key.take_along_dim(at, dim=-2), values.reshape(shape).to(value.dtype), bias)
+
+    @property
+    def used(self) -> Bool[Tensor, "B H R"]:
+        """Tells which slots hold a key."""
+        return self.bias > -torch.inf
 
 
 def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> AttentionState:
@@ -116,23 +130,45 @@ def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> Att
 class KeptLayer(DynamicLayer):
     """Holds the keys that a cache method kept of a prefix, and those of all later tokens.
 
-    `keys` and `values` are the later ones; positions and lengths count every token that was seen.
-    Only the attention of the open `compressed_cache` that made it can read it: any other would see
-    the later keys alone.
+    Where all caches keep as many keys, `keys` and `values` are the kept ones, then the later ones;
+    else they are the later ones, and `pages` hold the kept ones. Positions and lengths count every
+    token that was seen. Only the attention of the open `compressed_cache` that made it can read it:
+    any other would see wrong keys.
     """
 
-    def __init__(self, pages: Pages, prefix: int, is_open: Callable[[], bool]) -> None:
+    def __init__(self, kept: Slots, prefix: int, is_open: Callable[[], bool]) -> None:
         super().__init__()
-        self.pages: Pages | None = pages
-        self.prefix = prefix
         self.is_open = is_open
-        self.lazy_initialization(pages.key, pages.value)
+        self.lazy_initialization(kept.key, kept.value)
+        self.hold(kept, prefix)
+
+    def hold(self, kept: Slots, prefix: int) -> None:
+        """Holds the kept keys of a prefix, and no later ones."""
+        self.prefix = prefix
+        self.counts: Int[Tensor, "B H"] | None = kept.used.sum(dim=-1)
+        self.bias: Float[Tensor, "B H R"] | None = None
+        self.pages: Pages | None = None
+        if self.is_even(self.counts, slots := kept.bias.shape[-1]):
+            self.slots, self.keys, self.values = slots, kept.key, kept.value
+            self.bias = kept.bias if (kept.bias != 0).any() else None
+        else:
+            self.slots, self.pages = 0, Pages.of(kept)
+            self.keys, self.values = (x[:, :, :0].clone() for x in (kept.key, kept.value))
+
+    def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
+        """Tells whether the kept keys lie in `keys`: where no cache has an unused slot."""
+        return bool((counts == slots).all())
+
+    @property
+    def is_filled(self) -> bool:
+        """Tells whether a prefix was read since the layer was empty."""
+        return self.counts is not None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values; returns those after the prefix."""
-        if not self.is_open():
+        """Appends keys and values; returns `keys` and `values`."""
+        if self.is_filled and not self.is_open():
             raise ValueError(
                 "this cache was compressed in a compressed_cache that is closed; a model can read "
                 "it only within that context"
@@ -140,46 +176,67 @@ class KeptLayer(DynamicLayer):
         found: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **options)
         return found
 
+    def serve(
+        self,
+        query: Float[Tensor, "B heads N D"],
+        kernel: Kernel,
+        visible: Bool[Tensor, "#B #heads #N L"] | None,
+    ) -> Float[Tensor, "B heads N V"]:
+        """Computes attention over the kept keys and the later ones, which the last queries made.
+
+        `visible` tells which of the later keys each query sees, none after itself; None = all.
+        """
+        return self.attend(query, kernel, visible, self.later - query.shape[2])
+
     def attend(
         self,
         query: Float[Tensor, "B heads N D"],
         kernel: Kernel,
         visible: Bool[Tensor, "#B #heads #N L"] | None,
-        *,
-        is_causal: bool,
+        first: int,
     ) -> Float[Tensor, "B heads N V"]:
-        """Computes attention over the kept keys and the visible later ones; None = all.
-
-        `is_causal`: the queries are the last of the later tokens, and see those up to them.
-        """
-        assert self.pages is not None and self.keys is not None and self.values is not None
-        texts, heads = self.pages.counts.shape
-        shape = (texts, heads, -1, *query.shape[2:])
-        own = working_precision(query).reshape(shape).flatten(0, 1)  # (C, G, N, D)
-        rows = own.flatten(1, 2)
-        key, value = (working_precision(x.flatten(0, 1)) for x in (self.keys, self.values))
-        scores = kernel.log_similarity(rows, key)
-        if is_causal:
-            own_past = torch.ones_like(scores[0, : query.shape[2]], dtype=torch.bool)
-            own_past = own_past.tril(key.shape[1] - query.shape[2])
-            visible = own_past[None, None] if visible is None else visible & own_past
-        if visible is not None:
-            seen = visible.expand(*query.shape[:3], -1).reshape(scores.shape)
-            scores = scores.masked_fill(~seen, -torch.inf)
-        state = self.pages.state(rows, kernel).merge(attention_state(scores, value))
+        """Computes attention of the queries from the `first` after the prefix on."""
+        assert self.counts is not None and self.keys is not None and self.values is not None
+        texts, heads = self.counts.shape
+        rows = query.shape[2]
+        last = self.slots + first + rows
+        own = working_precision(query).reshape(texts, heads, -1, rows, query.shape[-1])
+        grouped = own.flatten(0, 1).flatten(1, 2)  # (C, G N, D)
+        key, value = (
+            working_precision(x[:, :, :last].flatten(0, 1)) for x in (self.keys, self.values)
+        )
+        scores = kernel.log_similarity(grouped, key)
+        if self.bias is not None:
+            kept = scores[..., : self.slots]
+            kept += self.bias.flatten(0, 1)[:, None].to(scores.dtype)
+        if visible is not None or rows > 1:
+            seen = _own_past(first, rows, query.device)
+            if visible is not None:
+                seen = seen & visible[..., : first + rows]
+            seen = seen.expand(*query.shape[:3], -1).reshape(*scores.shape[:2], -1)
+            scores[..., self.slots :].masked_fill_(~seen, -torch.inf)
+        state = attention_state(scores, value)
+        if self.pages is not None:
+            state = state.merge(self.pages.state(grouped, kernel))
         return state.output().view(*query.shape[:-1], -1).to(self.values.dtype)
 
     @property
     def later(self) -> int:
         """Returns the number of tokens after the prefix."""
-        length: int = super().get_seq_length()
-        return length
+        return 0 if self.keys is None else self.keys.shape[-2] - self.slots
+
+    @property
+    def held(self) -> int:
+        """Counts the slots of the kept keys of all caches, unused ones included."""
+        assert self.counts is not None
+        return self.counts.numel() * self.slots if self.pages is None else self.pages.slots
 
     @property
     def nbytes(self) -> int:
-        """Counts the bytes of the kept keys and of those of later tokens."""
-        later = sum(x.nbytes for x in (self.keys, self.values) if x is not None)
-        return later + (0 if self.pages is None else self.pages.nbytes)
+        """Counts the bytes of all keys and values, and of what tells which are kept."""
+        pages = 0 if self.pages is None else self.pages.nbytes
+        held = (self.keys, self.values, self.bias, self.counts)
+        return pages + sum(x.nbytes for x in held if x is not None)
 
     def get_seq_length(self) -> int:
         return self.prefix + self.later
@@ -200,21 +257,32 @@ class KeptLayer(DynamicLayer):
     def reset(self) -> None:
         """Empties the layer, which is then as one that was never filled."""
         super().reset()
-        self.pages, self.prefix = None, 0
+        self.counts = self.bias = self.pages = None
+        self.slots = self.prefix = 0
 
-    def _move(self, move: Callable[[Tensor], Tensor]) -> None:
+    def move(self, move: Callable[[Tensor], Tensor]) -> None:
         """Moves the batch dimension of what it holds."""
+        if self.counts is None or self.keys is None or self.values is None:
+            return
         if self.pages is not None:
-            texts = torch.arange(len(self.pages.counts), device=self.pages.cache.device)
-            self.pages = self.pages.take(move(texts))
-        if self.keys is not None and self.values is not None and self.later:
-            self.keys, self.values = move(self.keys), move(self.values)
+            texts, heads = self.counts.shape
+            moved = move(torch.arange(texts, device=self.keys.device))
+            self.pages = self.pages.take(moved, heads)
+        if self.bias is not None:
+            self.bias = move(self.bias)
+        self.counts = move(self.counts)
+        self.keys, self.values = move(self.keys), move(self.values)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._move(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        self.move(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._move(lambda x: x.repeat_interleave(repeats, dim=0))
+        self.move(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._move(lambda x: x[indices.to(x.device)])
+        self.move(lambda x: x[indices.to(x.device)])
+
+
+def _own_past(first: int, rows: int, device: torch.device) -> Bool[Tensor, "N L"]:
+    """Returns the later keys that each query sees: those up to its own."""
+    return torch.ones(rows, first + rows, dtype=torch.bool, device=device).tril(first)
