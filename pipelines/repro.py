@@ -41,8 +41,8 @@ TARGETS: Mapping[str, Sequence[Sequence[str]]] = {
     "report": [["report"]],
     "survey": [["benchmark", "survey_causal", "survey_masked", "evaluate_variant"]],
     "caches": [
-        ["caches_in_context@recall", "caches_in_context@markov"],
-        ["caches_in_context@copying", "caches_text"],
+        ["caches_in_context@recall", "decode@recall", "caches_in_context@markov"],
+        ["caches_in_context@copying", "decode@copying", "caches_text"],
     ],
 }
 """Stages of a row run in sequence; rows run in parallel and share no stage except `SHARED`."""

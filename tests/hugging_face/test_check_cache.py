@@ -136,10 +136,41 @@ def test_what_cannot_be_checked_is_refused(llama: PreTrainedModel) -> None:
     tokens = text()["input_ids"]
     kept = chosen(llama, tokens, ObservedAttention(R))
     cache = evicted(llama, kept, "none")
-    with refused("prefix is 30; with 30 tokens it must be 1 to 29"):
+    with refused(r"prefix is 30 and input_ids has the shape \(3, 30\); it must be"):
         check_cache(llama, tokens, kept, cache, prefix=30)
     with refused("kept has 1 layers; the model has 4"):
         check_cache(llama, tokens, kept[:1], cache, prefix=PREFIX)
     with refused("texts have padding"):
         mask = text()["attention_mask"]
         check_cache(llama, tokens, kept, cache, prefix=PREFIX, attention_mask=mask)
+    wrong = [
+        (replace(kept[1], indices=kept[1].indices - 30), "has indices -30 to -"),
+        (replace(kept[1], indices=kept[1].indices + PREFIX), "they must be 0 to 23"),
+        (replace(kept[1], log_weight=kept[1].log_weight * torch.nan), "must be numbers"),
+        (KeptKeys(kept[1].indices[:2], kept[1].log_weight[:2]), r"both must be \(3, 2, slots\)"),
+        (kept[1].indices, "must be a caches.KeptKeys"),
+    ]
+    for one, message in wrong:
+        with refused(rf"kept\[1\] .*{message}"):
+            check_cache(llama, tokens, [kept[0], one, *kept[2:]], cache, prefix=PREFIX)
+    with refused(r"the function returned \(3, 99\); it must return logits \(3, 1, 99\)"):
+        check_cache(llama, tokens, kept, lambda *_: torch.zeros(3, 99), prefix=PREFIX)
+    with refused("attention_mask has the shape"):
+        mask = torch.ones(3, 4).long()
+        check_cache(llama, tokens, kept, cache, prefix=PREFIX, attention_mask=mask)
+
+
+def test_heads_of_their_own_and_absolute_positions_are_checked() -> None:
+    """Choices are (B, H, R) though a model's heads are not grouped."""
+    model = sharp("gpt2")
+    inputs = placed(model, text())
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    config = model.config
+    at = torch.arange(4, PREFIX).expand(3, config.num_attention_heads, -1)
+    kept = [KeptKeys(at, torch.zeros(at.shape))] * config.num_hidden_layers
+    with torch.no_grad():
+        logits = model(**inputs, use_cache=False).logits  # only padding and 4 keys are dropped
+    found = check_cache(
+        model, tokens, kept, lambda _, n: logits[:, n : n + 1], prefix=PREFIX, attention_mask=mask
+    )
+    assert found.differences[0].max() < 1e-5 < found.differences[1:].max()

@@ -1,6 +1,7 @@
 """A model that decodes with a compressed cache computes what one pass of `AfterPrefix` does."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from inspect import signature
 from threading import Thread
@@ -191,7 +192,7 @@ def test_a_growing_cache_generates_and_counts_its_time(llama: PreTrainedModel) -
         found = generated(llama, prompt(), do_sample=False, num_beams=2)
         before = report.caches[0].seconds
         generated(llama, prompt(), do_sample=False)
-    assert found.sequences.shape == (3, PREFIX + LATER) and 0 < before
+    assert found.sequences.shape == (3, PREFIX + LATER) and before > 0
     assert [cache.tokens for cache in report.caches] == [PREFIX] * 2
 
 
@@ -490,3 +491,161 @@ def test_bf16_is_one_pass_to_its_precision() -> None:
         found, _ = read(model, text(), [PREFIX, PREFIX + 2])
     expected = one_pass(model, text(), Recent(R))
     assert (found - expected).norm() <= 2e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("pool", [None, "model"])
+def test_a_prompt_after_an_interrupted_one_is_chosen_anew(
+    llama: PreTrainedModel, pool: str | None
+) -> None:
+    """In the same cache, once it was emptied."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    inputs, cache = placed(llama, text()), DynamicCache(config=llama.config)
+    with compressed_cache(llama, ValueAware, keep=KEEP, pool=pool) as report, torch.no_grad():
+        stopped = llama.model.layers[2].mlp.register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llama(**part(inputs, 0, PREFIX - 6), past_key_values=cache)
+        stopped.remove()
+        cache.reset()
+        with refused("leaves 1 of the prompt's 4 tokens"):
+            llama(**part(inputs, 0, 4), past_key_values=cache)
+        cache.reset()
+        found, _ = read(llama, text(), [PREFIX], cache)
+    assert_equal(found, one_pass(llama, text(), ValueAware(R), pool=pool))
+    (one,) = report.caches
+    assert one.tokens == PREFIX and one.bytes_after < one.bytes_before / 2
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_an_emptied_cache_is_as_a_new_one(llama: PreTrainedModel, every: int | None) -> None:
+    beams = NEW | {"num_beams": 3, "do_sample": False}
+    cache = DynamicCache(config=llama.config)
+    with compressed_cache(llama, Recent, keep=0.5, every=every), torch.no_grad():
+        llama(**prompt(), past_key_values=cache)
+    cache.reset()
+    found = llama.generate(**prompt(), **beams, past_key_values=cache)
+    assert torch.equal(found, llama.generate(**prompt(), **beams))
+
+
+@pytest.mark.parametrize("options", [{"pool": "model"}, {"every": 2}])
+def test_a_copy_of_a_cache_is_read_in_its_context_alone(
+    llama: PreTrainedModel, options: dict[str, Any]
+) -> None:
+    inputs = placed(llama, text())
+    with compressed_cache(llama, ValueAware, keep=KEEP, **options), torch.no_grad():
+        cache = llama(**part(inputs, 0, PREFIX)).past_key_values
+        copied = deepcopy(cache)
+        found, _ = read(llama, part(text(), 0, PREFIX + 3), [PREFIX], DynamicCache())
+        for one in (cache, copied):
+            later = part(inputs, PREFIX, PREFIX + 3)
+            assert_equal(llama(**later, past_key_values=one).logits, found)
+        with refused("of another model"):
+            sharp("llama")(**part(inputs, PREFIX, PREFIX + 1), past_key_values=copied)
+        held = {id(x) for layer in copied.layers for x in vars(layer).values()}
+        assert not held & {id(module) for module in llama.modules()}
+    with refused("compressed_cache that is closed"), torch.no_grad():
+        llama(**part(inputs, PREFIX + 3, PREFIX + 4), past_key_values=copied)
+
+
+def test_masks_of_the_whole_text_are_read(llama: PreTrainedModel) -> None:
+    inputs = placed(llama, text())
+    padding = inputs["attention_mask"][:, None, None].bool()
+    whole = padding & torch.ones(PREFIX + LATER, PREFIX + LATER, dtype=torch.bool).tril()
+    hidden = torch.finfo(torch.float32).min
+    mask = torch.zeros(whole.shape).masked_fill(~whole, hidden)
+    expected = one_pass(llama, text(), ValueAware(R))
+    for cuts in ([PREFIX], [PREFIX, PREFIX + 1, PREFIX + 2]):
+        found, cache = [], None
+        with compressed_cache(llama, ValueAware, keep=KEEP), torch.no_grad():
+            for first, last in zip([0, *cuts], [*cuts, PREFIX + LATER], strict=True):
+                given = part(inputs, first, last) | {
+                    "attention_mask": mask[:, :, first:last, :last],
+                    "past_key_values": cache,
+                }
+                output = llama(**given, use_cache=True)
+                cache = output.past_key_values
+                found.append(output.logits)
+        assert_equal(torch.cat(found[1:], dim=1), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("jetmoe", "attends to other keys or values than its cache holds"),
+        ("diffllama", "attends to other keys or values than its cache holds"),
+        ("deepseek_v3", "attends to other keys or values than its cache holds"),
+    ],
+)
+def test_layers_that_cache_other_keys_than_they_read_are_refused(kind: str, message: str) -> None:
+    model = sharp(kind)
+    with refused(message), compressed_cache(model, Recent, keep=KEEP):
+        read(model, text(), [PREFIX])
+
+
+def test_windows_without_a_cache_of_windows_are_refused() -> None:
+    config = sharp("mistral").config
+    config.sliding_window = 8
+    model = MistralForCausalLM(config).eval()
+    with compressed_cache(model, Recent, keep=KEEP), torch.no_grad():
+        with refused("attends within a window of 8 and its cache has none"):
+            model(**prompt(), past_key_values=DynamicCache())
+        model.generate(**prompt(), **NEW, prefill_chunk_size=7)  # nothing is compressed
+
+
+def test_other_models_and_threads_do_not_read_in_the_context(llama: PreTrainedModel) -> None:
+    other = type(llama)(llama.config).eval()
+    errors: list[str] = []
+
+    def read_elsewhere() -> None:
+        try:
+            llama(**prompt(), use_cache=True)
+        except ValueError as error:
+            errors.append(str(error))
+
+    with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
+        with refused("another LlamaAttention reads the config"):
+            other(**prompt())
+        thread = Thread(target=read_elsewhere)
+        thread.start()
+        thread.join()
+    assert "another thread has opened this compressed_cache" in errors[0]
+
+
+def test_assisted_decoding_is_refused(llama: PreTrainedModel) -> None:
+    one = {name: x[1:2] for name, x in prompt().items()}
+    custom = CompressedGeneration(Recent, keep=KEEP)
+    for helper in ({"assistant_model": sharp("llama")}, {"prompt_lookup_num_tokens": 2}):
+        with refused("assisted decoding reads"), compressed_cache(llama, Recent, keep=KEEP):
+            llama.generate(**one, **NEW, do_sample=False, **helper)
+    with refused("assisted decoding reads"):
+        llama.generate(
+            **one, **NEW, do_sample=False, prompt_lookup_num_tokens=2, custom_generate=custom
+        )
+
+
+def test_a_second_turn_is_read_in_chunks(llama: PreTrainedModel) -> None:
+    cache = DynamicCache(config=llama.config)
+    with compressed_cache(llama, ValueAware, keep=KEEP):
+        first = llama.generate(**prompt(), **NEW, past_key_values=cache, do_sample=False)
+        asked = torch.cat([first, first[:, 3:7]], dim=1)
+        given = {"input_ids": asked, "attention_mask": torch.ones_like(asked)}
+        found = llama.generate(
+            **given, **NEW, past_key_values=cache, do_sample=False, prefill_chunk_size=3
+        )
+    assert found.shape[1] == asked.shape[1] + LATER
+
+
+def test_autocast_lowers_no_sum(llama: PreTrainedModel) -> None:
+    model = sharp("llama")
+    model.set_attn_implementation("sdpa")
+    inputs = placed(model, text())
+    with compressed_cache(model, Recent, keep=KEEP), torch.no_grad():
+        cache = model(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
+        copied = deepcopy(cache)
+        rest = part(inputs, PREFIX, PREFIX + LATER)
+        exact = model(**rest, past_key_values=cache).logits
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = model(**rest, past_key_values=copied).logits
+    assert (found - exact).norm() <= 3e-2 * exact.norm()

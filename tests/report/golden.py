@@ -8,7 +8,15 @@ from pathlib import Path
 
 import evaluated
 import numpy as np
-from surveyed import AGREES, benchmark_record, cache_cell, cache_record, cell, survey_record
+from surveyed import (
+    AGREES,
+    benchmark_record,
+    cache_cell,
+    cache_record,
+    cell,
+    decoding_record,
+    survey_record,
+)
 from synthetic import ends, gap_cell, probed, trained_again, with_attention, with_cells
 
 from tests.report.pages import exploration
@@ -111,6 +119,7 @@ def stages(folder):
     texts |= {"survey/other": other, "explored/all": exploration()}
     texts |= {f"trained/{one.model}": one for one in variants()}
     texts |= {f"caches/{place}": one for place, one in enumerate(cached())}
+    texts |= {"decoded/a": decoding_record()}
     texts |= {
         "probe/a/record": replace(tiny, control=probed()),
         "probe/b/record": replace(tiny, model="<tiny>", unit="text"),
@@ -128,7 +137,8 @@ def stages(folder):
 
 def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
-    given = {name: folder / name for name in ("records", "explored", "survey", "caches", "trained")}
+    names = ("records", "explored", "survey", "caches", "decoded", "trained")
+    given = {name: folder / name for name in names}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
     given |= {"probe": folder / "probe", "training": folder / "train"}
     return given | files | {"spread": folder / "published"}

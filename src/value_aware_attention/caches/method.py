@@ -144,7 +144,13 @@ class Given(CacheMethod):
         self.refits = kept.value is not None
 
     def keep(self, seen: Observed) -> KeptKeys:
-        return self.given
+        shape = (*seen.batch, -1)  # a group of one query head is a dimension too
+        value = self.given.value
+        return KeptKeys(
+            self.given.indices.reshape(shape),
+            self.given.log_weight.reshape(shape),
+            None if value is None else value.reshape(*shape, value.shape[-1]),
+        )
 
 
 def check_cache_method(method: CacheMethod) -> None:

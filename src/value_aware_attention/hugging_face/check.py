@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from value_aware_attention.arguments import described
 from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.layers import attention_layers
 
@@ -47,6 +49,48 @@ class CacheCheck:
         )
 
 
+def _check_kept(model: PreTrainedModel, kept: Sequence[Any], texts: int, prefix: int) -> None:
+    """Raises ValueError for choices that are not of this model and of these texts."""
+    layers = len(attention_layers(model))
+    if len(kept) != layers:
+        raise ValueError(f"kept has {len(kept)} layers; the model has {layers}")
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    for layer, one in enumerate(kept):
+        indices, weight = (getattr(one, name, None) for name in ("indices", "log_weight"))
+        if not (isinstance(indices, Tensor) and isinstance(weight, Tensor)):
+            raise ValueError(f"kept[{layer}] is {described(one)}; it must be a caches.KeptKeys")
+        slots = indices.shape[-1]
+        if indices.numel() != texts * heads * slots or weight.shape != indices.shape:
+            raise ValueError(
+                f"kept[{layer}] has indices {tuple(indices.shape)} and log-weights "
+                f"{tuple(weight.shape)}; both must be ({texts}, {heads}, slots)"
+            )
+        if indices.min() < 0 or indices.max() >= prefix or weight.isnan().any():
+            raise ValueError(
+                f"kept[{layer}] has indices {indices.min()} to {indices.max()}; they must be 0 to "
+                f"{prefix - 1}, and log-weights must be numbers"
+            )
+
+
+def _inputs(
+    model: PreTrainedModel, input_ids: Int[Tensor, "B T"], attention_mask: Tensor | None
+) -> dict[str, Any]:
+    """Returns the inputs of one pass, with the positions that `generate` gives."""
+    inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
+    if attention_mask is None:
+        return inputs
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(attention_mask.shape)}; it must be that of "
+            f"input_ids, {tuple(input_ids.shape)}"
+        )
+    inputs["attention_mask"] = attention_mask
+    if "position_ids" in signature(model.forward).parameters:
+        inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)
+    return inputs
+
+
 @torch.no_grad()
 def check_cache(
     model: PreTrainedModel,
@@ -69,26 +113,34 @@ def check_cache(
 
     Shifted positions, lost biases, a wrong mask and later keys that are dropped all show as a
     departure: at the first later token, or where the fault begins. Raises ValueError for a prefix
-    without later tokens, for other than one choice a layer, and for a Cache with texts that have
-    padding, which only its own code knows how to place.
+    without later tokens, for choices that do not fit the model's layers, heads and texts, and for a
+    Cache with texts that have padding, which only its own code knows how to place.
     """
-    layers, tokens = len(attention_layers(model)), input_ids.shape[1]
-    if not 1 <= prefix < tokens:
-        raise ValueError(f"prefix is {prefix}; with {tokens} tokens it must be 1 to {tokens - 1}")
-    if len(kept) != layers:
-        raise ValueError(f"kept has {len(kept)} layers; the model has {layers}")
+    if input_ids.ndim != 2 or not 1 <= prefix < input_ids.shape[1]:
+        raise ValueError(
+            f"prefix is {prefix} and input_ids has the shape {tuple(input_ids.shape)}; it must be "
+            f"(texts, tokens), with tokens after the prefix"
+        )
+    _check_kept(model, kept, len(input_ids), prefix)
+    inputs = _inputs(model, input_ids, attention_mask)
     if isinstance(cache, Cache) and attention_mask is not None and not attention_mask.all():
         raise ValueError("texts have padding; give a function that places their tokens")
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     with replace_attention(model, lambda layer: kept[layer].after(prefix)):
         expected = model(**inputs).logits[:, prefix:].float()
 
     def read(token: Tensor, position: int) -> Tensor:
         if not isinstance(cache, Cache):
-            return cache(token, position)
+            found = cache(token, position)
+            shape = (len(token), 1, expected.shape[-1])
+            if not isinstance(found, Tensor) or found.shape != shape:
+                given = tuple(found.shape) if isinstance(found, Tensor) else described(found)
+                raise ValueError(f"the function returned {given}; it must return logits {shape}")
+            return found
         logits: Tensor = model(input_ids=token, past_key_values=cache, use_cache=True).logits
         return logits
 
-    found = [read(input_ids[:, at : at + 1], at).float() for at in range(prefix, tokens)]
+    found = [
+        read(input_ids[:, at : at + 1], at).float() for at in range(prefix, input_ids.shape[1])
+    ]
     apart = (torch.cat(found, dim=1) - expected).abs().amax(dim=-1)
     return CacheCheck(prefix, apart / expected.abs().amax(dim=-1).clamp_min(1), tolerance)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from threading import current_thread
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from value_aware_attention.arguments import check_choice, described
+from value_aware_attention.arguments import check_at_least, check_choice, described
 from value_aware_attention.hugging_face.adapter import close, opened, unregister
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
 from value_aware_attention.hugging_face.cache_layers import grouped, rotary_of
@@ -105,6 +106,9 @@ class _Prompt:
     report: Any = None
     """The `CompressedCache` of the cache that this is a layer of"""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Prompt":
+        return self  # a copy of a cache is of the same model
+
 
 @contextmanager
 def compressed_cache(
@@ -139,14 +143,19 @@ def compressed_cache(
 
     Raises ValueError for a model that `replace_attention` refuses, for encoders and models with
     cross-attention, for attention functions other than "eager" and "sdpa", within or around
-    `replace_attention` or another `compressed_cache`, and in the model's calls for `use_cache`
-    False, for a cache that another context or none has filled, for static, quantised and offloaded
-    caches, and for a prompt of which `keep` leaves fewer keys than are always kept.
+    `replace_attention` or another `compressed_cache`, in the calls of another thread, and in the
+    model's calls for `use_cache` False, for a cache that another context or none has filled, for
+    static, quantised and offloaded caches, for layers whose attention reads other keys than they
+    cache, for windowed attention in a cache without windows, for assisted decoding, and for a
+    prompt of which `keep` leaves fewer keys than are always kept.
     """
     check_choice(OBSERVED, observed=observed)
     if not (isinstance(keep, int | float) and 0 < keep <= 1):
         raise ValueError(f"keep is {keep!r}; it must be above 0 and at most 1")
-    made: Any = None if isinstance(method, nn.Module) else method(max(1, sinks + recent))
+    always = check_at_least(0, sinks=sinks) + check_at_least(0, recent=recent)
+    check_at_least(0, floor=floor)
+    is_function = callable(method) and not isinstance(method, nn.Module)
+    made: Any = method(max(1, always)) if is_function else None
     if not callable(getattr(made, "keep", None)):  # of `caches`, which imports this package
         raise ValueError(
             f"method is {described(method)}; it must be a function from a number of keys to a "
@@ -163,7 +172,7 @@ def compressed_cache(
         "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
         "pool": pool, "floor": floor, "seed": seed,
     }  # fmt: skip
-    if pool is None or isinstance(pool, str):  # a profile is of one length of the prompt
+    if not hasattr(pool, "budgets"):  # a profile is of one length of the prompt
         made.after(made.r, **options | {"floor": 0})
     _check_decoder(model)
     own = model.config._attn_implementation
@@ -215,7 +224,8 @@ class _Compression:
         self.numbers = {module: number for number, module in enumerate(attention_layers(model))}
         self.rotary = rotary_of(model)
         self.report = CompressedCaches()
-        self.is_open = self.is_chunked = False
+        self.thread = current_thread()
+        self.is_open = self.is_reading = self.is_chunked = False
         self.cache: Any = None
         self.after: Any = None
         """The `caches.AfterPrefix` of the prompt that is read"""
@@ -223,6 +233,9 @@ class _Compression:
         """By their layer's place in the cache"""
         self.kept: dict[int, KeptLayer] = {}
         self.bytes_before, self.seconds = 0, 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Compression":
+        return self  # a copy of a cache is read in the same context
 
     @contextmanager
     def following(self, model: PreTrainedModel) -> Iterator[None]:
@@ -237,6 +250,7 @@ class _Compression:
             for name, function in (
                 ("_prefill", self._prefill),
                 ("_prepare_attention_mask_for_generation", _warning_of_padding),
+                ("_get_candidate_generator", _refuse_assistance),
             ):
                 if hasattr(model, name):
                     setattr(model, name, partial(function, getattr(model, name)))
@@ -257,6 +271,11 @@ class _Compression:
         self.bytes_before, self.seconds = 0, 0.0
 
     def _see_cache(self, name: str, module: nn.Module, _: Any, options: dict[str, Any]) -> None:
+        if current_thread() is not self.thread:
+            raise ValueError(
+                "another thread has opened this compressed_cache: make a copy of the model for "
+                "each thread"
+            )
         cache = options.get(name)
         if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
             given = "an offloaded cache" if isinstance(cache, Cache) else described(cache)
@@ -267,6 +286,7 @@ class _Compression:
         if cache is not self.cache:  # another one, also after a pass that was interrupted
             self._forget()
             self.cache = cache
+        self.is_reading = True
 
     def _prefill(self, prefill: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Reads a prompt as `generate` does; one read in chunks is compressed at its end."""
@@ -276,7 +296,7 @@ class _Compression:
             found = prefill(*inputs, **options)
         finally:
             was_chunked, self.is_chunked = self.is_chunked, False
-        if was_chunked:
+        if was_chunked and self.prompts:
             for place in list(self.prompts):
                 self._observe(place)
             self._finish()
@@ -295,35 +315,66 @@ class _Compression:
     ) -> tuple[Tensor, Tensor | None]:
         """Computes attention as transformers calls it."""
         place: Any = module.layer_idx
+        if module not in self.numbers:
+            raise ValueError(
+                f"another {type(module).__name__} reads the config of the model in this "
+                f"compressed_cache: give each model a config of its own"
+            )
         layer = self.cache.layers[place]
         kernel = layer_kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
             check_call(dropout, options)
-            visible, _ = split_mask(attention_mask, query, key[:, :, layer.slots :], is_causal=True)
-            return layer.serve(query, kernel, visible).transpose(1, 2).contiguous(), None
+            mask = None if attention_mask is None else attention_mask[..., -layer.later :]
+            visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
+            with torch.autocast(query.device.type, enabled=False):
+                output = layer.serve(query, kernel, visible)
+            return output.transpose(1, 2).contiguous(), None
         found: tuple[Tensor, Tensor | None] = _attention_of(module, self.own)(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
         )
         if isinstance(layer, DynamicSlidingWindowLayer):
             return found
+        check_call(dropout, options)
+        self._check_filling(module, layer, query, key, value, options.get("sliding_window"))
+        prompt = self.prompts.setdefault(place, _Prompt(module, kernel))
+        prompt.queries.append(query)
+        mask, _ = split_mask(attention_mask, query, key, is_causal=True)
+        prompt.visible = None if mask is None else mask[..., -1:, :].clone()
+        if not self.is_chunked:
+            self._observe(place)
+        return found
+
+    def _check_filling(
+        self, module: nn.Module, layer: Any, query: Tensor, key: Tensor, value: Tensor,
+        window: int | None,
+    ) -> None:  # fmt: skip
+        """Raises ValueError for a layer that cannot be compressed once it is filled."""
+        place: Any = module.layer_idx
         if type(layer) is not DynamicLayer and not isinstance(layer, KeptLayer):
             raise ValueError(
-                f"the cache has a {type(layer).__name__}; compressed_cache needs a DynamicCache"
+                f"layer {place} caches in a {type(layer).__name__}; compressed_cache needs the "
+                f"DynamicLayer of a DynamicCache"
             )
-        check_call(dropout, options)
+        if key is not layer.keys or value is not layer.values:
+            raise ValueError(
+                f"{type(module).__name__} attends to other keys or values than its cache holds; "
+                f"compressed_cache cannot compress them"
+            )
+        if window is not None:
+            raise ValueError(
+                f"layer {place} attends within a window of {window} and its cache has none: give "
+                f"DynamicCache(config=model.config), or no cache"
+            )
         earlier = key.shape[2] - query.shape[2]
+        if place in self.prompts and not earlier:  # of a pass that was interrupted
+            cache = self.cache
+            self._forget()
+            self.cache = cache
         if place not in self.prompts and earlier:
             raise ValueError(
                 f"the cache holds {earlier} tokens that were not compressed; within "
                 f"compressed_cache a model must fill its cache from empty"
             )
-        prompt = self.prompts.setdefault(place, _Prompt(module, kernel))
-        prompt.queries.append(query)
-        mask, _ = split_mask(attention_mask, query, key, is_causal=True)
-        prompt.visible = None if mask is None else mask[..., -1:, :]
-        if not self.is_chunked:
-            self._observe(place)
-        return found
 
     @torch.no_grad()
     def _observe(self, place: int) -> None:
@@ -357,7 +408,7 @@ class _Compression:
         """Returns what compresses a prompt of this length."""
         always = self.options["sinks"] + self.options["recent"]
         r = round(self.keep * tokens)
-        if r < min(max(1, always), tokens):
+        if r < (max(1, always) if self.options["every"] else min(max(1, always), tokens)):
             raise ValueError(
                 f"keep is {self.keep:g}, which leaves {r} of the prompt's {tokens} tokens; "
                 f"{self.options['sinks']} sinks and {self.options['recent']} recent keys are "
@@ -371,18 +422,19 @@ class _Compression:
         key, value = layer.keys, layer.values
         self.bytes_before += key.nbytes + value.nbytes
         if every is None:
-            held = KeptLayer(Slots.of(kept, key, value), key.shape[2], self._is_open)
+            held = KeptLayer(Slots.of(kept, key, value), key.shape[2], self._is_read)
         else:
             prompt, after = self.prompts[place], self.after.like(self.after.method, every=every)
             held = GrowingLayer(
-                kept, key, value, self._is_open, every=every, query=query, visible=prompt.visible,
+                kept, key, value, self._is_read, every=every, query=query, visible=prompt.visible,
                 choose=partial(self._choose_again, after, prompt),
                 rows=after.rows if after.observed == "last" else None,
             )  # fmt: skip
         self.kept[place] = self.cache.layers[place] = held
 
-    def _is_open(self) -> bool:
-        return self.is_open
+    def _is_read(self) -> bool:
+        """Tells whether the context's model reads, in its context."""
+        return self.is_open and self.is_reading
 
     def _choose_again(
         self, after: Any, prompt: _Prompt, query: Tensor, key: Tensor, value: Tensor,
@@ -403,6 +455,7 @@ class _Compression:
         return kept
 
     def _end_pass(self, *_: Any) -> None:
+        self.is_reading = False
         if self.prompts and not self.is_chunked:
             self._finish()
 
@@ -437,8 +490,9 @@ class _Compression:
 
 def _attention_of(module: nn.Module, name: str) -> Callable[..., Any]:
     """Returns the attention function of this name, as the module's own code finds it."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get(name, eager)
+    homes = (sys.modules[kind.__module__] for kind in type(module).__mro__)
+    eager = (getattr(home, "eager_attention_forward", None) for home in homes)
+    found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get(name, next(filter(None, eager), None))
     return found
 
 
@@ -452,6 +506,13 @@ def _warning_of_padding(prepare: Callable[..., Tensor], *inputs: Any, **options:
             stacklevel=2,
         )
     return mask
+
+
+def _refuse_assistance(*_: Any, **__: Any) -> None:
+    raise ValueError(
+        "assisted decoding reads the prompt together with candidates and removes them again; "
+        "within compressed_cache generate without assistant_model and prompt_lookup_num_tokens"
+    )
 
 
 class CompressedGeneration:

@@ -19,12 +19,14 @@ class GrowingLayer(KeptLayer):
     query that does not see it, so that `every` later keys are held at most, and those of one call.
     """
 
+    is_croppable = False
+
     def __init__(
         self,
         kept: Any,
         key: Float[Tensor, "B H M D"],
         value: Float[Tensor, "B H M V"],
-        is_open: Callable[[], bool],
+        is_read: Callable[[], bool],
         *,
         every: int,
         choose: Callable[..., Any],
@@ -33,7 +35,7 @@ class GrowingLayer(KeptLayer):
         visible: Bool[Tensor, "B 1 1 M"] | None,
     ) -> None:
         """`kept` is the first choice, a `caches.KeptKeys`; of queries the last `rows` are held."""
-        super().__init__(Slots.of(kept, key, value), key.shape[2], is_open)
+        super().__init__(Slots.of(kept, key, value), key.shape[2], is_read)
         self.every, self.choose, self.rows = every, choose, rows
         self.at: Int[Tensor, "B H R"] = kept.indices.reshape(*key.shape[:2], -1)
         """The positions of the kept keys"""
@@ -104,5 +106,6 @@ class GrowingLayer(KeptLayer):
 
     def move(self, move: Callable[[Tensor], Tensor]) -> None:
         super().move(move)
-        self.at, self.query = move(self.at), move(self.query)
-        self.visible = None if self.visible is None else move(self.visible)
+        if self.is_filled:
+            self.at, self.query = move(self.at), move(self.query)
+            self.visible = None if self.visible is None else move(self.visible)

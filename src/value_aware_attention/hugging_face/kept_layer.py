@@ -136,9 +136,9 @@ class KeptLayer(DynamicLayer):
     any other would see wrong keys.
     """
 
-    def __init__(self, kept: Slots, prefix: int, is_open: Callable[[], bool]) -> None:
+    def __init__(self, kept: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
         super().__init__()
-        self.is_open = is_open
+        self.is_read = is_read
         self.lazy_initialization(kept.key, kept.value)
         self.hold(kept, prefix)
 
@@ -168,10 +168,10 @@ class KeptLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values; returns `keys` and `values`."""
-        if self.is_filled and not self.is_open():
+        if self.is_filled and not self.is_read():
             raise ValueError(
-                "this cache was compressed in a compressed_cache that is closed; a model can read "
-                "it only within that context"
+                "this cache was compressed in a compressed_cache that is closed, or of another "
+                "model; a model can read it only within that context"
             )
         found: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **options)
         return found
@@ -262,15 +262,14 @@ class KeptLayer(DynamicLayer):
 
     def move(self, move: Callable[[Tensor], Tensor]) -> None:
         """Moves the batch dimension of what it holds."""
-        if self.counts is None or self.keys is None or self.values is None:
+        if self.keys is None or self.values is None:
             return
-        if self.pages is not None:
+        if self.counts is not None:
             texts, heads = self.counts.shape
             moved = move(torch.arange(texts, device=self.keys.device))
-            self.pages = self.pages.take(moved, heads)
-        if self.bias is not None:
-            self.bias = move(self.bias)
-        self.counts = move(self.counts)
+            self.pages = None if self.pages is None else self.pages.take(moved, heads)
+            self.bias = None if self.bias is None else move(self.bias)
+            self.counts = move(self.counts)
         self.keys, self.values = move(self.keys), move(self.values)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

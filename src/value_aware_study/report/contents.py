@@ -7,6 +7,7 @@ import pandas as pd
 
 from value_aware_attention.files import with_checksum
 from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.decoding_record import DecodingRecord
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report import captions
@@ -17,6 +18,7 @@ from value_aware_study.report.exhibits import (
     budgets,
     caches,
     claims,
+    decoding,
     every_r,
     how,
     layers,
@@ -48,6 +50,10 @@ CACHES = (
     "One set of keys for all later queries: what a compressed key-value cache keeps. Every method "
     "keeps as many keys in all and is judged on queries that it has not seen."
 )
+DECODING = (
+    "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt has "
+    "filled. Two small models answer tasks freely, with an eighth and a quarter of the keys."
+)
 PROBE = (
     "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at exact "
     "attention: they measure what a method could reach, not what it costs."
@@ -78,6 +84,7 @@ def report_page(results: Results) -> Page:
     beside = [
         *([survey_section(results)] if has_survey else []),
         *([cache_section(results.caches)] if results.caches else []),
+        *([decoding_section(results.decoded)] if results.decoded else []),
         *(model_section(*one) for one in zip(results.probed, names, strict=False)),
     ]
     sections = [
@@ -173,6 +180,13 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
         caches.every_cell(records),
     ]
     return _section("caches", "Caches", CACHES, [("", one) for one in found])
+
+
+def decoding_section(records: Sequence[DecodingRecord]) -> Section:
+    """Builds the section on models that decode with compressed caches."""
+    machines = [(f"{record.model}, decoding", captions.machine_of(record)) for record in records]
+    found: list[Found] = [("", decoding.by_cache(records))]
+    return _section("decode", "Decoding", DECODING, found, machines=machines)
 
 
 def model_section(record: Record, name: str = "model") -> Section:

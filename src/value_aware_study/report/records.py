@@ -7,6 +7,7 @@ from typing import Any
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
 from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.decoding_record import DecodingRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_attention.measurement.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
@@ -52,6 +53,9 @@ def read(places: Mapping[str, Path]) -> Results:
         benchmark=load_json(benchmark, *BENCHMARK, remedy=AGAIN) if benchmark.exists() else {},
         probed=[_parsed(Record, file) for file in probed],
         caches=[_parsed(CacheRecord, file) for file in sorted(places["caches"].glob("*.json"))],
+        decoded=[
+            _parsed(DecodingRecord, file) for file in sorted(places["decoded"].glob("*.json"))
+        ],
         explored=_explored(places["explored"]),
         unchecked=_unchecked(places),
     )
@@ -146,7 +150,7 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
 
 def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
-    folders = ("training", "records", "explored", "survey", "trained", "caches")
+    folders = ("training", "records", "explored", "survey", "trained", "caches", "decoded")
     files = [places["tokens"], places["benchmark"], *places["probe"].glob("*/record.json")]
     files += [file for folder in folders for file in places[folder].glob("*.json")]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}

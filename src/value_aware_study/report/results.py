@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from value_aware_attention.measurement.cache_record import CacheRecord
+from value_aware_attention.measurement.decoding_record import DecodingRecord
 from value_aware_attention.measurement.record import Cell, CellError, Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.claim import Key, Spread
@@ -65,6 +66,7 @@ class Results:
     spreads: Mapping[Key, Spread] = field(default_factory=dict, kw_only=True)
     """Spread over trainings of comparisons, in a published run of models trained several times."""
     caches: Sequence[CacheRecord] = field(default=(), kw_only=True)
+    decoded: Sequence[DecodingRecord] = field(default=(), kw_only=True)
     probed: Sequence[Record] = field(default=(), kw_only=True)
     """Pretrained models."""
     explored: Exploration | None = field(default=None, kw_only=True)

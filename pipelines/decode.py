@@ -1,0 +1,77 @@
+"""Stage decode: what a model loses, and saves, where it decodes with compressed caches.
+
+python -m pipelines.decode model=PATH_OR_NAME text=FILE [cache_study.parts=[4]]
+python -m pipelines.decode texts@decode=recall|copying
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from pipelines.app import app
+
+SHORT = ("model", "text", "tokenizer")
+"""Arguments that stand for decode.<name>."""
+
+
+@app("decode", short=SHORT)
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Writes <results>/<name>.json, and returns a row for a multirun's table."""
+    from pipelines.app.tracking import log_curves, tracked
+    from value_aware_attention.files import save_json
+    from value_aware_attention.measurement.decoding import measure_decoding
+    from value_aware_study.paths import inside
+
+    name = cfg.name or Path(cfg.model or "").resolve().name
+    file = inside(cfg.results, name, ".json")
+    caches = {key: instantiate(one, _convert_="all") for key, one in cfg.caches.items()}
+    task, prefix = loaded(cfg)
+    with tracked(cfg, "decode", name) as run:
+        record = measure_decoding(
+            task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix, model_name=name,
+            task_name=name, description=cfg.description, answers=cfg.load is not None,
+        )  # fmt: skip
+        log_curves(
+            run,
+            (
+                (one.r, one.cache, {"KL": one.kl.value, "ms a token": one.milliseconds})
+                for one in record.cells
+            ),
+        )
+    save_json(file, record.to_json())
+    for one in record.cells:
+        print(f"{one.cache}, {one.keep:.1%} of the keys: KL {one.kl.value:.4f} nats a token")
+    print(file)
+    return {"model": name, **{f"{x.cache} {x.r}": x.kl.value for x in record.cells}}
+
+
+def loaded(cfg: DictConfig) -> tuple[Any, int]:
+    """Loads texts with their model, of a task or of the user; returns the prompt's length too."""
+    import torch
+
+    from pipelines.app.checkpoint import check_model
+    from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+    from value_aware_attention.probe import window_task
+    from value_aware_study.data.text import TextFiles
+
+    if cfg.load is not None:
+        check_model(Path(cfg.load.checkpoint))
+        task = instantiate(cfg.load, seeds=cfg.seeds, units=cfg.units)
+        return task, task.first_row
+    if cfg.model is None or cfg.text is None:
+        raise ValueError("give model=PATH_OR_NAME and text=FILE, or a task: texts@decode=copying")
+    texts = [document.text for document in TextFiles(cfg.text)]
+    tokenizer = load_tokenizer(cfg.tokenizer or cfg.model)
+    model = load_model(cfg.model, dtype=getattr(torch, cfg.dtype) if cfg.dtype else None)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+    task, _ = window_task(
+        model, tokenizer, texts, windows=cfg.windows, length=cfg.length, kernel=None,
+        seed=cfg.seed, draw=False,
+    )  # fmt: skip
+    return task, task.length - cfg.tokens
+
+
+if __name__ == "__main__":
+    main()

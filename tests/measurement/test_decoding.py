@@ -1,0 +1,105 @@
+"""Decoding is measured as the model would decode: compared with one pass, and with a slow loop."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import kl_div
+
+from tests.hugging_face.models import sharp
+from value_aware_attention.caches import AfterPrefix, Recent, ValueAware
+from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.measurement.decoding import measure_decoding
+from value_aware_attention.measurement.decoding_record import FULL, DecodingRecord
+from value_aware_attention.measurement.task import Task, Text
+
+PREFIX, LENGTH = 16, 24
+CACHES: dict[str, dict[str, Any]] = {
+    "recent": {"method": Recent},
+    "one budget": {"method": ValueAware, "observed": "continued", "pool": "model"},
+}
+
+
+def text(seed: int) -> Text:
+    tokens = torch.randint(5, 90, (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return Text.of_tokens(tokens, seed)
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return Task(sharp("llama"), [text(0), text(1)], "perplexity")
+
+
+@pytest.fixture(scope="module")
+def record(task: Task) -> DecodingRecord:
+    return measure_decoding(
+        task, CACHES, keep=[0.5, 1.0], prefix=PREFIX, model_name="tiny", task_name="text",
+        progress=False,
+    )  # fmt: skip
+
+
+def test_cells_are_those_of_one_pass(task: Task, record: DecodingRecord) -> None:
+    tokens = torch.cat([one.inputs for one in task.texts])
+    places = [(FULL, 1.0), ("recent", 0.5), ("one budget", 0.5), ("recent", 1.0)]
+    cells = {(cell.cache, cell.keep): cell for cell in record.cells}
+    assert list(cells)[:4] == places and len(cells) == 5
+    with torch.no_grad():
+        exact = task.model(tokens).logits[:, PREFIX:].log_softmax(-1)
+        for name, keep in places[1:]:
+            options = {"observed": "noncausal"} | CACHES[name]
+            method = options.pop("method")(round(keep * PREFIX))
+            with replace_attention(task.model, AfterPrefix(method, prefix=PREFIX, **options)):
+                found = task.model(tokens, use_cache=False).logits[:, PREFIX:].log_softmax(-1)
+            far = kl_div(found, exact, reduction="none", log_target=True).sum(-1).mean()
+            cell = cells[name, keep]
+            assert cell.kl.value == pytest.approx(far.item(), rel=1e-3, abs=1e-6)
+            wanted = tokens[:, PREFIX + 1 :, None]
+            nats = -found[:, :-1].gather(-1, wanted).mean().item()
+            assert cell.nats.value == pytest.approx(nats, rel=1e-3)
+    assert cells["recent", 0.5].kl.value > 0.01
+
+
+def test_the_full_cache_decodes_what_generate_does(task: Task, record: DecodingRecord) -> None:
+    full = record.cells[0]
+    assert full.kl.value == 0 and full.same.value == 1 and full.time.value == 1
+    right = []
+    for one in task.texts:
+        given = one.inputs[:, : PREFIX + 1]  # the first token after the prompt is the text's
+        found = task.model.generate(
+            given, max_new_tokens=LENGTH - PREFIX - 1, do_sample=False, pad_token_id=0,
+            eos_token_id=None, attention_mask=torch.ones_like(given),
+        )  # fmt: skip
+        right.append((found == one.inputs)[:, PREFIX + 1 :].float().mean())
+    assert full.right.value == pytest.approx(torch.stack(right).mean().item())
+
+
+def test_bytes_are_those_that_are_held(record: DecodingRecord) -> None:
+    for cell in record.cells[1:]:
+        assert cell.full_bytes == record.cells[0].bytes
+        even = cell.cache == "recent"
+        assert cell.bytes / cell.full_bytes == pytest.approx(cell.keep, rel=0.1 if even else 0.6)
+        assert cell.choosing_seconds > 0 and cell.milliseconds > 0
+        assert torch.tensor(cell.keys).mean() == round(cell.keep * PREFIX)
+
+
+def test_a_record_is_read_again(record: DecodingRecord) -> None:
+    assert DecodingRecord.from_json(record.to_json()) == record
+    content = json.loads(record.to_json())
+    content["cells"] = content["cells"][1:]
+    with pytest.raises(ValueError, match="first cell is not of the full cache"):
+        DecodingRecord.from_json(json.dumps(content))
+
+
+def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
+    def measured(task: Task, **changed: Any) -> None:
+        given: dict[str, Any] = {"caches": CACHES, "keep": [0.5], "prefix": PREFIX}
+        given |= {"model_name": "", "task_name": "", "progress": False} | changed
+        measure_decoding(task, given.pop("caches"), **given)
+
+    with pytest.raises(ValueError, match="prefix is 23; with 24 tokens it must be 1 to 22"):
+        measured(task, prefix=LENGTH - 1)
+    with pytest.raises(ValueError, match="caches or keep is empty"):
+        measured(task, keep=[])
+    with pytest.raises(ValueError, match="metric is 'cosine'; only causal models decode"):
+        measured(Task(task.model, task.texts, "cosine"))
