@@ -161,7 +161,7 @@ def try_architecture(kind: str) -> Result:
     """Runs a tiny model of this type by eager attention and through the adapter, on padded text."""
     if not calls_interface(kind):
         return Result(refused=NO_INTERFACE)
-    with _quiet():
+    with quiet():
         model = tiny(kind)
         batch, visible = _batch(model.config)
         eager = _outputs(model, batch, visible, None)
@@ -239,7 +239,7 @@ def _outputs(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silences advice on kernels and settings that a tiny model has no use for."""
     logger = transformers.logging.get_logger("transformers")
     level = logger.level

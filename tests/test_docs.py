@@ -74,3 +74,15 @@ def exists(name: str) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_examples_of_decoding_run_and_check_the_cache(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (ROOT / "docs/decoding.md").read_text()
+    names: dict[str, object] = {}
+    for example in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(example, "decoding.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "256 tokens: 32.0 keys a head" in said and "equal over 56 tokens" in said

@@ -155,9 +155,6 @@ def test_what_cannot_be_checked_is_refused(llama: PreTrainedModel) -> None:
             check_cache(llama, tokens, [kept[0], one, *kept[2:]], cache, prefix=PREFIX)
     with refused(r"the function returned \(3, 99\); it must return logits \(3, 1, 99\)"):
         check_cache(llama, tokens, kept, lambda *_: torch.zeros(3, 99), prefix=PREFIX)
-    with refused("attention_mask has the shape"):
-        mask = torch.ones(3, 4).long()
-        check_cache(llama, tokens, kept, cache, prefix=PREFIX, attention_mask=mask)
 
 
 def test_heads_of_their_own_and_absolute_positions_are_checked() -> None:

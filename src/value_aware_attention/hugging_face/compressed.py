@@ -324,6 +324,7 @@ class _Compression:
         kernel = layer_kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
             check_call(dropout, options)
+            _check_own(module, layer, key, value)
             mask = None if attention_mask is None else attention_mask[..., -layer.later :]
             visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
             with torch.autocast(query.device.type, enabled=False):
@@ -355,11 +356,7 @@ class _Compression:
                 f"layer {place} caches in a {type(layer).__name__}; compressed_cache needs the "
                 f"DynamicLayer of a DynamicCache"
             )
-        if key is not layer.keys or value is not layer.values:
-            raise ValueError(
-                f"{type(module).__name__} attends to other keys or values than its cache holds; "
-                f"compressed_cache cannot compress them"
-            )
+        _check_own(module, layer, key, value)
         if window is not None:
             raise ValueError(
                 f"layer {place} attends within a window of {window} and its cache has none: give "
@@ -486,6 +483,15 @@ class _Compression:
         cache = self.cache
         self._forget()
         self.cache = cache
+
+
+def _check_own(module: nn.Module, layer: Any, key: Tensor, value: Tensor) -> None:
+    """Raises ValueError unless a module reads just what its layer of the cache holds."""
+    if key is not layer.keys or value is not layer.values:
+        raise ValueError(
+            f"{type(module).__name__} attends to other keys or values than its cache holds; "
+            f"compressed_cache cannot compress them"
+        )
 
 
 def _attention_of(module: nn.Module, name: str) -> Callable[..., Any]:

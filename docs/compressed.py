@@ -1,0 +1,178 @@
+"""Tries `compressed_cache` on every causal architecture of the installed transformers.
+
+python -m docs.compressed    # prints the tables of docs/decoding.md
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from inspect import signature
+from math import nan
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from docs.architectures import NO_INTERFACE, NOT_TRIED, architectures, calls_interface, quiet, tiny
+from value_aware_attention import caches
+from value_aware_attention.hugging_face import compressed_cache, replace_attention
+
+CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+PREFIX, TOKENS, KEEP = 24, 30, 1 / 3
+R = round(KEEP * PREFIX)
+SHOWN = ("llama", "qwen3", "mistral", "gemma", "phi", "gpt2")
+"""Architectures of the table of differences"""
+METHODS: dict[str, tuple[Callable[[int], caches.CacheMethod], dict[str, Any]]] = {
+    "scores": (caches.ObservedAttention, {"observed": "last"}),
+    "joint, one budget": (caches.ValueAware, {"observed": "continued", "pool": "model"}),
+    "refitted": (lambda r: caches.ValueAware(r, refit=True), {}),
+    "every 2": (caches.ValueAware, {"observed": "last", "every": 2}),
+}
+FORMS = {"one text": 0, "left padding": 6}
+"""Tokens of padding before the first text"""
+
+
+class Result(NamedTuple):
+    """Holds how far decoding with a compressed cache is from its reference, or who refused."""
+
+    difference: float = nan
+    """Largest difference of a logit, in parts of the largest logit"""
+    dropped: float = nan
+    """The difference that dropping keys makes, which shows that the test can fail"""
+    layers: str = ""
+    """The layers of the cache that stay as they are, by their kind"""
+    refused: str = ""
+
+
+def text(padding: int) -> dict[str, Tensor]:
+    """Draws two texts, or one without padding, of which the first is padded on the left."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 90, (2 if padding else 1, TOKENS), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[0, :padding] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def placed(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Adds the positions that `generate` gives."""
+    if "position_ids" not in signature(model.forward).parameters:
+        return given
+    return given | {"position_ids": (given["attention_mask"].cumsum(-1) - 1).clamp_min(0)}
+
+
+@torch.no_grad()
+def decoded(model: PreTrainedModel, given: dict[str, Tensor]) -> tuple[Tensor, Any]:
+    """Reads a prompt, two tokens one at a time and the others together; returns later logits."""
+    given, cache, found = placed(model, given), DynamicCache(config=model.config), []
+    for first, last in ((0, PREFIX), (PREFIX, PREFIX + 1), (PREFIX + 1, PREFIX + 2), (26, TOKENS)):
+        part = {
+            name: x[:, :last] if name == "attention_mask" else x[:, first:last]
+            for name, x in given.items()
+        }
+        found.append(model(**part, past_key_values=cache, use_cache=True).logits)
+    return torch.cat(found[1:], dim=1), cache
+
+
+@torch.no_grad()
+def one_pass(
+    model: PreTrainedModel, given: dict[str, Tensor], method: Any, options: dict[str, Any]
+) -> Tensor:
+    """Computes the same logits in one pass of `AfterPrefix`."""
+    after = caches.AfterPrefix(method, prefix=PREFIX, **{"observed": "noncausal"} | options)
+    with replace_attention(model, after):
+        return model(**placed(model, given), use_cache=False).logits[:, PREFIX:]
+
+
+def difference(
+    model: PreTrainedModel, method: Any, options: dict[str, Any], padding: int
+) -> tuple[float, float, Any]:
+    """Compares decoding with one pass; returns how far, how far all keys are, and the cache."""
+    given = text(padding)
+    expected = one_pass(model, given, method(R), options)
+    with compressed_cache(model, method, keep=KEEP, **options):
+        found, cache = decoded(model, given)
+    size = expected.abs().max().clamp_min(1)
+    exact = decoded(model, given)[0]
+    return float((found - expected).abs().max() / size), float((exact - found).abs().max()), cache
+
+
+def try_architecture(kind: str) -> Result:
+    """Compares a tiny model of this type with one pass; a hybrid one, keeping all, with itself."""
+    if not calls_interface(kind):
+        return Result(refused=NO_INTERFACE)
+    with quiet():
+        model, given = tiny(kind), text(0)
+        with torch.no_grad():
+            cache = getattr(model(**given, use_cache=True), "past_key_values", None)
+        if cache is None:
+            return Result(refused="it fills no cache")
+        others = sorted({type(x).__name__ for x in cache.layers} - {"DynamicLayer"})
+        method, options = METHODS["scores"]
+        try:
+            if not others:
+                return Result(*difference(model, method, options, 0)[:2])
+            exact = decoded(model, given)[0]
+            with compressed_cache(model, method, keep=KEEP) as report:
+                dropped = decoded(model, given)[0]
+            with compressed_cache(model, method, keep=1.0):
+                found = decoded(model, given)[0]
+        except ValueError as error:
+            line = str(error).replace(type(model).__name__, "it").partition(":")[0]
+            line = re.sub(r"^\w+ (attends to|uses) ", r"\1 ", line).partition(" and is not ")[0]
+            return Result(refused=line.partition("; compressed_cache")[0])
+        size = exact.abs().max().clamp_min(1)
+        far = float((dropped - exact).abs().max() / size) if report.caches else nan
+        return Result(float((found - exact).abs().max() / size), far, ", ".join(others))
+
+
+def causal() -> list[str]:
+    """Lists the causal architectures that are tried."""
+    named = [kind for kind in architectures() if kind in CAUSAL and kind not in NOT_TRIED]
+    return [kind for kind in named if architectures()[kind] == CAUSAL[kind]]
+
+
+def verdicts() -> str:
+    """Returns the table of all architectures in Markdown."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    for kind in causal():
+        rows[verdict(try_architecture(kind))].append(kind)
+    lines = ["| | architectures |", "| --- | --- |"]
+    return "\n".join(lines + [f"| {what} | {', '.join(rows[what])} |" for what in sorted(rows)])
+
+
+def verdict(result: Result) -> str:
+    """Says in the table's words what came out; AssertionError where logits are others."""
+    if result.refused:
+        return f"refused: {result.refused}"
+    if not result.difference <= 1e-3:
+        raise AssertionError(f"decoding departs: {result}")
+    if not result.layers:
+        return "equal to one pass"
+    compressed = "nothing to compress" if result.dropped != result.dropped else "hybrid"
+    return f"{compressed}; as they are: {result.layers}"
+
+
+def differences() -> str:
+    """Returns the table of the largest differences in Markdown."""
+    columns = [(a, form) for a in ("sdpa", "eager") for form in FORMS]
+    head = ["| |", *(f" {attention}, {form} |" for attention, form in columns)]
+    lines = ["".join(head), "| --- |" + " ---: |" * len(columns)]
+    for kind in SHOWN:
+        model = tiny(kind)
+        if kind == "mistral":
+            model.config.sliding_window = None
+            model = type(model)(model.config).eval()
+        for name, (method, options) in METHODS.items():
+            cells = []
+            for attention, form in columns:
+                model.set_attn_implementation(attention)
+                far = difference(model, method, options, FORMS[form])[0]
+                cells.append(f" {far:.0e} |")
+            lines.append(f"| {kind}, {name} |" + "".join(cells))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(f"{differences()}\n\n{verdicts()}")

@@ -1,0 +1,36 @@
+"""Every causal architecture decodes with a compressed cache as in one pass, or is refused by name.
+
+An eighth of them by default, the same ones at every run; ARCHITECTURES=all tries all (a minute).
+"""
+
+import os
+import re
+
+import pytest
+
+from docs.compressed import causal, try_architecture, verdict
+from tests.hugging_face.test_architectures import ROOT, of_the_pinned_release
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), of_the_pinned_release]
+EVERY = 1 if os.environ.get("ARCHITECTURES") == "all" else 8
+
+
+def documented() -> dict[str, str]:
+    """Reads the verdict on each architecture from the table of the docs."""
+    text = (ROOT / "docs/decoding.md").read_text()
+    table = text.partition("| | architectures |")[2].partition("</details>")[0]
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", table, flags=re.MULTILINE)
+    return {kind: what for what, kinds in rows for kind in kinds.split(", ")}
+
+
+@pytest.mark.parametrize("kind", causal()[::EVERY])
+def test_an_architecture_decodes_as_in_one_pass_or_is_refused_by_name(kind: str) -> None:
+    result = try_architecture(kind)
+    assert verdict(result) == documented()[kind]
+    if verdict(result) == "equal to one pass":
+        assert result.dropped > 1e-2
+
+
+def test_the_table_of_the_docs_has_every_causal_architecture() -> None:
+    """`python -m docs.compressed` prints it."""
+    assert set(documented()) - {"---"} == set(causal())
