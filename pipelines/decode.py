@@ -31,7 +31,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with tracked(cfg, "decode", name) as run:
         record = measure_decoding(
             task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix, model_name=name,
-            task_name=name, description=cfg.description, answers=cfg.load is not None,
+            task_name=name, description=cfg.description,
         )  # fmt: skip
         log_curves(
             run,

@@ -41,7 +41,7 @@ TARGETS: Mapping[str, Sequence[Sequence[str]]] = {
     "report": [["report"]],
     "survey": [["benchmark", "survey_causal", "survey_masked", "evaluate_variant"]],
     "caches": [
-        ["caches_in_context@recall", "decode@recall", "caches_in_context@markov"],
+        ["caches_in_context@recall", "caches_in_context@markov", "decode@recall", "decode@markov"],
         ["caches_in_context@copying", "decode@copying", "caches_text"],
     ],
 }

@@ -168,6 +168,6 @@ def decoding_record():
         decoding_cell("value-aware", 0.25, 0.05),
     )  # fmt: skip
     return DecodingRecord(
-        model="tiny", task="copying", description="rows", answers=True, kernel="exponential",
+        model="tiny", task="copying", description="rows", kernel="exponential",
         prefix=32, length=48, units=6, layers=1, key_value_heads=2, cells=cells, run_on=RUN_ON,
     )  # fmt: skip

@@ -36,7 +36,6 @@ def measure_decoding(
     model_name: str,
     task_name: str,
     description: str = "",
-    answers: bool = False,
     progress: bool = True,
 ) -> DecodingRecord:
     """Lets a causal model decode after the first `prefix` tokens of its texts, with every cache.
@@ -73,7 +72,7 @@ def measure_decoding(
     ]
     keys = cells[-1].keys
     return DecodingRecord(
-        model=model_name, task=task_name, description=description, answers=answers,
+        model=model_name, task=task_name, description=description,
         kernel=type(own_kernel(task.model)).__name__.lower(), prefix=prefix, length=task.length,
         units=len(every[0].kl), layers=len(keys), key_value_heads=len(keys[0]),
         cells=tuple(cells), run_on=run_on(task.device.type),

@@ -50,8 +50,6 @@ class DecodingRecord(JsonRecord):
     model: str
     task: str
     description: str
-    answers: bool
-    """True: the texts are of a task with right answers; False: they are text."""
     kernel: str
     prefix: int
     length: int

@@ -52,7 +52,7 @@ CACHES = (
 )
 DECODING = (
     "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt has "
-    "filled. Two small models answer tasks freely, with an eighth and a quarter of the keys."
+    "filled. Small models decode with an eighth and a quarter of the keys."
 )
 PROBE = (
     "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at exact "
