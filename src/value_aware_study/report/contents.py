@@ -19,6 +19,7 @@ from value_aware_study.report.exhibits import (
     caches,
     claims,
     decoding,
+    drawing,
     every_r,
     how,
     layers,
@@ -98,9 +99,13 @@ def report_page(results: Results) -> Page:
 
 
 def _answer(results: Results) -> list[Found]:
-    """Lists the exhibits that answer; the first is of a probed model, or else a causal one."""
+    """Lists the exhibits that answer, beside a drawing of the question.
+
+    The first is of a probed model, or else a causal one.
+    """
     return [
         ("how many keys match", layers.hero(results)),
+        ("", drawing.drawing()),
         ("the claims", claims.claims(results)),
     ]
 

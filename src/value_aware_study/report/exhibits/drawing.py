@@ -1,0 +1,112 @@
+"""A drawing in the plane of the two choices of keys: by weight, and for the output."""
+
+from itertools import combinations
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.look import Panel
+from value_aware_study.report.measured import AWARE, OBLIVIOUS, ORACLE_MARKS, ORACLES
+
+VALUES = np.array(
+    [
+        (2.0, 1.6), (2.4, 1.0), (-1.8, 1.2), (-2.2, -1.2), (0.4, -2.0), (1.2, -1.6), (-1.1, 2.2),
+        (-1.0, -1.8),
+    ]
+)  # fmt: skip
+WEIGHTS = np.array([0.22, 0.20, 0.15, 0.12, 0.11, 0.08, 0.07, 0.05])
+"""Attention weights of one query, for as many keys as `VALUES`, the largest first"""
+TITLES = {OBLIVIOUS: "the two largest weights (OVO)", AWARE: "the two nearest the output (OVA)"}
+HEIGHT = 280
+INK, MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
+Array = NDArray[np.float64]
+
+
+def drawing() -> Exhibit:
+    """Draws which two of eight values each choice keeps, and how far from o their mixture is."""
+    data = pd.concat([_rows(OBLIVIOUS, by_weight()), _rows(AWARE, for_output())])
+    numbers = ("x", "y", "weight", "share")
+    display = data.assign(
+        choice=data["choice"].map(ORACLES),
+        **{name: data[name].map("{:.2f}".format) for name in numbers},
+    )
+    return Exhibit(
+        "drawing",
+        "Two ways to choose two of eight keys",
+        "Each disc is the value of a key, as large as its attention weight; o is their weighted "
+        "mean, the output of attention. Two keys are kept (filled), and their mixture õ stands in "
+        "for o: the dashed line is the error.",
+        [
+            "OVO keeps the two largest weights and renormalises them. OVA keeps the two values "
+            "with a mixture nearest to o. With three keys, one more than the plane has dimensions, "
+            "OVA would have no error: an output of d numbers is a mixture of at most d + 1 values."
+        ],
+        [_panel(part, str(name)) for name, part in data.groupby("choice", sort=False)],
+        Table(data, display),
+    )
+
+
+def by_weight() -> Array:
+    """Returns the shares of the values in the mixture of the two largest weights, Eq. 2."""
+    kept = np.where(np.arange(len(WEIGHTS)) < 2, WEIGHTS, 0.0)
+    return kept / kept.sum()
+
+
+def for_output() -> Array:
+    """Returns the shares in the mixture of two values that is nearest to the output."""
+    output, found = WEIGHTS @ VALUES, []
+    for i, j in combinations(range(len(VALUES)), 2):
+        way = VALUES[j] - VALUES[i]
+        share = np.clip((output - VALUES[i]) @ way / (way @ way), 0, 1)
+        shares = np.zeros(len(VALUES))
+        shares[[i, j]] = 1 - share, share
+        found.append(shares)
+    return min(found, key=lambda shares: float(((shares @ VALUES - output) ** 2).sum()))
+
+
+def _rows(choice: str, shares: Array) -> pd.DataFrame:
+    """Lists the values, the output and the mixture of a choice, with their places."""
+    places = np.vstack([VALUES, WEIGHTS @ VALUES, shares @ VALUES])
+    return pd.DataFrame(
+        {
+            "choice": choice,
+            "what": ["value"] * len(VALUES) + ["output o", "mixture õ"],
+            "x": places[:, 0],
+            "y": places[:, 1],
+            "weight": [*WEIGHTS, 1.0, 1.0],
+            "share": [*shares, 1.0, 1.0],
+        }
+    )
+
+
+def _panel(data: pd.DataFrame, choice: str) -> Panel:
+    ends = alt.Scale(domain=[-2.8, 2.8])
+    place: dict[str, Any] = {
+        "x": alt.X("x:Q", axis=None, scale=ends),
+        "y": alt.Y("y:Q", axis=None, scale=ends),
+    }
+    values, error = data[data["what"] == "value"], data[data["what"] != "value"]
+    kept = alt.Chart(values[values["share"] > 0]).encode(
+        **place, color=alt.value(ORACLE_MARKS[ORACLES[choice]].colour)
+    )
+    size = alt.Size("weight:Q", scale=alt.Scale(range=[60, 900]), legend=None)
+    tooltip = [alt.Tooltip("weight:Q", format=".0%"), alt.Tooltip("share:Q", format=".0%")]
+    every = alt.Chart(values).encode(**place, color=MUTED, size=size, tooltip=tooltip)
+    line = alt.Chart(error).encode(**place, color=INK)
+    layers = [
+        kept.mark_line(strokeWidth=1.6),
+        every.mark_point(strokeWidth=1.4),
+        kept.mark_circle(opacity=1).encode(size=size, tooltip=tooltip),
+        line.mark_line(strokeDash=[4, 3], strokeWidth=1.6),
+        line.mark_point(filled=True, opacity=1, size=90, shape="diamond"),
+    ]
+    for name, (dx, dy) in {"output o": (10, 19), "mixture õ": (12, -10)}.items():
+        named = error[error["what"] == name].assign(text=name[-1])
+        text = alt.Chart(named).mark_text(dx=dx, dy=dy, fontSize=17, fontStyle="italic")
+        layers.append(text.encode(**place, text="text:N", color=INK))
+    panel = alt.layer(*layers).properties(width="container", height=HEIGHT)
+    return panel.properties(title=TITLES[choice])
