@@ -1,6 +1,7 @@
 """The library imports its own dependencies alone, and no two of its folders import each other."""
 
 import ast
+import subprocess
 import sys
 import tomllib
 from graphlib import TopologicalSorter
@@ -50,3 +51,11 @@ def test_no_folder_of_the_library_imports_one_that_imports_it() -> None:
         }
         below.setdefault(file.parent, set()).update(folders - {file.parent, LIBRARY})
     TopologicalSorter(below).prepare()  # raises CycleError
+
+
+def test_the_import_does_not_bring_the_compiler() -> None:
+    code = (
+        "import sys, value_aware_attention as v; v.attention, v.approximations; v.__version__; "
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

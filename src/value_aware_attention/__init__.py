@@ -5,6 +5,7 @@ The first open implementation of *Value-aware Approximate Attention* (Gupta & Be
 
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     """Imports a part only when it is asked for, so that `files` needs no torch."""
+    if name == "__version__":
+        return version("value-aware-attention")
     if name in __all__:
         return import_module(f"value_aware_attention.{name}")
     raise AttributeError(f"module 'value_aware_attention' has no attribute {name!r}")

@@ -171,7 +171,7 @@ def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#
     return visible.tril() if is_causal else visible
 
 
-@torch.compiler.disable  # it compiles a function of its own; a compiled model is cut here
+@flex.uncompiled  # it compiles a function of its own; a compiled model is cut here
 def _by_flex(
     query: Tensor,
     key: Tensor,

@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from value_aware_attention.kernels import KERNELS, Elu, Exponential, Kernel, Polynomial
 
@@ -23,6 +23,8 @@ BLOCK = 128
 SHAPES = 64
 """Most shapes, dtypes and masks for which one kernel and pattern is compiled"""
 
+uncompiled = torch._disable_dynamo
+"""`torch.compiler.disable`, which would import the compiler when a function is defined"""
 PositionMask = Callable[[Tensor, Tensor], Tensor]
 """(query positions, key positions) -> the pairs that are kept; cached by its identity"""
 
@@ -41,7 +43,7 @@ def is_preferred(query: Float[Tensor, "... N D"], key: Float[Tensor, "... M D"])
     return query.is_cuda and query.shape[-2] >= BLOCK and 0 not in (*query.shape, *key.shape)
 
 
-@torch.compiler.disable  # it looks for programs, which cannot be traced into a compiled model
+@uncompiled  # it looks for programs, which cannot be traced into a compiled model
 def unsupported_reason(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> str | None:
     """Returns why FlexAttention cannot take this call; None where it can."""
     tensors = query, key, value
@@ -113,8 +115,13 @@ def _four_dimensional(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
-def block_mask(pattern: PositionMask, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """Finds the blocks of pairs that the pattern fills, wholly or partly; no N x M mask is held."""
+def block_mask(pattern: PositionMask, queries: int, keys: int, device: torch.device) -> Any:
+    """Finds the blocks of pairs that the pattern fills, wholly or partly; no N x M mask is held.
+
+    Returns a `BlockMask` of FlexAttention.
+    """
+    from torch.nn.attention.flex_attention import BlockMask  # it brings torch's compiler
+
     position = torch.arange(keys + -keys % BLOCK)
     inside = position < keys
     offset = keys - queries
@@ -164,8 +171,10 @@ def _compiled(
 
 
 def _attention_by(kernel: Exponential | Polynomial | Elu) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
     def attention(
-        query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, blocks: BlockMask | None
+        query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, blocks: Any
     ) -> Tensor:
         def score(product: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             scores = log_similarity(product, kernel)

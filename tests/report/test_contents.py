@@ -16,7 +16,7 @@ TABLES = (
     *("table_1", "table_2", "table_3", "table_4", "table_4_causal", "grid", "models"),
     *("skewness", "keys_needed", "claims", "findings"),
 )
-FIGURES = ("hero", *(f"figure_{number}" for number in range(1, 9)))
+FIGURES = ("hero", "drawing", *(f"figure_{number}" for number in range(1, 9)))
 FILES = {
     *(f"{name}.{suffix}" for name in (*TABLES, *FIGURES) for suffix in ("csv", "md")),
     *(f"{name}.png" for name in FIGURES),

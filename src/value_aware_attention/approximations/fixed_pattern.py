@@ -15,7 +15,7 @@ from value_aware_attention.arguments import check_at_least, check_choice
 from value_aware_attention.attention import masked_softmax
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
-from value_aware_attention.flex import flex_kernel_attention, unsupported_reason
+from value_aware_attention.flex import flex_kernel_attention, uncompiled, unsupported_reason
 
 ENGINES = (None, "flex", "torch")
 
@@ -46,7 +46,7 @@ class FixedPattern(Approximation):
             return self._by_flex(call, tensors)
         return block_sparse_attention(call, self._pattern_of(call))
 
-    @torch.compiler.disable  # in a compiled model each call would make, and compile for, a pattern
+    @uncompiled  # in a compiled model each call would make, and compile for, a pattern
     def _by_flex(self, call: Call, tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         pattern = self._pattern_of(call)
         return flex_kernel_attention(*tensors, call.kernel, call.attn_mask, pattern)
