@@ -1,4 +1,4 @@
-"""Makes a part of the site what its pages link to outside of docs/: results, source, CHANGELOG.
+"""Makes README the site's home, and a part of the site what pages link to outside of docs/.
 
 A link of docs/ that leads out of it, ](../results/laptop/claims.md), is right in a checkout. The
 site has that file at results/laptop/claims.md, beside the pages.
@@ -11,16 +11,21 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
+HOME = "index.md"
+PAGES = (HOME, "CHANGELOG.md", "CONTRIBUTING.md")
 OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
+OF_README = re.compile(r"\]\((?!docs/|https?:)([^)#]+)")
 
 
 def on_files(files: Files, *, config: Any) -> None:
     """Adds the files: all of results/, and each that a page of docs/ links to."""
     texts = [file.content_string for file in files.documentation_pages()]
+    readme = ROOT / "README.md"
+    files.append(File.generated(config, HOME, abs_src_path=str(readme)))
     linked = {found for text in texts for found in OUTSIDE.findall(text)}
+    linked |= set(OF_README.findall(readme.read_text(encoding="utf-8")))
     results = (path for path in (ROOT / "results").rglob("*") if path.is_file())
-    for path in {*results, *(ROOT / name for name in (*PAGES, *linked))}:
+    for path in {*results, *(ROOT / name for name in (*PAGES[1:], *linked))}:
         if path.is_file() and not _is_replaced(path):
             name = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, name, abs_src_path=str(path)))

@@ -407,7 +407,11 @@ def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
     errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
     given = Results.of([causal("elu", *both), masked("long", *errors)])
     verdicts, findings = claims.claims(given)
-    assert verdicts.caption == "Of 9 claims: holds (2 of 5 compared) 1, not measured 8."
+    assert verdicts.caption.startswith("Of 9 claims: holds (2 of 5 compared) 1, not measured 8.")
+    shown = verdicts.table.display
+    assert shown["comparisons"].tolist() == ["2 of 2 agree", *["none made"] * 8]
+    assert "elu × 0.607" in shown["firmest"][0] and set(shown["firmest"][1:]) == {"–"}
+    assert "masked long" in verdicts.table.data["ours"][0]
     found = findings.table.data
     assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
     assert float(found["estimate"][1]) == pytest.approx(-5)

@@ -64,6 +64,26 @@ class Finding:
         return MARKS[self.holds]
 
     @property
+    def full(self) -> str:
+        """Writes the comparison with its mark."""
+        return f"{self.what}: {self.sentence} {self.mark}"
+
+    @property
+    def firmness(self) -> float:
+        """Measures how far the interval is from no difference, in parts of its width.
+
+        0 for a finding without an interval.
+        """
+        if self.estimate is None or self.low is None or self.high is None:
+            return 0.0
+        scaled = math.log if self.unit == "ratio" else float
+        estimate, low, high = (
+            scaled(max(end, math.ulp(0.0)) if self.unit == "ratio" else end)
+            for end in (self.estimate, self.low, self.high)
+        )
+        return abs(estimate) / (high - low) if high > low else 0.0
+
+    @property
     def over(self) -> str:
         """Names the sources of variance that the interval covers."""
         if missing(self.low):
@@ -184,6 +204,23 @@ class Answer:
             said = "contradicted here" if False in held else "undecided"
         made = len(held)
         return said if made >= self.expected else f"{said} ({made} of {self.expected} compared)"
+
+    @property
+    def agreement(self) -> str:
+        """Counts the comparisons that agree with the claim: "4 of 5 agree, 1 open"."""
+        held = [finding.holds for finding in self.findings]
+        against, unknown = held.count(False), held.count(None)
+        said = [f"{held.count(True)} of {len(held)} agree"]
+        said += [f"{against} against"] if against else []
+        return (
+            ", ".join([*said, *([f"{unknown} open"] if unknown else [])]) if held else "none made"
+        )
+
+    @property
+    def firmest(self) -> Finding | None:
+        """Returns the finding with the firmest interval, of those that agree if there are any."""
+        agreeing = [finding for finding in self.findings if finding.holds]
+        return max(agreeing or self.findings, key=lambda finding: finding.firmness, default=None)
 
     def found(self) -> list[str]:
         """Writes the findings as lines of text, one for each comparison."""

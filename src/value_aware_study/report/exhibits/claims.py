@@ -31,7 +31,7 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.measured import gap_rows, of_models
 from value_aware_study.report.published import SHORT_EXACT, TABLE_1, TABLE_2, TABLE_2_COLUMNS
 from value_aware_study.report.results import KERNELS, Results
-from value_aware_study.report.words import number, setting_label, times
+from value_aware_study.report.words import DASH, number, setting_label, times
 
 SIZES = (1, 65)
 """Keys kept in the paper's tables."""
@@ -416,7 +416,7 @@ def claims(results: Results) -> list[Exhibit]:
 
 
 def _verdicts(found: Sequence[Answer]) -> Exhibit:
-    display = pd.DataFrame(
+    data = pd.DataFrame(
         {
             "claim": [answer.claim for answer in found],
             "verdict": [answer.verdict for answer in found],
@@ -424,14 +424,19 @@ def _verdicts(found: Sequence[Answer]) -> Exhibit:
             "the paper's": [answer.published for answer in found],
         }
     )
-    counts = display["verdict"].value_counts(sort=False)
+    display = data[["claim", "verdict"]].assign(
+        comparisons=[answer.agreement for answer in found],
+        firmest=[one.full if (one := answer.firmest) else DASH for answer in found],
+    )
+    counts = data["verdict"].value_counts(sort=False)
     said = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     return Exhibit(
         "claims",
         "The paper's claims, measured here",
-        f"Of {len(found)} claims: {said}.",
-        [about(found)],
-        table=Table(display, display),
+        f"Of {len(found)} claims: {said}. Beside each verdict the comparison with the firmest "
+        "interval; all are in the last table of this section.",
+        [about(found), *(f"The paper on “{one.claim}” {one.published}" for one in found)],
+        table=Table(data, display),
     )
 
 
