@@ -5,6 +5,7 @@ python -m pipelines.report
 The survey and probed models are on it where they were measured.
 """
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -20,7 +21,19 @@ def main(cfg: DictConfig) -> None:
     from value_aware_study.report.records import read
 
     results = read({str(name): Path(place) for name, place in cfg.items()})
-    write_page(report_page(results), Path(cfg.report))
+    write_page(report_page(results, origin()), Path(cfg.report))
+
+
+def origin() -> str:
+    """Returns the commit of the code with its date, "" outside of a repository."""
+    import pygit2
+
+    try:
+        commit = pygit2.Repository(".").head.peel(pygit2.Commit)
+    except (pygit2.GitError, KeyError):
+        return ""
+    day = datetime.fromtimestamp(commit.commit_time, UTC)
+    return f"commit {str(commit.id)[:10]} of {day:%Y-%m-%d}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from tests.report.pages import SLY, small_page
 from value_aware_study.report import page as page_module
 from value_aware_study.report.exhibit import Page
-from value_aware_study.report.page import write_page
+from value_aware_study.report.page import PAPER, write_page
 
 FILES = {
     "index.html",
@@ -78,7 +78,7 @@ def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
     assert not elements.open
     for tag, attributes in elements.found:
         assert tag not in ("link", "img", "iframe") and "src" not in attributes
-        assert (attributes.get("href") or "#").startswith("#")
+        assert (attributes.get("href") or "#").startswith(("#", PAPER))
     styles = (Path(page_module.__file__).parent / name for name in ("page.css", "explorer.css"))
     assert not any(re.search(r"url\(|@import", file.read_text()) for file in styles)
 
@@ -87,7 +87,7 @@ def test_every_anchor_is_there_once(elements: Elements) -> None:
     names = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     links = {attributes["href"] for tag, attributes in elements.found if tag == "a"}
     assert len(names) == len(set(names))
-    assert {link.removeprefix("#") for link in links if link} <= set(names)
+    assert {link.removeprefix("#") for link in links if link} <= {*names, PAPER}
     assert {"claims", "model", "hero", "models", "explorer"} <= set(names)
 
 

@@ -73,8 +73,10 @@ Found = tuple[str, Exhibit | Sequence[Exhibit] | None]
 """An exhibit, or several, and the name that the section's lead has for one not measured yet."""
 
 
-def report_page(results: Results) -> Page:
+def report_page(results: Results, origin: str = "") -> Page:
     """Builds the page of one run; an exhibit without data is left out, and its section says so.
+
+    `origin` says which code made it.
 
     Raises ValueError where no evaluation was recorded.
     """
@@ -95,7 +97,7 @@ def report_page(results: Results) -> Page:
         *beside,
         _how(results, beside),
     ]
-    return Page(QUESTION, LEAD, sections)
+    return Page(QUESTION, LEAD, sections, origin)
 
 
 def _answer(results: Results) -> list[Found]:

@@ -122,11 +122,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report, whose first section holds the answer."""
+    """The whole report, whose first section holds the answer.
+
+    `origin` says which code made it; "" where that is not known.
+    """
 
     title: str
     lead: str
     sections: Sequence[Section]
+    origin: str = ""
 
     def __post_init__(self) -> None:
         names = [section.name for section in self.sections]

@@ -28,6 +28,15 @@ ENDINGS = (".csv", ".md", ".png", ".json")
 """Endings of an exhibit's files."""
 LARGEST = 8 * 2**20
 """Most bytes of index.html, so that a mail takes it and it opens at once."""
+PAPER = "https://aclanthology.org/2021.emnlp-main.753"
+BIBTEX = """@inproceedings{gupta-berant-2021-value,
+  title = {Value-aware Approximate Attention},
+  author = {Gupta, Ankit and Berant, Jonathan},
+  booktitle = {Proceedings of EMNLP 2021},
+  pages = {9567--9574},
+  year = {2021},
+  doi = {10.18653/v1/2021.emnlp-main.753}
+}"""
 MOST_ROWS = 1000
 """Most rows of a table on the page; of a longer one the page names the file."""
 
@@ -104,6 +113,8 @@ def _html(page: Page) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html").render(
         page=page,
+        paper=PAPER,
+        bibtex=BIBTEX,
         colours=COLOURS,
         theme=THEME,
         content=_content,
