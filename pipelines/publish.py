@@ -1,8 +1,9 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours] [publish.seed=second]
+python -m pipelines.publish [scale=hours] [publish.seed=second] [publish.caches=true]
 
-No other command changes results/<scale>. With a seed it writes the records of that seed alone.
+No other command changes results/<scale>. With a seed it writes the records of that seed alone; with
+`publish.caches` results/caches, the page of the records of make caches, which needs no other stage.
 """
 
 import shutil
@@ -20,6 +21,9 @@ def main(cfg: DictConfig) -> None:
         from pipelines.app.seeds import keep
 
         print(f"{keep(cfg.seed, Path(cfg.outputs), Path(cfg.seeds))} has the records of the seed")
+        return
+    if cfg.caches:
+        print(f"{publish_caches(cfg)} is the published run of caches")
         return
     from pipelines.app.summary import summary
     from pipelines.verdict import CLAIMS, kept
@@ -49,6 +53,26 @@ def main(cfg: DictConfig) -> None:
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})
         write_json(folder / TIMES, kept(Path(cfg.outputs, TIMES)))
     print(f"{published} is the published run of this scale")
+
+
+def publish_caches(cfg: DictConfig) -> Path:
+    """Writes <results>/caches, the page of cache methods with its tables and figures."""
+    from pipelines.report import origin
+    from value_aware_attention.files import new_folder, write_checksums
+    from value_aware_study.paths import inside
+    from value_aware_study.report.contents import caches_page
+    from value_aware_study.report.packed import check_published, pack
+    from value_aware_study.report.page import write_page
+    from value_aware_study.report.records import read_caches
+
+    outputs, published = Path(cfg.outputs), inside(cfg.results, "caches")
+    page = caches_page(*read_caches(outputs / "caches", outputs / "decoded"), origin())
+    check_published(published)
+    with new_folder(published) as folder:
+        written = write_page(page, folder)
+        written.write_text(pack(written))
+        write_checksums(folder)
+    return published
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ def run(name: str, outputs: Path, seeds: Path) -> None:
     running.follow([*DVC, SHARED])
     taken: set[str] = set()
     if name in SEEDS:
-        running.follow([*DVC, *TEXT])  # both rows read it
+        running.follow([*DVC, *TEXT])  # both rows read it, and would look at it at once
+        taken |= set(TEXT)
     elif name == "report" and seeds.is_dir():
         running.follow([*DVC, *TEXT])  # with which a kept seed must go
         taken = take(of_page, outputs, seeds)

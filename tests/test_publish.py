@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.apps import ROOT, run_app
+from tests.report.surveyed import cache_record, decoding_record
 from tests.report.synthetic import probed
+from value_aware_attention.files import check_checksums
 from value_aware_study.report.packed import check_published
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -85,3 +87,25 @@ def test_a_run_published_without_a_list_is_known_by_its_page(scale: str, tmp_pat
     (published / "notes.md").write_text("mine")
     with pytest.raises(ValueError, match=r"notes\.md is not of a published run"):
         check_published(published)
+
+
+def test_caches_are_published_by_themselves(tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs/smoke"
+    for name, record in (("caches/a", cache_record()), ("decoded/a", decoding_record())):
+        file = outputs / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(record.to_json())
+    for _ in range(2):  # the second takes the place of the first
+        run_app("publish publish.caches=true", tmp_path)
+    published = tmp_path / "results/caches"
+    assert {"index.html", "cache_memory.png", "cache_budgets.csv", "decoding.md"} <= names(
+        published
+    )
+    check_published(published)
+    check_checksums(published, "publish again")
+    (published / "thesis.docx").write_text("mine")
+    with pytest.raises(SystemExit, match=r"thesis\.docx is not of a published run: move it away"):
+        run_app("publish publish.caches=true", tmp_path)
+    shutil.rmtree(outputs / "caches")
+    with pytest.raises(SystemExit, match="holds no records"):
+        run_app("publish publish.caches=true", tmp_path)

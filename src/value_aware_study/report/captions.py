@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.decoding_record import DecodingRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.results import Results
@@ -100,7 +101,7 @@ def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
     return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
 
 
-def machine_of(record: Record | DecodingRecord) -> str:
+def machine_of(record: Record | CacheRecord | DecodingRecord) -> str:
     return machine(record.run_on.hardware, record.run_on.threads, record.run_on.versions)
 
 

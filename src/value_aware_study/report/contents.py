@@ -51,6 +51,13 @@ CACHES = (
     "One set of keys for all later queries: what a compressed key-value cache keeps. Every method "
     "keeps as many keys in all and is judged on queries that it has not seen."
 )
+CACHES_QUESTION = "Which keys should a compressed cache keep?"
+CACHES_LEAD = (
+    "A compressed key-value cache keeps one set of keys for all later queries. Methods that score "
+    "keys one by one stand beside sets that are chosen together for the attention output, with as "
+    "many keys in every head and with one budget for the whole model. The models are small and "
+    "were trained for these tasks; no pretrained decoder was measured."
+)
 DECODING = (
     "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt has "
     "filled. Small models decode with an eighth and a quarter of the keys."
@@ -187,6 +194,23 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
         caches.every_cell(records),
     ]
     return _section("caches", "Caches", CACHES, [("", one) for one in found])
+
+
+def caches_page(
+    caches: Sequence[CacheRecord], decoded: Sequence[DecodingRecord], origin: str = ""
+) -> Page:
+    """Builds a page of cache methods alone: what each loses, then models that decode with them.
+
+    Raises ValueError where none was recorded.
+    """
+    if not caches:
+        raise ValueError("no records of caches given; make caches writes them")
+    sections = [cache_section(caches), *([decoding_section(decoded)] if decoded else [])]
+    every: list[CacheRecord | DecodingRecord] = [*caches, *decoded]
+    said = dict.fromkeys(captions.machine_of(record) for record in every)
+    models = ", ".join(dict.fromkeys(record.model for record in every))
+    last = Section("how", HOW_TITLE, f"Models: {models}. Hardware: {'; '.join(said)}.", [])
+    return Page(CACHES_QUESTION, CACHES_LEAD, [*sections, last], origin)
 
 
 def decoding_section(records: Sequence[DecodingRecord]) -> Section:

@@ -61,6 +61,16 @@ def read(places: Mapping[str, Path]) -> Results:
     )
 
 
+def read_caches(
+    caches: Path | str, decoded: Path | str
+) -> tuple[list[CacheRecord], list[DecodingRecord]]:
+    """Reads the records of cache methods, and those of models that decode where they are."""
+    return (
+        [_parsed(CacheRecord, file) for file in files_of(caches)],
+        [_parsed(DecodingRecord, file) for file in sorted(Path(decoded).glob("*.json"))],
+    )
+
+
 def read_folder(folder: Path | str) -> list[Record]:
     """Reads the evaluation records of a folder, in the order of their files' names.
 
