@@ -34,9 +34,16 @@ PROMPTS = (2048, 8192, 16384)
 FULL = "full cache"
 CONTENDERS: dict[str, dict[str, Any]] = {
     "SnapKV": {"method": lambda r: caches.ObservedAttention(r, pool=7), "observed": "last"},
-    "ValueAware": {"method": caches.ValueAware},
-    "ValueAware, refit": {"method": lambda r: caches.ValueAware(r, refit=True)},
-    "ValueAware, one budget": {"method": caches.ValueAware, "pool": "model"},
+    "ValueAware": {"method": caches.ValueAware, "observed": "continued"},
+    "ValueAware, refit": {
+        "method": lambda r: caches.ValueAware(r, refit=True),
+        "observed": "continued",
+    },
+    "ValueAware, one budget": {
+        "method": caches.ValueAware,
+        "observed": "continued",
+        "pool": "model",
+    },
 }
 MIB = 2**20
 
