@@ -10,7 +10,15 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
-from value_aware_study.report.charts import count_axis, curves, direction, figure, heat_map, powers
+from value_aware_study.report.charts import (
+    JOINED,
+    count_axis,
+    curves,
+    direction,
+    figure,
+    heat_map,
+    powers,
+)
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.caches import (
     END,
@@ -48,6 +56,8 @@ def by_memory(records: Sequence[CacheRecord]) -> Exhibit | None:
     found = {record.task: frame for record in records if len(frame := _curves(record))}
     if not found:
         return None
+    curved = {task: frame for task, frame in found.items() if frame["count"].nunique() >= JOINED}
+    found = curved or found  # the deeper models have two sizes
     data = pd.concat([frame.assign(texts=task) for task, frame in found.items()])
     milli = data.assign(**{end: 1e3 * data[end] for end in ("value", "low", "high")})
     display = data[["texts", "series"]].assign(
