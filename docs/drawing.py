@@ -1,0 +1,12 @@
+"""Draws the picture of README: two ways to choose two of eight keys.
+
+python -m docs.drawing    # writes docs/drawing.png
+"""
+
+from pathlib import Path
+
+from value_aware_study.report.exhibits.drawing import drawing
+from value_aware_study.report.look import png
+
+if __name__ == "__main__":
+    Path(__file__).with_suffix(".png").write_bytes(png(drawing().charts))
