@@ -48,12 +48,12 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
         write_record(cfg, cfg.trained, replace(record, scale=cfg.scale, hashes=hashes))
         return row(record, record.cells[0])
     named |= {"cache": cfg.cache, "weights": hashes["checkpoint"]}
-    with tracked_by_first(cfg, "evaluate", hashes) as run:
-        if cfg.approximation is None:
+    cell = cfg.approximation and setting(cfg.choice, plain(cfg.approximation))
+    with tracked_by_first(cfg, "evaluate", hashes, str(cell or "")) as run:
+        if cell is None:
             record = evaluate_grid(cfg, task, hashes, **named)
         else:  # a sweep's job, which leaves the outputs alone
-            chosen = setting(cfg.choice, plain(cfg.approximation))
-            record = measure(task, [chosen], layers=None, **named)
+            record = measure(task, [cell], layers=None, **named)
         log_record(run, record)
     return {} if cfg.approximation is None else row(record, record.cells[-1])
 

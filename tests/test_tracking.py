@@ -215,3 +215,10 @@ def test_an_argument_that_wandb_refuses_is_named(
     named = {"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)}
     with pytest.raises(ValueError, match=line):
         tracking.wandb_run(**named | given)
+
+
+def test_a_cell_of_a_sweep_is_named_after_it(runs: list[Run], tmp_path: Path) -> None:
+    cell = "approximation=optimal_v_oblivious approximation.r=4"
+    run_app(f"evaluate kernel=elu logger=wandb {cell}", tmp_path)
+    (run,) = runs
+    assert run.name == "evaluate/causal_elu optimal_v_oblivious r=4"

@@ -54,10 +54,14 @@ def hashes_of(cfg: DictConfig) -> dict[str, str]:
 
 
 def tracked_by_first(
-    cfg: DictConfig, stage: str, hashes: dict[str, str]
+    cfg: DictConfig, stage: str, hashes: dict[str, str], cell: str = ""
 ) -> AbstractContextManager[Any]:
-    """Opens the stage's W&B run in the first process; yields None in the others."""
-    return tracked(cfg, stage, cfg.name, **hashes) if is_first() else nullcontext()
+    """Opens the stage's W&B run in the first process; yields None in the others.
+
+    It is named after the model and, of a sweep, after the one cell that is measured.
+    """
+    name = f"{cfg.name} {cell}".strip()
+    return tracked(cfg, stage, name, **hashes) if is_first() else nullcontext()
 
 
 def write_record(cfg: DictConfig, folder: str, record: Record) -> None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
@@ -26,7 +28,10 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[A
     of those hashes, so that the runs that made it are found.
     """
     tags = [str(tag) for tag in (stage, cfg.get("scale"), cfg.get("kernel")) if tag]
-    run = instantiate(cfg.run, job_type=stage, name=f"{stage}/{name}", tags=tags)
+    named = {"job_type": stage, "name": f"{stage}/{name}", "tags": tags}
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        named["group"] = f"{cfg.run.get('group')} sweep"
+    run = instantiate(cfg.run, **named)
     if run is None:
         yield None
         return
