@@ -20,7 +20,7 @@ from transformers import (
 
 from tests.hugging_face.models import sharp
 from value_aware_attention import caches
-from value_aware_attention.approximations import Exact
+from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.caches import (
     AfterPrefix,
     CacheMethod,
@@ -33,6 +33,7 @@ from value_aware_attention.hugging_face import (
     attention_layers,
     compressed_cache,
     replace_attention,
+    set_attention,
 )
 from value_aware_attention.hugging_face.kept_layer import KeptLayer
 
@@ -381,7 +382,7 @@ def test_calls_that_fill_no_cache_are_refused(llama: PreTrainedModel) -> None:
             llama(**prompt(), use_cache=False)
         with refused("holds 24 tokens that were not compressed"):
             llama(input_ids=torch.tensor([[7]] * 3), past_key_values=filled)
-        with refused("StaticLayer; compressed_cache needs a DynamicCache"):
+        with refused("StaticLayer; compressed_cache needs the DynamicLayer"):
             generated(llama, prompt(), cache_implementation="static")
         with refused("leaves 1 of the prompt's 4 tokens; 2 sinks and 4 recent keys"):
             llama(input_ids=torch.full((1, 4), 7), use_cache=True)
@@ -619,10 +620,30 @@ def test_assisted_decoding_is_refused(llama: PreTrainedModel) -> None:
     for helper in ({"assistant_model": sharp("llama")}, {"prompt_lookup_num_tokens": 2}):
         with refused("assisted decoding reads"), compressed_cache(llama, Recent, keep=KEEP):
             llama.generate(**one, **NEW, do_sample=False, **helper)
-    with refused("assisted decoding reads"):
-        llama.generate(
-            **one, **NEW, do_sample=False, prompt_lookup_num_tokens=2, custom_generate=custom
-        )
+    for helper in ({"assistant_model": sharp("llama")}, {"prompt_lookup_num_tokens": 2}):
+        with refused("assisted decoding reads"):
+            llama.generate(**one, **NEW, do_sample=False, custom_generate=custom, **helper)
+    with refused("is code of the hub; CompressedGeneration decodes greedily"):
+        llama.generate(**one, **NEW, penalty_alpha=0.6, top_k=4, custom_generate=custom)
+
+
+def test_masks_of_packed_texts_and_trained_approximations_are_refused(
+    llama: PreTrainedModel,
+) -> None:
+    packed = torch.zeros(3, 1, PREFIX, PREFIX)
+    hidden = torch.finfo(torch.float32).min
+    packed[..., 10:, :10] = hidden
+    packed = packed.masked_fill(~torch.ones(PREFIX, PREFIX).tril().bool(), hidden)
+    with (
+        refused("mask is not causal with padding alone"),
+        compressed_cache(llama, Recent, keep=KEEP),
+        torch.no_grad(),
+    ):
+        llama(**prompt() | {"attention_mask": packed}, use_cache=True)
+    model = sharp("llama")
+    set_attention(model, lambda layer: SlidingWindow(4))
+    with refused("trained with SlidingWindow"), compressed_cache(model, Recent, keep=KEEP):
+        pass
 
 
 def test_a_second_turn_is_read_in_chunks(llama: PreTrainedModel) -> None:

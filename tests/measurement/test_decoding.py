@@ -99,6 +99,11 @@ def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
 
     with pytest.raises(ValueError, match="prefix is 23; with 24 tokens it must be 1 to 22"):
         measured(task, prefix=LENGTH - 1)
+    config = sharp("mistral").config
+    config.sliding_window = 8
+    windowed = Task(type(sharp("mistral"))(config).eval(), [text(0)], "perplexity")
+    with pytest.raises(ValueError, match="there is nothing to compress"):
+        measured(windowed)
     with pytest.raises(ValueError, match="caches or keep is empty"):
         measured(task, keep=[])
     with pytest.raises(ValueError, match="metric is 'cosine'; only causal models decode"):

@@ -26,6 +26,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from value_aware_attention.approximations import Exact
 from value_aware_attention.arguments import check_at_least, check_choice, described
 from value_aware_attention.hugging_face.adapter import close, opened, unregister
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
@@ -163,6 +164,8 @@ def compressed_cache(
         )
     if pool == "checked":
         raise ValueError("pool is 'checked'; a cache is filled in one pass: model, layer or None")
+    if every is not None and pool is not None:
+        raise ValueError(f"every is {every}; with pool keys are chosen once")
     if every is not None and observed == "continued":
         raise ValueError(
             "every is given and observed is 'continued'; its queries see their own past, of which "
@@ -193,6 +196,13 @@ def compressed_cache(
         yield compression.report
 
 
+def _time() -> float:
+    """Reads the clock when all work is done, a GPU's too."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return perf_counter()
+
+
 def _check_decoder(model: PreTrainedModel) -> None:
     check_model(model)
     layers = attention_layers(model)
@@ -201,6 +211,12 @@ def _check_decoder(model: PreTrainedModel) -> None:
     for layer in layers:
         if _cache_argument(layer) is None or not hasattr(layer, "layer_idx"):
             raise ValueError(f"{type(layer).__name__} has no cache that is known here")
+        own = getattr(layer, "approximation", None)
+        if own is not None and not isinstance(own, Exact):
+            raise ValueError(
+                f"the model was trained with {type(own).__name__}; a compressed cache is read "
+                f"by exact attention"
+            )
 
 
 def _cache_argument(module: nn.Module) -> str | None:
@@ -339,7 +355,12 @@ class _Compression:
         self._check_filling(module, layer, query, key, value, options.get("sliding_window"))
         prompt = self.prompts.setdefault(place, _Prompt(module, kernel))
         prompt.queries.append(query)
-        mask, _ = split_mask(attention_mask, query, key, is_causal=True)
+        mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
+        if mask is not None and not is_causal and mask.shape[-2] > 1 and not self.is_chunked:
+            raise ValueError(
+                "the prompt's mask is not causal with padding alone; compressed_cache could not "
+                "tell which keys later tokens see"
+            )
         prompt.visible = None if mask is None else mask[..., -1:, :].clone()
         if not self.is_chunked:
             self._observe(place)
@@ -376,7 +397,7 @@ class _Compression:
     @torch.no_grad()
     def _observe(self, place: int) -> None:
         """Chooses a layer's keys, or observes it where the model's are chosen together."""
-        begun, prompt, layer = perf_counter(), self.prompts[place], self.cache.layers[place]
+        begun, prompt, layer = _time(), self.prompts[place], self.cache.layers[place]
         if self.after is None:
             self.after = self._after(layer.keys.shape[2])
         number = self.numbers[prompt.module]
@@ -399,7 +420,7 @@ class _Compression:
                 prompt.seen = seen
             else:
                 self._replace(place, self.after.chosen(seen, number), query)
-        self.seconds += perf_counter() - begun
+        self.seconds += _time() - begun
 
     def _after(self, tokens: int) -> Any:
         """Returns what compresses a prompt of this length."""
@@ -438,7 +459,7 @@ class _Compression:
         visible: Tensor | None, pool: Tensor,
     ) -> Any:  # fmt: skip
         """Lets a method choose among a pool of keys before the next token is read."""
-        begun = perf_counter()
+        begun = _time()
         layer = Layer(number=self.numbers[prompt.module], rotary=self.rotary)
         with torch.autocast(query.device.type, enabled=False):
             kept = after.choose_from(
@@ -448,7 +469,7 @@ class _Compression:
                     attn_mask=visible, is_causal=True,
                 ),
             )  # fmt: skip
-        prompt.report.seconds += perf_counter() - begun
+        prompt.report.seconds += _time() - begun
         return kept
 
     def _end_pass(self, *_: Any) -> None:
@@ -459,7 +480,7 @@ class _Compression:
     @torch.no_grad()
     def _finish(self) -> None:
         """Chooses the model's keys where they are chosen together, and reports what was kept."""
-        begun = perf_counter()
+        begun = _time()
         if self.after.pool == "model":
             seen = [prompt.seen for prompt in self.prompts.values() if prompt.seen is not None]
             with torch.autocast(seen[0].key.device.type, enabled=False):
@@ -475,7 +496,7 @@ class _Compression:
             bytes_before=self.bytes_before,
             bytes_after=sum(layer.nbytes for layer in layers),
             bytes_of_queries=sum(x.query.nbytes for x in layers if isinstance(x, GrowingLayer)),
-            seconds=self.seconds + perf_counter() - begun,
+            seconds=self.seconds + _time() - begun,
         )
         self.report.caches.append(report)
         for prompt in self.prompts.values():
@@ -533,10 +554,17 @@ class CompressedGeneration:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, *, generation_config: GenerationConfig,
-        **model_kwargs: Any,
+        assistant_model: Any = None, **model_kwargs: Any,
     ) -> Any:  # fmt: skip
         """Decodes as `generate` would with this config."""
+        if assistant_model is not None:
+            _refuse_assistance()
         mode = GENERATION_MODES_MAPPING[generation_config.get_generation_mode()]
+        if not hasattr(model, mode):
+            raise ValueError(
+                f"generation by {mode} is code of the hub; CompressedGeneration decodes greedily, "
+                f"by sampling or with beams"
+            )
         with self.open(model) as report:
             found = getattr(model, mode)(
                 input_ids, generation_config=generation_config, **model_kwargs

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 from tqdm import tqdm
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.compressed import CompressedCache, compressed_cache
@@ -188,8 +189,8 @@ def _read(
         begun = _time(tokens)
         model(tokens[:, :prefix], past_key_values=cache, use_cache=True)
         prompt = _time(tokens) - begun
-        layers: list[Any] = cache.layers  # a recurrent one has no keys
-        held = sum(x.keys.nbytes + x.values.nbytes for x in layers if hasattr(x, "keys"))
+        full: list[Any] = [x for x in cache.layers if type(x) is DynamicLayer]
+        held = sum(x.keys.nbytes + x.values.nbytes for x in full if x.keys is not None)
         for at in range(prefix, tokens.shape[1]):
             token = tokens[:, at]
             if labels is not None and found:
@@ -199,6 +200,8 @@ def _read(
             seconds.append(_time(tokens) - begun)
             found.append(output.logits[:, -1].float())
     logits = torch.stack(found, dim=1)
+    if report is not None and not report.caches:
+        raise ValueError("no layer with full attention fills a cache; there is nothing to compress")
     one = None if report is None else report.caches[0]
     return _Read(logits, logits.argmax(dim=-1), one, held, prompt, seconds)
 

@@ -20,7 +20,10 @@ VALUES = np.array(
 )  # fmt: skip
 WEIGHTS = np.array([0.22, 0.20, 0.15, 0.12, 0.11, 0.08, 0.07, 0.05])
 """Attention weights of one query, for as many keys as `VALUES`, the largest first"""
-TITLES = {OBLIVIOUS: "the two largest weights (OVO)", AWARE: "the two nearest the output (OVA)"}
+TITLES = {
+    OBLIVIOUS: "the two largest weights (OVO)",
+    AWARE: "the two with the nearest mixture (OVA)",
+}
 HEIGHT = 280
 INK, MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 Array = NDArray[np.float64]
