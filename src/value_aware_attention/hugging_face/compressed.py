@@ -554,11 +554,9 @@ class CompressedGeneration:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, *, generation_config: GenerationConfig,
-        assistant_model: Any = None, **model_kwargs: Any,
+        **model_kwargs: Any,
     ) -> Any:  # fmt: skip
         """Decodes as `generate` would with this config."""
-        if assistant_model is not None:
-            _refuse_assistance()
         mode = GENERATION_MODES_MAPPING[generation_config.get_generation_mode()]
         if not hasattr(model, mode):
             raise ValueError(
