@@ -368,7 +368,7 @@ OF_CONF = table(
         "decode.observed": many(OBSERVED, least=0),
         "decode.caches.*.observed": WAY,
         "decode.caches.*.rows": COUNT,
-        "decode.caches.*.pool": word("layer", "model"),
+        "decode.caches.*budget.pool": word("layer", "model"),
         "decode.results": FOLDER,
         "plan.vocabulary.{causal,masked}": null_or(COUNT),
         "plan.operations_per_second": SPEED,
