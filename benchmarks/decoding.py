@@ -6,8 +6,9 @@
 A Llama of 4 layers, 8 heads on 4 key-value heads of 64 numbers and width 512, random weights, fp32,
 one thread, one text of random tokens, an eighth of the keys kept. Every cache decodes `TOKENS`
 tokens in turn, in paired rounds, processor seconds; each contender has a copy of the model. "One
-budget": heads of the whole model share the keys, so that they keep different numbers. Peak memory
-is of fresh processes that read the prompt, and choose where a cache is compressed. Writes
+budget": heads of the whole model share the keys, so that they keep different numbers: its attention
+over pages is also timed beside a call of scaled_dot_product_attention for each head. Peak memory is
+of fresh processes that read the prompt, and choose where a cache is compressed. Writes
 results/benchmarks/decoding.json and .md.
 """
 
@@ -20,6 +21,7 @@ from time import process_time
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -27,9 +29,12 @@ from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import cells, in_rounds, ratio
 from value_aware_attention import caches
 from value_aware_attention.hugging_face import compressed_cache
+from value_aware_attention.kernels import Exponential
 from value_aware_study.benchmarking.process import in_fresh_process, resident_peak
 
 KEEP, ROWS, TOKENS = 1 / 8, 128, 4
+RAGGED = "ValueAware, one budget"
+PAGES, CALLS = "pages", "a call for each head"
 PROMPTS = (2048, 8192, 16384)
 FULL = "full cache"
 CONTENDERS: dict[str, dict[str, Any]] = {
@@ -39,7 +44,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
         "method": lambda r: caches.ValueAware(r, refit=True),
         "observed": "continued",
     },
-    "ValueAware, one budget": {
+    RAGGED: {
         "method": caches.ValueAware,
         "observed": "continued",
         "pool": "model",
@@ -97,6 +102,9 @@ def measured(tokens: int, limit: float) -> dict[str, Any]:
             whole = sum(x.nbytes for y in cache.layers for x in (y.keys, y.values))
             found["bytes"][name] = whole if report is None else report.caches[0].bytes_after
             works[name] = lambda model=model, cache=cache: decoded(model, cache)  # type: ignore[misc]
+            if name == RAGGED:
+                ways = {PAGES: partial(over_pages, cache), CALLS: by_head(cache)}
+                found["ragged"] = asdict(ratio(in_rounds(ways, [(PAGES, CALLS)], limit), *ways))
         pairs = [(name, FULL) for name in CONTENDERS]
         spent = in_rounds(works, pairs, limit)
     found["ratios"] = {name: asdict(ratio(spent, name, FULL)) for name in CONTENDERS}
@@ -115,6 +123,36 @@ def decoded(model: LlamaForCausalLM, cache: Any) -> float:
     spent = process_time() - begun
     cache.crop(-TOKENS)
     return spent
+
+
+def paged(cache: Any) -> list[Any]:
+    """Returns the layers whose heads keep different numbers of keys."""
+    return [layer for layer in cache.layers if layer.pages is not None]
+
+
+def over_pages(cache: Any) -> float:
+    """Attends once in every layer over the pages of heads; returns the processor seconds."""
+    begun, query = process_time(), torch.ones(4, 2, 64)
+    for layer in paged(cache):
+        layer.pages.state(query, Exponential()).output()
+    return process_time() - begun
+
+
+def by_head(cache: Any) -> Callable[[], float]:
+    """Copies the keys of each head; returns what attends once by a call for each of them."""
+    heads, query = [], torch.ones(1, 2, 1, 64)
+    for pages in (layer.pages for layer in paged(cache)):
+        for head in range(pages.caches):
+            own = pages.cache == head
+            heads.append([x[own].flatten(0, 1)[None, None] for x in (pages.key, pages.value)])
+
+    def attend() -> float:
+        begun = process_time()
+        for key, value in heads:
+            scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        return process_time() - begun
+
+    return attend
 
 
 def peak(name: str, tokens: int) -> float:
@@ -138,6 +176,7 @@ def page(record: dict[str, Any]) -> str:
         for row in rows
         for name, one in row["ratios"].items()
     ]
+    ragged = [[row["tokens"], *cells(row["ragged"])] for row in rows]
     bytes_held = [
         [row["tokens"], *(f"{row['bytes'][name] / MIB:.2f}" for name in names)]
         + [f"{row['bytes'][name] / row['bytes'][FULL]:.1%}" for name in names[1:]]
@@ -159,6 +198,10 @@ def page(record: dict[str, Any]) -> str:
         f"A Llama of 4 layers, 8 heads on 4 key-value heads of 64 numbers, random weights, fp32, "
         f"one thread; {KEEP:.1%} of a prompt's keys are kept. {setting(record)}\n\n"
         f"## Processor time of a token\n\n{HOW}\n\n{markdown(head, times)}\n\n"
+        f"## Heads of different sizes\n\nProcessor time of attention in all layers over the keys "
+        f"of {RAGGED!r}, whose heads lie in pages, beside a call of "
+        f"scaled_dot_product_attention for each head over the same slots.\n\n"
+        f"{markdown(['tokens', 'pages, of a call for each head', '', 'rounds'], ragged)}\n\n"
         f"## MiB of the prompt's keys and values\n\n"
         f"{markdown(['tokens', *names, *ratios], bytes_held)}\n\n"
         f"## Processor seconds of reading the prompt and choosing\n\n"

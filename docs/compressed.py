@@ -154,16 +154,22 @@ def verdict(result: Result) -> str:
     return f"{compressed}; as they are: {result.layers}"
 
 
+def full(kind: str) -> PreTrainedModel:
+    """Builds a tiny model of full attention: Mistral's has a sliding window by default."""
+    model = tiny(kind)
+    if kind != "mistral":
+        return model
+    model.config.sliding_window = None
+    return type(model)(model.config).eval()
+
+
 def differences() -> str:
     """Returns the table of the largest differences in Markdown."""
     columns = [(a, form) for a in ("sdpa", "eager") for form in FORMS]
     head = ["| |", *(f" {attention}, {form} |" for attention, form in columns)]
     lines = ["".join(head), "| --- |" + " ---: |" * len(columns)]
     for kind in SHOWN:
-        model = tiny(kind)
-        if kind == "mistral":
-            model.config.sliding_window = None
-            model = type(model)(model.config).eval()
+        model = full(kind)
         for name, (method, options) in METHODS.items():
             cells = []
             for attention, form in columns:
@@ -174,5 +180,41 @@ def differences() -> str:
     return "\n".join(lines)
 
 
+def chosen(model: PreTrainedModel, method: Callable[[int], caches.CacheMethod]) -> Tensor:
+    """Returns the keys that a method keeps of the prompt, (layers, texts, key-value heads, r)."""
+    found: list[Tensor] = []
+
+    def noting(r: int) -> caches.CacheMethod:
+        own = method(r)
+        keep = own.keep
+
+        def noted(seen: caches.Observed) -> caches.KeptKeys:
+            found.append((kept := keep(seen)).indices)
+            return kept
+
+        own.keep = noted  # type: ignore[method-assign]
+        return own
+
+    with compressed_cache(model, noting, keep=KEEP):
+        decoded(model, text(0))
+    return torch.stack(found)
+
+
+def choices_in_bf16() -> str:
+    """Returns the table of the keys that are kept in bf16 and in fp32 alike in Markdown."""
+    methods = {name: METHODS[name][0] for name in ("scores", "joint, one budget")}
+    lines = ["| kept in bf16 and in fp32 | scores | joint |", "| --- | ---: | ---: |"]
+    for kind in SHOWN:
+        single, half = full(kind), full(kind)
+        half.load_state_dict(single.state_dict())
+        half.to(torch.bfloat16)
+        shares = []
+        for method in methods.values():
+            a, b = chosen(single, method), chosen(half, method)
+            shares.append((a[..., None] == b[..., None, :]).any(dim=-1).float().mean())
+        lines.append(f"| {kind} |" + "".join(f" {share:.1%} |" for share in shares))
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(f"{differences()}\n\n{verdicts()}")
+    print(f"{differences()}\n\n{choices_in_bf16()}\n\n{verdicts()}")

@@ -23,19 +23,26 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("rows", [4, 9, 30])
+@pytest.mark.parametrize("rows", [2, 4, 9, 30])
 def test_a_tiny_ridge_is_plain_least_squares(rows: int) -> None:
     factor, target = drawn(2, rows, 4), drawn(2, rows, 3, seed=1)
     found = refit._least_squares(factor, target, 1e-12)
     torch.testing.assert_close(found, torch.linalg.lstsq(factor, target).solution)
 
 
-def test_a_ridge_pulls_to_zero_by_the_mean_square() -> None:
-    factor, target = drawn(1, 9, 4), drawn(1, 9, 3, seed=1)
+@pytest.mark.parametrize("rows", [2, 9])
+def test_a_ridge_pulls_to_zero_by_the_mean_square(rows: int) -> None:
+    factor, target = drawn(1, rows, 4), drawn(1, rows, 3, seed=1)
     pull = (0.3 * factor.square().sum(-2).mean()).sqrt() * torch.eye(4, dtype=torch.float64)
     extended = torch.cat([factor[0], pull]), torch.cat([target[0], target.new_zeros(4, 3)])
     expected = torch.linalg.lstsq(*extended).solution
     torch.testing.assert_close(refit._least_squares(factor, target, 0.3)[0], expected)
+
+
+@pytest.mark.parametrize("rows", [2, 9])
+def test_keys_without_weight_are_not_changed(rows: int) -> None:
+    found = refit._least_squares(torch.zeros(1, rows, 4), 1e3 * torch.ones(1, rows, 3), 0.3)
+    assert (found == 0).all()
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -137,6 +137,27 @@ def test_decoding_with_a_compressed_cache_is_one_pass_after_the_prefix(
         assert model.config._attn_implementation == attention
 
 
+@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2"])
+def test_fused_attention_reads_its_prompt_by_sdpa(llama: PreTrainedModel, attention: str) -> None:
+    """With heads of different sizes and biases too; the model's own attention is restored."""
+    model, inputs = deepcopy(llama), text(padding=20)
+    options: dict[str, Any] = {"pool": "model", "observed": "continued"}
+    build = partial(ValueAware, refit=True)
+    expected = one_pass(llama, inputs, build(R), **options)
+    model.config._attn_implementation = attention  # set by name: flash attention is not installed
+    with compressed_cache(model, build, keep=KEEP, **options):
+        found, _ = read(model, inputs, [PREFIX, PREFIX + 2])
+    assert_equal(found, expected)
+    assert model.config._attn_implementation == attention
+
+
+def test_attention_that_transformers_pages_is_refused(llama: PreTrainedModel) -> None:
+    model = deepcopy(llama)
+    model.config._attn_implementation = "paged|eager"
+    with refused("attention is 'paged|eager'"), compressed_cache(model, ValueAware, keep=KEEP):
+        pass
+
+
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("padding", [0, 20])

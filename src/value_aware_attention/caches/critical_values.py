@@ -62,5 +62,9 @@ def projected_norms(seen: Observed) -> Float[Tensor, "*batch M"]:
     value = working_precision(seen.value)
     if seen.projection is None:
         return value.abs().sum(dim=-1)
-    projected = value[..., None, :, :] @ working_precision(seen.projection)
-    return projected.abs().sum(dim=-1).mean(dim=-2)
+    projection = working_precision(seen.projection)
+    norms = (  # in parts: after W_o a value is as wide as the model
+        (part[..., None, :, :] @ projection).abs_().sum(dim=-1).mean(dim=-2)
+        for part in value.split(256, dim=-2)
+    )
+    return torch.cat(list(norms), dim=-1)

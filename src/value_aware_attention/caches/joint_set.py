@@ -43,7 +43,7 @@ SQUARES = ("error", "error_of_others", "to_kept", "to_exact")
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds the observed rows of B caches in fp64, with values around their mean.
+    """Holds the observed rows of B caches, with values around their mean in fp64.
 
     `parts` query heads of a cache (C = B parts) have values of their own where these are measured
     after the output projection; else the group's rows are one part. Costs hold t^2 times the
@@ -51,6 +51,7 @@ class Rows:
     """
 
     log_weights: Float[Tensor, "C n M"]
+    """In the precision that they were computed in: they are by far the most numbers"""
     log_beside: Float[Tensor, "C n 1"]
     beside: Float[Tensor, "C n V"]
     value: Float[Tensor, "C M V"]
@@ -75,7 +76,7 @@ class Rows:
         parts = 1 if turn is None else turn.shape[-3]
 
         def stacked(x: Tensor) -> Tensor:
-            return x.double().reshape(len(value) * parts, -1, x.shape[-1])
+            return x.reshape(len(value) * parts, -1, x.shape[-1])
 
         def measured(x: Float[Tensor, "B N V"] | Float[Tensor, "C N V"]) -> Float[Tensor, "C N E"]:
             if turn is None:
@@ -88,7 +89,7 @@ class Rows:
         output = measured(stacked(seen.output) - shift)
         return cls(
             log_weights=stacked(seen.log_weights),
-            log_beside=stacked(seen.log_beside),
+            log_beside=stacked(seen.log_beside).double(),
             beside=torch.zeros_like(output) if beside is None else beside,
             value=measured(value),
             output=output,
@@ -125,7 +126,7 @@ class Rows:
         keys = kept.int().topk(slots, dim=-1).indices
         own = _by_part(keys, self.parts)
         used = _by_part(kept.gather(-1, keys), self.parts)[:, None]
-        log_weights = _columns(self.log_weights, own)
+        log_weights = _columns(self.log_weights, own).to(self.value.dtype)
         value = self.value.take_along_dim(own[..., None], dim=-2)
         *_, output, _ = _attended(self, log_weights.masked_fill(~used, -torch.inf), value)
         return _by_cache((self.output - output).square().sum(dim=(-2, -1)), self.parts)
@@ -133,7 +134,7 @@ class Rows:
     def start(self, left: Int[Tensor, "B K"]) -> tuple["State", Float[Tensor, "B K"]]:
         """Returns the state of the keys left, and costs to add: padding -inf, protected inf."""
         own = _by_part(left, self.parts)
-        log_weights = _columns(self.log_weights, own)
+        log_weights = _columns(self.log_weights, own).to(self.value.dtype)
         state = State.of(self, log_weights, self.value.take_along_dim(own[..., None], dim=-2))
         fixed = torch.zeros_like(self.available, dtype=torch.float64)
         fixed = fixed.masked_fill_(self.protected, torch.inf)
@@ -167,12 +168,13 @@ class Rows:
         return State.of(self, self._log_weights_of(kept), self.value)
 
     def _adding(self, state: "State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
-        odds = self.log_weights - (state.log_total + state.mass.log())
+        odds = self.log_weights.to(self.value.dtype) - (state.log_total + state.mass.log())
         odds = odds.masked_fill(self.log_weights == -torch.inf, -torch.inf)
         return state.change(-odds.sigmoid()).masked_fill(kept | ~self.available, torch.inf)
 
     def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "C n M"]:
-        return self.log_weights.masked_fill(~_by_part(kept, self.parts)[:, None], -torch.inf)
+        hidden = ~_by_part(kept, self.parts)[:, None]
+        return self.log_weights.masked_fill(hidden, -torch.inf).to(self.value.dtype)
 
 
 def _projection(seen: Observed) -> Float[Tensor, "B G V E"] | None:

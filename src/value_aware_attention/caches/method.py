@@ -114,7 +114,8 @@ class CacheMethod(nn.Module):
         usable = available(seen) if chosen is None else available(seen) & chosen
         indices = indices.sort(dim=-1).values
         unused = ~usable.take_along_dim(indices, dim=-1)
-        weight = torch.zeros(indices.shape, dtype=seen.log_similarity.dtype, device=indices.device)
+        dtype = torch.promote_types(seen.key.dtype, torch.float32)
+        weight = torch.zeros(indices.shape, dtype=dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
 
     @classmethod

@@ -125,9 +125,16 @@ def _least_squares(
     """Minimises ||factor x - target||^2 + ridge mean(diag) ||x||^2.
 
     The mean is of keys that have a weight: a cache's unused slots depend on the others beside it.
+    With fewer rows n than keys r the system of the rows is solved, which has the same solution.
     """
-    gram = factor.mT @ factor
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    used = (diagonal > 0).sum(dim=-1, keepdim=True).clamp_min(1)
-    pull = ridge * diagonal.sum(dim=-1, keepdim=True) / used + torch.finfo(gram.dtype).tiny
-    return torch.linalg.solve(gram + torch.diag_embed(pull.expand_as(diagonal)), factor.mT @ target)
+    squares = factor.square().sum(dim=-2)
+    used = (squares > 0).sum(dim=-1).clamp_min(1)
+    pull = ridge * squares.sum(dim=-1) / used
+    pull = pull.where(pull > 0, 1.0)[:, None, None]  # all weights are 0, and so is x
+    rows, keys = factor.shape[-2:]
+    small = factor if rows < keys else factor.mT
+    unit = torch.eye(small.shape[-2], dtype=pull.dtype, device=pull.device)
+    gram = small @ small.mT + pull * unit
+    if rows < keys:
+        return factor.mT @ torch.linalg.solve(gram, target)
+    return torch.linalg.solve(gram, factor.mT @ target)

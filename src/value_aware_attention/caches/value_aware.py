@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -70,17 +71,20 @@ class ValueAware(CacheMethod):
     @torch.no_grad()
     def keep(self, seen: Observed) -> KeptKeys:
         self.check(seen)
-        rows, starts = Rows.of(seen), self._starts(seen)
+        # of copies, whose derived tensors are freed: there is one for each observed query and key
+        starts, rows = self._starts(replace(seen)), Rows.of(replace(seen))
         found = [self._searched(part, own, self.r)[0] for part, own in _parts(rows, starts)]
         keys = torch.cat(found).view(1, *seen.batch, -1)
         counts = torch.full(seen.batch, self.r, device=seen.key.device)
-        return self._kept(seen, rows, torch.cat([keys, starts]), counts)
+        kept = self._kept(seen, rows, torch.cat([keys, starts]), counts)
+        del rows
+        return refitted(seen, kept) if self.refit else kept
 
     @torch.no_grad()
     def order(self, seen: Observed) -> Order:
         """Orders keys by elimination, with costs after W_o in parts of the layer's output."""
         self.check(seen)
-        rows, starts = Rows.of(seen, projected=True), self._starts(seen)
+        starts, rows = self._starts(replace(seen)), Rows.of(replace(seen), projected=True)
         least = int(rows.protected.sum(dim=-1).max())
         found = [self._measured(part, own, least) for part, own in _parts(rows, starts)]
         keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
@@ -91,7 +95,8 @@ class ValueAware(CacheMethod):
     def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
         assert order.others is not None
         orders = torch.cat([order.keys[None], order.others])
-        return self._kept(seen, Rows.of(seen, projected=True), orders, counts)
+        kept = self._kept(seen, Rows.of(replace(seen), projected=True), orders, counts)
+        return refitted(seen, kept) if self.refit else kept
 
     def _kept(
         self,
@@ -106,8 +111,7 @@ class ValueAware(CacheMethod):
             wanted = counts.flatten()[first : first + len(part.available)]
             found.append(self._best(part, own, wanted))
             first += len(wanted)
-        kept = self.kept_of(seen, torch.cat(found).view(*seen.batch, -1))
-        return refitted(seen, kept) if self.refit else kept
+        return self.kept_of(seen, torch.cat(found).view(*seen.batch, -1))
 
     def _starts(self, seen: Observed) -> Int[Tensor, "S *batch M"]:
         """Orders the keys by each of `STARTS`."""

@@ -49,6 +49,8 @@ OBSERVED = ("last", "causal", "noncausal", "continued")
 """Ways to observe that need one pass over a prompt"""
 IMPLEMENTATIONS = ("eager", "sdpa", OWN)
 """Attention functions whose masks are read here"""
+FUSED = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+"""Attention functions that compute the same from other masks; "sdpa" stands in for them"""
 
 
 @dataclass
@@ -140,10 +142,11 @@ def compressed_cache(
     `caches.AfterPrefix`, whose options the others are; `pool` also takes a `CacheProfile` of a
     prefix as long as the prompt. Full-attention layers are compressed; sliding windows and
     recurrent layers stay as they are. A cache can be read within the context alone. Where heads
-    keep different numbers of keys, memory follows the keys that are kept.
+    keep different numbers of keys, memory follows the keys that are kept. A model of FlexAttention
+    or flash attention reads its prompt by "sdpa", which computes the same.
 
     Raises ValueError for a model that `replace_attention` refuses, for encoders and models with
-    cross-attention, for attention functions other than "eager" and "sdpa", within or around
+    cross-attention, for other attention functions than these and "eager", within or around
     `replace_attention` or another `compressed_cache`, in the calls of another thread, and in the
     model's calls for `use_cache` False, for a cache that another context or none has filled, for
     static, quantised and offloaded caches, for layers whose attention reads other keys than they
@@ -179,6 +182,7 @@ def compressed_cache(
         made.after(made.r, **options | {"floor": 0})
     _check_decoder(model)
     own = model.config._attn_implementation
+    own = "sdpa" if own in FUSED else own
     name = f"{OWN}_{uuid.uuid4().hex}"
     with ExitStack() as restored:
         restored.callback(close, opened(model, name, alone=True))
@@ -401,7 +405,7 @@ class _Compression:
         if self.after is None:
             self.after = self._after(layer.keys.shape[2])
         number = self.numbers[prompt.module]
-        query = torch.cat(prompt.queries, dim=2)
+        query = prompt.queries[0] if len(prompt.queries) == 1 else torch.cat(prompt.queries, dim=2)
         prompt.queries.clear()
         if prompt.visible is not None:  # what a model computes for padding may be NaN
             is_token = prompt.visible.mT
