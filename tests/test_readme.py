@@ -1,6 +1,9 @@
 """The README's examples run, and files and apps that it names exist."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +57,40 @@ def test_every_file_it_links_to_exists() -> None:
 def test_every_command_it_shows_names_an_app() -> None:
     for app in re.findall(r"python -m pipelines\.(\w+)", TEXT):
         assert (ROOT / "pipelines" / f"{app}.py").exists()
+
+
+ELSEWHERE = {"make test", "wandb leet", "wandb sweep"}
+"""Commands that are not run here: this suite, a full-screen program, and one that asks a server"""
+
+
+def commands(folder: Path) -> list[str]:
+    """Lists the README's shell commands in their order, at smoke scale, on files of the folder."""
+    blocks = re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    found = [line.partition("#")[0].strip() for line in lines]
+    filled = {"PATH_OR_NAME": f"{folder}/my-model", "FILE": f"{folder}/text.txt"}
+    filled |= {"make repro": "make repro SCALE=smoke"}
+    for given, put in filled.items():
+        found = [re.sub(rf"\b{given}\b", put, line) for line in found]
+    return [line for line in found if line and not line.startswith(tuple(ELSEWHERE))]
+
+
+@pytest.mark.slow
+def test_every_command_runs_in_a_fresh_clone_in_its_order(tmp_path: Path) -> None:
+    """The environment is this one; git has nothing to say after all of them."""
+    folder = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+    (folder / ".venv").symlink_to(sys.prefix)
+    model("bert").save_pretrained(tmp_path / "my-model")
+    tokenizer().save_pretrained(tmp_path / "my-model")
+    (tmp_path / "text.txt").write_text(words(400))
+    installed = "make() { command make -o .venv/.installed -o .venv/.installed-dev \"$@\"; }"
+    script = "\n".join(["set -ex", installed, *commands(tmp_path)])
+    env = os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=env, text=True, capture_output=True, timeout=3000
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert "claims as published" in ran.stdout and (folder / "report/index.html").exists()
+    left = subprocess.run(["git", "status", "--short"], cwd=folder, text=True, capture_output=True)
+    assert set(left.stdout.split()) <= {"M", "dvc.lock", "params.yaml"}, left.stdout
