@@ -15,6 +15,7 @@ from pipelines.verdict import OUTPUTS, scale_of_run
 PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <title>Plots of this run</title>
+<style>div[id] { display: inline-block; margin: 8px }</style>
 <script>{bundle}</script>
 {plot_divs}
 """
