@@ -277,3 +277,11 @@ def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_ta
         for name, value in cell.parameters.items():
             assert value in axes[name], cell
     assert cfg.grid.value_aware_keys == composed("plan", []).grid.value_aware_keys
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_the_help_of_an_app_says_what_it_does_and_shows_a_command(name: str) -> None:
+    header = composed(name, ASKED.get(name, []), return_hydra_config=True).hydra.help.header
+    first, _, rest = header.partition("\n")
+    assert "Hydra" not in first
+    assert f"python -m pipelines.{name}" in rest
