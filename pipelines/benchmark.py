@@ -46,10 +46,11 @@ def main(cfg: DictConfig) -> None:
         "cells": cells,
     }
     with tracked(cfg, "benchmark", setting.device) as run:
-        write_json(cfg.metrics, training_times(cells))
+        times = training_times(cells)
+        write_json(cfg.metrics, times)
         write_json(cfg.record, record, checksum=True)
         if run:
-            run.summary.update(training_times(cells))
+            run.summary.update({f"{name}_milliseconds": time for name, time in times.items()})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ On eight GPUs:         torchrun --nproc-per-node 8 -m pipelines.evaluate kernel=
 One cell:              python -m pipelines.evaluate kernel=elu approximation=sliding_window
 Its own attention:     python -m pipelines.evaluate model=masked attention=sliding_window
 A sweep with a table:  python -m pipelines.evaluate -m kernel=exponential,polynomial,elu \\
-                           approximation=optimal_v_oblivious approximation.r=1,4,16,65
+                           approximation=optimal_v_oblivious,optimal_v_aware,sliding_window \\
+                           approximation.r=1,4,16,65
 """
 
 from dataclasses import replace

@@ -15,13 +15,17 @@ from pipelines.app import app
 
 @app("report")
 def main(cfg: DictConfig) -> None:
-    """Writes <report>/index.html, and a .csv, .md and .png of each exhibit."""
+    """Writes <report>/index.html, and a .csv, .md and .png of each exhibit; logs what it shows."""
+    from pipelines.app.tracking import log_page, tracked
     from value_aware_study.report.contents import report_page
     from value_aware_study.report.page import write_page
     from value_aware_study.report.records import read
 
-    results = read({str(name): Path(place) for name, place in cfg.items()})
-    write_page(report_page(results, origin()), Path(cfg.report))
+    places = {str(name): Path(place) for name, place in cfg.items() if name != "run"}
+    page = report_page(read(places), origin())
+    write_page(page, Path(cfg.report))
+    with tracked(cfg, "report", "page") as run:
+        log_page(run, page, Path(cfg.report))
 
 
 def origin() -> str:

@@ -1,9 +1,10 @@
 """Makes the W&B workspace of this project: loss against r first. Needs an account.
 
-python -m pipelines.workspace workspace.entity=NAME [workspace.project=...]
+python -m pipelines.workspace workspace.entity=NAME [workspace.project=...]   # or WANDB_ENTITY
 """
 
 from functools import partial
+from typing import Any
 
 import wandb
 import wandb_workspaces.reports.v2 as panels
@@ -12,46 +13,75 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 
-METRICS = {"perplexity": "causal language models", "error": "masked language models"}
+LOSSES = {
+    "perplexity": "Perplexity of causal models",
+    "error_percent": "Error of masked models, in %",
+    "output_error": "Relative error of attention outputs",
+}
+TRAINING: dict[str, list[Any]] = {
+    "Loss, nats a token": ["train/loss", "evaluation/loss"],
+    "Learning rate": ["train/learning_rate"],
+    "Norm of the gradient": ["train/gradient_norm"],
+    "Tokens a second": ["train/tokens_per_second"],
+    "Model-FLOP utilisation": ["train/model_flops_utilisation"],
+}
+"""Numbers that share an axis, by its title"""
+COMPARED = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4")
 
 
 @app("workspace")
 def main(cfg: DictConfig) -> None:
     """Saves the workspace and prints its address."""
     if not cfg.entity:
-        raise ValueError("workspace.entity is not set; it is your W&B user or team")
+        raise ValueError(
+            "workspace.entity is not set, nor WANDB_ENTITY; it is your W&B user or team"
+        )
     try:
         print(built(cfg.entity, cfg.project).save().url)
     except (wandb.Error, wandb.errors.CommError) as error:
-        raise ValueError(f"W&B refused: {error}; wandb login first") from error
+        raise ValueError(f"W&B refused: {error}") from error
 
 
 def built(entity: str, project: str) -> workspaces.Workspace:
-    """Composes the sections: curves against r, the summaries compared, and training."""
+    """Composes the sections: curves against r, the summaries compared, and training.
+
+    Further panels, such as the report's figures and tables, are W&B's own.
+    """
     against_r = partial(panels.LinePlot, title_x="r, keys kept", log_x=True)
     curves = [
-        against_r(title=f"{models}: lower is better", metric_regex=f"{metric}/.*", title_y=metric)
-        for metric, models in METRICS.items()
+        against_r(
+            title=f"{title}: lower is better",
+            metric_regex=f"^{metric}/.*",
+            log_y=metric == "output_error",
+        )
+        for metric, title in LOSSES.items()
     ]
-    errors = against_r(
-        title="Relative output error: lower is better",
-        metric_regex="relative output error/.*",
-        log_y=True,
-    )
-    names = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4", "match_4")
-    columns = [panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names]
-    compared = panels.ParallelCoordinatesPlot(title="Models compared", columns=columns)
-    training = panels.LinePlot(metric_regex="(train|evaluation)/.*")
+    training = [
+        panels.LinePlot(title=title, y=names, title_x="optimizer step")
+        for title, names in TRAINING.items()
+    ]
+    sections: dict[str, list[Any]] = {
+        "Loss against r": curves,
+        "Models compared": [compared("perplexity"), compared("error_percent")],
+        "Training": training,
+    }
     return workspaces.Workspace(
         entity=entity,
         project=project,
         name="Value-aware attention",
         sections=[
-            workspaces.Section(name="Loss against r", panels=[*curves, errors], is_open=True),
-            workspaces.Section(name="Models compared", panels=[compared], is_open=True),
-            workspaces.Section(name="Training", panels=[training]),
+            workspaces.Section(name=name, panels=found, is_open=True)
+            for name, found in sections.items()
         ],
+        auto_generate_panels=True,
     )
+
+
+def compared(metric: str) -> panels.ParallelCoordinatesPlot:
+    """Compares models by their metric with exact attention and with few keys."""
+    names = [*(f"{metric}_{name}" for name in COMPARED), "match_4_keys"]
+    columns = [panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names]
+    return panels.ParallelCoordinatesPlot(title=f"Models compared: {metric}", columns=columns)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """W&B gets curves against r and summaries; its sweep composes."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -9,15 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import wandb
 from omegaconf import OmegaConf
+from PIL import Image
 
 from pipelines.app import composed, plain, tracking
 from tests.apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.evaluation.grid import setting
+from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,7 +56,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
 
     def start(**given: Any) -> Run:
         run = Run()
-        run.name, run.tags = given["name"], given["tags"]
+        run.name, run.tags, run.group = given["name"], given["tags"], given["group"]
         run.config = SimpleNamespace(update=lambda values, **options: run.facts.update(values))
         run.settings = wandb.Settings(mode="offline")
         made.append(run)
@@ -76,12 +81,13 @@ def test_an_evaluation_logs_its_curves_against_r_and_a_summary(
     assert list(run.history) == [1, 4]
     assert set(run.history[4]) == {
         f"{measured}/{method}"
-        for measured in ("perplexity", "relative output error")
-        for method in ("optimal_v_oblivious", "optimal_v_aware")
+        for measured in ("perplexity", "output_error")
+        for method in ("OVO", "OVA")
     }
-    keys = {"exact", "OVO_1", "OVO_4", "OVA_1", "OVA_4", "match_4", "grid"}
-    assert set(run.summary) == keys
-    assert run.summary["OVA_4"] == run.history[4]["perplexity/optimal_v_aware"]
+    compared = {f"perplexity_{name}" for name in ("exact", "OVO_1", "OVO_4", "OVA_1", "OVA_4")}
+    assert set(run.summary) == {*compared, "match_4_keys", "grid"}
+    assert run.summary["perplexity_OVA_4"] == run.history[4]["perplexity/OVA"]
+    assert {"perplexity", "output_error"} <= set(run.summary["grid"].columns)
     assert len(run.facts["checkpoint_sha256"]) == len(run.facts["data_sha256"]) == 64
 
 
@@ -89,13 +95,30 @@ def test_a_cell_of_a_sweep_is_a_run_of_its_own(runs: list[Run], tmp_path: Path) 
     cell = "evaluate kernel=elu approximation=optimal_v_aware approximation.r=4"
     run_app(f"{cell} logger=wandb", tmp_path)
     (run,) = runs
-    assert run.summary["value"] == run.summary["OVA_4"] and "relative_output_error" in run.summary
+    metric = OmegaConf.load(ROOT / "sweep.yaml").metric.name
+    assert run.summary[metric] == run.summary["perplexity_OVA_4"] and "output_error" in run.summary
+
+
+def sweep_axes() -> dict[str, list[Any]]:
+    sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
+    return {name: axis["values"] for name, axis in sweep["parameters"].items()}
+
+
+@pytest.mark.parametrize(
+    "file", ["docs/reproduce.md", "pipelines/evaluate.py", "conf/evaluate.yaml"]
+)
+def test_the_sweep_is_that_of_the_multirun(file: str) -> None:
+    text = re.sub(r"\\+\n\s*", "", (ROOT / file).read_text())
+    (command,) = re.findall(r"python -m pipelines\.evaluate -m (.*)", text)
+    given = [one.partition("=") for one in command.split()]
+    assert {name: values.split(",") for name, _, values in given} == {
+        name: [*map(str, values)] for name, values in sweep_axes().items()
+    }
 
 
 def test_every_value_of_the_sweep_is_a_cell() -> None:
     """Other axes keep their first values: composing every combination takes half a minute."""
-    sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
-    axes = {name: axis["values"] for name, axis in sweep["parameters"].items()}
+    axes = sweep_axes()
     first = [values[0] for values in axes.values()]
     cells = {
         (*first[:place], value, *first[place + 1 :])
@@ -109,12 +132,20 @@ def test_every_value_of_the_sweep_is_a_cell() -> None:
         assert method.r == values[2]
 
 
-def test_the_workspace_opens_on_loss_against_r() -> None:
+def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() -> None:
     workspace = import_module("pipelines.workspace")  # it warns of pydantic's old validators
     made = workspace.built("someone", "value-aware-attention")
-    first = made.sections[0]
-    assert first.name == "Loss against r" and first.is_open
-    assert first.panels[0].metric_regex == "perplexity/.*"
+    against_r, compared, training = made.sections
+    assert against_r.name == "Loss against r" and against_r.is_open
+    logged = ["perplexity/OVO", "error_percent/window", "output_error/OVA", "evaluation/perplexity"]
+    found = [[*filter(re.compile(one.metric_regex).match, logged)] for one in against_r.panels]
+    assert found == [[name] for name in logged[:3]]
+    assert all(one.log_x for one in against_r.panels)
+    units = [{name.rpartition("/")[2] for name in one.y} for one in training.panels]
+    assert {"loss"} in units and {"learning_rate"} in units and {"tokens_per_second"} in units
+    assert not any(one.metric_regex for one in training.panels)
+    names = [column.metric.name for column in compared.panels[0].columns]
+    assert names[0] == "perplexity_exact" and names[-1] == "match_4_keys"
 
 
 def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
@@ -217,8 +248,59 @@ def test_an_argument_that_wandb_refuses_is_named(
         tracking.wandb_run(**named | given)
 
 
-def test_a_cell_of_a_sweep_is_named_after_it(runs: list[Run], tmp_path: Path) -> None:
-    cell = "approximation=optimal_v_oblivious approximation.r=4"
-    run_app(f"evaluate kernel=elu logger=wandb {cell}", tmp_path)
+def test_a_cell_of_a_sweep_is_named_after_it(
+    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = "evaluate kernel=elu logger=wandb approximation=optimal_v_oblivious approximation.r="
+    run_app(f"{cell}4", tmp_path)
+    run_app(f"-m {cell}1,4".replace("-m evaluate", "evaluate -m"), tmp_path)
+    monkeypatch.setenv("WANDB_SWEEP_ID", "ab12")
+    run_app(f"{cell}4", tmp_path)
+    names = [(run.name, run.group) for run in runs]
+    assert names == [
+        ("evaluate/causal_elu OVO r=4", "smoke"),
+        ("evaluate/causal_elu OVO r=1", "smoke sweep"),
+        ("evaluate/causal_elu OVO r=4", "smoke sweep"),
+        ("evaluate/causal_elu OVO r=4", "smoke sweep"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("app", "given", "tags"),
+    [
+        ("train_causal", ["kernel=elu"], ["train", "laptop", "elu"]),
+        ("train_masked", ["length=short"], ["train", "laptop", "exponential"]),
+        ("train_in_context", ["task=recall"], ["train", "laptop"]),
+        ("probe", ["probe.model=x", "probe.text=x"], ["train", "laptop"]),
+    ],
+)
+def test_runs_are_tagged_with_their_scale_and_kernel(
+    runs: list[Run], app: str, given: list[str], tags: list[str]
+) -> None:
+    section = composed(app, [*given, "logger=wandb", "scale=laptop"])[app]
+    with tracking.tracked(section.copy(), "train", "masked_short_sliding_window"):
+        pass
     (run,) = runs
-    assert run.name == "evaluate/causal_elu optimal_v_oblivious r=4"
+    assert run.tags == tags
+    assert run.name == "train/masked_short_sliding_window"  # a model's own name
+
+
+def test_the_page_is_logged_offline_as_images_and_tables(tmp_path: Path) -> None:
+    data = pd.DataFrame({"claim": ["one", "other"], "estimate": [0.5, None]})
+    table = Table(data, data.astype(str))
+    Image.new("RGB", (2, 2)).save(tmp_path / "figure_1.png")
+    exhibits = [
+        Exhibit("figure_1", "A figure", "", charts=[{}], table=table),
+        Exhibit("findings", "Findings", "", table=table),
+    ]
+    page = Page("?", "", [Section("answer", "Answer", "", exhibits)])
+    run = tracking.wandb_run(project="p", group="g", mode="offline", dir=str(tmp_path))
+    tracking.log_page(run, page, tmp_path)
+    run.finish()
+    media = {
+        file.parent.name: file for file in tmp_path.glob("wandb/offline-run-*/files/media/*/*/*")
+    }
+    assert media["figures"].name.startswith("figure_1") and media["figures"].suffix == ".png"
+    (logged,) = tmp_path.glob("wandb/offline-run-*/files/media/table/tables/findings*.table.json")
+    assert json.loads(logged.read_text())["data"] == [["one", 0.5], ["other", None]]
+    tracking.log_page(None, page, tmp_path)  # logger=none

@@ -1,22 +1,36 @@
 """Tracks runs in Weights & Biases, offline by default: curves to browse, never results."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app.hydra_app import plain
-from pipelines.app.summary import row, summary
+from pipelines.app.summary import SHORT, row, summary
 from value_aware_attention.measurement import Record
+
+if TYPE_CHECKING:  # it brings what draws
+    from value_aware_study.report.exhibit import Page
 
 OF_HOME = {"WANDB_DATA_DIR": "wandb_data", "WANDB_CACHE_DIR": "wandb_cache"}
 """Variables that name W&B's folders, else in the user's home, and their names below logs."""
+NAMES = {
+    **SHORT,
+    "sliding_window": "window",
+    "error": "error_percent",
+    "relative output error": "output_error",
+    "match_4": "match_4_keys",
+}
+"""Methods and numbers whose names in W&B are others: short, and with the unit."""
+TABLES = ("claims", "findings")
+"""Exhibits of the page that W&B gets as tables"""
 
 
 @contextmanager
@@ -24,21 +38,27 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[A
     """Opens a W&B run named <stage>/<name>, with the config and sha256 hashes of what it read.
 
     Yields None where the logger is `none`, and in every process but the first. The run is finished
-    whatever happens, and as failed after an exception. Online, what was read is linked as artifacts
-    of those hashes, so that the runs that made it are found.
+    whatever happens, and as failed after an exception. Its tags are stage, scale and kernel; the
+    cells of a sweep are a group. Online, what was read is linked as artifacts of those hashes, so
+    that the runs that made it are found.
     """
-    tags = [str(tag) for tag in (stage, cfg.get("scale"), cfg.get("kernel")) if tag]
-    named = {"job_type": stage, "name": f"{stage}/{name}", "tags": tags}
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+    trained = cfg.get("card", {})  # of a training, whose section has no scale of its own
+    kernel = cfg.get("kernel") or trained.get("kernel")
+    tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
+    words = " ".join(NAMES.get(word, word) for word in name.split())
+    named: dict[str, Any] = {"job_type": stage, "name": f"{stage}/{words}"}
+    named["tags"] = [tag for tag in tags if isinstance(tag, str)]
+    multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    if multirun or "WANDB_SWEEP_ID" in os.environ:
         named["group"] = f"{cfg.run.get('group')} sweep"
     run = instantiate(cfg.run, **named)
     if run is None:
         yield None
         return
-    facts = {f"{key}_sha256": value for key, value in hashes.items()}
+    facts = {f"{kind}_sha256": value for kind, value in hashes.items()}
     run.config.update(plain(cfg) | facts, allow_val_change=True)
-    for key, value in hashes.items():
-        link(run, "use_artifact", key, value)
+    for kind, value in hashes.items():
+        link(run, "use_artifact", kind, value)
     try:
         yield run
     except BaseException:
@@ -73,7 +93,8 @@ def log_record(run: Any, record: Record) -> None:
     import wandb
 
     for prefix in (record.metric, "relative output error"):
-        run.define_metric(f"{prefix}/*", summary="none")  # the last r is not the finding
+        # the last r is not the finding
+        run.define_metric(f"{key(prefix)}/*", summary="none")
     log_curves(
         run,
         (
@@ -89,23 +110,55 @@ def log_record(run: Any, record: Record) -> None:
             if cell.budget or set(cell.parameters) == {"r"}
         ),
     )
+    metric, error = key(record.metric), key("relative output error")
     rows = pd.DataFrame([row(record, cell) for cell in record.cells])
+    rows = rows.rename(columns={"value": metric, "relative_output_error": error})
     if len(record.cells) == 2:  # one cell of a sweep, and exact attention
-        run.summary.update({key: rows[key].iloc[1] for key in ("value", "relative_output_error")})
-    run.summary.update(summary(record) | {"grid": wandb.Table(dataframe=rows.astype(object))})
+        run.summary.update({name: rows[name].iloc[1] for name in (metric, error)})
+    numbers = {
+        key(name) if name in NAMES else f"{metric}_{name}": value
+        for name, value in summary(record).items()
+    }
+    run.summary.update(numbers | {"grid": wandb.Table(dataframe=rows.astype(object))})
+
+
+def key(name: str) -> str:
+    """Returns a name of W&B's: of letters, digits and _ alone, or its tables cannot sort by it."""
+    return re.sub(r"\W+", "_", NAMES.get(name, name)).strip("_")
 
 
 def log_curves(run: Any, points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:
     """Logs (number of keys, method, its numbers by name) as a curve a number and method.
 
-    The step of a row is the number of keys, by which every reader of W&B draws.
+    The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
+    of them. The step of a row is the number of keys, by which every reader of W&B draws.
     """
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:
         found = by_keys.setdefault(int(keys), {})
-        found |= {f"{name}/{method}": one for name, one in numbers.items() if one is not None}
+        for name, one in numbers.items():
+            if one is not None:
+                found[f"{key(name)}/{key(method)}"] = one
     for keys in sorted(by_keys) if run else ():
         run.log(by_keys[keys], step=keys)
+
+
+def log_page(run: Any, page: "Page", folder: Path) -> None:
+    """Logs the figures of a page, which lie in a folder, and its claims and findings as tables."""
+    if run is None:
+        return
+    import wandb
+
+    logged: dict[str, Any] = {}
+    for exhibit in page.exhibits():
+        if exhibit.charts:
+            image = wandb.Image(str(folder / f"{exhibit.name}.png"), caption=exhibit.title)
+            logged[f"figures/{exhibit.name}"] = image
+        if exhibit.table and exhibit.name in TABLES:
+            data = exhibit.table.data.astype(object)
+            table = wandb.Table(dataframe=data.where(data.notna(), None))
+            logged[f"tables/{exhibit.name}"] = table
+    run.log(logged)
 
 
 def record_made(
@@ -141,9 +194,9 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
         return wandb.init(project=project, group=group, mode=mode, dir=str(folder), **named)
     except ValidationError as error:
         first = error.errors()[0]
-        key, said = str(first["loc"][0]), first["msg"].replace("Input should be", "it must be", 1)
-        variable = f"WANDB_{key.upper()}"
-        name = variable if variable in given else f"logger.{key}"
+        field, said = str(first["loc"][0]), first["msg"].replace("Input should be", "it must be", 1)
+        variable = f"WANDB_{field.upper()}"
+        name = variable if variable in given else f"logger.{field}"
         raise ValueError(f"{name} is {first['input']}; {said}") from None
     except wandb.Error as error:
         said = " ".join(str(error).split()).rstrip(".")
