@@ -8,8 +8,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+import yaml
 
 import value_aware_attention
+from docs import stages
 from value_aware_attention import approximations
 
 ROOT = Path(__file__).parents[1]
@@ -86,3 +88,15 @@ def test_the_examples_of_decoding_run_and_check_the_cache(
         exec(compile(example, "decoding.md", "exec"), names)
     said = capsys.readouterr().out
     assert "256 tokens: 32.0 keys a head" in said and "equal over 56 tokens" in said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what DVC imports
+def test_the_drawing_of_the_stages_is_that_of_dvc() -> None:
+    drawn = (ROOT / stages.DRAWN).read_text()
+    assert drawn == stages.drawn(stages.graph()), "python -m docs.stages draws it again"
+    names = set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
+    boxes = {name.removesuffix("_again") for name in names}
+    assert boxes <= set(re.findall(r">(\w+)</text>", drawn))
+    width = re.search(r'viewBox="0 0 (\d+)', drawn)
+    assert width and int(width[1]) <= 800
+    assert f"]({stages.DRAWN.name})" in (ROOT / "docs" / "reproduce.md").read_text()
