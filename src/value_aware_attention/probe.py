@@ -19,17 +19,21 @@ from value_aware_attention.approximations import (
     OptimalValueOblivious,
     SlidingWindow,
 )
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import check_at_least, described
 from value_aware_attention.caches import CacheMethod, LeaveOneOut, ObservedAttention, ValueAware
 from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
+from value_aware_attention.measurement.chance import chance
 from value_aware_attention.measurement.control import control as measure_control
-from value_aware_attention.measurement.headline import headline, needed, tables
+from value_aware_attention.measurement.foretold import Cost, foretold
+from value_aware_attention.measurement.head_budgets import budget_settings
+from value_aware_attention.measurement.headline import headline, keys_by_head, needed
 from value_aware_attention.measurement.measure import LayerOptions, Method, measure
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_attention.measurement.task import Task
+from value_aware_attention.measurement.terminal import tables
 from value_aware_attention.measurement.windows import (
     TextWindows,
     metric_of,
@@ -39,7 +43,10 @@ from value_aware_attention.measurement.windows import (
     windows_task,
 )
 
-__all__ = ["Report", "default_cache_methods", "default_methods", "probe", "probe_caches"]
+__all__ = [
+    "Cost", "Report", "default_cache_methods", "default_methods", "estimate", "probe",
+    "probe_caches",
+]  # fmt: skip
 
 DEFAULT_LENGTH = 512
 
@@ -66,6 +73,13 @@ class Report:
             method: needed(measured, method, share=share, layer=layer).keys
             for method in (OBLIVIOUS, AWARE)
         }
+
+    def keys_by_head(self, share: float = 0.05, method: str = OBLIVIOUS) -> list[list[int]]:
+        """Lists, by layer and query head, the fewest keys with at most that output error.
+
+        `measurement.head_budgets.HeadBudgets` attends with them.
+        """
+        return keys_by_head(self.record.attention[0].output_error, method, share)
 
     def __str__(self) -> str:
         return "\n".join([*tables(self.record), "", self.headline])
@@ -108,14 +122,16 @@ def probe(
     spaced or, with `draw`, drawn by `seed`. Measures, with 95% intervals over windows, the end
     metric of `measurement.windows.metric_of` with each of `methods` in all layers, at `sizes` keys
     (None: powers of two to head size + 1, and that), and ||o - o~||^2 / ||o||^2 of every layer and
-    head on `rows` queries of each window, with the keys needed for 1%, 5% and 10% of it.
+    head on `rows` queries of each window, with the keys needed for 1%, 5% and 10% of it, and the
+    end metric where every head gets those that it needs (`record.budgets`).
 
     With `control` the same architecture with random weights, drawn by `seed`, is measured alike:
     `record.control` says what of a number is not due to training. It doubles the time.
 
     `kernel` None is the model's own; another replaces it post hoc. `kernels`, `between` and
     `skewness_gap` are `measurement.LayerOptions`. The folder `cache` keeps numbers for later runs.
-    `show` gets the lines of the tables. Raises ValueError, before any work, for an unfit model.
+    `show` gets a line with the time and memory to expect, then those of the tables. Raises
+    ValueError, before any work, for an unfit model.
     """
     OptimalValueAware(1, search)  # refuses another search
     check_at_least(1, rows=rows)
@@ -126,14 +142,21 @@ def probe(
         rows=rows, search=search, between=between, skewness_gap=skewness_gap,
         kernels=tuple(kernels), seed=seed,
     )  # fmt: skip
-    measured = partial(
-        measure, methods=default_methods(search) if methods is None else methods, sizes=sizes,
-        cache=cache, name=name, progress=show is not None,
-    )  # fmt: skip
-    record = measured(task, layers=layers)
+    chosen = default_methods(search) if methods is None else methods
+    if show is not None:
+        show(str(foretold(task, chosen, sizes=sizes, layers=layers, control=control)))
+    found = partial(measure, sizes=sizes, cache=cache, name=name, progress=show is not None)
+    record = found(task, chosen, layers=layers)
+    budgets = list(budget_settings(record.attention[0].output_error, chosen))
+    record = replace(
+        record,
+        budgets=found(task, budgets, layers=None, cell_errors=False).cells[1:],
+        baselines=chance(task, record.cells[0]),
+    )
     if control:
         own = replace(layers, kernels=(), between=False, skewness_gap=False)
-        record = replace(record, control=measure_control(task, partial(measured, layers=own), seed))
+        measured = partial(found, methods=chosen, layers=own)
+        record = replace(record, control=measure_control(task, measured, seed))
     if show is not None:
         for line in tables(record):
             show(line)
@@ -144,6 +167,30 @@ def probe(
         share_read=read.share_read,
     )
     return Report(replace(record, text=measured_on))
+
+
+def estimate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    *,
+    windows: int | None = 8,
+    length: int | None = None,
+    rows: int = 32,
+    search: str = "default",
+    sizes: Sequence[int] | None = None,
+    control: bool = True,
+) -> Cost:
+    """Foretells seconds and bytes of `probe` with these arguments, from a part of one window.
+
+    `str` of it is one line. Raises ValueError as `probe` does.
+    """
+    task, _ = window_task(
+        model, tokenizer, text, windows=windows, length=length, kernel=None, seed=0, draw=False
+    )
+    layers = LayerOptions(rows=rows, search=search, between=False, skewness_gap=False)
+    chosen = default_methods(search)
+    return foretold(task, chosen, sizes=sizes, layers=layers, control=control)
 
 
 def window_task(
@@ -164,6 +211,8 @@ def window_task(
         )
     if not callable(tokenizer):
         raise ValueError(f"tokenizer is a {type(tokenizer).__name__}; give the model's")
+    if isinstance(text, bytes | Path) or not isinstance(text, Iterable):
+        raise ValueError(f"text is {described(text)}; give a string, or several: what files hold")
     metric, limit, vocabulary = metric_of(model), positions(model), vocabulary_size(model)
     weights = next(model.parameters())
     if weights.dtype == torch.float16 and weights.device.type == "cpu":
@@ -258,3 +307,9 @@ def probe_caches(
         task, settings, model_name=name or type(model).__name__, task_name="text",
         progress=progress,
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    from value_aware_attention.probe_command import main
+
+    main()

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from synthetic import AWARE, match, probed, with_attention, with_cells
 
-from value_aware_attention.measurement.headline import by_layer, headline, shown_size, tables
+from value_aware_attention.measurement.headline import by_layer, headline, shown_size
+from value_aware_attention.measurement.terminal import tables
 
 
 def with_counts(record, *counts):

@@ -1,12 +1,12 @@
-"""Writes the record of a measured model in a sentence and in tables."""
+"""Writes the record of a measured model in sentences."""
 
 from collections.abc import Iterator
 
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
-    SHARES,
     Cell,
+    EndMetric,
     KeysNeeded,
     MatchingKeys,
     OutputError,
@@ -22,7 +22,8 @@ LOSSES = {
     "error": "wrong predictions, in % of the hidden tokens, of",
     "cosine": "a cosine to the exact hidden states of",
 }
-WIDTH = 26
+NONE = 1e-9
+"""Difference that is rounding"""
 
 
 def headline(record: Record) -> str:
@@ -47,23 +48,43 @@ def with_keys(record: Record | None, r: int) -> dict[str, Cell]:
     return {cell.approximation: cell for cell in cells if cell.parameters.get("r") == r}
 
 
+def warning(record: Record) -> str:
+    """Says why the end metric tells nothing of the keys, where it does not: at chance, or alike.
+
+    A difference is one where its interval leaves out 0; of one window, which has none, any is.
+    """
+    metric, value = record.metric, number(record.cells[0].value, record.metric)
+    exact = f"exact attention's {value}"
+    if (guess := record.baselines.get("chance")) and ends_of(guess)[0] <= NONE:
+        blind = f"a guess without reading has {number(guess.value, metric)}"
+        return f"the {metric} cannot tell what keys do: {exact} is no better than chance, {blind}"
+    found = with_keys(record, r := shown_size(record)).values()
+    if found and all(low <= NONE and high >= -NONE for low, high in map(ends_of, found)):
+        return (
+            f"the {metric} cannot tell the choices apart: with {r} keys in every layer, by each "
+            f"of {len(found)} methods, {exact} lies within its interval"
+        )
+    return ""
+
+
+def ends_of(cell: EndMetric) -> tuple[float, float]:
+    """Returns the interval of the difference from exact attention, a point where there is none."""
+    low, high = cell.difference_low, cell.difference_high
+    return (cell.difference if low is None else low, cell.difference if high is None else high)
+
+
 def _loss(record: Record) -> str:
-    """Says what r keys leave of the end metric, or that every method is as good as exact."""
+    """Says what r keys leave of the end metric, or why that is not told."""
     r, metric = shown_size(record), record.metric
     found = with_keys(record, r)
     if not {OBLIVIOUS, AWARE} <= set(found):
         return ""
-    exact = f"exact attention's {_number(record.cells[0].value, metric)}"
-    ends = [(cell.difference_low, cell.difference_high) for cell in found.values()]
-    if all(low is not None and low <= 1e-9 and high >= -1e-9 for low, high in ends):  # type: ignore[operator]
-        return (
-            f"the {metric} cannot tell the choices apart: with {r} keys in every layer, by each "
-            f"of {len(found)} methods, {exact} lies within its interval."
-        )
+    if said := warning(record):
+        return f"{said}."
     nets = [of for of in (record, record.control) if of and with_keys(of, r)]
     own, *random = (
-        [_with_interval(with_keys(of, r)[k], metric, "{} ({} to {})") for k in (AWARE, OBLIVIOUS)]
-        + ["" if metric == "cosine" else f", exact {_number(of.cells[0].value, metric)}"]
+        [with_interval(with_keys(of, r)[k], metric, "{} ({} to {})") for k in (AWARE, OBLIVIOUS)]
+        + ["" if metric == "cosine" else f", exact {number(of.cells[0].value, metric)}"]
         for of in nets
     )
     beside = "".join(f"; with random weights {a} and {b}{exact}" for a, b, exact in random)
@@ -75,7 +96,7 @@ def _loss(record: Record) -> str:
 
 def _matches(record: Record) -> Iterator[str]:
     """Yields the keys that match, then those with random weights; without any, the keys needed."""
-    measured = _own(record)
+    measured = layers_of(record)
     if said := matches(measured):
         yield from filter(None, [f"{said}.", matches_at_random(record)])
     else:
@@ -88,14 +109,14 @@ def _matches(record: Record) -> Iterator[str]:
 
 def matches_at_random(record: Record) -> str:
     """Says how many keys match with random weights, and whether training has any part in it."""
-    found = _pairs(_own(record.control)) if record.control else {}
+    found = _pairs(layers_of(record.control)) if record.control else {}
     if not found:
         return ""
-    pairs = [(one, found[r]) for r, one in _pairs(_own(record)).items()]
+    pairs = [(one, found[r]) for r, one in _pairs(layers_of(record)).items()]
     fewer = all((one.low or one.keys or 0) <= (b.high or b.keys or 0) for one, b in pairs)
     geometry = ", no fewer within the intervals: these counts are geometry, not training"
     return (
-        f"With random weights they match {', '.join(_count(one) for _, one in pairs)}"
+        f"With random weights they match {', '.join(counted(one) for _, one in pairs)}"
         f"{geometry if fewer else ''}."
     )
 
@@ -105,9 +126,9 @@ def matches(measured: OutputError) -> str:
     if not (found := [*_pairs(measured).values()]):
         return ""
     first, *others = found
-    more = "".join(f", {one.r} match {_count(one)}" for one in others)
+    more = "".join(f", {one.r} match {counted(one)}" for one in others)
     return (
-        f"{first.r} value-aware keys match {_count(first)}{more} of {measured.keys:,} keys chosen "
+        f"{first.r} value-aware keys match {counted(first)}{more} of {measured.keys:,} keys chosen "
         f"by attention weight (errors pooled; of single queries, {first.r} match {first.median:,} "
         f"in the median, {first.lower_quartile:,} to {first.upper_quartile:,} in the quartiles)"
     )
@@ -117,7 +138,7 @@ def _pairs(measured: OutputError) -> dict[int, MatchingKeys]:
     return {r: one for r in HEADLINE_SIZES if (one := match(measured, r))}
 
 
-def _own(record: Record) -> OutputError:
+def layers_of(record: Record) -> OutputError:
     return record.attention[0].output_error
 
 
@@ -128,13 +149,13 @@ def by_layer(record: Record) -> str:
     nets = (record, record.control)
     pairs = sorted(
         (
-            [needed(_own(of), OBLIVIOUS, share=SHARE, layer=layer) for of in nets]
-            for layer in range(_own(record).layers)
+            [needed(layers_of(of), OBLIVIOUS, share=SHARE, layer=layer) for of in nets]
+            for layer in range(layers_of(record).layers)
         ),
         key=lambda pair: (pair[0].keys or 0) - (pair[1].keys or 0),
     )
     most, least = (
-        f"{_count(own)} in layer {own.layer} ({_count(random)} with random weights)"
+        f"{counted(own)} in layer {own.layer} ({counted(random)} with random weights)"
         for own, random in (pairs[-1], pairs[0])
     )
     return (
@@ -158,60 +179,33 @@ def needed(
     return next(row for row in rows if (row.method, row.share, row.layer, row.head) == place)
 
 
-def _count(found: MatchingKeys | KeysNeeded) -> str:
+def keys_by_head(measured: OutputError, method: str, share: float) -> list[list[int]]:
+    """Lists, by layer and query head, the fewest keys with at most that relative output error.
+
+    1 for a head whose outputs are all 0.
+    """
+    found = [[1] * measured.heads for _ in range(measured.layers)]
+    for row in measured.keys_needed:
+        of_head = row.layer is not None and row.head is not None
+        if of_head and (row.method, row.share) == (method, share):
+            found[row.layer][row.head] = row.keys or 1  # type: ignore[index]
+    return found
+
+
+def counted(found: MatchingKeys | KeysNeeded) -> str:
     ends = "" if found.low is None else f" ({found.low:,} to {found.high:,})"
-    return f"{_keys(found.keys)}{ends}"
+    return f"{whole(found.keys)}{ends}"
 
 
-def _keys(count: int | None) -> str:
+def whole(count: int | None) -> str:
     return "none" if count is None else f"{count:,}"
 
 
-def tables(record: Record) -> Iterator[str]:
-    """Yields the lines of two tables: keys needed by layer, and the end metric by keys kept.
-
-    Random weights have a row in the first one and a table like the second one.
-    """
-    yield from _layer_lines(record)
-    yield from _end_lines(record, "exact attention")
-    if record.control:
-        yield from _end_lines(record.control, "exact attention with random weights")
-
-
-def _end_lines(record: Record, of: str) -> Iterator[str]:
-    """Tabulates the end metric: a row for each number of keys, a column for each method."""
-    exact, *cells = record.cells
-    methods = list(dict.fromkeys(cell.approximation for cell in cells))
-    names = "".join(f"{NAMES.get(name, name.replace('_', ' ')):>{WIDTH}}" for name in methods)
-    value = f"{_number(exact.value, record.metric)}{' %' if record.metric == 'error' else ''}"
-    yield from ("", f"{record.metric} of {of}: {value}", f"{'keys':>6}{names}")
-    for first in range(0, len(cells), len(methods) or 1):
-        row = cells[first : first + len(methods)]
-        found = (f"  {_with_interval(cell, record.metric):>{WIDTH - 2}}" for cell in row)
-        yield f"{row[0].parameters['r']:>6,}" + "".join(found)
-
-
-def _layer_lines(record: Record) -> Iterator[str]:
-    """Tabulates the keys that each layer needs, by weight and value-aware."""
-    yield f"{'keys needed':12}" + "".join(f"{f'{share:.0%} error':>{WIDTH}}" for share in SHARES)
-    yield f"{'layer':12}" + "".join(f"{'by weight  value-aware':>{WIDTH}}" for _ in SHARES)
-    layers = [(str(layer), record, layer) for layer in range(_own(record).layers)]
-    random = [("random", record.control, None)] if record.control else []
-    for name, of, layer in [*layers, ("all", record, None), *random]:
-        counts = [
-            [needed(_own(of), m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE)]
-            for share in SHARES
-        ]
-        cells = (f"{_keys(a):>{WIDTH - 13}}{_keys(b):>13}" for a, b in counts)
-        yield f"{name:<12}" + "".join(cells)
-    yield from filter(None, [by_layer(record)])
-
-
-def _with_interval(cell: Cell, metric: str, form: str = "{} [{}, {}]") -> str:
+def with_interval(cell: Cell, metric: str, form: str = "{} [{}, {}]") -> str:
     if cell.low is None or cell.high is None:
-        return _number(cell.value, metric)
-    return form.format(*(_number(end, metric) for end in (cell.value, cell.low, cell.high)))
+        return number(cell.value, metric)
+    return form.format(*(number(end, metric) for end in (cell.value, cell.low, cell.high)))
 
 
-def _number(value: float, metric: str) -> str:
+def number(value: float, metric: str) -> str:
     return f"{value:.2g}" if value >= 1e5 else f"{value:,.{DIGITS[metric]}f}"

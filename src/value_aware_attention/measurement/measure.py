@@ -191,7 +191,7 @@ def measure(
     (None: it is computed). A progress bar is drawn on a terminal. Raises ValueError for sizes that
     do not fit.
     """
-    chosen = _sizes(sizes, task.head_dim, task.length)
+    chosen = sizes_of(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
         methods = [
             Setting(key, {"r": r}, lambda layer, build=build, r=r: build(r, layer))  # type: ignore[misc]
@@ -244,7 +244,7 @@ def _record(
     )
 
 
-def _sizes(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
+def sizes_of(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
     """Lists the numbers of keys to measure, in order: by default those that the length allows."""
     if sizes is None:
         powers = {1 << power for power in range((head_dim + 1).bit_length())}
@@ -407,7 +407,8 @@ class _Measurement:
 def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
     """Lists the methods of all layers and their source, on which a cell depends beside its task."""
     built = [setting.build(layer) for layer in range(layers)]
-    sources = sorted({source_hash(type(method).__module__, __name__) for method in built})
+    modules = {type(part).__module__ for method in built for part in method.modules()}
+    sources = sorted({source_hash(module, __name__) for module in modules})
     return {"methods": [repr(method) for method in built], "source": sources}
 
 

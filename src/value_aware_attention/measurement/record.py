@@ -417,6 +417,8 @@ class Record(JsonRecord):
     arguments: Mapping[str, Any] = field(default_factory=dict)
     control: "Record | None" = None
     """The same architecture with random weights, measured on the same text"""
+    budgets: tuple[Cell, ...] = ()
+    """Every head with a number of keys of its own (`head_budgets.budget_settings`)"""
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""
@@ -430,10 +432,15 @@ class Record(JsonRecord):
                 raise ValueError(f"{what} is {size}; it must be at least 1")
         if not self.cells or self.cells[0].approximation != "exact":
             raise ValueError("its cells do not begin with exact attention")
-        for place, cell in enumerate(self.cells):
-            _check_cell(cell, f"cells.{place}", self)
+        _check_cells(self)
         if self.control is not None:
             _check_control(self.control, self)
+
+
+def _check_cells(record: Record) -> None:
+    for name in ("cells", "budgets"):
+        for place, cell in enumerate(getattr(record, name)):
+            _check_cell(cell, f"{name}.{place}", record)
 
 
 def _check_cell(cell: Cell, name: str, record: Record) -> None:

@@ -1,0 +1,85 @@
+"""Gives every head a number of keys of its own, and measures a model with all of them at once."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from value_aware_attention.measurement.headline import keys_by_head
+from value_aware_attention.measurement.measure import Method, Setting
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, OutputError
+
+WINDOW = "sliding_window"
+NEEDED_BY = {OBLIVIOUS: OBLIVIOUS, AWARE: AWARE, WINDOW: OBLIVIOUS}
+"""Method that budgets are given to -> the choice whose needs they are"""
+
+
+class HeadBudgets(nn.Module):
+    """Attends in head h with `method(counts[h])`: a module that keeps so many keys a query.
+
+    For `hugging_face.replace_attention`, which gives it a layer's query heads:
+    `lambda layer: HeadBudgets(OptimalValueOblivious, report.keys_by_head()[layer])`.
+    """
+
+    def __init__(self, method: Callable[[int], nn.Module], counts: Sequence[int]) -> None:
+        super().__init__()
+        self.counts = tuple(counts)
+        self.sizes = sorted(set(counts))
+        self.methods = nn.ModuleList(method(r) for r in self.sizes)
+
+    def forward(
+        self,
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B H M D"],
+        value: Float[Tensor, "B H M V"],
+        *,
+        attn_mask: Tensor | None = None,
+        **options: object,
+    ) -> Float[Tensor, "B H N V"]:
+        """Returns the output of every head; ValueError where there are not as many as counts."""
+        if query.shape[1] != len(self.counts):
+            raise ValueError(f"{len(self.counts)} heads have counts; there are {query.shape[1]}")
+        output = value.new_empty(*query.shape[:-1], value.shape[-1])
+        by_head = attn_mask is not None and attn_mask.ndim > 3 and attn_mask.shape[1] > 1
+        for r, method in zip(self.sizes, self.methods, strict=True):
+            heads = [head for head, count in enumerate(self.counts) if count == r]
+            mask = attn_mask[:, heads] if attn_mask is not None and by_head else attn_mask
+            part = (x[:, heads] for x in (query, key, value))
+            output[:, heads] = method(*part, attn_mask=mask, **options)
+        return output
+
+    def extra_repr(self) -> str:
+        return f"counts={self.counts}"
+
+
+def budget_settings(measured: OutputError, methods: Mapping[str, Method]) -> Iterator[Setting]:
+    """Yields the methods with budgets by head, for each of `SHARES` from the most error on.
+
+    A setting has the `share`, `keys` a head on average, and `each`: "own" for the keys that a head
+    needs for this error, "equal" where all heads get their mean (rounded up), which is measured
+    of the choice by weight alone. A window gets as many keys as the choice by weight.
+    """
+    known = [name for name in NEEDED_BY if name in methods]
+    for share in sorted(SHARES, reverse=True):
+        for name in known:
+            counts = keys_by_head(measured, NEEDED_BY[name], share)
+            mean = float(np.mean(counts))
+            yield _setting(methods[name], name, counts, share=share, keys=mean, each="own")
+            if name == OBLIVIOUS:
+                equal = [[int(np.ceil(mean))] * measured.heads] * measured.layers
+                yield _setting(methods[name], name, equal, share=share, keys=mean, each="equal")
+
+
+def _setting(
+    method: Method, name: str, counts: Sequence[Sequence[int]], **parameters: float | str
+) -> Setting:
+    def build(layer: int) -> nn.Module:
+        return HeadBudgets(partial(_of_layer, method, layer), counts[layer])
+
+    return Setting(name, parameters, build)
+
+
+def _of_layer(method: Method, layer: int, r: int) -> nn.Module:
+    return method(r, layer)

@@ -1,0 +1,224 @@
+"""Writes what was measured as tables for a terminal."""
+
+from collections.abc import Iterator, Sequence
+
+from value_aware_attention.measurement.cache_record import DISTANCES, CacheCell, CacheRecord
+from value_aware_attention.measurement.headline import (
+    NAMES,
+    SHARE,
+    by_layer,
+    counted,
+    ends_of,
+    keys_by_head,
+    layers_of,
+    match,
+    needed,
+    number,
+    shown_size,
+    warning,
+    whole,
+    with_interval,
+    with_keys,
+)
+from value_aware_attention.measurement.record import (
+    AWARE,
+    OBLIVIOUS,
+    SHARES,
+    Cell,
+    Estimate,
+    Record,
+)
+
+WIDTH, WIDE, COLUMN, NAMED = 26, 34, 28, 52
+"""Of a column, and of the names of rows, in characters"""
+LOSS = 0.01
+"""Loss of the end metric that budgets may cost: a part of a perplexity or cosine, a hundredth of
+all predictions"""
+ROW = 16
+"""Heads in a line"""
+TITLES = {"kl": "KL in nats a token", "cosine_distance": "1 - cosine"}
+
+
+def tables(record: Record) -> Iterator[str]:
+    """Yields the lines of tables: keys needed by layer and by head, the end metric by keys kept.
+
+    Random weights have a row in the first one and a table like the last one. Beside them stand the
+    end metric with budgets by head, and a warning where it tells nothing.
+    """
+    yield from _layer_lines(record)
+    yield from _head_lines(record)
+    yield from _budget_lines(record)
+    yield from _end_lines(record, "exact attention")
+    if record.control:
+        yield from _end_lines(record.control, "exact attention with random weights")
+    if said := warning(record):
+        yield from ("", f"warning: {said}")
+
+
+def _head_lines(record: Record) -> Iterator[str]:
+    """Lists the keys by weight that every head needs, `ROW` heads a line."""
+    measured = layers_of(record)
+    counts = keys_by_head(measured, OBLIVIOUS, SHARE)
+    yield from ("", f"keys by weight for {SHARE:.0%} error, of {measured.keys:,}, by head")
+    heads = range(measured.heads)
+    for first in range(0, len(heads), ROW):
+        row = slice(first, first + ROW)
+        yield "head".ljust(12) + "".join(f"{head:>6}" for head in heads[row])
+        for layer, found in enumerate(counts):
+            yield f"layer {layer}".ljust(12) + "".join(f"{count:>6,}" for count in found[row])
+
+
+def _budget_lines(record: Record) -> Iterator[str]:
+    """Tabulates the end metric with the keys that each head needs, in all heads together."""
+    if not record.budgets:
+        return
+    metric, of = record.metric, layers_of(record).keys
+    exact = number(record.cells[0].value, metric)
+    yield from ("", "each head with the keys that it needs for an output error, all heads at once")
+    yield f"{'error':>6}  {'keys a head':>22}  {'chosen':<30}{f'{metric}, exact {exact}':>{WIDTH}}"
+    for cell in record.budgets:
+        given = cell.parameters
+        keys = f"{given['keys']:,.1f} of {of:,} ({given['keys'] / of:.0%})"
+        found = with_interval(cell, metric)
+        yield f"{given['share']:>6.0%}  {keys:>22}  {_chosen(cell):<30}{found:>{WIDTH}}"
+    yield _affordable(record)
+
+
+def _chosen(cell: Cell) -> str:
+    name = _shown(cell.approximation)
+    return f"{name}, all alike" if cell.parameters["each"] == "equal" else name
+
+
+def _shown(method: str) -> str:
+    """Names a method; an oracle looks at exact attention, and no model runs faster with it."""
+    oracle = NAMES.get(method)
+    return f"{oracle} (oracle)" if oracle else method.replace("_", " ")
+
+
+def _affordable(record: Record) -> str:
+    """Names the fewest keys by weight, by head, whose loss is at most `LOSS`, interval included."""
+    metric, exact = record.metric, record.cells[0].value
+    most = {"perplexity": LOSS * exact, "error": 100 * LOSS, "cosine": LOSS}[metric]
+    interval = "" if record.cells[0].low is None else ", interval included"
+    allowed = f"For a loss of at most {number(most, metric)} in {metric}{interval}"
+    sign = -1 if metric == "cosine" else 1
+    for cell in own_budgets(record):
+        if max(sign * end for end in ends_of(cell)) <= most:
+            return (
+                f"{allowed}: the budgets by weight for {cell.parameters['share']:.0%} error, "
+                f"{cell.parameters['keys']:,.1f} keys a head on average."
+            )
+    return f"{allowed}: none of these budgets by weight."
+
+
+def _end_lines(record: Record, of: str) -> Iterator[str]:
+    """Tabulates the end metric: a row for each number of keys, a column for each method."""
+    exact, *cells = record.cells
+    methods = list(dict.fromkeys(cell.approximation for cell in cells))
+    names = "".join(f"{_shown(name):>{WIDTH}}" for name in methods)
+    value = f"{number(exact.value, record.metric)}{' %' if record.metric == 'error' else ''}"
+    yield from ("", f"{record.metric} of {of}: {value}", f"{'keys':>6}{names}")
+    for first in range(0, len(cells), len(methods) or 1):
+        row = cells[first : first + len(methods)]
+        found = (f"  {with_interval(cell, record.metric):>{WIDTH - 2}}" for cell in row)
+        yield f"{row[0].parameters['r']:>6,}" + "".join(found)
+
+
+def _layer_lines(record: Record) -> Iterator[str]:
+    """Tabulates the keys that each layer needs, by weight and value-aware."""
+    yield f"{'keys needed':12}" + "".join(f"{f'{share:.0%} error':>{WIDTH}}" for share in SHARES)
+    yield f"{'layer':12}" + "".join(f"{'by weight  value-aware':>{WIDTH}}" for _ in SHARES)
+    layers = [(str(layer), record, layer) for layer in range(layers_of(record).layers)]
+    random = [("random", record.control, None)] if record.control else []
+    for name, of, layer in [*layers, ("all", record, None), *random]:
+        counts = [
+            [needed(layers_of(of), m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE)]
+            for share in SHARES
+        ]
+        cells = (f"{whole(a):>{WIDTH - 13}}{whole(b):>13}" for a, b in counts)
+        yield f"{name:<12}" + "".join(cells)
+    yield from filter(None, [by_layer(record)])
+
+
+def own_budgets(record: Record) -> Iterator[Cell]:
+    """Yields the cells of the choice by weight where each head gets the keys that it needs."""
+    for cell in record.budgets:
+        if cell.approximation == OBLIVIOUS and cell.parameters["each"] == "own":
+            yield cell
+
+
+def cache_table(record: CacheRecord) -> Iterator[str]:
+    """Yields a line for each method and the queries that it observes, the columns its sizes.
+
+    A cell has the distance from exact attention's output with its interval, and the output error.
+    """
+    (distance,) = set(DISTANCES) & set(record.cells[0].ends)
+    sizes = sorted({cell.r for cell in record.cells})
+    keys = record.prefix or record.length
+    yield (
+        f"a cache that keeps r of {keys:,} keys for all later queries: {TITLES[distance]} from "
+        f"exact attention's output, and output error"
+    )
+    yield f"{'method':<24}{'queries seen':<20}" + "".join(f"{f'r = {r:,}':>{WIDE}}" for r in sizes)
+    rows: dict[tuple[str, str], dict[int, CacheCell]] = {}
+    for cell in record.cells:
+        rows.setdefault(_method(cell), {})[cell.r] = cell
+    for (method, seen), found in rows.items():
+        shown = (_distance(found.get(r), distance) for r in sizes)
+        yield f"{method:<24}{seen:<20}" + "".join(f"{one:>{WIDE}}" for one in shown)
+
+
+def _method(cell: CacheCell) -> tuple[str, str]:
+    budget = f", budget: {cell.pool}" if cell.pool else ""
+    seen = "oracle: the later" if cell.observed == "hindsight" else cell.observed
+    return f"{cell.method}{budget}", seen
+
+
+def _distance(cell: CacheCell | None, distance: str) -> str:
+    if cell is None:
+        return "not measured"
+    return f"{_estimated(cell.ends[distance])}  {cell.error.value:6.1%}"
+
+
+def _estimated(found: Estimate) -> str:
+    ends = "" if found.low is None else f" [{found.low:.3g}, {found.high:.3g}]"
+    return f"{found.value:.3g}{ends}"
+
+
+def side_by_side(records: Sequence[Record]) -> Iterator[str]:
+    """Yields the lines of a table with a column for each model, and one where they are not alike.
+
+    Counts of keys depend on the length of the windows: those of different lengths do not compare.
+    """
+    columns = [dict(_column(record)) for record in records]
+    names = dict.fromkeys(name for column in columns for name in column)
+    yield " " * NAMED + "".join(f"{record.model[: COLUMN - 2]:>{COLUMN}}" for record in records)
+    for name in names:
+        yield f"{name:<{NAMED}}" + "".join(
+            f"{column.get(name, '-'):>{COLUMN}}" for column in columns
+        )
+    for what in ("length", "metric"):
+        if len(values := {str(vars(record)[what]) for record in records}) > 1:
+            yield f"not alike: {what} is {' and '.join(sorted(values))}"
+
+
+def _column(record: Record) -> Iterator[tuple[str, str]]:
+    measured, metric = layers_of(record), record.metric
+    yield "tokens of a window, windows", f"{record.length:,}, {record.text.units:,}"
+    yield "layers, heads, head size", f"{measured.layers}, {measured.heads}, {measured.head_dim}"
+    yield f"exact {metric}", number(record.cells[0].value, metric)
+    r = shown_size(record)
+    for method, cell in with_keys(record, r).items():
+        yield f"{metric}, {r} keys {method.replace('_', ' ')}", with_interval(cell, metric)
+    for name, of in (("", record), (", random weights", record.control)):
+        if of is None:
+            continue
+        for method, choice in ((OBLIVIOUS, "by weight"), (AWARE, "value-aware")):
+            found = needed(layers_of(of), method, share=SHARE)
+            yield f"keys {choice} for {SHARE:.0%} error{name}", counted(found)
+        if row := match(layers_of(of), 4):
+            yield f"keys by weight that match 4 value-aware{name}", counted(row)
+    for cell in own_budgets(record):
+        share = f"{cell.parameters['share']:.0%} error in each head"
+        yield f"keys a head by weight, {share}", f"{cell.parameters['keys']:,.1f}"
+        yield f"{metric} with these", with_interval(cell, metric)

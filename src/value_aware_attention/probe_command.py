@@ -1,0 +1,117 @@
+"""The probe as a command of its own: value-aware-probe MODEL --text FILE."""
+
+import logging
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from value_aware_attention.approximations.closest_combination import SEARCHES
+from value_aware_attention.files import reading, write_text
+from value_aware_attention.measurement.record import Record
+from value_aware_attention.measurement.terminal import cache_table, side_by_side
+from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+from value_aware_attention.probe import estimate, probe, probe_caches
+
+EPILOG = """
+examples:
+  value-aware-probe sentence-transformers/all-MiniLM-L6-v2 --text notes.txt
+  value-aware-probe ./my-llama --text notes.txt --windows 2 --search fast --json llama.json
+  value-aware-probe llama.json other.json          two models side by side, nothing is measured
+
+Keys chosen by weight and value-aware keys look at exact attention: they say what a method could
+reach. Only safetensors are read, and no code of a model's folder is run.
+"""
+
+
+def main() -> None:
+    """Reads the command line, measures or reads every model, and prints tables.
+
+    Ends with one line where a model or text does not fit.
+    """
+    arguments = parser().parse_args()
+    disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is one line
+    try:
+        run(arguments)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def parser() -> ArgumentParser:
+    """Describes the options."""
+    made = ArgumentParser(
+        prog="value-aware-probe",
+        description="How many keys does each layer and head of a model need on a text?",
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "models", nargs="+", metavar="MODEL",
+        help="a folder, a name on the Hugging Face hub, or a record (.json) of an earlier probe",
+    )  # fmt: skip
+    made.add_argument("--text", metavar="FILE", help="a text file in UTF-8")
+    made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")
+    made.add_argument("--windows", type=int, default=8, help="of the text, evenly spaced (8)")
+    made.add_argument("--length", type=int, help="tokens of a window (512, or all positions)")
+    made.add_argument("--rows", type=int, default=32, help="queries of a head and window (32)")
+    made.add_argument("--search", choices=SEARCHES, default="default", help="of value-aware keys")
+    made.add_argument("--sizes", type=int, nargs="+", help="numbers of keys (1, 2, 4, ...)")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--no-control", action="store_true", help="leave out random weights")
+    made.add_argument("--caches", action="store_true", help="also methods that compress a cache")
+    made.add_argument("--estimate", action="store_true", help="print time and memory, and stop")
+    made.add_argument("--cache", metavar="FOLDER", help="keeps numbers: a stopped probe goes on")
+    made.add_argument("--json", metavar="FILE", help="write the record of the one model there")
+    return made
+
+
+def run(given: Namespace) -> None:
+    """Prints the report of each model, and a table of all where there are several.
+
+    Raises ValueError for arguments that do not fit together, before a model is loaded.
+    """
+    measured = [one for one in given.models if not one.endswith(".json")]
+    if measured and given.text is None:
+        raise ValueError(f"--text is missing; {measured[0]} is measured on the text of a file")
+    if given.json and len(given.models) != 1:
+        raise ValueError(f"--json keeps the record of one model; {len(given.models)} were given")
+    records = [found for one in given.models if (found := record_of(one, given))]
+    if len(records) > 1:
+        print("", *side_by_side(records), sep="\n")
+
+
+def record_of(model: str, given: Namespace) -> Record | None:
+    """Reads a record, or measures a model and prints its report; None for an estimate alone."""
+    if model.endswith(".json"):
+        return Record.from_json(Path(model).read_text(), model)
+    return measured(model, given)
+
+
+def measured(name: str, given: Namespace) -> Record | None:
+    """Measures a model and prints its report."""
+    with reading(Path(given.text), "give a text file in UTF-8"):
+        text = Path(given.text).read_text("utf-8-sig")
+    model, tokenizer = load_model(name), load_tokenizer(given.tokenizer or name)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+    short = Path(name).resolve().name
+    windows: Any = {"windows": given.windows, "length": given.length}
+    options: Any = windows | {
+        "rows": given.rows, "search": given.search, "sizes": given.sizes,
+        "control": not given.no_control,
+    }  # fmt: skip
+    if given.estimate:
+        print(f"{short}: {estimate(model, tokenizer, text, **options)}")
+        return None
+    print(short)
+    kept: Any = {"name": short, "seed": given.seed}
+    report = probe(model, tokenizer, text, **options, **kept, cache=given.cache, show=print)
+    if given.caches:
+        caches = probe_caches(model, tokenizer, text, **windows, **kept, progress=True)
+        print("", *cache_table(caches), sep="\n")
+    print(f"\n{report.headline}")
+    if given.json:
+        write_text(given.json, report.record.to_json())
+    return report.record
