@@ -28,6 +28,7 @@ from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.task import Task, UnitSums, joined
+from value_aware_attention.measurement.terminal import cache_table
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
@@ -113,7 +114,7 @@ def test_a_stopped_probe_goes_on_where_it_was(
         lambda task, method, window: after.append(window) or run(task, method, window),
     )  # fmt: skip
     assert probed("roberta", cache=tmp_path).record == whole
-    assert not layers and len(after) == 2 * (1 + 3 * 5) - 9
+    assert not layers and len(after) == 2 * (1 + 3 * 5 + 3 * 4) - 9
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -138,7 +139,8 @@ def test_the_cache_knows_the_weights(tmp_path: Path) -> None:
 def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
     shown: list[str] = []
     probe = probed(show=shown.append)
-    assert "\n".join([*shown, "", probe.headline]) == str(probe)
+    assert "\n".join([*shown[1:], "", probe.headline]) == str(probe)
+    assert re.match(r"about \d+ seconds, \d\.\d GiB: 2 windows of 16 tokens, 2 layers of", shown[0])
     needed = probe.keys_needed(0.05, layer=1)
     assert needed["optimal_v_aware"] <= needed["optimal_v_oblivious"] <= LENGTH
     assert needed != probe.keys_needed(0.01, layer=1)
@@ -193,6 +195,14 @@ def test_what_is_no_model_of_text_is_refused(made: Callable, named: str) -> None
         probe.probe(made(), tokenizer(), TEXT, **QUICK)
     with pytest.raises(ValueError, match=named):
         probe.probe_caches(made(), tokenizer(), TEXT, windows=2, length=LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [(None, "text is None"), (Path("a.txt"), "text is of type PosixPath")]
+)
+def test_a_text_is_no_file(text: object, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named}; give a string, or several"):
+        probe.probe(model("bert"), tokenizer(), text, **QUICK)
 
 
 def test_a_tokenizer_is_asked_for_and_a_causal_model_needs_two_tokens() -> None:
@@ -274,6 +284,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model("bert").save_pretrained(made / "bare")
     (made / "text.txt").write_text(TEXT)
     (made / "short.txt").write_text("w1 w2 w3")
+    (made / "texts").mkdir()
+    (made / "texts/test.jsonl").write_text("".join(f'{{"text": "{TEXT}"}}\n' for _ in range(2)))
     (made / "empty.txt").write_text(" \n")
     return made
 
@@ -310,10 +322,13 @@ def test_the_app_writes_a_page_with_everything_it_names(
     assert record.control and 'id="model_control"' in page
 
 
-def test_what_a_cache_loses_is_a_section_of_the_page(folder: Path, tmp_path: Path) -> None:
+def test_what_a_cache_loses_is_printed_and_a_section_of_the_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(folder, "model={roberta} text={text.txt} caches=true probe.sizes=[1]", tmp_path)
     written = tmp_path / "outputs/smoke/probe/roberta"
     record = CacheRecord.from_json((written / "caches.json").read_text())
+    assert "\n".join(cache_table(record)) in capsys.readouterr().out
     assert {cell.method for cell in record.cells} == set(probe.default_cache_methods())
     assert {cell.r for cell in record.cells} == {2, 4} and record.prefix is None
     page = (written / "index.html").read_text()
@@ -356,6 +371,17 @@ def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, na
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("given", "texts"), [("", 2), (":test", 2), (":test[:1]:text", 1)])
+def test_a_text_may_be_a_data_set(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, texts: int
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    run(folder, f"'text=hub:{{texts}}{given}' model={{bert}} probe.sizes=[1]", tmp_path)
+    record = Record.from_json((tmp_path / "outputs/smoke/probe/bert/record.json").read_text())
+    assert record.text.tokens == texts * len(TEXT.split())
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_another_kernel_is_warned_about_and_its_own_is_not(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,6 +400,9 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
         ("model=/no/such/folder text={text.txt}", "/no/such/folder: no such folder"),
         ("model=no-such-org/no-such-model text={text.txt}", "no-such-model cannot be loaded"),
         ("model={bert} text=/no/such/file.txt", "/no/such/file.txt"),
+        ("model={bert} text=hub:", "text is hub:; a data set is hub:NAME[:SPLIT[:COLUMN]]"),
+        ("model={bert} text=hub:{texts}:train", "texts"),
+        ("model={bert} text=hub:{texts}:test:words", "no texts in 'words', only text"),
         ("model={bert} text={short.txt}", "the text has 3 tokens, a window of 16 needs 14"),
         ("model={bert} text={empty.txt}", "the text is empty"),
         ("model={bert} text={text.txt} probe.sizes=[1,40]", "sizes has 40"),

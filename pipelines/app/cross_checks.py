@@ -214,9 +214,10 @@ def check_attention(cfg: DictConfig, app: str) -> None:
 
 
 def check_files(cfg: DictConfig, keys: Sequence[str]) -> None:
-    """Checks that there is text at the paths that the user gave."""
+    """Checks that there is text at the paths that the user gave; a data set is checked later."""
     for key in keys:
-        if (path := OmegaConf.select(cfg, key)) is not None:
+        path = OmegaConf.select(cfg, key)
+        if path is not None and not path.startswith("hub:"):
             try:
                 next(text_paths(Path(path)))  # the others are looked at when they are read
             except (ValueError, OSError) as error:

@@ -19,6 +19,7 @@ from pipelines.app.tracking import log_record, tracked
 from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.terminal import cache_table
 from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.probe import probe, probe_caches
 from value_aware_study.evaluation.grid import setting
@@ -48,10 +49,12 @@ def probed(
     kernels = [built_kernel(one) for one in cfg.kernels]
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     with tracked(cfg, "probe", name) as run:
-        caches = cfg.caches and probe_caches(
-            model, tokenizer, texts, windows=cfg.windows, length=cfg.length, seed=cfg.seed,
-            draw=cfg.draw, name=name, progress=True,
-        )  # fmt: skip
+        caches = None
+        if cfg.caches:  # first, as it refuses short windows
+            caches = probe_caches(
+                model, tokenizer, texts, windows=cfg.windows, length=cfg.length, seed=cfg.seed,
+                draw=cfg.draw, name=name, progress=True,
+            )  # fmt: skip
         report = probe(
             model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
             search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
@@ -59,8 +62,10 @@ def probed(
             skewness_gap=cfg.skewness_gap, control=cfg.control,
             seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
         )  # fmt: skip
+        if caches:
+            print("", *cache_table(caches), sep="\n")
         text = replace(report.record.text, description=description)
-        write_probe(replace(report.record, text=text, hashes=hashes), folder, caches or None)
+        write_probe(replace(report.record, text=text, hashes=hashes), folder, caches)
         log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}

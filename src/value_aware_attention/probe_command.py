@@ -107,9 +107,11 @@ def measured(name: str, given: Namespace) -> Record | None:
         return None
     print(short)
     kept: Any = {"name": short, "seed": given.seed}
-    report = probe(model, tokenizer, text, **options, **kept, cache=given.cache, show=print)
-    if given.caches:
+    caches = None
+    if given.caches:  # first, as it refuses short windows
         caches = probe_caches(model, tokenizer, text, **windows, **kept, progress=True)
+    report = probe(model, tokenizer, text, **options, **kept, cache=given.cache, show=print)
+    if caches:
         print("", *cache_table(caches), sep="\n")
     print(f"\n{report.headline}")
     if given.json:

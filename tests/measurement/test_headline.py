@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from probed import LENGTH, VOCABULARY, model, tokenizer, words
 from synthetic import AWARE, match, probed, with_attention, with_cells
 
+from value_aware_attention import probe
 from value_aware_attention.measurement.headline import by_layer, headline, shown_size
+from value_aware_attention.measurement.record import Baseline
 from value_aware_attention.measurement.terminal import tables
 
 
@@ -70,6 +73,60 @@ def test_an_end_metric_that_cannot_tell_is_said_to():
     below = with_cells(record, lambda c: replace(c, difference_low=-0.3, difference_high=-0.1))
     assert "cannot tell" not in headline(below)
     assert "cannot tell" not in headline(probed(known=False))
+
+
+def guess(low, high, difference=5.0):
+    return Baseline(
+        count=1, value=35.0, low=30 + low if low else None, high=None, difference=difference,
+        difference_low=low, difference_high=high, unit_totals=(1.0,), unit_counts=(1.0,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("low", "warned"), [(-0.5, True), (0.5, False), (None, False)])
+def test_a_model_no_better_than_chance_is_warned_of(low, warned):
+    record = replace(probed(), baselines={"chance": guess(low, 9.0)})
+    said = (
+        "the perplexity cannot tell what keys do: exact attention's 30.00 is no better than "
+        "chance, a guess without reading has 35.00"
+    )
+    assert (said in headline(record)) == warned
+    assert (f"warning: {said}" in [*tables(record)]) == warned
+    assert "warning" not in "\n".join(tables(probed()))
+
+
+def test_a_guess_is_scored_on_the_targets():
+    for name, value in (("gpt2", VOCABULARY), ("roberta", None), ("bert", None)):
+        record = probe.probe(
+            model(name), tokenizer(), words(14 * 6), windows=2, length=LENGTH, rows=4,
+            search="fast", sizes=[1, 4], control=False,
+        ).record  # fmt: skip
+        found = record.baselines
+        assert bool(found) == (name != "bert")
+        if value:
+            assert found["chance"].value == pytest.approx(value)
+        if name == "roberta":  # hidden tokens that are the most frequent one are right
+            assert found["chance"].value < 100
+            assert found["chance"].count == record.cells[0].count
+
+
+def budget(share, low, high, each="own"):
+    cell = probed().cells[0]
+    return replace(
+        cell, approximation="optimal_v_oblivious", difference_low=low, difference_high=high,
+        parameters={"share": share, "keys": 8.0 * share, "each": each},
+    )  # fmt: skip
+
+
+def test_the_fewest_keys_whose_loss_is_small_are_named():
+    cells = (budget(0.5, 0.1, 0.5), budget(0.2, -0.1, 0.1, "equal"), budget(0.1, 0.0, 0.2))
+    printed = "\n".join(tables(replace(probed(), budgets=cells)))
+    assert (
+        "For a loss of at most 0.30 in perplexity, interval included: the budgets by weight for "
+        "10% error, 0.8 keys a head on average."
+    ) in printed
+    assert "by weight (oracle), all alike" in printed
+    printed = "\n".join(tables(replace(probed(), budgets=cells[:2])))
+    assert "interval included: none of these budgets by weight." in printed
 
 
 def test_the_layers_that_training_changes_most_are_named_with_both_counts():

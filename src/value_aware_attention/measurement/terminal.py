@@ -81,7 +81,8 @@ def _budget_lines(record: Record) -> Iterator[str]:
         keys = f"{given['keys']:,.1f} of {of:,} ({given['keys'] / of:.0%})"
         found = with_interval(cell, metric)
         yield f"{given['share']:>6.0%}  {keys:>22}  {_chosen(cell):<30}{found:>{WIDTH}}"
-    yield _affordable(record)
+    if not warning(record):
+        yield _affordable(record)
 
 
 def _chosen(cell: Cell) -> str:

@@ -1,0 +1,106 @@
+"""The probe as a command: without hydra and the report's packages, with one line for an error."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from probed import LENGTH, model, tokenizer, words
+
+from value_aware_attention import probe_command
+from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.headline import headline
+from value_aware_attention.measurement.terminal import side_by_side, tables
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FEW = ["--windows", "2", "--rows", "4", "--search", "fast", "--sizes", "1", "4", "--no-control"]
+STUDY = ("altair", "datasets", "dvc", "hydra", "omegaconf", "pandas", "wandb", "value_aware_study")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("probe_command")
+    for name in ("bert", "gpt2"):
+        model(name).save_pretrained(made / name)
+        tokenizer().save_pretrained(made / name)
+    model("bert").save_pretrained(made / "bare")
+    (made / "text.txt").write_text(words(200))
+    (made / "short.txt").write_text("w1 w2")
+    return made
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["value-aware-probe", *map(str, arguments)])
+    probe_command.main()
+
+
+def test_it_prints_the_report_and_writes_the_record(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    records = []
+    for name in ("bert", "gpt2"):
+        kept = tmp_path / f"{name}.json"
+        given = ["--text", folder / "text.txt", "--length", LENGTH, "--json", kept]
+        run(monkeypatch, folder / name, *given, *FEW)
+        records.append(Record.from_json(kept.read_text()))
+        printed = capsys.readouterr().out
+        assert "\n".join(tables(records[-1])) in printed and headline(records[-1]) in printed
+        assert printed.startswith(f"{name}\nabout ") and records[-1].model == name
+    run(monkeypatch, *(tmp_path / f"{one.model}.json" for one in records))
+    printed = capsys.readouterr().out
+    assert printed.strip("\n") == "\n".join(side_by_side(records))
+    assert "not alike: metric is cosine and perplexity" in printed
+    [row] = (line for line in printed.splitlines() if line.startswith("layers, heads, head size"))
+    assert row.split()[-6:] == ["2,", "2,", "8", "2,", "2,", "8"]
+
+
+def test_caches_and_an_estimate(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    given = [folder / "bert", "--text", folder / "text.txt", "--length", LENGTH, *FEW]
+    run(monkeypatch, *given, "--estimate")
+    printed = capsys.readouterr().out
+    assert printed.startswith("bert: about ") and printed.count("\n") == 1
+    run(monkeypatch, *given, "--caches")
+    printed = capsys.readouterr().out
+    assert "a cache that keeps r of 16 keys for all later queries: 1 - cosine" in printed
+    rows = [line.split("  ")[0] for line in printed.splitlines()]
+    assert {"SnapKV", "DropKV", "value-aware", "value-aware, refitted"} <= set(rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{bert}", "--text is missing; "),
+        ("{bert} {gpt2} --text {text.txt} --json a.json", "--json keeps the record of one model"),
+        ("{bert} --text {no.txt}", "No such file or directory"),
+        ("{bert} --text {bert/model.safetensors}", "give a text file in UTF-8"),
+        ("{bert} --text {short.txt} --length 16", "the text has 2 tokens, a window of 16 needs 14"),
+        ("{bare} --text {text.txt}", "has no tokenizer"),
+        ("{bert} --text {text.txt} --length 99", "length is 99; the model has 16 positions"),
+        ("{no.json}", "No such file or directory"),
+        ("{bert/config.json}", "schema version"),
+        ("/no/such/model --text {text.txt}", "/no/such/model: no such folder"),
+    ],
+)
+def test_an_error_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
+) -> None:
+    arguments = [folder / one[1:-1] if one.startswith("{") else one for one in given.split()]
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, *arguments)
+    message = str(stopped.value.code)
+    assert message.startswith("error: ") and said in message and "\n" not in message
+
+
+def test_it_needs_none_of_the_packages_of_the_study(folder: Path) -> None:
+    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in STUDY)
+    run_it = "runpy.run_module('value_aware_attention.probe', run_name='__main__')"
+    code = f"import sys, runpy; {hidden}; {run_it}"
+    given = [str(folder / "bert"), "--text", str(folder / "text.txt"), "--length", "16", *FEW]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given], capture_output=True, text=True, cwd=folder,
+        env={"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "On bert at 16 tokens" in done.stdout
