@@ -376,7 +376,7 @@ def test_a_text_may_be_a_data_set(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, texts: int
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    run(folder, f"'text=hub:{{texts}}{given}' model={{bert}} probe.sizes=[1]", tmp_path)
+    run(folder, f'model={{bert}} text="hub:{{texts}}{given}" probe.sizes=[1]', tmp_path)
     record = Record.from_json((tmp_path / "outputs/smoke/probe/bert/record.json").read_text())
     assert record.text.tokens == texts * len(TEXT.split())
 

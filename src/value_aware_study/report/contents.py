@@ -231,6 +231,7 @@ def model_section(record: Record, name: str = "model") -> Section:
         model.keys_of_layers(record, f"{name}_layers", setting),
         model.error_by_head(record, f"{name}_error_by_head", setting),
         model.keys_by_head(record, f"{name}_keys_by_head", setting),
+        model.head_budgets(record, f"{name}_head_budgets", setting),
         layers.output_error(kernels, f"{name}_output_error", setting),
         layers.skewness_gap(kernels, f"{name}_skewness_gap", setting),
     ]

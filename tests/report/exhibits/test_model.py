@@ -151,3 +151,14 @@ def test_what_was_not_measured_is_left_out(record: Record) -> None:
     errors = replace(record.attention[0].output_error, matching_keys=())
     shown = exhibits(with_attention(record, output_error=errors))
     assert "matching_keys" not in shown and "end_metric" in shown
+
+
+def test_budgets_of_heads_are_a_table_where_they_were_measured(record: Record) -> None:
+    assert "head_budgets" not in exhibits(record)
+    given = {"share": 0.05, "keys": 3.25, "each": "equal"}
+    cell = replace(record.cells[1], approximation=OBLIVIOUS, parameters=given)
+    found = exhibits(replace(record, budgets=(cell,)))["head_budgets"]
+    assert found.table.rows() == [
+        ["5%", "3.2", f"{ORACLES[OBLIVIOUS]}, all heads alike", "31.00", "30.90 to 31.10"]
+    ]
+    assert "Exact attention: 30.00" in found.caption

@@ -51,6 +51,7 @@ METRICS: dict[str, tuple[str, Better, int]] = {
 """Title of a metric, its better direction, and its digits."""
 COLUMNS = ("value", "low", "high", "difference", "difference_low", "difference_high", "count")
 ALL = "all layers"
+ALIKE = {"own": "", "equal": ", all heads alike"}
 SCALE = (
     "Both panels have one logarithmic scale of colours, from the first percentile on; the "
     "brighter, the more."
@@ -262,3 +263,37 @@ def _heads_table(frame: pd.DataFrame) -> Table:
         )
     )
     return Table(frame.drop(columns="text"), display)
+
+
+def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
+    """Tabulates the end metric with the keys that each head needs, in all heads together."""
+    title, better, digits = METRICS[record.metric]
+    rows = [
+        {"approximation": cell.approximation, **cell.parameters}
+        | {column: getattr(cell, column) for column in COLUMNS}
+        for cell in record.budgets
+    ]
+    if not rows:
+        return None
+    display = [
+        {
+            "error in each head": f"{row['share']:.0%}",
+            "keys a head": number(row["keys"]),
+            "attention": f"{full_name(row['approximation'])}{ALIKE[row['each']]}",
+            "value": number(row["value"], digits),
+            "95% interval": interval(row["low"], row["high"], digits),
+        }
+        for row in rows
+    ]
+    exact = number(record.cells[0].value, digits)
+    return Exhibit(
+        name,
+        "The end metric with a budget for each head",
+        f"Every head keeps the keys that it needs for an output error, all heads at once; "
+        f"{direction(title, better)}. Exact attention: {exact}.",
+        [
+            "A window has the budgets of OVO. Alike: every head has the mean of these, rounded up.",
+            setting,
+        ],
+        table=Table(pd.DataFrame(rows), pd.DataFrame(display)),
+    )
