@@ -68,7 +68,7 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     from value_aware_attention.measurement import measure
     from value_aware_attention.measurement.control import control
     from value_aware_attention.measurement.measure import LayerOptions
-    from value_aware_study.evaluation.explorer import exploration
+    from value_aware_study.evaluation.explorer import evaluated_exploration
     from value_aware_study.evaluation.grid import count_models, grid, longer_text
     from value_aware_study.paths import inside
 
@@ -82,9 +82,8 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     alike = partial(measure, methods=[], layers=layers, cell_errors=False, cache=cfg.cache)
     record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
     record = replace(record, control=control(task, alike))
-    tokenizer, shown = saved_tokenizer(cfg.tokenizer), cfg.explored
-    explored = exploration(cfg.name, task, tokenizer, tokens=shown.tokens, sizes=[*shown.sizes])
-    save_json(inside(shown.folder, cfg.name, ".json"), explored.to_json())
+    explored = evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
+    save_json(inside(cfg.explored, cfg.name, ".json"), explored.to_json())
     write_summary(cfg, record)
     write_record(cfg, cfg.records, record)  # last: a record has everything that belongs to it
     return record

@@ -58,9 +58,9 @@ TRAINER = {
 All others say for how long, on which batches and with which files to train, which `fit` decides."""
 OWN_NAMES = ("causal_", "masked_", "in_context_")
 """Prefixes of the model names that are made of kernel, length, task and attention."""
-SHOWN = {"evaluate": "evaluate.explored.tokens", "survey": "survey.picture.tokens"}
-"""App -> key of the number of a text's first tokens that it shows."""
-NAMED = (*SHOWN, "train_causal", "train_masked", "train_in_context")
+EVALUATING = ("evaluate", "survey")
+"""Apps that read a trained model and its evaluation text."""
+NAMED = (*EVALUATING, "train_causal", "train_masked", "train_in_context")
 """Apps that write a model or a record by its name."""
 OF_HYDRA = {
     "hydra.job.chdir": Rule(allowed="false: paths are read from here", holds=lambda v: not v),
@@ -93,7 +93,7 @@ def check_together(cfg: DictConfig, app: str = "") -> None:
         check_shared(cfg, app)
     if app in NAMED:
         check_names(cfg, app)
-    if app in SHOWN:
+    if app in EVALUATING:
         check_evaluated(cfg, app)
     if app.startswith("train_"):
         check_shares(cfg, app)
@@ -185,15 +185,16 @@ def check_option_names(cfg: DictConfig) -> None:
 
 
 def check_evaluated(cfg: DictConfig, app: str) -> None:
-    """Checks the kernel of the evaluated model, and that its windows hold the tokens shown."""
+    """Checks the kernel of the evaluated model, and that the survey's windows hold its picture."""
     causal, task = is_causal(cfg), cfg.model.task
     kernel = cfg.kernel.name if causal else "exponential"
     if cfg.model.kernel != kernel:
         raise ValueError(f"model.kernel is {cfg.model.kernel}; the model's is {kernel}")
-    tokens = OmegaConf.select(cfg, SHOWN[app])
+    tokens = cfg.survey.picture.tokens if app == "survey" else 0
     if causal and tokens > task.length:  # of a masked model whole sequences are shown
         raise ValueError(
-            f"{SHOWN[app]} is {tokens}; it must be at most causal.length, which is {task.length}"
+            f"survey.picture.tokens is {tokens}; it must be at most causal.length, which is "
+            f"{task.length}"
         )
 
 

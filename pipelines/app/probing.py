@@ -22,6 +22,7 @@ from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.terminal import cache_table
 from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.probe import probe, probe_caches
+from value_aware_study.evaluation.explorer import exploration
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.contents import write_probe
 from value_aware_study.report.page import earlier_files
@@ -65,7 +66,9 @@ def probed(
         if caches:
             print("", *cache_table(caches), sep="\n")
         text = replace(report.record.text, description=description)
-        write_probe(replace(report.record, text=text, hashes=hashes), folder, caches)
+        record = replace(report.record, text=text, hashes=hashes)
+        explored = exploration(name, model, tokenizer, texts, kernel=kernel(cfg, model))
+        write_probe(record, folder, caches, explored)
         log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}

@@ -329,8 +329,6 @@ OF_CONF = table(
         "paths.{report,results,seeds,cache,logs}": FOLDER,
         "publish.seed": null_or(option("replicate")),
         "publish.caches": SWITCH,
-        "evaluate.explored.tokens": COUNT,
-        "evaluate.explored.sizes": COUNTS,
         "survey.kernel": option("kernel"),
         "survey.{checkpoint,tokens,tokenizer,scale,data,cache,records}": TEXT,
         "survey.seeds": many(SEED),

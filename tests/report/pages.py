@@ -34,16 +34,17 @@ def exploration() -> Exploration:
     """Builds an exploration of two layers with one head each."""
 
     def query(place: int, error: float) -> Query:
-        one = (Kept((0,), (1000,), error), Kept((place,), (1000,), None))
-        two = (Kept((0, 1), (600, 400), error / 10), Kept((0, 2), (999, 0), 1e-9))
-        return Query((500, 300, 200), (one, two))
+        one = (Kept((0,), (100,), error), Kept((place,), (100,), None))
+        two = (Kept((0, 1), (60, 40), error), Kept((0, 2), (100, 0), place / 100))
+        return Query((50, 30, 20), (one, two, two))
 
     heads = tuple(
         Head(layer, 0, tuple(query(place, 0.25 + layer / 2) for place in range(3)))
         for layer in (0, 3)
     )
-    models = (Model("tiny", ("the", SLY, "bank"), heads), Model(SLY, ("a", "b", "c"), heads[:1]))
-    return Exploration((1, 2), ("chosen for the output", "chosen by weight"), models)
+    tokens = (" the", f" {SLY}", "bank")
+    models = (Model("tiny", tokens, heads), Model(SLY, (" a", " b", " c"), heads[:1], "second"))
+    return Exploration((1, 2, 4), ("chosen by weight", "chosen for the output"), models)
 
 
 def small_page() -> Page:

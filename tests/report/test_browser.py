@@ -12,9 +12,7 @@ from surveyed import AGREES, benchmark_record, cache_record, survey_record
 from synthetic import probed, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
-from value_aware_study.report.contents import (
-    report_page,
-)
+from value_aware_study.report.contents import report_page, write_probe
 from value_aware_study.report.page import write_page
 from value_aware_study.report.results import Results
 
@@ -26,6 +24,7 @@ pytestmark = [
 ]
 POINTS = "#hero-chart-1 .mark-symbol.role-mark path"
 SHOWN = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
+FOCUSED = "one => one === document.activeElement"
 DRAWN = f"{SHOWN}.every(c => c.dataset.drawn === 'yes')"
 
 
@@ -177,20 +176,81 @@ def test_a_figure_is_saved_in_light_colours(opened: Any, form: str, begins: byte
 def test_the_explorer_shows_what_is_kept(opened: Any) -> None:
     explorer = opened.locator(".explorer")
     rows = explorer.locator(".row")
-    chosen = explorer.locator("[aria-pressed=true]")
-    assert rows.count() == 3 and chosen.inner_text().split() == [SLY, ".300"]
-    explorer.get_by_role("button").last.click()
-    assert chosen.inner_text().split() == ["bank", ".200"]
+    chosen = explorer.locator(".token[aria-pressed=true]")
+    assert rows.count() == 3
+    explorer.locator("button.token").last.click()
+    assert chosen.inner_text().split() == ["bank", ".20"] and chosen.evaluate(FOCUSED)
     explorer.locator("select[name='keys kept']").select_option("0")
-    assert "1 key, error left 25%" in rows.nth(1).inner_text()
+    assert "1 key, error left 175%" in rows.nth(1).inner_text()
     assert "output is zero" in rows.nth(2).inner_text()
-    explorer.locator("select[name=layer]").select_option("3")
-    assert "error left 175%" in rows.nth(1).inner_text()
+    explorer.locator("select[name=layer]").select_option("0")
+    assert "error left 25%" in rows.nth(1).inner_text()
     chosen.focus()
     opened.keyboard.press("ArrowRight")
-    assert chosen.inner_text().split() == ["the", ".500"]
-    explorer.locator("select[name=model]").select_option("1")
+    assert chosen.inner_text().split() == ["the", ".50"] and chosen.evaluate(FOCUSED)
+    explorer.locator("select[name=model]").select_option(label="second")
     assert explorer.locator("select[name=layer]").input_value() == "0"
+
+
+def test_the_explorer_opens_on_the_hardest_token_and_lists_others(opened: Any) -> None:
+    explorer = opened.locator(".explorer")
+    hardest = explorer.get_by_role("list", name="Hardest tokens").get_by_role("button")
+    chosen = explorer.locator(".token[aria-pressed=true]")
+    said = ["the layer 4, head 1: 175% → 0.0%", "the layer 1, head 1: 25% → 0.0%"]
+    assert hardest.all_inner_texts() == said
+    assert hardest.first.get_attribute("aria-pressed") == "true"
+    assert "(median query of the model: 175% → 1.0%)" in explorer.inner_text()
+    explorer.locator("button.token").last.click()
+    hardest.last.focus()
+    opened.keyboard.press("Enter")
+    assert explorer.locator("select[name=layer]").input_value() == "0"
+    assert chosen.inner_text().split() == ["the", ".50"] and hardest.last.evaluate(FOCUSED)
+
+
+def test_the_address_names_what_the_explorer_shows(opened: Any, report: Path) -> None:
+    def shown() -> list[str]:
+        names = ("model", "layer", "head", "keys kept")
+        chosen = [f"select[name='{name}'] option:checked" for name in names]
+        return opened.locator(
+            f":is({','.join(chosen)}), .token[aria-pressed=true]"
+        ).all_inner_texts()
+
+    assert "#" not in opened.url
+    opened.locator(".explorer select[name='keys kept']").select_option("2")
+    opened.locator(".explorer button.token").last.click()
+    address = "#explorer?model=tiny&layer=4&head=1&token=3&r=4"
+    assert opened.url.endswith(address)
+    before = shown()
+    opened.goto(f"{report.as_uri()}{address}")
+    opened.reload()
+    opened.locator(".explorer .row").first.wait_for()
+    assert shown() == before == ["tiny", "4", "1", "4", "bank\n.20"]
+    assert opened.locator("#explorer").evaluate("one => one.getBoundingClientRect().top") < 300
+    for bad in ("model=none&layer=1&head=9&token=0&r=3", "layer=2&token=x", "=&%", "token=1.5"):
+        opened.evaluate("bad => (location.hash = `#explorer?${bad}`)", bad)
+        opened.wait_for_timeout(100)
+        assert shown()[0] == "tiny" and shown()[2:4] == ["1", "4"]
+    opened.evaluate("location.hash = '#explorer?model=<script>alert(1)</script>&r=1&token=2'")
+    opened.get_by_text("1 key, error left 25%").wait_for()
+    assert shown() == ["second", "1", "1", "1", "b\n.30"]
+
+
+def test_a_sentence_stands_for_the_explorer_without_javascript(browser: Any, report: Path) -> None:
+    window = browser.new_context(java_script_enabled=False)
+    tab = window.new_page()
+    tab.goto(report.as_uri())
+    assert f"“the {SLY}bank”" in tab.locator(".explorer").inner_text()
+    window.close()
+
+
+def test_the_page_of_a_probe_has_the_explorer_of_its_model(browser: Any, tmp_path: Path) -> None:
+    write_probe(probed(), tmp_path, explored=exploration())
+    tab = browser.new_page(viewport={"width": 1400, "height": 900})
+    tab.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=4&token=2")
+    tab.locator(".explorer .row").first.wait_for()
+    assert tab.locator("select[name=model] option").all_inner_texts() == ["tiny"]
+    assert tab.locator(".token[aria-pressed=true]").inner_text().split() == [SLY, ".30"]
+    tab.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 import json
 import re
+import zlib
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -94,7 +96,8 @@ def test_every_anchor_is_there_once(elements: Elements) -> None:
 def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -> None:
     text = (report / "index.html").read_text(encoding="utf-8")
     assert SLY not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    explored = json.loads(elements.text["explorer-data"])["exploration"]
+    packed = json.loads(elements.text["explorer-data"])["exploration"]
+    explored = json.loads(zlib.decompress(b64decode(packed)))
     assert explored["models"][0]["tokens"][1] == SLY
     assert json.loads(elements.text["models-data"])["csv"].startswith(f"model,error\n{SLY},")
 

@@ -1,14 +1,16 @@
 """The record behind the token explorer: what each head of a model does with one short text."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import nan
+from statistics import median
 from typing import Any, NamedTuple
 
 from value_aware_attention.files import without_checksum
 
-WHOLE = 1000
-"""Sum of the weights of a query, up to rounding, because they are kept in thousandths."""
+WHOLE = 100
+"""Sum of the weights of a query, up to rounding, because they are kept in hundredths."""
 
 
 class Kept(NamedTuple):
@@ -44,17 +46,35 @@ class Model:
 
     name: str
     tokens: tuple[str, ...]
+    """One that begins a word begins with a space."""
     heads: tuple[Head, ...]
+    label: str = ""
+    """What a reader sees in place of the name"""
+
+    def median_errors(self, size: int) -> list[float]:
+        """Returns the median error over all queries, by method; `size` is a place in `sizes`."""
+        every = [query.kept[size] for head in self.heads for query in head.queries]
+        errors = (
+            [one.error for one in kept if one.error is not None]
+            for kept in zip(*every, strict=True)
+        )
+        return [median(known) if known else nan for known in errors]
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """Holds everything that the explorer shows: some 0.7 KB for each query of each head."""
+    """Holds everything that the explorer shows: some 0.3 KB for each query of each head."""
 
     sizes: tuple[int, ...]
     """Keys a query may keep."""
     methods: tuple[str, ...]
     models: tuple[Model, ...]
+
+    def labelled(self, labels: Mapping[str, str]) -> "Exploration":
+        """Keeps the models that have a label, in the order of the labels."""
+        known = {model.name: model for model in self.models}
+        models = [replace(known[name], label=labels[name]) for name in labels if name in known]
+        return replace(self, models=tuple(models))
 
     def to_json(self) -> str:
         """Returns as compact JSON."""

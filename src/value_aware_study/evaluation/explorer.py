@@ -1,22 +1,38 @@
 """The token explorer: which keys each head keeps on a readable text, method by method."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from value_aware_attention.approximations import (
+    OptimalValueAware,
+    OptimalValueOblivious,
     SparseApproximation,
 )
 from value_aware_attention.call import Call
-from value_aware_attention.measurement import Task
-from value_aware_study.cards import cards
+from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.recorded import evenly_spaced
+from value_aware_attention.measurement.task import Task, Text
+from value_aware_attention.measurement.windows import metric_of, positions, special_tokens
 from value_aware_study.evaluation.exploration import WHOLE, Exploration, Head, Kept, Model, Query
+from value_aware_study.evaluation.passage import MOST, passage
 
 SizedMethod = Callable[[int], SparseApproximation]
 """Number of keys a query may keep -> the method."""
+METHODS: Mapping[str, SizedMethod] = {
+    "chosen by weight (OVO)": OptimalValueOblivious,
+    "chosen for the output (OVA)": OptimalValueAware,
+}
+"""Methods that the explorer shows, by name; it looks for queries where the second gains most."""
+SIZES = (2, 4, 8)
+"""Numbers of keys: with one both often leave all of the error, with many both leave none."""
+HEADS = 72
+"""Most heads of a model on the page: 4 KB each there"""
+Ends = tuple[list[int], list[int]]
+"""Special tokens before and after a text"""
 Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
 """A method's weights on every key, and the relative output error they leave."""
 
@@ -97,20 +113,50 @@ def _rounded(weights: Float[Tensor, " K"]) -> tuple[int, ...]:
 
 def exploration(
     name: str,
-    task: Task,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str],
     *,
-    tokens: int,
-    sizes: Sequence[int],
+    kernel: Kernel | None = None,
+    ends: Ends | None = None,
+    most: int = MOST,
 ) -> Exploration:
-    """Explores the first `tokens` of the recorded text with the most tokens that are words."""
-    calls = task.layer_calls()
-    texts = [
-        [str(tokenizer.decode([token])) for token in task.first_tokens(tokens, unit)]
-        for unit in range(len(calls[0].query))
-    ]
-    unit = max(range(len(texts)), key=lambda unit: sum(t.strip().isalpha() for t in texts[unit]))
-    shown = [call.unit(unit) for call in calls]
-    methods = {card.explored: card.method for card in cards().values() if card.explored}
-    model = explored_model(name, shown, texts[unit], methods, sizes)
-    return Exploration(tuple(sizes), tuple(methods), (model,))
+    """Explores a passage of whole sentences of the texts, which the model reads alone.
+
+    It has at most `most` tokens. `kernel` None is the model's own; `ends` None are the special
+    tokens that its tokenizer puts around a text. Of a model with more than `HEADS` heads, as many
+    are taken, evenly spaced.
+    Raises ValueError for texts without a word.
+    """
+    metric = metric_of(model)
+    if ends is None:
+        before, after = special_tokens(tokenizer, "a")
+        ends = before, [] if metric == "perplexity" else after
+    ids, shown = passage(texts, tokenizer, ends, min(most, positions(model) or most))
+    row = torch.tensor([ids])
+    calls = Task(model, [Text(row, row)], metric, kernel=kernel).layer_calls()
+    every = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
+    heads = {every[place] for place in evenly_spaced(len(every), HEADS)}
+    found = explored_model(name, calls, shown, METHODS, SIZES, heads)
+    return Exploration(SIZES, tuple(METHODS), (found,))
+
+
+def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> Exploration:
+    """Explores a passage of the text that a model is evaluated on, between its special tokens."""
+    special, row = tokenizer.all_special_ids, task.texts[0].inputs[0].tolist()
+    before, after = ([one for one in ends if one in special] for ends in (row[:1], row[-1:]))
+    return exploration(
+        name, task.model, tokenizer, _texts_of(task, tokenizer), kernel=task.given_kernel,
+        ends=(before, after), most=min(MOST, task.length),
+    )  # fmt: skip
+
+
+def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Writes out the rows of a task; hidden tokens are restored, special ones left out."""
+    for text in task.texts:
+        for inputs, labels in zip(text.inputs, text.labels, strict=True):
+            hidden = (labels >= 0) & (task.metric == "error")
+            written = str(tokenizer.decode(labels.where(hidden, inputs)))
+            for special in tokenizer.all_special_tokens:
+                written = written.replace(special, "")
+            yield written

@@ -10,6 +10,7 @@ from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.decoding_record import DecodingRecord
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.record import Record
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
@@ -21,6 +22,7 @@ from value_aware_study.report.exhibits import (
     decoding,
     drawing,
     every_r,
+    explorer,
     how,
     layers,
     model,
@@ -110,10 +112,12 @@ def report_page(results: Results, origin: str = "") -> Page:
 def _answer(results: Results) -> list[Found]:
     """Lists the exhibits that answer, beside a drawing of the question.
 
-    The first is of a probed model, or else a causal one.
+    The first is of a probed model, or else a causal one; so the explorer's first model.
     """
+    labels = {record.model: record.model for record in results.probed} | results.names()
     return [
         ("how many keys match", layers.hero(results)),
+        ("the token explorer", explorer.explorer(results.explored, labels)),
         ("", drawing.drawing()),
         ("the claims", claims.claims(results)),
     ]
@@ -135,7 +139,6 @@ def _every_r(results: Results) -> list[Found]:
     measured = of_models(results)
     on = measured_on(measured)
     return [
-        ("the token explorer", every_r.explorer(results)),
         ("Figure 5", every_r.figure_5(results)),
         ("Figure 6", layers.output_error(measured, "figure_6", on, "Figure 6. ", "model")),
         ("Figure 7", layers.figure_7(measured)),
@@ -220,12 +223,15 @@ def decoding_section(records: Sequence[DecodingRecord]) -> Section:
     return _section("decode", "Decoding", DECODING, found, machines=machines)
 
 
-def model_section(record: Record, name: str = "model") -> Section:
+def model_section(
+    record: Record, name: str = "model", explored: Exploration | None = None
+) -> Section:
     """Builds a probe's section; `name` is its anchor and begins those of its exhibits."""
     setting = captions.probed_on(record)
     kernels = of_kernels(record)
     found = [
         layers.control(record, f"{name}_control", setting),
+        explorer.explorer(explored, {record.model: record.model}),
         layers.matching_bars(kernels, f"{name}_matching_keys", setting),
         model.end_metric(record, f"{name}_end_metric", setting),
         model.keys_of_layers(record, f"{name}_layers", setting),
@@ -264,11 +270,17 @@ def _section(
     return Section(name, title, " ".join(filter(None, said)), exhibits, machines)
 
 
-def write_probe(record: Record, folder: Path | str, cached: CacheRecord | None = None) -> None:
+def write_probe(
+    record: Record,
+    folder: Path | str,
+    cached: CacheRecord | None = None,
+    explored: Exploration | None = None,
+) -> None:
     """Writes the page of a probe with its exhibits' files, record.json and heads.csv.
 
-    `cached` (the loss of cache methods on the same text) adds a section and caches.json. The same
-    record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
+    `cached` (the loss of cache methods on the same text) adds a section and caches.json, `explored`
+    (`evaluation.explorer.exploration` of the same model) the token explorer and explorer.json. The
+    same record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
     """
     rows = [vars(at) for at in record.attention[0].output_error.errors if at.head is not None]
     heads = pd.DataFrame(rows, columns=["layer", "head", "method", "r", "error", "low", "high"])
@@ -279,7 +291,7 @@ def write_probe(record: Record, folder: Path | str, cached: CacheRecord | None =
     if cached is not None:
         texts["caches.json"] = with_checksum(cached.to_json())
     title = f"{record.model}: how many keys its attention needs"
-    section = model_section(record)
+    section = model_section(record, explored=explored)
     last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
     sections = [section, *([cache_section([cached])] if cached else []), last]
     write_page(Page(title, PROBE, sections), Path(folder), texts)

@@ -1,15 +1,17 @@
-// The token explorer: which keys each method keeps for a token that the reader picks.
+// The token explorer: which keys each choice keeps for a token that the reader picks.
 
 // Weights span orders of magnitude: their square root keeps the small ones visible. Never more than
-// half of the colour, so that the text on it can be read. Weights are recorded in thousandths.
-const WHOLE = 1000;
+// half of the colour, so that the text on it can be read. Weights are recorded in hundredths.
+const WHOLE = 100;
 const strength = (weight) => `${Math.round(50 * Math.sqrt(weight / WHOLE))}%`;
+const HARDEST = 5;
 
-const asWeight = (weight) => (weight < 1 ? "<.001" : (weight / WHOLE).toFixed(3).replace(/^0/, ""));
+const asWeight = (weight) => (weight < 1 ? "<.01" : (weight / WHOLE).toFixed(2).replace(/^0/, ""));
 const percent = (share) => {
   const digits = Math.max(0, Math.min(4, 1 - Math.floor(Math.log10(100 * share || 1))));
   return share > 0 && share < 1e-6 ? "<0.0001%" : `${(100 * share).toFixed(digits)}%`;
 };
+const median = (numbers) => numbers.sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -26,41 +28,106 @@ function choice(name, options, chosen, changed) {
   return element("label", {}, name, select);
 }
 
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+}
+
 function explore(place, record) {
-  const state = { model: 0, layer: 0, head: 0, size: Math.min(1, record.sizes.length - 1), token: 0 };
-  state.token = Math.floor(record.models[0].tokens.length / 2);
+  const address = `#${place.closest("article").dataset.exhibit}?`;
+  const state = { model: 0, size: Math.floor((record.sizes.length - 1) / 2) };
   const choices = element("div", { className: "choices" });
+  const hard = element("div", { className: "hardest" });
   const rows = element("div", { className: "rows" });
-  place.append(choices, rows);
+  place.replaceChildren(choices, hard, rows);
 
   const model = () => record.models[state.model];
   const layers = () => [...new Set(model().heads.map((head) => head.layer))];
   const headsOf = (layer) => model().heads.filter((head) => head.layer === layer).map((head) => head.head);
   const query = () =>
     model().heads.find((head) => head.layer === state.layer && head.head === state.head).queries[state.token];
+  const errorsOf = (query) => query[1][state.size].map(([, , error]) => error);
+
+  // The queries where the first method leaves the most error above the second, the best of each head.
+  // Of an error above 1, which zeros would have, 1 counts: where values almost cancel, all are large.
+  function hardest() {
+    const gap = ([weight, output]) => (weight === null || output === null ? -Infinity : Math.min(1, weight) - output);
+    const found = model().heads.map(({ layer, head, queries }) => {
+      const gaps = queries.map((one) => gap(errorsOf(one)));
+      const token = gaps.indexOf(Math.max(...gaps));
+      return { layer, head, token, gap: gaps[token], errors: errorsOf(queries[token]) };
+    });
+    return found.sort((a, b) => b.gap - a.gap).slice(0, HARDEST);
+  }
+
+  // ---- The address: a value that does not name a part of the record is ignored.
+
+  function follow() {
+    const given = new URLSearchParams(location.hash.startsWith(address) ? location.hash.slice(address.length) : "");
+    const known = (all, value) => (all.includes(value) ? { found: all.indexOf(value) } : {});
+    state.model = known(record.models.map((one) => one.name), given.get("model")).found ?? state.model;
+    state.size = known(record.sizes, Number(given.get("r"))).found ?? state.size;
+    const { layer, head, token } = hardest()[0];
+    const wished = (name, all, other) => (all.includes(given.get(name) - 1) ? given.get(name) - 1 : other);
+    state.layer = wished("layer", layers(), layer);
+    state.head = wished("head", headsOf(state.layer), headsOf(state.layer).includes(head) ? head : headsOf(state.layer)[0]);
+    state.token = wished("token", [...model().tokens.keys()], token);
+    show();
+    if (location.hash.startsWith(address)) place.closest("article").scrollIntoView();
+  }
 
   function choose(changes) {
     Object.assign(state, changes);
-    state.token = Math.min(state.token, model().tokens.length - 1);
-    if (!layers().includes(state.layer)) state.layer = layers()[0];
+    if ("model" in changes) {
+      const { layer, head, token } = hardest()[0];
+      Object.assign(state, { layer, head, token });
+    }
     if (!headsOf(state.layer).includes(state.head)) state.head = headsOf(state.layer)[0];
+    show();
+    const { layer, head, token } = state;
+    const named = { model: model().name, layer: layer + 1, head: head + 1, token: token + 1, r: record.sizes[state.size] };
+    try { history.replaceState(null, "", address + new URLSearchParams(named)); } catch {}  // browsers limit how often
+  }
+
+  function show() {
     const focused = document.activeElement?.name;
     choices.replaceChildren(
-      choice("model", record.models.map((one, place) => [place, one.name]), state.model, (v) => choose({ model: v })),
+      choice("model", record.models.map((one, place) => [place, one.label || one.name]), state.model, (v) => choose({ model: v })),
       choice("layer", layers().map((layer) => [layer, layer + 1]), state.layer, (v) => choose({ layer: v })),
       choice("head", headsOf(state.layer).map((head) => [head, head + 1]), state.head, (v) => choose({ head: v })),
       choice("keys kept", record.sizes.map((size, place) => [place, size]), state.size, (v) => choose({ size: v })),
     );
-    if (focused) choices.querySelector(`[name="${focused}"]`)?.focus();
-    draw();
+    hard.replaceChildren(...presets());
+    const chosen = query();
+    const methods = record.methods.map((name, place) => methodRow(name, chosen[1][state.size][place]));
+    rows.replaceChildren(exactRow(chosen), ...methods);
+    if (focused) place.querySelector(`[name="${focused}"]`)?.focus();
   }
 
+  function presets() {
+    const all = model().heads.flatMap((head) => head.queries.map(errorsOf));
+    const middle = record.methods.map((_, place) => percent(median(all.map((errors) => errors[place] ?? 0))));
+    const list = element("ol");
+    hardest().forEach(({ layer, head, token, errors }, place) => {
+      const where = `layer ${layer + 1}, head ${head + 1}: ${errors.map((one) => percent(one ?? 0)).join(" → ")}`;
+      const button = element("button", { type: "button", name: `hardest ${place}` }, element("b", {}, shown(token)), ` ${where}`);
+      button.setAttribute("aria-pressed", layer === state.layer && head === state.head && token === state.token);
+      button.addEventListener("click", () => choose({ layer, head, token }));
+      list.append(element("li", {}, button));
+    });
+    list.setAttribute("aria-label", "Hardest tokens");
+    const about = `Hardest tokens with ${record.sizes[state.size]} keys, error by weight → for the output (median query of the model: ${middle.join(" → ")})`;
+    return [element("p", {}, about), list];
+  }
+
+  const shown = (place) => model().tokens[place].trim() || "␣";
+
   function token(tag, place, weight, attributes = {}) {
-    const text = model().tokens[place] || "␣";
-    const made = element(tag, { className: "token", ...attributes }, text, element("small", {}, weight === undefined ? "" : asWeight(weight)));
+    const made = element(tag, { className: "token", ...attributes }, shown(place), element("small", {}, weight === undefined ? "" : asWeight(weight)));
     if (weight === undefined) made.classList.add("left-out");
     else made.style.setProperty("--strength", strength(weight));
     made.classList.toggle("query", place === state.token);
+    made.classList.toggle("goes-on", !/^\s/.test(model().tokens[place]));
     return made;
   }
 
@@ -69,8 +136,9 @@ function explore(place, record) {
     text.setAttribute("role", "group");
     text.setAttribute("aria-label", "The text; pick a token");
     model().tokens.forEach((_, place) => {
-      const button = token("button", place, weights[place], { type: "button", tabIndex: place === state.token ? 0 : -1 });
-      button.setAttribute("aria-pressed", place === state.token);
+      const pressed = place === state.token;
+      const button = token("button", place, weights[place], { type: "button", name: `token ${place}`, tabIndex: pressed ? 0 : -1 });
+      button.setAttribute("aria-pressed", pressed);
       button.addEventListener("click", () => choose({ token: place }));
       text.append(button);
     });
@@ -96,7 +164,7 @@ function explore(place, record) {
     const bar = element("span", { className: "bar" }, fill);
     const count = keys.length === 1 ? "1 key" : `${keys.length} keys`;
     const left = error === null ? "output is zero" : `error left ${percent(error)}`;
-    return row(name, element("span", {}, `${count}, ${left}`, bar), text);
+    return row(name, element("span", {}, bar, `${count}, ${left}`), text);
   }
 
   function row(name, about, text) {
@@ -104,11 +172,6 @@ function explore(place, record) {
     return element("div", { className: "row" }, element("p", { className: "name" }, element("b", {}, name), said), text);
   }
 
-  function draw() {
-    const chosen = query();
-    const methods = record.methods.map((name, place) => methodRow(name, chosen[1][state.size][place]));
-    rows.replaceChildren(exactRow(chosen), ...methods);
-  }
-
-  choose({});
+  window.addEventListener("hashchange", () => location.hash.startsWith(address) && follow());
+  follow();
 }

@@ -166,6 +166,6 @@ const reading = new IntersectionObserver((entries) => {
 }, { rootMargin: "0px 0px -70% 0px" });
 document.querySelectorAll("h2, h3").forEach((heading) => reading.observe(heading));
 
-document.querySelectorAll(".explorer").forEach((place) => {
-  explore(place, read(place.closest("article").dataset.exhibit).exploration);
+document.querySelectorAll(".explorer").forEach(async (place) => {
+  explore(place, await unpacked(read(place.closest("article").dataset.exhibit).exploration));
 });

@@ -1,7 +1,8 @@
 """The page as one file that opens from disk without a network, and its exhibits as files."""
 
+import zlib
+from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +17,7 @@ from value_aware_attention.files import (
     checksum,
     listed,
     new_files,
+    with_checksum,
     write_checksums,
 )
 from value_aware_study.markdown import escaped
@@ -99,7 +101,8 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
     if exhibit.charts:
         path.with_suffix(".png").write_bytes(png(exhibit.charts, rows=len(exhibit.choices) or 1))
     if exhibit.exploration:
-        path.with_suffix(".json").write_text(exhibit.exploration.to_json(), encoding="utf-8")
+        text = with_checksum(exhibit.exploration.to_json())
+        path.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 def _html(page: Page) -> str:
@@ -132,7 +135,8 @@ def _content(exhibit: Exhibit) -> dict[str, Any]:
         content["markdown"] = exhibit.table.markdown()
         content["latex"] = exhibit.table.latex()
     if exhibit.exploration:
-        content["exploration"] = asdict(exhibit.exploration)
+        packed = zlib.compress(exhibit.exploration.to_json().encode(), 9)
+        content["exploration"] = b64encode(packed).decode()
     return content
 
 

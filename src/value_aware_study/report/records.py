@@ -1,7 +1,7 @@
 """Reads the records of a run: the one place where the report opens files of other stages."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ def read(places: Mapping[str, Path]) -> Results:
         decoded=[
             _parsed(DecodingRecord, file) for file in sorted(places["decoded"].glob("*.json"))
         ],
-        explored=_explored(places["explored"]),
+        explored=_explored(
+            [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
+        ),
         unchecked=_unchecked(places),
     )
 
@@ -114,10 +116,10 @@ def published_spreads(folder: Path) -> dict[Key, Spread]:
     return found
 
 
-def _explored(folder: Path) -> Exploration | None:
-    """Reads the tokens that the evaluations left for the token explorer."""
+def _explored(files: Iterable[Path]) -> Exploration | None:
+    """Reads the tokens that probes and evaluations left for the token explorer."""
     found = []
-    for file in sorted(folder.glob("*.json")):
+    for file in sorted(files):
         with reading(file, AGAIN):
             found.append(Exploration.from_json(file.read_text(encoding="utf-8")))
     return Exploration.of(found) if found else None
@@ -162,6 +164,7 @@ def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
     folders = ("training", "records", "explored", "survey", "trained", "caches", "decoded")
     files = [places["tokens"], places["benchmark"], *places["probe"].glob("*/record.json")]
+    files += places["probe"].glob("*/explorer.json")
     files += [file for folder in folders for file in places[folder].glob("*.json")]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
     return sorted(

@@ -1,7 +1,4 @@
-"""The end metric of every setting: against r, against the output error, and cell by cell.
-
-The token explorer stands with them: single queries behind those means.
-"""
+"""The end metric of every setting: against r, against the output error, and cell by cell."""
 
 import altair as alt
 import pandas as pd
@@ -57,19 +54,6 @@ EXPLAINING = {
 }  # fmt: skip
 """Columns of a cell's attention outputs that explain its loss, with their titles"""
 REST = "other methods"
-
-
-def explorer(results: Results) -> Exhibit | None:
-    """Shows the exploration of a text; None where no evaluation left one."""
-    if not results.explored:
-        return None
-    return Exhibit(
-        "explorer",
-        "Token by token: which keys each method keeps",
-        "Click a word of real text: the exact weights of its query, the keys that each method "
-        "keeps with theirs, and the output error left.",
-        exploration=results.explored,
-    )
 
 
 def figure_4(results: Results) -> Exhibit | None:
