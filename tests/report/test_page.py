@@ -98,7 +98,7 @@ def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -
     assert SLY not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     packed = json.loads(elements.text["explorer-data"])["exploration"]
     explored = json.loads(zlib.decompress(b64decode(packed)))
-    assert explored["models"][0]["tokens"][1] == SLY
+    assert explored["models"][0]["tokens"][1] == f" {SLY}"
     assert json.loads(elements.text["models-data"])["csv"].startswith(f"model,error\n{SLY},")
 
 

@@ -72,7 +72,7 @@ def check(kept: Kept, size: int, value: Tensor, output: Tensor) -> None:
     assert kept.error is not None and sum(kept.weights) == pytest.approx(expected, abs=size)
     approximate = dense(kept.weights, kept.keys) @ value
     error = (approximate - output).square().sum() / output.square().sum()
-    assert kept.error == pytest.approx(float(error), rel=0.02, abs=0.03)
+    assert kept.error == pytest.approx(float(error), rel=0.05, abs=0.05)  # rounded weights
 
 
 def test_the_optimum_leaves_the_least_error_and_none_from_d_plus_1_on(

@@ -143,7 +143,8 @@ def exploration(
 
 def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> Exploration:
     """Explores a passage of the text that a model is evaluated on, between its special tokens."""
-    special, row = tokenizer.all_special_ids, task.texts[0].inputs[0].tolist()
+    row = task.texts[0].inputs[0].tolist()
+    special = {*tokenizer.all_special_ids} - {tokenizer.mask_token_id}
     before, after = ([one for one in ends if one in special] for ends in (row[:1], row[-1:]))
     return exploration(
         name, task.model, tokenizer, _texts_of(task, tokenizer), kernel=task.given_kernel,
