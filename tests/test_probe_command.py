@@ -49,6 +49,11 @@ def test_it_prints_the_report_and_writes_the_record(
     run(monkeypatch, *(tmp_path / f"{one.model}.json" for one in records))
     printed = capsys.readouterr().out
     assert printed.strip("\n") == "\n".join(side_by_side(records))
+    for cell in records[1].budgets:
+        if (cell.approximation, cell.parameters["each"]) == ("optimal_v_oblivious", "own"):
+            row = f"perplexity with these, {cell.parameters['share']:.0%}"
+            [line] = (line for line in printed.splitlines() if line.startswith(row))
+            assert f"{cell.value:,.2f}" in line
     assert "not alike: metric is cosine and perplexity" in printed
     [row] = (line for line in printed.splitlines() if line.startswith("layers, heads, head size"))
     assert row.split()[-6:] == ["2,", "2,", "8", "2,", "2,", "8"]

@@ -210,7 +210,7 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
     yield f"exact {metric}", number(record.cells[0].value, metric)
     r = shown_size(record)
     for method, cell in with_keys(record, r).items():
-        yield f"{metric}, {r} keys {method.replace('_', ' ')}", with_interval(cell, metric)
+        yield f"{metric}, {r} keys, {_shown(method)}", with_interval(cell, metric)
     for name, of in (("", record), (", random weights", record.control)):
         if of is None:
             continue
@@ -220,6 +220,6 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
         if row := match(layers_of(of), 4):
             yield f"keys by weight that match 4 value-aware{name}", counted(row)
     for cell in own_budgets(record):
-        share = f"{cell.parameters['share']:.0%} error in each head"
-        yield f"keys a head by weight, {share}", f"{cell.parameters['keys']:,.1f}"
-        yield f"{metric} with these", with_interval(cell, metric)
+        share = f"{cell.parameters['share']:.0%}"
+        yield f"keys a head by weight, {share} error in each", f"{cell.parameters['keys']:,.1f}"
+        yield f"{metric} with these, {share}", with_interval(cell, metric)
