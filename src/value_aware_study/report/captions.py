@@ -6,7 +6,7 @@ from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.decoding_record import DecodingRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.results import Results
-from value_aware_study.report.words import grouped
+from value_aware_study.report.words import grouped, rounded
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "
@@ -169,7 +169,7 @@ def probed_on(record: Record) -> str:
         f"{record.model} ({record.architecture}, {own.layers} layers of {own.heads} heads of "
         f"{own.head_dim} dimensions), {record.kernel} kernel",
         f"{text.units} of {text.available_units} windows of {record.length} tokens, "
-        f"{text.share_read:.0%} of the text's {text.tokens:,} tokens",
+        f"{rounded(100 * (text.share_read or 0), 2)}% of the text's {text.tokens:,} tokens",
         f"{rows} queries of each head and window; OVA's search: {own.search}",
     ]
     causal = f" {CAUSAL}" if own.causal else ""

@@ -5,8 +5,10 @@ the value of a series in a named row, and its 95% interval. Curves have a `count
 steps) in place of the name; with `trained_low` and `trained_high` also the range over trainings.
 """
 
+import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, Literal, NamedTuple
 
 import altair as alt
@@ -14,6 +16,7 @@ import pandas as pd
 
 from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.results import RANGE, known
+from value_aware_study.report.words import sentences
 
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
 OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
@@ -23,12 +26,17 @@ HEIGHT = 300
 JOINED = 3
 """A series of fewer points is not joined: nothing was measured between them."""
 STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
-POWER = "'1e' + round(log(datum.value) / LN10)"
-"""Labels powers of ten in one form: 1e-4, 1e0, 1e2."""
+SMALL = [f"10⁻{power}" for power in "⁹⁸⁷⁶⁵⁴"]
+LARGE = [f"10{power}" for power in "⁴⁵⁶⁷⁸⁹"]
+TENS = [*SMALL, "0.001", "0.01", "0.1", "1", "10", "100", "1,000", *LARGE]
+POWER = f"{json.dumps(TENS, ensure_ascii=False)}[round(log(datum.value) / LN10) + 9]"
+"""Labels powers of ten: 10⁻⁴, 0.01, 1, 100."""
 BRIGHT = 0.55
 """Share of the scale of colours from which text on a cell is black."""
 LABELLED_HEADS = 16
 """Most heads whose cells carry their numbers."""
+LINE = 28
+"""Most letters in a line of a row's name."""
 Drawn = list[alt.Chart]
 
 
@@ -131,8 +139,9 @@ def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | N
     """Draws a bar with its interval and value for each series of each row, titled `rows`."""
     y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
     frame = frame.assign(end=frame["high"].fillna(frame["value"]))
+    marks = _drawn(marks, frame)
     base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
-    base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)))
+    base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)), tooltip="said:N")
     ends = {"x": of_field(x, "low"), "x2": "high:Q", "color": alt.value("var(--ink)")}
     return [
         base.mark_bar(height={"band": 0.86}),
@@ -156,10 +165,16 @@ def dots(
     `published` values of the same rows and series are hollow marks; `legend` is its title.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
-    axis = alt.Axis(grid=True, domain=False, ticks=False, labelPadding=10)  # a mark at 0 has room
-    places = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
+    lines = {name: wrap(name, LINE) for name in frame["name"].unique() if len(name) > LINE}
+    label = f"{json.dumps(lines)}[datum.label] || datum.label"
+    axis = alt.Axis(
+        grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0,
+        labelPadding=10,  # a mark at 0 has room
+    )  # fmt: skip
+    places: dict[str, Any] = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
     titled = {"title": legend, "columns": 4} if legend else {}
-    labels, numbers = ("name", "series"), ("value",)
+    marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
+    places["tooltip"] = "said:N"
     colours, shapes = colour(marks, orient="bottom", **titled), shape(marks, **titled)
     base = _base(frame, labels, numbers, colours, **places)
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
@@ -182,8 +197,10 @@ def curves(
 ) -> Drawn:
     """Draws intervals, lines and points of every series; `published` values are hollow marks.
 
-    The range over trainings is a wide pale bar behind the interval.
+    The range over trainings is a wide pale bar behind the interval. Wherever the pointer is, the
+    nearest mark has a ring, and its sentence (`said`) is shown.
     """
+    marks = _drawn(marks, frame, published)
     frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
     labels, numbers, colours = ("series",), ("count", "value"), colour(marks, **LEGEND)
     base = _base(frame, labels, numbers, colours, x=x, y=y)
@@ -201,11 +218,37 @@ def curves(
     if published is not None and len(published):
         hollow = _base(published, labels, numbers, colours, x=x, y=y).encode(shape=shape(marks))
         layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=120))
-    return layers
+    every = pd.concat([_told(frame, labels, numbers), _told(published, labels, numbers)])
+    return [*layers, nearest(every.dropna(subset="value"), x, y)]
+
+
+def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
+    """Draws a ring around the mark nearest to the pointer, and shows the sentence of that mark."""
+    near = alt.selection_point(name="near", on="pointerover", clear="pointerout", nearest=True)
+    ring = alt.when(near, empty=False).then(alt.value(1)).otherwise(alt.value(0))
+    points = alt.Chart(frame).mark_point(size=180, strokeWidth=1.5, color="var(--ink)")
+    return points.encode(x=x, y=y, opacity=ring, tooltip="said:N").add_params(near)
 
 
 LEGEND = {"orient": "bottom", "columns": 2}
 """Legend of a figure of curves."""
+
+
+def _drawn(marks: Mapping[str, Mark], *frames: pd.DataFrame | None) -> dict[str, Mark]:
+    """Returns the marks of series that have a row: a legend names nothing that is not drawn."""
+    names = {name for frame in frames if frame is not None for name in frame["series"]}
+    return {name: mark for name, mark in marks.items() if name in names}
+
+
+def _told(
+    frame: pd.DataFrame | None, labels: Sequence[str], numbers: Sequence[str]
+) -> pd.DataFrame:
+    """Returns what a mark needs to say its sentence; one that the caller did not give is added."""
+    if frame is None:
+        return pd.DataFrame(columns=[*numbers, "said"])
+    where = ", ".join(f"{{{name}}}" for name in (*labels, *numbers[:-1]))
+    given = frame if "said" in frame else frame.assign(said=sentences(frame, where))
+    return given[[*numbers, "said"]]
 
 
 def _base(
@@ -215,14 +258,12 @@ def _base(
     colours: alt.Color,
     **axes: Any,
 ) -> alt.Chart:
-    """Encodes the series of a frame by colour; hovering shows these labels and numbers."""
+    """Encodes the series of a frame by colour; `tooltip` among the axes shows their sentences."""
     numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
-    columns = [name for name in (*labels, *numbers, "points") if name in frame]
-    tooltip: Any = [alt.Tooltip(f"{name}:N") for name in labels]
-    tooltip += [alt.Tooltip(f"{name}:Q", format=".5~g") for name in numbers]
-    if "said" in frame:  # a sentence, which is shown whole, in the place of fields
-        columns, tooltip = [*columns, "said"], alt.Tooltip("said:N")
-    return alt.Chart(frame[columns]).encode(color=colours, opacity=OPACITY, tooltip=tooltip, **axes)
+    drawn = frame[[name for name in (*labels, *numbers, "points") if name in frame]]
+    if labels[0] == "name":
+        drawn = drawn.assign(said=_told(frame, labels, ["value"])["said"])
+    return alt.Chart(drawn).encode(color=colours, opacity=OPACITY, **axes)
 
 
 def level(value: float, name: str = "") -> Drawn:
@@ -265,24 +306,22 @@ def toggled(layers: Sequence[alt.Chart], step: int = 24, title: str = "") -> Pan
     return figure(layers, title, max(layer.data["name"].nunique() for layer in layers) * step)
 
 
-def heat_map(frame: pd.DataFrame, title: str, among: pd.Series) -> Panel:
+def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Panel:
     """Draws layers by heads, `value` as a colour with its `text`; `among` are all of one scale.
 
-    The smallest percent of these has one colour.
+    The smallest percent of these has one colour. `unit` follows the value in sentences.
     """
     heads = int(frame["head"].max()) + 1
     first = max(float(among.quantile(0.01)), 1e-6)
     last = max(float(among.max()), first * 1.01)
     scale = alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True)
-    tooltip: list[Any] = ["layer:O", "head:O", alt.Tooltip("value:Q", format=".3~g")]
-    if known(frame, ENDS):
-        tooltip += [alt.Tooltip(f"{end}:Q", format=".3~g") for end in ENDS]
-    columns = ["layer", "head", "value", "text", *known(frame, ENDS)]
+    where = f"{title}, layer {{layer}}, head {{head}}"
+    said = sentences(frame, where, unit)
     places = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
-    base = alt.Chart(frame[columns]).encode(
+    base = alt.Chart(frame[["layer", "head", "value", "text"]].assign(said=said)).encode(
         x=alt.X("head:O", title="head", axis=places),
         y=alt.Y("layer:O", title="layer", axis=places),
-        tooltip=tooltip,
+        tooltip="said:N",
     )
     cells = [base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=None))]
     if heads <= LABELLED_HEADS:

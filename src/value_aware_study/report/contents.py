@@ -34,24 +34,38 @@ from value_aware_study.report.measured import measured_on, of_kernels, of_models
 from value_aware_study.report.page import write_page
 from value_aware_study.report.results import Results
 
-QUESTION = "If attention may look at only r keys, what does choosing them by weight lose?"
+QUESTION = "If attention may look at only r keys, which should they be?"
 LEAD = (
     "Keys are chosen by attention weight (OVO: the r largest, renormalised) or for the attention "
     "output (OVA: the convex combination of at most r values closest to it). Both choices are "
     "oracles that look at exact attention: they measure what a method could reach, not what it "
     "costs."
 )
-PAPER = "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger."
+ANSWER = (
+    "The bars show a model that keeps few keys: the gap between the two colours of choice, OVO and "
+    "OVA, is what the choice of keys changes. Below them every claim of the paper has a verdict, "
+    "with the number of comparisons that agree; single comparisons are in the table behind it."
+)
+PAPER = (
+    "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger. Compare "
+    "the order of the methods and the ratios to exact attention, not the levels; hollow marks are "
+    "the paper's."
+)
 EVERY_R = (
-    "What is not in the paper: every number of keys, in the model's loss and in the layers' output."
+    "What is not in the paper: every number of keys, in the model's loss and in the layers' "
+    "output. At one number of keys, the distance between OVO and OVA is what choosing for the "
+    "output gains; the further right the two curves meet, the more keys the gain lasts for."
 )
 SURVEY = (
-    "Every method of the survey beside the two oracles: keys chosen by weight (OVO), and keys "
-    "chosen for the output (OVA), which no other choice of as many keys can beat."
+    "Every method of the survey at equal budgets, beside keys chosen by weight (OVO) and the best "
+    "keys found for the output (OVA); a mark further left is closer to exact attention. Time and "
+    "memory of one layer follow: a mark to the right of the dashed line costs more than dense "
+    "attention of that length."
 )
 CACHES = (
     "One set of keys for all later queries: what a compressed key-value cache keeps. Every method "
-    "keeps as many keys in all and is judged on queries that it has not seen."
+    "keeps as many keys in all and is judged on queries that it has not seen: a mark further left, "
+    "or lower, is closer to the exact model, and its colour says which queries were observed."
 )
 CACHES_QUESTION = "Which keys should a compressed cache keep?"
 CACHES_LEAD = (
@@ -62,11 +76,16 @@ CACHES_LEAD = (
 )
 DECODING = (
     "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt has "
-    "filled. Small models decode with an eighth and a quarter of the keys."
+    "filled. A lower point is closer to the model with its full cache, one further left takes "
+    "less memory or time."
 )
 PROBE = (
     "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at exact "
     "attention: they measure what a method could reach, not what it costs."
+)
+READ = (
+    "At one number of keys, the distance between the two choices is what choosing by weight loses. "
+    "In the maps a bright cell is a head that needs many keys, or that few keys serve badly."
 )
 POST_HOC = (
     "The model was trained with another kernel than the one measured (post hoc): exact attention "
@@ -74,7 +93,8 @@ POST_HOC = (
     "met it."
 )
 HOW, HOW_TITLE = (
-    "The models, the text and the machine behind every number of this run.",
+    "The models, the text and the machine behind every number of this run. A row is one model with "
+    "exact attention: the value that every approximation above is compared with.",
     "How it was measured",
 )
 
@@ -100,7 +120,7 @@ def report_page(results: Results, origin: str = "") -> Page:
         *(model_section(*one) for one in zip(results.probed, names, strict=False)),
     ]
     sections = [
-        _section("answer", "The claims", "", _answer(results)),
+        _section("answer", "The claims", ANSWER, _answer(results)),
         _section("paper", "The paper", PAPER, _paper(results)),
         _section("every_r", "Every r", EVERY_R, _every_r(results)),
         *beside,
@@ -139,11 +159,11 @@ def _every_r(results: Results) -> list[Found]:
     measured = of_models(results)
     on = measured_on(measured)
     return [
+        ("Figure 4", every_r.figure_4(results)),
         ("Figure 5", every_r.figure_5(results)),
         ("Figure 6", layers.output_error(measured, "figure_6", on, "Figure 6. ", "model")),
         ("Figure 7", layers.figure_7(measured)),
         ("the keys needed in every layer", layers.keys_needed(measured)),
-        ("Figure 4", every_r.figure_4(results)),
         ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
         ("skewness", layers.skewness(results)),
         ("every cell", every_r.grid(results)),
@@ -241,7 +261,8 @@ def model_section(
         layers.output_error(kernels, f"{name}_output_error", setting),
         layers.skewness_gap(kernels, f"{name}_skewness_gap", setting),
     ]
-    lead = [headline(record), *([POST_HOC] if record.attention[0].post_hoc else [])]
+    post_hoc = [POST_HOC] if record.attention[0].post_hoc else []
+    lead = [f"{headline(record).rstrip('.')}.", READ, *post_hoc]
     machines = [(record.model, captions.machine_of(record))]
     title, exhibits = f"Your model: {record.model}", [("", one) for one in found]
     return _section(name, title, " ".join(lead), exhibits, machines=machines)

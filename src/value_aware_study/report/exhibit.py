@@ -79,7 +79,8 @@ class Exhibit:
     `name` is its anchor and its files' stem. `notes` are paragraphs folded away. `charts` are the
     panels of the figure, as wide as their place; `table` holds their numbers, or stands alone.
     `choices` name equal parts of the panels, of which the page shows one. A `folded` exhibit is
-    seen once it is opened.
+    seen once it is opened. The picture of a `shared` one stands alone elsewhere: it has the title,
+    and there is one for dark grounds.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Exhibit:
     exploration: Exploration | None = None
     choices: Sequence[str] = ()
     folded: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name)

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from io import BytesIO
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -47,6 +48,8 @@ SERIES = tuple(COLOURS)[5:]
 
 WIDTH, GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the space between two."""
+LETTERS = 80
+"""Most letters in a line of a picture's title."""
 
 Panel = alt.Chart | alt.LayerChart | alt.FacetChart
 
@@ -101,9 +104,9 @@ THEME: dict[str, Any] = {
 }
 
 RAMP = (
-    Mark.of("sky"),
-    Mark.of("blue", "square"),
-    Mark.of("deep", "triangle-up"),
+    Mark.of("purple"),
+    Mark.of("plum", "square"),
+    Mark.of("wine", "triangle-up"),
     Mark.of("orange", "diamond"),
     Mark.of("grey", "cross"),
 )
@@ -169,7 +172,7 @@ def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
     return {name: part for name, part in given.items() if name not in ("$schema", "config")}
 
 
-def png(charts: Sequence[Panel], rows: int = 1) -> bytes:
+def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = False) -> bytes:
     """Renders rows of panels as a PNG at twice its size, or less for several rows.
 
     Its 256 most used colours make a file of a fifth of the size, which git keeps for good.
@@ -179,10 +182,13 @@ def png(charts: Sequence[Panel], rows: int = 1) -> bytes:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
         panels = alt.concat(*(chart.properties(width=width) for chart in charts), columns=columns)
+    if title:
+        panels = panels.properties(title=alt.Title(wrap(title, LETTERS), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
     given = json.dumps(specification(panels) | {"config": theme})
-    light = re.sub(rf"var\(--({'|'.join(COLOURS)})\)", lambda found: COLOURS[found[1]][0], given)
-    drawn = vl_convert.vegalite_to_png(light, scale=2 if rows == 1 else 1.25)
+    names = rf"var\(--({'|'.join(COLOURS)})\)"
+    coloured = re.sub(names, lambda found: COLOURS[found[1]][dark], given)
+    drawn = vl_convert.vegalite_to_png(coloured, scale=2 if rows == 1 else 1.25)
     packed = BytesIO()
     Image.open(BytesIO(drawn)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
         packed, "PNG", optimize=True

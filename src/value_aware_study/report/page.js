@@ -63,14 +63,18 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "400px" });
 charts.forEach((place) => seen.observe(place));
 
-// The others when there is nothing else to do, so that all are there when the page is printed.
+// The others when there is nothing else to do, and all that are missing before the page is printed.
+const missing = () =>
+  charts.filter((place) => !place.dataset.drawn && !place.closest("[hidden], details:not([open])"));
+
 async function drawRest() {
-  const next = charts.find((place) => !place.dataset.drawn && !place.closest("[hidden], details:not([open])"));
+  const [next] = missing();
   if (!next) return;
   await drawOnce(next);
   idle(drawRest);
 }
 window.addEventListener("load", () => idle(drawRest));
+window.addEventListener("beforeprint", () => missing().forEach(drawOnce));
 
 // Of a figure with choices the panels of one are shown; they are drawn once they are.
 function choose({ target }) {

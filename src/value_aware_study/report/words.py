@@ -70,6 +70,37 @@ def intervals(
     return [interval(low, high, digits, text) for low, high in pairs]
 
 
+def rounded(value: Any, digits: int = 3) -> str:
+    """Writes a number to its significant digits, with separators: "0.0123", "1,230"."""
+    text = DASH if missing(value) else f"{float(f'{float(value):.{digits}g}'):,.10g}"
+    return text.replace("-", "−")
+
+
+def sentences(
+    frame: pd.DataFrame,
+    where: str,
+    unit: str = "",
+    sign: str = "",
+    digits: int = 3,
+    text: Callable[..., str] = rounded,
+) -> list[str]:
+    """Writes what each mark says: "exponential, r = 4: +0.154 nats (0.127 to 0.181)".
+
+    `where` names columns in braces: "{series}, r = {count:,.0f}"; `sign` is + where a value above 0
+    has one. A range over trainings follows.
+    """
+
+    def said(row: Mapping[Any, Any]) -> str:
+        plus = "" if missing(row["value"]) or row["value"] <= 0 else sign
+        begins = f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
+        over_text = interval(row.get("low"), row.get("high"), digits, text)
+        trained = interval(row.get("trained_low"), row.get("trained_high"), digits, text)
+        begins += "" if over_text == DASH else f" ({over_text})"
+        return begins if trained == DASH else f"{begins}; {trained} over trainings"
+
+    return [said(row) for row in frame.to_dict("records")]
+
+
 def with_interval(
     value: Any, low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number
 ) -> str:

@@ -15,7 +15,7 @@ from value_aware_study.report.captions import machine
 from value_aware_study.report.charts import colour, direction, dots, toggled
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import DASH, intervals, missing, number
+from value_aware_study.report.words import DASH, intervals, missing, number, sentences
 
 FIT_FROM = 2048
 """Tokens from which on cost is fitted against length."""
@@ -51,7 +51,8 @@ EXPLAINED = (
     "Time may grow faster than the counted multiply-adds, most of all for dense attention: "
     "fetching L² weights from memory is not counted. Random keys compute all pairs and hide the "
     "others where they keep a sixteenth or more of the keys, and gather them beyond, so that their "
-    "exponents mix two ways."
+    "exponents mix two ways. An exponent of memory far below 1 means that most of the "
+    "peak does not grow with the length here: projections, features or landmarks weigh as much."
 )
 COSTS = (
     ("forward", "Time of a forward pass, ms", "forward", QUICK),
@@ -209,6 +210,7 @@ def _cost_panel(
 ) -> Panel:
     columns = {"value": drawn[field], "low": drawn[low], "high": drawn[high]}
     values = drawn[["name", "series", "method"]].assign(**columns)
+    values["said"] = sentences(values, "{name}, {series}", f" {title.rpartition(' ')[2]}")
     first, last = values["low"].min(), values["high"].max()
     steps = (digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5))
     ticks = [step for step in steps if first <= step <= last]
@@ -297,6 +299,7 @@ def _exponents_panel(fitted: pd.DataFrame) -> Panel:
     columns = {"exponent": "published"} | {field: name for name, field in FITTED.items()}
     values = fitted[["method", *columns]].rename(columns={"method": "name"} | columns)
     long = values.melt("name", var_name="series").dropna().astype({"value": float})
+    long["said"] = sentences(long, "{name}, {series}, exponent")
     ours = long["series"] != "published"
     last = max(2, round(long["value"].max() + 0.5))
     scale = alt.Scale(domain=[min(0.0, float(long["value"].min())) - 0.1, last])

@@ -35,7 +35,7 @@ from value_aware_study.report.exhibits.caches import (
 )
 from value_aware_study.report.look import SERIES, Mark, Panel
 from value_aware_study.report.results import RANGE, with_range
-from value_aware_study.report.words import intervals, number, whole
+from value_aware_study.report.words import intervals, number, sentences, whole
 
 POOLED = "model"
 SEES = "repeat"
@@ -98,6 +98,7 @@ def _memory_panel(task: str, frame: pd.DataFrame) -> Panel:
         name: Mark.of(SERIES[methods.index(method)], "circle" if pool else "cross")
         for name, method, pool in zip(one["series"], one["method"], one["pool"], strict=True)
     }
+    frame = frame.assign(said=sentences(frame, "{series}, {count:,.0f} keys a head", " nats"))
     values = frame["value"]
     ends = frame[["low", "high"]].clip(values.min() / 2, 2 * values.max())
     x = count_axis("keys kept of the prefix, a head on average", frame["count"].tolist())
@@ -181,7 +182,7 @@ def keys_by_head(records: Sequence[CacheRecord]) -> Exhibit | None:
     display = data[["texts", "r", "layer", "head"]].astype(str).assign(keys=frame["text"])
     names = [f"{task}, r = {r}" for task, r in data[["texts", "r"]].drop_duplicates().to_numpy()]
     panels = [
-        heat_map(part.drop(columns=["texts", "observed", "r"]), name, data["value"])
+        heat_map(part.drop(columns=["texts", "observed", "r"]), name, data["value"], " keys")
         for name, (_, part) in zip(names, frame.groupby(["texts", "r"], sort=False), strict=True)
     ]
     return Exhibit(

@@ -12,12 +12,19 @@ from scipy.stats import spearmanr
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
 from value_aware_attention.measurement.record import Estimate, estimate
 from value_aware_study.cards import cache_cards
-from value_aware_study.report.charts import OUTPUT_ERROR, dots, toggled
+from value_aware_study.report.charts import OPACITY, OUTPUT_ERROR, colour, dots, of_field, toggled
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.measured import FLOOR
 from value_aware_study.report.results import RANGE, with_range
-from value_aware_study.report.words import DASH, intervals, number, with_interval
+from value_aware_study.report.words import (
+    DASH,
+    intervals,
+    number,
+    rounded,
+    sentences,
+    with_interval,
+)
 
 ORACLE = "hindsight (oracle)"
 MARKS = {
@@ -27,7 +34,7 @@ MARKS = {
     "last 64": Mark.of("wine"),
     "causal": Mark.of("orange", "square"),
     "noncausal": Mark.of("green", "diamond"),
-    "continued": Mark.of("blue", "triangle-left"),
+    "continued": Mark.of("sky", "triangle-left"),
     "repeat": Mark.of("teal", "triangle-up"),
     "nothing": Mark.of("brown", "triangle-right"),
     ORACLE: Mark.of("grey", "cross"),
@@ -72,7 +79,18 @@ BUDGETS = {
 """The budgets of a method, as its label says them"""
 EXACT = "exact model"
 SCORES = "value-aware / best score"
-GAPS = ("criterion", "information", "sharing", "weights")
+GAPS = {
+    "criterion": "criterion: keys are not chosen together",
+    "information": "information: the served queries are not seen",
+    "sharing": "sharing: one set for all queries",
+    "weights": "weights: keys keep their weights and values",
+}
+GAP_MARKS = {
+    title: Mark.of(colour)
+    for title, colour in zip(GAPS.values(), ("orange", "green", "purple", "brown"), strict=True)
+}
+WORTH_A_NUMBER = 0.1
+"""Least length of a part of a bar, in powers of ten, that has its factor written in it"""
 COMPARED: dict[str, tuple[Callable[[CacheCell], bool], Callable[[CacheCell], bool]]] = {
     SCORES: (
         lambda cell: cell.joint and not cell.refits,
@@ -183,6 +201,7 @@ def _panel(record: CacheRecord, part: int) -> Panel:
          "low": cell.error.low, "high": cell.error.high}
         for cell in record.cells if keys_of(record) // cell.r == part
     )  # fmt: skip
+    frame["said"] = sentences(frame, "{name}, queries observed: {series}, output error")
     numbers = ["value", "low", "high"]
     frame[numbers] = frame[numbers].astype(float).clip(FLOOR)
     names = sorted(set(frame["series"]), key=lambda name: PLACES.get(name, 0))
@@ -309,6 +328,7 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
     ]
     if not rows:
         return None
+    drawn, of = _drawn_gaps(records)
     head = ["texts", "r", "method", "observed"]
     given = pd.DataFrame(rows)
     data, display = given[head].copy(), given[head].astype(str)
@@ -321,21 +341,74 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
     return Exhibit(
         "cache_gaps",
         "What a cache method loses, and which of four things it is",
-        "Ratios of errors on served queries; 1 = nothing is lost. Criterion: by another choice "
-        "than the joint one, from the same queries. Information: by not having seen the served "
-        "queries. Sharing: by one set for all of them. Weights: by keys with their own weights and "
-        "values.",
+        f"Factors of the error on served queries, of {' and '.join(of)}: the longer a part of the "
+        "bar, the more is lost there; a part left of × 1 is a gain.",
         [
             "Criterion: the method over the best set found on the same observed queries (below 1, "
             "where a set fitted to few queries carries over less). Information: that over the best "
             "set found on as many of the served queries; 1 in hindsight. Sharing: that over a set "
             "for each served query alone. Weights: the best set on the served queries over the "
             "same with refitted biases and values. Best sets are best found by the method's own "
-            "search or the default one, not proved.",
+            "search or the default one, not proved. The first three multiply to the error over "
+            "that of a set for each query; the fourth starts again from the best set for all.",
             OBSERVED,
         ],
-        table=Table(data, display),
+        [_gaps_panel(frame) for frame in drawn.values()],
+        Table(data, display),
+        choices=[f"one key of {part} kept" for part in drawn],
     )
+
+
+def _drawn_gaps(records: Sequence[CacheRecord]) -> tuple[dict[int, pd.DataFrame], list[str]]:
+    """Tabulates the parts of a bar a task, by share of keys kept; names the methods of the bars.
+
+    The bar is that of the first method with the first queries observed.
+    """
+    rows, methods = [], []
+    for record in records:
+        firsts = {gap.r: gap for gap in reversed(record.gaps) if gap.layer is None}
+        for r, gap in sorted(firsts.items()):
+            methods.append(f"{label(gap.method)} (queries observed: {shown(gap)})")
+            ends = {True: 0.0, False: 0.0}
+            for name, title in GAPS.items():
+                value = getattr(gap, name).value
+                if value:
+                    begin = ends[value > 1]
+                    ends[value > 1] = end = begin + log10(value)
+                    rows.append(
+                        {"part": keys_of(record) // r, "name": record.task, "series": title,
+                         "begin": begin, "end": end, **vars(getattr(gap, name))}
+                    )  # fmt: skip
+    frame = pd.DataFrame(rows)
+    parts = sorted(set(frame["part"]), reverse=True) if rows else []
+    return {part: frame[frame["part"] == part] for part in parts}, list(dict.fromkeys(methods))
+
+
+def _gaps_panel(frame: pd.DataFrame) -> Panel:
+    """Draws a bar a task, whose parts are as long as the logarithms of their factors."""
+    frame = frame.assign(
+        said=sentences(frame, "{name}, {series}: the error times"),
+        text=[f"× {rounded(value, 2)}" for value in frame["value"]],
+        middle=(frame["begin"] + frame["end"]) / 2,
+    )
+    last = ceil(frame["end"].max())
+    axis = alt.Axis(
+        values=list(range(last + 1)), labelExpr="'× ' + format(pow(10, datum.value), ',')"
+    )
+    x = alt.X("begin:Q", title="factor of the error (log scale)", axis=axis)
+    columns = ["name", "series", "begin", "end", "middle", "text", "said"]
+    y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False))
+    base = alt.Chart(frame[columns]).encode(y=y, opacity=OPACITY, tooltip="said:N")
+    bars = base.mark_bar(height={"band": 0.7}).encode(
+        x=x, x2="end:Q", color=colour(GAP_MARKS, orient="bottom", columns=2)
+    )
+    wide = alt.datum.end - alt.datum.begin > WORTH_A_NUMBER
+    numbers = (
+        base.transform_filter(wide)
+        .mark_text(fontWeight="bold")
+        .encode(x=of_field(x, "middle"), text="text:N", color=alt.value("var(--ground)"))
+    )
+    return toggled([bars, numbers], 40)
 
 
 def gain(records: Sequence[CacheRecord]) -> Exhibit | None:

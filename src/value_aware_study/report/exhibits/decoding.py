@@ -10,7 +10,7 @@ from value_aware_attention.measurement.decoding_record import FULL, DecodingReco
 from value_aware_study.report.charts import curves, direction, figure, powers
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import SERIES, Mark, Panel
-from value_aware_study.report.words import DASH, number, with_interval
+from value_aware_study.report.words import DASH, number, sentences, with_interval
 
 CAPTION = (
     "A prompt is read exactly, its cache is compressed, and the tokens after it are decoded one by "
@@ -113,6 +113,11 @@ def _panel(frame: pd.DataFrame, against: pd.Series, title: str) -> Panel:
             "high": values["kl_high"].clip(low, high),
         }
     )
+    told = points.assign(
+        **frame.loc[drawn, ["kl_low", "kl_high"]].set_axis(["low", "high"], axis=1)
+    )
+    told["value"] = frame.loc[drawn, "kl"]
+    points["said"] = sentences(told, f"{{series}}, {{count:.0%}} of the {title}", " nats")
     x = alt.X("count:Q", title=f"{title}, of the full cache's", axis=alt.Axis(format=".0%"))
     y = powers(alt.Y, "value", direction("KL, nats", "lower"), [low, high], room=1)
     return figure(curves(points, _marks(frame), x, y), f"{frame['texts'].iloc[0]}: {title}")

@@ -50,6 +50,7 @@ def drawing() -> Exhibit:
         ],
         [_panel(part, str(name)) for name, part in data.groupby("choice", sort=False)],
         Table(data, display),
+        shared=True,
     )
 
 
@@ -93,11 +94,15 @@ def _panel(data: pd.DataFrame, choice: str) -> Panel:
         "y": alt.Y("y:Q", axis=None, scale=ends),
     }
     values, error = data[data["what"] == "value"], data[data["what"] != "value"]
+    shares = zip(values["weight"], values["share"], strict=True)
+    values = values.assign(
+        said=[f"attention weight {one:.0%}, share of the mixture {two:.0%}" for one, two in shares]
+    )
     kept = alt.Chart(values[values["share"] > 0]).encode(
         **place, color=alt.value(ORACLE_MARKS[ORACLES[choice]].colour)
     )
     size = alt.Size("weight:Q", scale=alt.Scale(range=[60, 900]), legend=None)
-    tooltip = [alt.Tooltip("weight:Q", format=".0%"), alt.Tooltip("share:Q", format=".0%")]
+    tooltip = "said:N"
     every = alt.Chart(values).encode(**place, color=MUTED, size=size, tooltip=tooltip)
     line = alt.Chart(error).encode(**place, color=INK)
     layers = [

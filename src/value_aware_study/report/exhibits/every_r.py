@@ -17,6 +17,7 @@ from value_aware_study.report.charts import (
     extent,
     figure,
     level,
+    nearest,
     of_field,
     powers,
     shape,
@@ -26,10 +27,12 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.paper_figures import (
     KEYS,
     PALE,
+    PUBLISHED,
     change_table,
     loss_axis,
     published_errors,
     published_losses,
+    told_changes,
 )
 from value_aware_study.report.look import OTHER, Mark, Panel, method_marks
 from value_aware_study.report.measured import OPTIMAL
@@ -38,6 +41,7 @@ from value_aware_study.report.words import (
     intervals,
     method_label,
     number,
+    sentences,
     setting_label,
     short,
     signed,
@@ -88,27 +92,29 @@ def figure_4(results: Results) -> Exhibit | None:
 
 def _scatter(frame: pd.DataFrame, name: str) -> Panel:
     marks, values = _scatter_marks(frame), frame["relative_output_error"].tolist()
-    shown = frame[["series", "setting", *EXPLAINING, "value"]]
+    task = frame["task"].iloc[0]
+    unit = " nats" if task == "causal" else " points"
+    where = "{setting}, output error {relative_output_error:.3g}, cosine {cosine:.3g}"
+    shown = frame[["series", "relative_output_error", "value"]]
+    shown = shown.assign(said=sentences(frame, where, unit, "+"))
     shown = shown.sort_values("series", key=lambda series: series != REST)
+    x, y = (
+        powers(alt.X, "relative_output_error", OUTPUT_ERROR, values),
+        loss_axis(task, frame["value"]),
+    )
     points = alt.Chart(shown).mark_point(filled=True, size=62)
     points = points.encode(
-        x=powers(alt.X, "relative_output_error", OUTPUT_ERROR, values),
-        y=loss_axis(frame["task"].iloc[0], frame["value"]),
+        x=x,
+        y=y,
         color=colour(marks, orient="bottom"),
         shape=shape(marks),
         opacity=OPACITY,
-        tooltip=[
-            "setting:N",
-            *(
-                alt.Tooltip(f"{column}:Q", title=title, format=".4~g")
-                for column, title in {**EXPLAINING, "value": "change from exact"}.items()
-            ),
-        ],
     )
     ranks = frame[[*EXPLAINING, "value"]].rank().corr()["value"]
     error, cosine, _, _ = (signed(rank, 2) for rank in ranks)
     return figure(
-        [*level(0.0), points], f"{name}: rank correlation {error}, of the cosine {cosine}"
+        [*level(0.0), points, nearest(shown, x, y)],
+        f"{name}: rank correlation {error}, of the cosine {cosine}",
     )
 
 
@@ -206,6 +212,8 @@ def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, weight: Weight, others: pd.
     x = count_axis(KEYS, rows["count"].tolist())
     y = loss_axis(rows["task"].iloc[0], extent(rows, theirs, others[["value"]]))
     marked = upright(keys) if rows["count"].max() >= keys else []
+    task = rows["task"].iloc[0]
+    rows, theirs = told_changes(rows, task), told_changes(theirs, task, PUBLISHED)
     lines = curves(rows, method_marks(rows), x, y, weight, theirs)
     return figure([*_band(others, x, y), *level(0.0), *marked, *lines])
 

@@ -31,6 +31,11 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
     every = [one for record in ordered for one in (record, *results.replicates_of(record))]
     data = pd.DataFrame(list(map(_row, every)))
     display = data.drop(columns="value")
+    display["model"] = [
+        name
+        for record in ordered
+        for name in (record.model, *(again(record, one) for one in results.replicates_of(record)))
+    ]
     display.insert(5, "exact attention", list(map(_exact, data["metric"], data["value"])))
     display = display.drop(columns="metric").rename(columns=lambda name: name.replace("_", " "))
     runs = grouped((on, measured) for measured, on in [*captions.machines(every), *machines])
@@ -38,10 +43,15 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
     return Exhibit(
         "models",
         "Models, text and machine",
-        "What every number above was measured on.",
+        " ".join(f"{one.partition('; hardware')[0]}." for one in said),
         [INTRODUCTION, *said, REPRODUCE],
         table=Table(data, display.astype(str)),
     )
+
+
+def again(first: Record, record: Record) -> str:
+    """Names a further training of a model: "causal_elu, second training"."""
+    return f"{first.model}, {record.model.removeprefix(f'{first.model}_')} training"
 
 
 def _row(record: Record) -> dict[str, object]:

@@ -33,6 +33,7 @@ from value_aware_study.report.charts import (
     curves,
     direction,
     figure,
+    nearest,
     powers,
     powers_of_two,
     shape,
@@ -71,6 +72,7 @@ from value_aware_study.report.words import (
     missing,
     model_label,
     number,
+    sentences,
     series_label,
     short,
     times,
@@ -86,6 +88,9 @@ COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
 COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
 BESIDE = ("random_keys", "random_low", "random_high")
 NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
+SCORES = (*NORMS, "leave_one_out_keys")
+"""Scores of single keys by weight and value"""
+ALIKE = 0.1
 BOUND = "maurey_bound"
 BOUND_LABEL, BOUND_MARK = "sampled from α, expected", Mark.of("grey", "stroke")
 OTHERS = (
@@ -162,6 +167,7 @@ def _answer(
         ],
         [*panels, _bars(measured, "keys by weight that match r" if panels else "")],
         _counted(record, measured),
+        shared=name == "hero",
     )
 
 
@@ -355,8 +361,10 @@ def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Any]) -> Panel:
     x = count_axis("r, keys chosen for the output (log scale)", frame["count"].tolist())
     scale = alt.Scale(type="log", base=2, domain=[0.8, highest * 1.4], nice=False)
     axis = alt.Axis(values=powers_of_two([1, highest]), format="d", labelOverlap="parity")
-    title = direction("keys chosen by weight", "lower")
-    y = alt.Y("value:Q", title=title, scale=scale, axis=axis)
+    y = alt.Y("value:Q", title="keys chosen by weight", scale=scale, axis=axis)
+    where = "{series}, r = {count:,.0f}"
+    said = sentences(frame, where, " keys by weight match", digits=0, text=number)
+    frame = frame.assign(said=said)
     last = int(frame["count"].max())
     return figure([*_equal(last), *curves(frame, marks, x, y)], height=380)
 
@@ -388,7 +396,8 @@ def output_error(
     return Exhibit(
         name,
         f"{begins}Output error against the keys kept",
-        "How far the output of r keys is from exact attention's; thin lines are single layers.",
+        "How far the output of r keys is from exact attention's; thin lines are single layers."
+        f"{_coinciding(measured)}",
         [
             f"{captions.OUTPUT_ERROR} Errors under {FLOOR:g}, zero included, are drawn there.",
             f"{captions.OPTIMAL} {captions.BEST_FOUND}",
@@ -399,6 +408,27 @@ def output_error(
         Table(data, _error_text(data, column)),
         choices=[one.label for one in measured],
     )
+
+
+def _coinciding(measured: Sequence[Measured]) -> str:
+    """Names the models in which scores of weight and value leave the error of the weights alone."""
+    names = []
+    for one in measured:
+        errors = one.output_error
+        by_weight = {row["r"]: row["error"] or 0.0 for row in error_rows(errors, OBLIVIOUS)}
+        ratios = [
+            row["error"] / by_weight[row["r"]]
+            for method in SCORES
+            if method in errors.methods
+            for row in error_rows(errors, method)
+            if by_weight.get(row["r"], 0.0) > FLOOR
+        ]
+        if ratios and max(abs(ratio - 1) for ratio in ratios) < ALIKE:
+            names.append(one.label)
+    said = (
+        f" The scores α|v| and CAOTE leave the error of the weights alone (OVO) within {ALIKE:.0%}"
+    )
+    return f"{said}, so that their curves lie on one another: {'; '.join(names)}." if names else ""
 
 
 def _label(method: str) -> str:
@@ -435,6 +465,7 @@ def _error_rows(measured: Measured) -> Iterator[dict[str, Any]]:
 def _error_panel(measured: Measured) -> Panel:
     frame = pd.DataFrame(_error_rows(measured)).rename(columns={"error": "value", "r": "count"})
     frame = frame.assign(series=frame["method"].map(_label))
+    frame["said"] = sentences(frame, "{series}, r = {count:,.0f}, output error")
     frame[["value", "low", "high"]] = frame[["value", "low", "high"]].astype(float).clip(FLOOR)
     pooled, single = frame[frame["layer"] == "all"], frame[frame["layer"] != "all"]
     x = count_axis("keys kept for each query, r", [1, measured.output_error.keys])
@@ -484,7 +515,7 @@ def skewness_gap(
         name,
         f"{begins}Skewness of the attention and what choosing for the output gains",
         f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output, by "
-        "the degree of the kernel.",
+        "the degree of the kernel. Large marks are models, small ones their single layers.",
         [
             EXPLAINED,
             f"Errors under {FLOOR:g} count as {FLOOR:g}. {captions.BEST_FOUND} "
@@ -500,8 +531,15 @@ def skewness_gap(
 def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
     marks = {name: mark for name, mark in marks.items() if name in set(frame["model"])}
     frame = frame.rename(columns={"model": "series", "series": "kernel"})
-    means = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
-    mean = np.exp(means["log"].mean()).rename("gap").reset_index()
+    logs = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
+    mean = np.exp(logs["log"].mean()).rename("gap").reset_index()
+    means, one = mean.rename(columns={"gap": "value"}), frame.rename(columns={"gap": "value"})
+    gap = f", OVO's error over OVA's with {SIZE} keys"
+    said = [
+        *sentences(one, f"{{series}}, layer {{layer}}, {{kernel}}{gap}"),
+        *sentences(means, f"{{series}}, mean of the layers, {{kernel}}{gap}"),
+    ]
+    told = pd.concat([one, means])[["kernel", "value"]].assign(said=said)
     named = alt.Axis(labelAngle=0, labelExpr=SHORT)
     order = sorted(frame["kernel"].unique())
     x = alt.X("kernel:N", title="degree, or the model's own kernel", sort=order, axis=named)
@@ -511,7 +549,6 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
     axis = alt.Axis(values=TICKS, format="~r")
     y = alt.Y("gap:Q", title=title, scale=scale, axis=axis)
     shown: dict[str, Any] = {"color": colour(marks, **LEGEND), "opacity": OPACITY}
-    shown["tooltip"] = ["series:N", "kernel:N", alt.Tooltip("gap:Q", format=".4~g")]
     of_layers, line, of_models = (
         alt.Chart(rows[["series", "kernel", "gap"]]).encode(x=x, y=y, **shown)
         for rows in (frame, mean[mean["kernel"].str.startswith("degree")], mean)
@@ -520,6 +557,7 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
         of_layers.mark_point(filled=True, size=18, fillOpacity=0.5).encode(shape=shape(marks)),
         line.mark_line(strokeWidth=1.6),
         of_models.mark_point(filled=True, size=90).encode(shape=shape(marks)),
+        nearest(told.rename(columns={"value": "gap"}), x, y),
     ]
     return figure(layers)
 

@@ -38,6 +38,7 @@ from value_aware_study.report.words import (
     intervals,
     missing,
     number,
+    sentences,
     short,
     whole,
 )
@@ -106,6 +107,9 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> Panel:
         layers += upright(keys)
     if keys - 1 in sizes:  # their marks would lie on one another
         drawn = drawn[drawn["count"] != keys]
+    unit = "% wrong" if record.metric == "error" else ""
+    where = f"{{series}}, r = {{count:,.0f}}{'' if unit else f', {record.metric}'}"
+    drawn = drawn.assign(said=sentences(drawn, where, unit, digits=4))
     marks = oracle_marks(drawn)
     marks = {name: marks[name] for name in dict.fromkeys(drawn["series"])}
     return figure([*layers, *curves(drawn, marks, x, y)])
@@ -161,7 +165,9 @@ def _layers_panel(layers: Mapping[str, Sequence[KeysNeeded]], share: float, keys
         if one.share == share
     ]
     x = count_axis(direction("keys needed", "lower"), [1, keys], "value")
-    drawn = dots(pd.DataFrame(rows), ORACLE_MARKS, x, order=list(layers))
+    frame = pd.DataFrame(rows)
+    frame["said"] = sentences(frame, "{name}, {series}", " keys", digits=0, text=number)
+    drawn = dots(frame, ORACLE_MARKS, x, order=list(layers))
     return toggled(drawn, title=f"{share:.0%} error")
 
 
@@ -193,10 +199,12 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
     return _heat_maps(
         name,
         f"Output error of each head with {size} keys",
-        f"Relative squared output error with {size} keys, in percent; lower is better.",
+        f"Relative squared output error with {size} keys, in percent: lower is better, and above "
+        "100 an output of zero is nearer.",
         setting,
         rows,
         two_digits,
+        "%",
     )
 
 
@@ -215,6 +223,7 @@ def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
         setting,
         rows,
         whole,
+        " keys",
     )
 
 
@@ -234,6 +243,7 @@ def _heat_maps(
     setting: str,
     rows: Rows,
     text: Callable[[float], str],
+    unit: str,
 ) -> Exhibit:
     frame = pd.DataFrame(rows)
     shown = [NONE if missing(value) else text(value) for value in frame["value"]]
@@ -244,7 +254,7 @@ def _heat_maps(
         caption,
         [SCALE, captions.BEST_FOUND, setting],
         [
-            heat_map(frame[frame["method"] == one], ORACLES[one], frame["value"])
+            heat_map(frame[frame["method"] == one], ORACLES[one], frame["value"], unit)
             for one in (OBLIVIOUS, AWARE)
         ],
         _heads_table(frame),

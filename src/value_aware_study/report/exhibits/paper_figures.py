@@ -34,6 +34,7 @@ from value_aware_study.report.words import (
     KERNEL_LABELS,
     intervals,
     number,
+    sentences,
     series_label,
     signed,
     whole,
@@ -52,6 +53,8 @@ SCALE = (
 )
 CURVES = {"error": "masked tokens predicted wrongly, %", "loss": "evaluation loss, nats per token"}
 PALE = " (pale bars)"
+PUBLISHED = "paper, "
+"""Begins the sentence of a hollow mark"""
 COLUMNS = ["series", "metric", "count", "value"]
 
 
@@ -59,6 +62,13 @@ def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
     """Builds the axis of changes from exact attention's, linear to 0.1 nats or 1 point."""
     title, around = (NATS, 0.1) if task == "causal" else (POINTS, 1.0)
     return change_axis(title, values, around)
+
+
+def told_changes(frame: pd.DataFrame, task: str, whose: str = "", of: str = "r") -> pd.DataFrame:
+    """Adds the sentences of changes from exact attention: "OVA, r = 4: +0.15 nats"."""
+    at = "{count:,.0f} features" if of == "features" else "r = {count:,.0f}"
+    unit = " nats" if task == "causal" else " points"
+    return frame.assign(said=sentences(frame, f"{whose}{{series}}, {at}", unit, "+"))
 
 
 def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
@@ -132,15 +142,16 @@ def published_errors() -> pd.DataFrame:
 def _figure_1_panel(
     ours: pd.DataFrame,
     theirs: pd.DataFrame,
-    every: Mapping[str, Mark],
+    marks: Mapping[str, Mark],
     of: str,
     title: str,
     name: str,
 ) -> Panel:
     """Draws the changes against r, or against the features (`of`)."""
-    drawn, hollow = (part.assign(count=part[of].astype(float)) for part in (ours, theirs))
-    present = {*ours["series"], *theirs["series"]}
-    marks = {series: mark for series, mark in every.items() if series in present}
+    drawn, hollow = (
+        told_changes(part.assign(count=part[of].astype(float)), "masked", whose, of)
+        for part, whose in ((ours, ""), (theirs, PUBLISHED))
+    )
     x = count_axis(title, [*drawn["count"], *hollow["count"]])
     y = loss_axis("masked", extent(ours, theirs))
     marked = upright(int(ours["head_dim"].iloc[0]) + 1) if of == "r" else []
@@ -161,6 +172,7 @@ def figure_2(results: Results) -> Exhibit | None:
     theirs = theirs.assign(series=theirs["kernel"].map(KERNEL_LABELS), count=theirs["r"])
     y = loss_axis("causal", extent(ours, theirs))
     x = count_axis(KEYS, ours["count"].tolist())
+    ours, theirs = told_changes(ours, "causal"), told_changes(theirs, "causal", PUBLISHED)
     layers = [*level(0.0), *curves(ours, KERNEL_MARKS, x, y, published=theirs)]
     return Exhibit(
         "figure_2",
@@ -234,12 +246,13 @@ def _curve(metrics: Mapping[str, Any], metric: str, name: str) -> pd.DataFrame:
 
 
 def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, Mark]) -> Panel:
-    present = {name: mark for name, mark in marks.items() if name in set(frame["series"])}
+    unit = "% wrong" if metric == "error" else " nats per token"
+    frame = frame.assign(said=sentences(frame, "{series}, step {count:,.0f}", unit))
     axis = alt.Axis(grid=False, tickCount=5, format=",d")
     x = alt.X("count:Q", title="optimizer steps", axis=axis, scale=alt.Scale(domainMin=0))
     scale = alt.Scale(zero=False)
     y = alt.Y("value:Q", title=direction(CURVES[metric], "lower"), scale=scale)
-    return figure(curves(frame, present, x, y))
+    return figure(curves(frame, marks, x, y))
 
 
 def _figure_3_table(data: pd.DataFrame) -> Table:

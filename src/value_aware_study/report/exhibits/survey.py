@@ -34,13 +34,14 @@ from value_aware_study.report.words import (
     method_label,
     model_label,
     number,
+    sentences,
     short,
     signed,
     times,
     with_interval,
 )
 
-LIMIT = "OVA, the limit"
+LIMIT = "OVA, best found"
 BUDGETS = (
     "Every method has the parameter that brings its multiply-adds a query closest to the budget; "
     "a method without such a setting, or that cannot run under this model's kernel or causal "
@@ -49,8 +50,8 @@ BUDGETS = (
     f"{captions.DRAWS} One seed a layer."
 )
 READ = (
-    "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the optimum, "
-    f"out of reach of any choice of so many keys. Errors under {FLOOR:g}, zero included, are drawn "
+    "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the best "
+    f"choice of so many keys that was found. Errors under {FLOOR:g}, zero included, are drawn "
     "there. A number before ▸ is a cost beyond the axis, at the budgets in their order."
 )
 BEYOND = 6.0
@@ -64,6 +65,8 @@ CHANGES = ("change", "change_low", "change_high")
 CELL = 17
 SEEN = 0.005
 """Share of a query's largest weight below which a weight is not drawn."""
+SAID = "datum.from + ' attends to ' + datum.to + ' with weight ' + datum.weight"
+"""Writes what a cell of a pattern says, in Vega's expressions."""
 ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
 PATTERNS = (
     "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
@@ -139,8 +142,9 @@ def _panels(frame: pd.DataFrame, record: Record) -> list[Panel]:
 def _error_panel(
     named: pd.DataFrame, marks: Mapping[str, Mark], order: Sequence[str], record: Record
 ) -> Panel:
-    """Draws the output error on a logarithmic axis; errors below the optimum's are shaded."""
+    """Draws the output error on a logarithmic axis; errors below OVA's are shaded."""
     drawn = _as_values(named, OUTPUT_ERRORS)
+    drawn["said"] = sentences(drawn, "{name}, {series}, output error")
     drawn[list(VALUES)] = drawn[list(VALUES)].clip(lower=FLOOR)
     scale = alt.Scale(type="log", domainMin=FLOOR, nice=False)
     limit = drawn[drawn["name"] == LIMIT]
@@ -160,6 +164,8 @@ def _cost_panel(
 ) -> Panel:
     """Draws the change of the end metric; a cost beyond the axis is a number."""
     drawn = _as_values(named, CHANGES)
+    unit = " nats" if record.task == "causal" else " points"
+    drawn["said"] = sentences(drawn, "{name}, {series}", unit, "+")
     edge = BEYOND * max(drawn["value"].quantile(0.75), 0.0)
     beyond = drawn["value"] > (edge or math.inf)
     inside = drawn[~beyond]
@@ -266,7 +272,8 @@ def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
     return Exhibit(
         "patterns",
         "What each method attends to",
-        "The weights of every method on the same words, beside exact attention's.",
+        "The weights of every method on the same words, beside exact attention's; in brackets its "
+        "cost in keys a query.",
         [PATTERNS],
         [
             panel
@@ -311,14 +318,14 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
         .transform_calculate(**{"from": f"{words}[datum.query]", "to": f"{words}[datum.key]"})
         .transform_calculate(size="abs(datum.weight)")
         .transform_joinaggregate(largest="max(size)", groupby=["method", "query"])
-        .transform_calculate(strength="datum.size / datum.largest")
+        .transform_calculate(strength="datum.size / datum.largest", said=SAID)
         .mark_rect()
         .encode(
             x=alt.X("key:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
             y=alt.Y("query:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
             color=alt.condition("datum.weight < 0", alt.value(BELOW), alt.value(ABOVE)),
             opacity=alt.Opacity("strength:Q", scale=strength, legend=None),
-            tooltip=["method:N", "from:N", "to:N", "weight:Q"],
+            tooltip="said:N",
         )
     )
 
