@@ -35,6 +35,8 @@ BRIGHT = 0.55
 """Share of the scale of colours from which text on a cell is black."""
 LABELLED_HEADS = 16
 """Most heads whose cells carry their numbers."""
+SAYS = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))
+"""The sentence of a mark, or of the mark that a cell around it belongs to."""
 LINE = 28
 """Most letters in a line of a row's name."""
 Drawn = list[alt.Chart]
@@ -167,8 +169,9 @@ def dots(
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     lines = {name: wrap(name, LINE) for name in frame["name"].unique() if len(name) > LINE}
     label = f"{json.dumps(lines)}[datum.label] || datum.label"
+    up: Any = {"condition": {"test": f"length(datum.label) > {LINE}", "value": -7}, "value": 0}
     axis = alt.Axis(
-        grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0,
+        grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0, labelOffset=up,
         labelPadding=10,  # a mark at 0 has room
     )  # fmt: skip
     places: dict[str, Any] = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
@@ -201,11 +204,11 @@ def curves(
     nearest mark has a ring, and its sentence (`said`) is shown.
     """
     marks = _drawn(marks, frame, published)
-    frame = frame.assign(points=frame.groupby("series")["series"].transform("size"))
     labels, numbers, colours = ("series",), ("count", "value"), colour(marks, **LEGEND)
     base = _base(frame, labels, numbers, colours, x=x, y=y)
-    joined = base.transform_filter(f"datum.points >= {JOINED}")
-    layers = [joined.mark_line(strokeWidth=weight.line)]
+    joined = frame[frame.groupby("series")["series"].transform("size") >= JOINED]
+    line = _base(joined, labels, numbers, colours, x=x, y=y)
+    layers = [line.mark_line(strokeWidth=weight.line)] if len(joined) else []
     if known(frame, ENDS):
         rule = base.mark_rule(strokeWidth=0.8 * weight.line)
         layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
@@ -227,7 +230,7 @@ def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     near = alt.selection_point(name="near", on="pointerover", clear="pointerout", nearest=True)
     ring = alt.when(near, empty=False).then(alt.value(1)).otherwise(alt.value(0))
     points = alt.Chart(frame).mark_point(size=180, strokeWidth=1.5, color="var(--ink)")
-    return points.encode(x=x, y=y, opacity=ring, tooltip="said:N").add_params(near)
+    return points.encode(x=x, y=y, opacity=ring, tooltip=SAYS).add_params(near)
 
 
 LEGEND = {"orient": "bottom", "columns": 2}
@@ -260,7 +263,7 @@ def _base(
 ) -> alt.Chart:
     """Encodes the series of a frame by colour; `tooltip` among the axes shows their sentences."""
     numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
-    drawn = frame[[name for name in (*labels, *numbers, "points") if name in frame]]
+    drawn = frame[[name for name in (*labels, *numbers) if name in frame]]
     if labels[0] == "name":
         drawn = drawn.assign(said=_told(frame, labels, ["value"])["said"])
     return alt.Chart(drawn).encode(color=colours, opacity=OPACITY, **axes)

@@ -37,6 +37,8 @@ from value_aware_study.report.look import SERIES, Mark, Panel
 from value_aware_study.report.results import RANGE, with_range
 from value_aware_study.report.words import intervals, number, sentences, whole
 
+OWN_COLOURS = SERIES[2:]
+"""Colours of cache methods: neither of the two oracles'"""
 POOLED = "model"
 SEES = "repeat"
 """Queries of the figures: every model with a prefix allows them."""
@@ -95,7 +97,7 @@ def _memory_panel(task: str, frame: pd.DataFrame) -> Panel:
     methods = list(dict.fromkeys(frame["method"]))
     one = frame.drop_duplicates("series")
     marks = {
-        name: Mark.of(SERIES[methods.index(method)], "circle" if pool else "cross")
+        name: Mark.of(OWN_COLOURS[methods.index(method)], "circle" if pool else "cross")
         for name, method, pool in zip(one["series"], one["method"], one["pool"], strict=True)
     }
     frame = frame.assign(said=sentences(frame, "{series}, {count:,.0f} keys a head", " nats"))

@@ -12,7 +12,15 @@ from scipy.stats import spearmanr
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
 from value_aware_attention.measurement.record import Estimate, estimate
 from value_aware_study.cards import cache_cards
-from value_aware_study.report.charts import OPACITY, OUTPUT_ERROR, colour, dots, of_field, toggled
+from value_aware_study.report.charts import (
+    LINE,
+    OPACITY,
+    OUTPUT_ERROR,
+    colour,
+    dots,
+    of_field,
+    toggled,
+)
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.measured import FLOOR
@@ -34,7 +42,7 @@ MARKS = {
     "last 64": Mark.of("wine"),
     "causal": Mark.of("orange", "square"),
     "noncausal": Mark.of("green", "diamond"),
-    "continued": Mark.of("sky", "triangle-left"),
+    "continued": Mark.of("deep", "triangle-left"),
     "repeat": Mark.of("teal", "triangle-up"),
     "nothing": Mark.of("brown", "triangle-right"),
     ORACLE: Mark.of("grey", "cross"),
@@ -210,7 +218,8 @@ def _panel(record: CacheRecord, part: int) -> Panel:
     order = means.sort_values().index.tolist()
     axis = _error_axis(frame[numbers])
     drawn = dots(frame, used, axis, order=order, legend="queries observed")
-    return toggled(drawn, title=record.task)
+    step = 30 if max(map(len, order)) > LINE else 24
+    return toggled(drawn, step, record.task)
 
 
 def _error_axis(numbers: pd.DataFrame) -> alt.X:
@@ -402,11 +411,10 @@ def _gaps_panel(frame: pd.DataFrame) -> Panel:
     bars = base.mark_bar(height={"band": 0.7}).encode(
         x=x, x2="end:Q", color=colour(GAP_MARKS, orient="bottom", columns=2)
     )
-    wide = alt.datum.end - alt.datum.begin > WORTH_A_NUMBER
-    numbers = (
-        base.transform_filter(wide)
-        .mark_text(fontWeight="bold")
-        .encode(x=of_field(x, "middle"), text="text:N", color=alt.value("var(--ground)"))
+    said = frame["text"].where(frame["end"] - frame["begin"] > WORTH_A_NUMBER, "")
+    base = alt.Chart(frame[columns].assign(text=said)).encode(y=y, tooltip="said:N")
+    numbers = base.mark_text(fontWeight="bold").encode(
+        x=of_field(x, "middle"), text="text:N", color=alt.value("var(--ground)")
     )
     return toggled([bars, numbers], 40)
 

@@ -9,7 +9,9 @@ import pandas as pd
 from value_aware_attention.measurement.decoding_record import FULL, DecodingRecord
 from value_aware_study.report.charts import curves, direction, figure, powers
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.look import SERIES, Mark, Panel
+from value_aware_study.report.exhibits.budgets import OWN_COLOURS
+from value_aware_study.report.exhibits.caches import OPENS
+from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.words import DASH, number, sentences, with_interval
 
 CAPTION = (
@@ -35,7 +37,9 @@ def by_cache(records: Sequence[DecodingRecord]) -> Exhibit | None:
     """Draws KL against bytes and the time of a token for every cache, a choice a text."""
     if not records:
         return None
-    data = pd.concat([_frame(record) for record in records], ignore_index=True)
+    known = {task: place for place, task in enumerate(OPENS)}
+    ordered = sorted(records, key=lambda record: known.get(record.task, len(known)))
+    data = pd.concat([_frame(record) for record in ordered], ignore_index=True)
     parts = list(data.groupby("texts", sort=False))
     return Exhibit(
         "decoding",
@@ -96,7 +100,7 @@ def _display(data: pd.DataFrame) -> pd.DataFrame:
 
 def _marks(frame: pd.DataFrame) -> dict[str, Mark]:
     names = [name for name in dict.fromkeys(frame["cache"]) if name != FULL]
-    return {name: Mark.of(SERIES[place]) for place, name in enumerate(names)}
+    return {name: Mark.of(OWN_COLOURS[place]) for place, name in enumerate(names)}
 
 
 def _panel(frame: pd.DataFrame, against: pd.Series, title: str) -> Panel:
