@@ -354,7 +354,7 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves figures empty, because drawing them takes seconds."""
-    monkeypatch.setattr("value_aware_study.report.page.png", lambda charts, rows: b"")
+    monkeypatch.setattr("value_aware_study.report.page.png", lambda *_: b"")
 
 
 @pytest.mark.usefixtures("undrawn")

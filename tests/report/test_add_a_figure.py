@@ -21,7 +21,7 @@ def test_a_figure_is_two_places(results, tmp_path: Path, monkeypatch: pytest.Mon
     names = dict(vars(contents))
     exec(inspect.getsource(contents._every_r).replace("    ]\n", f"{line}    ]\n"), names)
     monkeypatch.setattr(contents, "_every_r", names["_every_r"])
-    monkeypatch.setattr("value_aware_study.report.page.png", lambda charts, rows: b"")
+    monkeypatch.setattr("value_aware_study.report.page.png", lambda *_: b"")
     page = write_page(contents.report_page(results), tmp_path)
     assert 'id="keys_by_layer"' in page.read_text()
     assert {file.suffix for file in tmp_path.glob("keys_by_layer.*")} == {".csv", ".md", ".png"}

@@ -19,7 +19,7 @@ TABLES = (
 FIGURES = ("hero", "drawing", *(f"figure_{number}" for number in range(1, 9)))
 FILES = {
     *(f"{name}.{suffix}" for name in (*TABLES, *FIGURES) for suffix in ("csv", "md")),
-    *(f"{name}.png" for name in FIGURES),
+    *(f"{name}.png" for name in (*FIGURES, "hero_dark", "drawing_dark")),
     *("explorer.json", "index.html", "SHA256SUMS"),
 }
 TITLES = ["The claims", "The paper", "Every r", "Your model: tiny", "How it was measured"]
@@ -31,7 +31,7 @@ def contents(folder):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    monkeypatch.setattr(page_module, "png", lambda charts, rows: b"")
+    monkeypatch.setattr(page_module, "png", lambda *_: b"")
 
 
 def test_the_report_is_this_set_of_files_and_a_page_of_sections(

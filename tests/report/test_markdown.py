@@ -26,7 +26,7 @@ def test_what_would_be_markup_is_escaped_and_lines_are_one() -> None:
 
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "png", lambda charts, rows: b"")
+    monkeypatch.setattr(page_module, "png", lambda *_: b"")
 
 
 def check(folder: Path) -> None:

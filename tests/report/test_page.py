@@ -129,7 +129,7 @@ def test_a_failed_report_leaves_the_old_one(
     (tmp_path / "mine.txt").write_text("kept")
     before = contents(tmp_path)
 
-    def fail(charts: object, rows: int) -> bytes:
+    def fail(*_: object) -> bytes:
         raise OSError("disk full")
 
     monkeypatch.setattr(page_module, "png", fail)

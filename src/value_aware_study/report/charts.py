@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import altair as alt
 import pandas as pd
 
-from value_aware_study.report.look import Mark, Panel
+from value_aware_study.report.look import NEAR, Mark, Panel
 from value_aware_study.report.results import RANGE, known
 from value_aware_study.report.words import sentences
 
@@ -227,7 +227,7 @@ def curves(
 
 def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     """Draws a ring around the mark nearest to the pointer, and shows the sentence of that mark."""
-    near = alt.selection_point(name="near", on="pointerover", clear="pointerout", nearest=True)
+    near = alt.selection_point(name=NEAR, on="pointerover", clear="pointerout", nearest=True)
     ring = alt.when(near, empty=False).then(alt.value(1)).otherwise(alt.value(0))
     points = alt.Chart(frame).mark_point(size=180, strokeWidth=1.5, color="var(--ink)")
     return points.encode(x=x, y=y, opacity=ring, tooltip=SAYS).add_params(near)

@@ -42,9 +42,9 @@ LEAD = (
     "costs."
 )
 ANSWER = (
-    "The bars show a model that keeps few keys: the gap between the two colours of choice, OVO and "
-    "OVA, is what the choice of keys changes. Below them every claim of the paper has a verdict, "
-    "with the number of comparisons that agree; single comparisons are in the table behind it."
+    "The bars show a model that keeps few keys, chosen for the output (OVA) or by weight (OVO): "
+    "the further apart the two are, the more it matters which keys are kept. Below them every "
+    "claim of the paper has a verdict, with the number of comparisons that agree."
 )
 PAPER = (
     "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger. Compare "

@@ -48,6 +48,8 @@ SERIES = tuple(COLOURS)[5:]
 
 WIDTH, GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the space between two."""
+NEAR = "near"
+"""Name of the selection of the mark nearest to the pointer."""
 LETTERS = 80
 """Most letters in a line of a picture's title."""
 
@@ -172,6 +174,17 @@ def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
     return {name: part for name, part in given.items() if name not in ("$schema", "config")}
 
 
+def still(chart: Panel) -> Panel:
+    """Returns a panel without the layer that follows the pointer; Altair cannot join two."""
+    if not isinstance(chart, alt.LayerChart) or chart.params is alt.Undefined:
+        return chart
+    copied = chart.copy()
+    views = {view for one in chart.params if one.name == NEAR for view in one.views}
+    copied.layer = [one for one in chart.layer if one.name not in views]
+    copied.params = [one for one in chart.params if one.name != NEAR]
+    return copied
+
+
 def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = False) -> bytes:
     """Renders rows of panels as a PNG at twice its size, or less for several rows.
 
@@ -181,7 +194,8 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
     width = (WIDTH - GAP * (columns - 1)) // columns
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
-        panels = alt.concat(*(chart.properties(width=width) for chart in charts), columns=columns)
+        drawn = (still(chart).properties(width=width) for chart in charts)
+        panels = alt.concat(*drawn, columns=columns)
     if title:
         panels = panels.properties(title=alt.Title(wrap(title, LETTERS), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}

@@ -30,7 +30,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "png", lambda charts, rows: b"")
+    monkeypatch.setattr(page_module, "png", lambda *_: b"")
 
 
 def exhibits(record: Record) -> dict:
@@ -55,7 +55,7 @@ def test_the_heads_and_the_record_are_files(record: Record, tmp_path: Path) -> N
 def test_the_page_begins_with_what_was_found_and_says_how(record: Record, tmp_path: Path) -> None:
     write_probe(replace(record, model="<tiny>"), tmp_path)
     page = (tmp_path / "index.html").read_text()
-    assert "<p>On &lt;tiny&gt;, 4 value-aware keys match 8.</p>" in page and "<tiny>" not in page
+    assert "<p>On &lt;tiny&gt;, 4 value-aware keys match 8. At one" in page and "<tiny>" not in page
     assert "hardware: no hardware, synthetic, 1 thread; torch 0.0." in page
     assert "post hoc" not in page and "skewness" not in page.lower()
 

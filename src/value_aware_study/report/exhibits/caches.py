@@ -88,17 +88,17 @@ BUDGETS = {
 EXACT = "exact model"
 SCORES = "value-aware / best score"
 GAPS = {
-    "criterion": "criterion: keys are not chosen together",
-    "information": "information: the served queries are not seen",
+    "criterion": "criterion: keys not chosen together",
+    "information": "information: served queries not seen",
     "sharing": "sharing: one set for all queries",
-    "weights": "weights: keys keep their weights and values",
+    "weights": "weights: weights and values kept",
 }
 GAP_MARKS = {
     title: Mark.of(colour)
     for title, colour in zip(GAPS.values(), ("orange", "green", "purple", "brown"), strict=True)
 }
-WORTH_A_NUMBER = 0.1
-"""Least length of a part of a bar, in powers of ten, that has its factor written in it"""
+WIDE = 40
+"""Least length of a part of a bar, in pixels, that has its factor written in it."""
 COMPARED: dict[str, tuple[Callable[[CacheCell], bool], Callable[[CacheCell], bool]]] = {
     SCORES: (
         lambda cell: cell.joint and not cell.refits,
@@ -396,7 +396,7 @@ def _drawn_gaps(records: Sequence[CacheRecord]) -> tuple[dict[int, pd.DataFrame]
 def _gaps_panel(frame: pd.DataFrame) -> Panel:
     """Draws a bar a task, whose parts are as long as the logarithms of their factors."""
     frame = frame.assign(
-        said=sentences(frame, "{name}, {series}: the error times"),
+        said=sentences(frame, "{name}, {series}", " times the error"),
         text=[f"× {rounded(value, 2)}" for value in frame["value"]],
         middle=(frame["begin"] + frame["end"]) / 2,
     )
@@ -411,10 +411,12 @@ def _gaps_panel(frame: pd.DataFrame) -> Panel:
     bars = base.mark_bar(height={"band": 0.7}).encode(
         x=x, x2="end:Q", color=colour(GAP_MARKS, orient="bottom", columns=2)
     )
-    said = frame["text"].where(frame["end"] - frame["begin"] > WORTH_A_NUMBER, "")
-    base = alt.Chart(frame[columns].assign(text=said)).encode(y=y, tooltip="said:N")
+    span = frame["end"].max() - min(frame["begin"].min(), 0.0)
+    wide = f"abs(datum.end - datum.begin) * width / {span} > {WIDE} ? datum.text : ''"
     numbers = base.mark_text(fontWeight="bold").encode(
-        x=of_field(x, "middle"), text="text:N", color=alt.value("var(--ground)")
+        x=of_field(x, "middle"),
+        text=alt.TextValue(alt.ExprRef(wide)),
+        color=alt.value("var(--ground)"),
     )
     return toggled([bars, numbers], 40)
 

@@ -240,9 +240,13 @@ def _bars(measured: Measured, title: str = "") -> Panel:
         if one.layer is None and one.r <= LARGEST
     ]
     if not measured.control:
-        none = {"series": ORACLES[AWARE], "low": None, "high": None, "said": ORACLES[AWARE]}
-        sizes = (int(row["name"].removeprefix("r = ")) for row in rows)
-        rows = [*({"name": f"r = {r}", "value": r} | none for r in sizes), *rows]
+        aware = {"series": ORACLES[AWARE], "low": None, "high": None}
+        sizes = [int(row["name"].removeprefix("r = ")) for row in rows]
+        said = f"{ORACLES[AWARE]}, {{}} keys".format
+        rows = [
+            *({"name": f"r = {r}", "value": r, "said": said(r)} | aware for r in sizes),
+            *rows,
+        ]
     return _paired(rows, f"keys of {errors.keys:,} for the error of r value-aware", title)
 
 
