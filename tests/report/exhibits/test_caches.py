@@ -5,9 +5,16 @@ from dataclasses import replace
 import pytest
 from surveyed import cache_cell, cache_record
 
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from tests.report.drawn import rows
+from value_aware_attention.measurement.cache_record import (
+    CacheCell,
+    CacheGaps,
+    CacheRecord,
+    Estimate,
+)
 from value_aware_study.report.contents import cache_section
 from value_aware_study.report.exhibit import Table
+from value_aware_study.report.exhibits.caches import gaps
 
 
 def level(cell: CacheCell, error: float, right: float) -> CacheCell:
@@ -82,3 +89,17 @@ def test_a_budget_is_compared_with_equal_ones_of_the_same_method_and_queries() -
     assert series.to_dict() == {"value-aware": 0.08, "value-aware, one budget": 0.04}
     cells = tables["cache_cells"].data
     assert set(cells["budget"]) == {"equal", "model"}
+
+
+def test_what_a_method_loses_is_one_bar_a_task_of_factors_end_to_end() -> None:
+    factors = {"criterion": 0.5, "information": 10.0, "sharing": 100.0, "weights": 1.0}
+    found = {name: Estimate(value=value, low=None, high=None) for name, value in factors.items()}
+    given = CacheGaps(
+        method="snapkv", observed="last", rows=8, r=8, layer=None, head=None, **found
+    )  # fmt: skip
+    shown = gaps([replace(cache_record(), gaps=(given, replace(given, observed="hindsight")))])
+    assert shown and "SnapKV (queries observed: last 8)" in shown.caption
+    [panel] = shown.charts
+    ends = {row["series"].partition(":")[0]: (row["begin"], row["end"]) for row in rows(panel)}
+    assert ends["information"] == (0, 1) and ends["sharing"] == (1, 3)
+    assert ends["criterion"] == pytest.approx((0, -0.30103))  # a gain is left of × 1

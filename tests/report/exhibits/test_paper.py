@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from drawn import rows
 from synthetic import UNKNOWN, ends, record, with_cells
@@ -25,6 +26,7 @@ from value_aware_study.report.words import (
     DASH,
     interval,
     number,
+    sentences,
     setting_value,
     signed,
     times,
@@ -226,3 +228,12 @@ def test_figure_3_draws_the_curves_as_recorded(records, training):
 )
 def test_numbers_as_text(text, expected):
     assert text == expected
+
+
+def test_a_mark_says_a_sentence_with_its_unit():
+    one = {"series": "exponential", "count": 4, "value": 0.1541, "low": 0.127, "high": 0.181}
+    trained = one | {"value": -1234.5, "low": None, "trained_low": -2.0, "trained_high": 3.0}
+    assert sentences(pd.DataFrame([one, trained]), "{series}, r = {count}", " nats", "+") == [
+        "exponential, r = 4: +0.154 nats (0.127 to 0.181)",
+        "exponential, r = 4: −1,230 nats; −2 to 3 over trainings",
+    ]
