@@ -178,10 +178,11 @@ def still(chart: Panel) -> Panel:
     """Returns a panel without the layer that follows the pointer; Altair cannot join two."""
     if not isinstance(chart, alt.LayerChart) or chart.params is alt.Undefined:
         return chart
+    params: Any = chart.params
     copied = chart.copy()
-    views = {view for one in chart.params if one.name == NEAR for view in one.views}
+    views = {view for one in params if one.name == NEAR for view in one.views}
     copied.layer = [one for one in chart.layer if one.name not in views]
-    copied.params = [one for one in chart.params if one.name != NEAR]
+    copied.params = [one for one in params if one.name != NEAR]
     return copied
 
 
@@ -194,8 +195,9 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
     width = (WIDTH - GAP * (columns - 1)) // columns
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
-        drawn = (still(chart).properties(width=width) for chart in charts)
-        panels = alt.concat(*drawn, columns=columns)
+        panels = alt.concat(
+            *(still(chart).properties(width=width) for chart in charts), columns=columns
+        )
     if title:
         panels = panels.properties(title=alt.Title(wrap(title, LETTERS), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
