@@ -268,3 +268,5 @@ def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
     for batches, said in (([tokens, tokens[:, :-1]], "11, 12"), ([tokens[:, :PREFIX]], "9")):
         with pytest.raises(ValueError, match=rf"^batches have lengths \[{said}\]; they must have"):
             caches.profile(model, batches, caches.Recent, prefix=PREFIX)
+    with pytest.raises(ValueError, match=r"^method is of type Recent; it must be a function from"):
+        caches.profile(model, [tokens], caches.Recent(R), prefix=PREFIX)  # type: ignore[arg-type]

@@ -43,8 +43,10 @@ def profile(
     on. Raises ValueError for sizes outside of that, and as `AfterPrefix` and
     `hugging_face.replace_attention` do.
     """
+    from value_aware_attention.hugging_face.compressed import built
+
     by = check_choice(("layer", "head"), by=by)
-    like = AfterPrefix(method(check_at_least(1, prefix=prefix)), prefix=prefix, **options)
+    like = AfterPrefix(built(method, check_at_least(1, prefix=prefix)), prefix=prefix, **options)
     least = max(1, like.sinks + like.recent)
     spaced = np.geomspace(min(least, prefix), prefix, SIZES).round().astype(int).tolist()
     asked = sorted({*(spaced if sizes is None else check_integers(sizes=sizes)), prefix})

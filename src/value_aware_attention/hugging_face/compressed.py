@@ -158,13 +158,7 @@ def compressed_cache(
         raise ValueError(f"keep is {keep!r}; it must be above 0 and at most 1")
     always = check_at_least(0, sinks=sinks) + check_at_least(0, recent=recent)
     check_at_least(0, floor=floor)
-    is_function = callable(method) and not isinstance(method, nn.Module)
-    made: Any = method(max(1, always)) if is_function else None
-    if not callable(getattr(made, "keep", None)):  # of `caches`, which imports this package
-        raise ValueError(
-            f"method is {described(method)}; it must be a function from a number of keys to a "
-            f"cache method, such as caches.ValueAware"
-        )
+    made = built(method, max(1, always))
     if pool == "checked":
         raise ValueError("pool is 'checked'; a cache is filled in one pass: model, layer or None")
     if every is not None and pool is not None:
@@ -221,6 +215,18 @@ def _check_decoder(model: PreTrainedModel) -> None:
                 f"the model was trained with {type(own).__name__}; a compressed cache is read "
                 f"by exact attention"
             )
+
+
+def built(method: Callable[[int], nn.Module], r: int) -> Any:
+    """Returns the cache method that `method` builds for r keys; ValueError where it builds none."""
+    is_function = callable(method) and not isinstance(method, nn.Module)
+    made = method(r) if is_function else None
+    if not callable(getattr(made, "keep", None)):  # of `caches`, which imports this package
+        raise ValueError(
+            f"method is {described(method)}; it must be a function from a number of keys to a "
+            f"cache method, such as caches.ValueAware"
+        )
+    return made
 
 
 def _cache_argument(module: nn.Module) -> str | None:
