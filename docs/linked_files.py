@@ -36,6 +36,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri in PAGES:
         return markdown.replace("](docs/", "](")
     if page.file.src_uri.startswith("results/"):
+        page.meta["search"] = {"exclude": True}  # tables of numbers would fill every answer
         return markdown.replace("../docs/", "../")
     return OUTSIDE.sub(_inside, markdown)
 

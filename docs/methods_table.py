@@ -1,4 +1,4 @@
-"""Writes the table of methods in docs/methods.md, from their cards and classes.
+"""Writes the two tables of methods in docs/methods.md, from their cards and classes.
 
 python -m docs.methods_table
 """
@@ -16,7 +16,7 @@ from value_aware_attention.kernels import KERNELS
 from value_aware_study.cards import Card, cards
 
 METHODS = Path("docs/methods.md")
-TABLE = re.compile(r"(<!-- python -m docs\.methods_table -->\n)(?:\|.*\n)*")
+TABLE = re.compile(r"(<!-- python -m docs\.methods_table: (\w+) -->\n)(?:\|.*\n)*")
 
 
 class Support(NamedTuple):
@@ -46,25 +46,31 @@ def support(method: type[Approximation]) -> Support:
 
 
 def main() -> None:
-    """Writes the table where it stands, in the current folder."""
+    """Writes the tables where they stand, in the current folder."""
     with ending_with_one_line():
         METHODS.write_text(renewed(METHODS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def renewed(text: str) -> str:
-    """Returns the text of the file with a new table."""
-    return TABLE.sub(lambda found: found[1] + markdown(method_rows()), text)
+    """Returns the text of the file with new tables."""
+    rows = {"what": kept_rows, "support": support_rows}
+    return TABLE.sub(lambda found: found[1] + markdown(rows[found[2]]()), text)
 
 
-def method_rows() -> Iterator[tuple[str, ...]]:
-    """Lists the names of each method, the part it keeps, and all that it supports."""
-    flags = ("causal", "padding", "any mask", "gradients to query and key")
-    yield "method", "what it keeps", "option", "in figures", "kernels", *flags
+def kept_rows() -> Iterator[tuple[str, ...]]:
+    """Lists the names of each method, and what it keeps."""
+    yield "method", "what it keeps", "option", "in figures"
+    for card in cards().values():
+        yield call(card), card.keeps, f"`{card.name}`", card.label.replace("|", "\\|")
+
+
+def support_rows() -> Iterator[tuple[str, ...]]:
+    """Lists the options that each method supports."""
+    yield "option", "kernels", "causal", "padding", "any mask", "gradients to query and key"
     for card in cards().values():
         row = support(get_class(card.target))
-        supported = map(yes, (row.causal, row.padding, row.any_mask, row.gradients))
-        label = card.label.replace("|", "\\|")
-        yield call(card), card.keeps, f"`{card.name}`", label, kernels(row), *supported
+        flags = map(yes, (row.causal, row.padding, row.any_mask, row.gradients))
+        yield f"`{card.name}`", kernels(row), *flags
 
 
 def call(card: Card) -> str:

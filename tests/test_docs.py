@@ -2,19 +2,24 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from inspect import getdoc, signature
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 import yaml
+from playwright.sync_api import sync_playwright
 
 import value_aware_attention
 from docs import stages
-from value_aware_attention import approximations
+from value_aware_attention import approximations, caches, hugging_face, measurement, probe
 
 ROOT = Path(__file__).parents[1]
+CHROMIUM = shutil.which("chromium")
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 PROSE = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "Makefile", "mkdocs.yml"))]
 PACKAGES = "value_aware_attention|value_aware_study|pipelines|benchmarks|checks"
@@ -27,21 +32,61 @@ EXAMPLE = re.compile(
 FETCHED = re.compile(r"""<(?:script|img|iframe)[^>]*src=["']?https?:|<link[^>]*href=["']?https?:""")
 
 
-@pytest.mark.slow
-def test_the_site_builds_from_a_checkout_alone(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "https_proxy": "http://localhost:9"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_from_a_checkout_alone(site: Path) -> None:
     for module in value_aware_attention.__all__:
-        assert f"<code>{module}</code>" in (tmp_path / "api/index.html").read_text()
-    methods = (tmp_path / "api/approximations.html").read_text()
+        assert f"<code>{module}</code>" in (site / "api/index.html").read_text()
+    methods = (site / "api/approximations.html").read_text()
     for name in approximations.__all__:
         assert f'id="{approximations.__name__}.{name}"' in methods
-    assert "exp(scale &lt;q, k&gt;)" in (tmp_path / "api/kernels.html").read_text()
-    assert (tmp_path / "results/laptop/index.html").exists()
-    for page in tmp_path.glob("**/*.html"):
+    assert "exp(scale ⟨q, k⟩)" in (site / "api/kernels.html").read_text()
+    assert (site / "results/laptop/index.html").exists()
+    for page in site.glob("**/*.html"):
         assert not FETCHED.search(page.read_text()), page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_the_site_is_searched_from_disk_without_a_request(site: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto((site / "api/probe.html").as_uri())
+        page.locator("input.md-search__input").fill("compressed cache")
+        page.wait_for_selector(".md-search-result__item")
+        browser.close()
+    assert requests and all(url.startswith(("file:", "blob:", "data:")) for url in requests)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        caches.AfterPrefix,
+        caches.profile,
+        hugging_face.compressed_cache,
+        hugging_face.replace_attention,
+        measurement.measure,
+        probe.probe,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_every_parameter_of_a_large_function_is_explained(function: Callable[..., object]) -> None:
+    _, _, rows = str(getdoc(function)).partition("\nArgs:\n")
+    assert re.findall(r"^    \**(\w+): ", rows, re.MULTILINE) == list(
+        signature(function).parameters
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -118,20 +118,39 @@ def probe(
 ) -> Report:
     """Measures the cost of attending to few keys in a trained model, on windows of a text.
 
-    Reads `windows` windows of `length` tokens (None: all windows; 512 tokens or fewer), evenly
-    spaced or, with `draw`, drawn by `seed`. Measures, with 95% intervals over windows, the end
-    metric of `measurement.windows.metric_of` with each of `methods` in all layers, at `sizes` keys
-    (None: powers of two to head size + 1, and that), and ||o - o~||^2 / ||o||^2 of every layer and
-    head on `rows` queries of each window, with the keys needed for 1%, 5% and 10% of it, and the
-    end metric where every head gets those that it needs (`record.budgets`).
+    Three things are measured, with 95% intervals over windows: the end metric of
+    `measurement.windows.metric_of` with each of `methods` in all layers; ||o - o~||^2 / ||o||^2 of
+    every layer and head, with the keys needed for 1%, 5% and 10% of it; and the end metric where
+    every head gets the keys that it needs (`record.budgets`). Raises ValueError, before any work,
+    for an unfit model.
 
-    With `control` the same architecture with random weights, drawn by `seed`, is measured alike:
-    `record.control` says what of a number is not due to training. It doubles the time.
-
-    `kernel` None is the model's own; another replaces it post hoc. `kernels`, `between` and
-    `skewness_gap` are `measurement.LayerOptions`. The folder `cache` keeps numbers for later runs.
-    `show` gets a line with the time and memory to expect, then those of the tables. Raises
-    ValueError, before any work, for an unfit model.
+    Args:
+        model: Masked or causal language model, or encoder, on the device where it is to run.
+        tokenizer: The model's own.
+        text: One text, or several that are read one after the other.
+        windows: Number of windows of the text that are read. None: all.
+        length: Tokens of a window, special ones included. None: 512, or as many as the model has
+            positions.
+        rows: Queries of each window and head on which output errors are measured.
+        search: How hard value-aware keys are searched: "fast", "default" or "best".
+        sizes: Numbers of keys r. None: powers of two up to head size + 1, and that.
+        kernel: Replaces the model's similarity kernel, post hoc. None: the model's own.
+        methods: Functions (r, layer) -> approximation whose end metric is measured, by name.
+            None: those of `default_methods`.
+        seed: Draws masked tokens, the control's weights and, with `draw`, the windows.
+        draw: True: windows are drawn at random. False: they are evenly spaced.
+        name: What tables and headline call the model. None: the name of its class.
+        cache: Folder in which numbers are kept for later runs. None: nothing is kept.
+        show: Is given a line with the time and memory to expect, then those of the tables. None:
+            nothing is shown.
+        kernels: More kernels that are tried on the model's queries, keys and values, in layers
+            alone.
+        between: True: also measures the two choices between the optimal ones (the keys of one
+            with the weights of the other).
+        skewness_gap: True: also measures how output errors depend on the skewness of attention,
+            with flatter and more skewed kernels in the place of the model's.
+        control: True: also measures the same architecture with random weights (`record.control`),
+            which says what of a number is not due to training. It doubles the time.
     """
     OptimalValueAware(1, search)  # refuses another search
     check_at_least(1, rows=rows)

@@ -43,29 +43,39 @@ class AfterPrefix(Approximation):
 
     Queries before it attend exactly. A key carries its position, so one causal pass over a text
     computes what decoding with the compressed cache does; no cache is needed. Query heads that are
-    given one key-value head (`Groups`) share what it keeps. `prefix` None: one set for all queries
-    of an encoder, with no protected keys.
+    given one key-value head (`Groups`) share what it keeps.
 
-    `observed` names the queries that the method sees, at most `rows` of each head, evenly spaced:
-        last       the last ones of the prefix, which attend causally
-        causal     those of the whole prefix, which attend causally
-        noncausal  those of the whole prefix, each of which sees all of it; where a model rotates
-                   queries they are rotated by the length of the prefix, to later positions
-        continued  the same, each of which sees its own causal past once more, beside the prefix:
-                   in the first layer of a rotary model those of the prefix read once more
-        repeat     those of the prefix read once more, which `hugging_face` records
-        hindsight  the queries that are served: an oracle
-    `seed` draws the observed queries, one in each of `rows` equal strides.
+    Queries that a method may observe:
 
-    `pool` tells which heads share their keys: None: each keeps r. "layer" and "model": those of
-    the layer, or of all layers, keep r on average, and of all their keys the one goes that costs
-    least (`CacheMethod.order`), in each text; every head keeps `floor` at least. "checked": as
-    "model" in texts where the model's outputs over the prefix read once more stay nearer to its
-    exact ones than with r keys in every head, else r. A `CacheProfile`: as many as it found best
-    for the model, r on average.
+    - last: the last ones of the prefix, which attend causally.
+    - causal: those of the whole prefix, which attend causally.
+    - noncausal: those of the whole prefix, each of which sees all of it; where a model rotates
+      queries they are rotated by the length of the prefix, to later positions.
+    - continued: the same, each of which sees its own causal past once more, beside the prefix: in
+      the first layer of a rotary model those of the prefix read once more.
+    - repeat: those of the prefix read once more, which `hugging_face` records.
+    - hindsight: the queries that are served, an oracle.
 
-    `sinks` first and `recent` last keys are always kept, counted in r. After every `every` rows the
-    method chooses again among the kept keys and all keys since (a growing cache).
+    Heads that share their keys (`pool`): with "layer" and "model" those of the layer, or of all
+    layers, keep r on average, and of all their keys the one goes that costs least
+    (`CacheMethod.order`), in each text. "checked" does as "model" in texts where the model's
+    outputs over the prefix read once more stay nearer to its exact ones than with r keys in every
+    head, and keeps r elsewhere. A `CacheProfile` keeps as many as it found best for the model.
+
+    Args:
+        method: Chooses the r keys that a key-value head keeps.
+        prefix: Tokens of the text whose keys are compressed. None: one set for all queries of an
+            encoder, with no protected keys.
+        observed: Queries by which keys are chosen, one of the above.
+        rows: Most observed queries of each head.
+        sinks: First keys of the prefix that are always kept, counted in r.
+        recent: Last keys of the prefix that are always kept, counted in r.
+        every: Rows after which the method chooses r again, among the kept keys and all keys since
+            (a growing cache). None: it chooses once.
+        pool: "layer", "model", "checked" or a `CacheProfile`: these heads keep r on average.
+            None: every head keeps r.
+        floor: Keys that every head keeps at least, with `pool`.
+        seed: Draws the observed queries, one in each of `rows` equal strides.
     """
 
     shares_keys = True

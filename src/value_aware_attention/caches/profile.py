@@ -37,11 +37,19 @@ def profile(
 ) -> CacheProfile:
     """Measures KL(exact || compressed) of the next token with each layer or head compressed alone.
 
-    `method` builds a cache method that keeps r keys, with its refit where it has one; `options` are
-    those of `AfterPrefix`. Its order of keys is searched once for each layer and cut at every size
-    (None: 15, from the protected keys to the prefix). Tokens of a batch are served from `prefix`
-    on. Raises ValueError for sizes outside of that, and as `AfterPrefix` and
+    The order of keys is searched once for each layer and cut at every size. Raises ValueError for
+    sizes below the protected keys or above the prefix, and as `AfterPrefix` and
     `hugging_face.replace_attention` do.
+
+    Args:
+        model: A causal transformers model.
+        batches: Token ids of texts, all of one length; those from `prefix` on are served.
+        method: Builds the cache method that keeps r keys, with its refit where it has one.
+        prefix: Tokens whose keys are compressed.
+        sizes: Numbers of keys at which the loss is measured. None: 15, from the protected keys to
+            the prefix.
+        by: "layer": the heads of a layer are compressed together. "head": each one alone.
+        **options: The other options of `AfterPrefix`: observed, rows, sinks, recent, seed.
     """
     from value_aware_attention.hugging_face.compressed import built
 

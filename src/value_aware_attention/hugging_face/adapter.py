@@ -67,18 +67,24 @@ def replace_attention(
 ) -> Iterator[PreTrainedModel]:
     """Replaces the self-attention of `model` with `approximation` within the context.
 
-    `approximation` is a module, or a callable layer_index -> module, for the modules that
-    `attention_layers` lists. `kernel` None is the model's own: `kernel` of its attention modules,
-    else the exponential with its scaling. `layers` and `heads` None are all of them; other layers
-    and heads, and attention to another sequence, stay exact. `caches.AfterPrefix` is given
-    key-value heads as they are, so that a group of query heads keeps one set, and the layer's
-    projection and rotation; other methods get the heads repeated, and past keys as the model does.
-    Exceptions too restore the model. Contexts of one thread nest: the innermost open one computes.
+    Attention to another sequence stays exact. `caches.AfterPrefix` is given key-value heads as they
+    are, so that a group of query heads keeps one set, and the layer's projection and rotation;
+    other methods get the heads repeated, and past keys as the model does. Exceptions too restore
+    the model. Contexts of one thread nest: the innermost open one computes.
 
     Raises ValueError for a model without transformers' attention interface; for a model whose
     attention another thread has replaced (transformers reads it from the config, which threads
     share); and for options that no approximation can honour: logit soft-capping, attention sinks,
     position bias, attention dropout, output_attentions, a non-causal method in a causal model.
+
+    Args:
+        model: A transformers model in evaluation mode; it is changed in place and restored.
+        approximation: One method for all layers, or a function from a layer's number (its place in
+            `attention_layers`) to that layer's.
+        kernel: Similarity kernel of the replaced attention. None: `kernel` of the attention module
+            where it has one, else the exponential with the model's own scaling.
+        layers: Numbers of the layers whose attention is replaced. None: all.
+        heads: Numbers of the query heads whose attention is replaced. None: all.
     """
     check_model(model)
     if kernel is not None:

@@ -137,13 +137,11 @@ def compressed_cache(
         print(report)
 
     The prompt's queries attend exactly. Then each key-value head keeps `method(r)`'s choice of
-    r = keep * tokens keys; later tokens see these, and all later keys. With `every` the method
-    chooses r again after so many later tokens. Logits are those of one pass of
-    `caches.AfterPrefix`, whose options the others are; `pool` also takes a `CacheProfile` of a
-    prefix as long as the prompt. Full-attention layers are compressed; sliding windows and
-    recurrent layers stay as they are. A cache can be read within the context alone. Where heads
-    keep different numbers of keys, memory follows the keys that are kept. A model of FlexAttention
-    or flash attention reads its prompt by "sdpa", which computes the same.
+    r = keep * tokens keys; later tokens see these, and all later keys. Logits are those of one pass
+    of `caches.AfterPrefix` with the same options. Full-attention layers are compressed; sliding
+    windows and recurrent layers stay as they are. A cache can be read within the context alone.
+    Where heads keep different numbers of keys, memory follows the keys that are kept. A model of
+    FlexAttention or flash attention reads its prompt by "sdpa", which computes the same.
 
     Raises ValueError for a model that `replace_attention` refuses, for encoders and models with
     cross-attention, for other attention functions than these and "eager", within or around
@@ -152,6 +150,21 @@ def compressed_cache(
     static, quantised and offloaded caches, for layers whose attention reads other keys than they
     cache, for windowed attention in a cache without windows, for assisted decoding, and for a
     prompt of which `keep` leaves fewer keys than are always kept.
+
+    Args:
+        model: A causal transformers model.
+        method: Builds the cache method that keeps r keys; a class such as `caches.ValueAware` does.
+        keep: Share of the prompt's keys that a head keeps, above 0 and at most 1.
+        observed: Queries by which keys are chosen: "last", "causal", "noncausal" or "continued"
+            (`caches.AfterPrefix`).
+        rows: Number of these queries in each head.
+        sinks: First keys of the prompt that are always kept, counted in r.
+        recent: Last keys of the prompt that are always kept, counted in r.
+        every: Later tokens after which the method chooses r keys again. None: it chooses once.
+        pool: Heads that share their keys: "layer", "model", or a `caches.CacheProfile` of a prefix
+            as long as the prompt. None: every head keeps r.
+        floor: Keys that every head keeps at least, with `pool`.
+        seed: Draws the observed queries, one in each of `rows` equal strides.
     """
     check_choice(OBSERVED, observed=observed)
     if not (isinstance(keep, int | float) and 0 < keep <= 1):

@@ -183,13 +183,22 @@ def measure(
 ) -> Record:
     """Measures exact attention and every method on the task, with 95% intervals over its units.
 
-    `methods` are settings, or functions of (r, layer), each measured with every one of `sizes`
-    keys; None: powers of two to head size + 1, and that. A cell has the end metric with the method
-    in all layers and, with `cell_errors`, its output error on the recorded units. `layers` None
-    leaves out the measurements of single layers. The folder `cache` keeps computed numbers for
-    later runs with equal weights, text, code and engine; `weights` is the sha256 of the weights
-    (None: it is computed). A progress bar is drawn on a terminal. Raises ValueError for sizes that
-    do not fit.
+    Raises ValueError for sizes that do not fit.
+
+    Args:
+        task: A model, its texts and its end metric.
+        methods: Functions (r, layer) -> approximation by name, each measured at every one of
+            `sizes`; or `Setting`s, whose sizes are their own.
+        sizes: Numbers of keys r. None: powers of two up to head size + 1, and that.
+        cache: Folder in which numbers are kept for later runs with equal weights, text, code and
+            search engine. None: nothing is kept.
+        weights: The sha256 of the model's weights, for `cache`. None: it is computed.
+        layers: How single layers are measured. None: they are not.
+        cell_errors: True: a cell has the output error with its method too, beside the end metric
+            with the method in all layers.
+        name: What the record calls the model. None: the name of its class.
+        description: What the record says about the text.
+        progress: True: draws a progress bar, on a terminal.
     """
     chosen = sizes_of(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
