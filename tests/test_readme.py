@@ -84,7 +84,7 @@ def test_every_command_runs_in_a_fresh_clone_in_its_order(tmp_path: Path) -> Non
     model("bert").save_pretrained(tmp_path / "my-model")
     tokenizer().save_pretrained(tmp_path / "my-model")
     (tmp_path / "text.txt").write_text(words(400))
-    installed = "make() { command make -o .venv/.installed -o .venv/.installed-dev \"$@\"; }"
+    installed = 'make() { command make -o .venv/.installed -o .venv/.installed-dev "$@"; }'
     script = "\n".join(["set -ex", installed, *commands(tmp_path)])
     env = os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
