@@ -84,8 +84,14 @@ class Card(MethodCard):
     None = not in the survey."""
     benchmark: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Entries of the benchmark, as conf/benchmark.yaml describes them."""
+    explored: str = ""
+    """Its name in the token explorer, which shows methods with r keys; empty = not shown."""
     train: Mapping[str, Any] | None = field(default_factory=dict)
     """Arguments that differ in a model trained with it; None = it gives no gradients."""
+
+    def method(self, r: int) -> Any:
+        """Builds the method with r keys a query."""
+        return instantiate(self.build(r=r))
 
     def curve(self, setting: Mapping[str, Any]) -> str:
         """Names the curve that a setting belongs to: "LSH, 4 rounds"."""

@@ -7,26 +7,20 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from value_aware_attention.approximations import (
-    OptimalValueAware,
-    OptimalValueOblivious,
-    SparseApproximation,
-)
+from value_aware_attention.approximations import SparseApproximation
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.measurement.windows import metric_of, positions, special_tokens
+from value_aware_study.cards import cards
 from value_aware_study.evaluation.exploration import WHOLE, Exploration, Head, Kept, Model, Query
 from value_aware_study.evaluation.passage import MOST, passage
 
 SizedMethod = Callable[[int], SparseApproximation]
 """Number of keys a query may keep -> the method."""
-METHODS: Mapping[str, SizedMethod] = {
-    "chosen by weight (OVO)": OptimalValueOblivious,
-    "chosen for the output (OVA)": OptimalValueAware,
-}
-"""Methods that the explorer shows, by name; it looks for queries where the second gains most."""
+EXPLORED = ("optimal_v_oblivious", "optimal_v_aware")
+"""Methods that the explorer shows; it looks for queries where the second gains most."""
 SIZES = (2, 4, 8)
 """Numbers of keys: with one both often leave all of the error, with many both leave none."""
 HEADS = 72
@@ -137,8 +131,9 @@ def exploration(
     calls = Task(model, [Text(row, row)], metric, kernel=kernel).layer_calls()
     every = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
     heads = {every[place] for place in evenly_spaced(len(every), HEADS)}
-    found = explored_model(name, calls, shown, METHODS, SIZES, heads)
-    return Exploration(SIZES, tuple(METHODS), (found,))
+    methods = {card.explored: card.method for card in map(cards().__getitem__, EXPLORED)}
+    found = explored_model(name, calls, shown, methods, SIZES, heads)
+    return Exploration(SIZES, tuple(methods), (found,))
 
 
 def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> Exploration:

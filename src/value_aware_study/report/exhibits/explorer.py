@@ -6,7 +6,7 @@ from statistics import median_low
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit
-from value_aware_study.report.words import short
+from value_aware_study.report.words import number
 
 
 def explorer(explored: Exploration | None, labels: Mapping[str, str]) -> Exhibit | None:
@@ -17,7 +17,7 @@ def explorer(explored: Exploration | None, labels: Mapping[str, str]) -> Exhibit
     first, r = shown.models[0], median_low(shown.sizes)
     left = first.median_errors(shown.sizes.index(r))
     medians = " and ".join(
-        f"{short(100 * error, 2)}% for keys {name}"
+        f"{number(100 * error, 0 if error >= 0.1 else 1)}% for keys {name}"
         for error, name in zip(left, shown.methods, strict=True)
     )
     return Exhibit(
