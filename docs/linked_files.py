@@ -34,7 +34,7 @@ def on_files(files: Files, *, config: Any) -> None:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Writes links as they lead from the page's place in the site."""
     if page.file.src_uri in PAGES:
-        return markdown.replace("](docs/", "](")
+        return re.sub(r"(\]\(|src=\"|srcset=\")docs/", r"\1", markdown)
     if page.file.src_uri.startswith("results/"):
         page.meta["search"] = {"exclude": True}  # tables of numbers would fill every answer
         return markdown.replace("../docs/", "../")

@@ -29,7 +29,17 @@ def main() -> None:
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     page = PAGE.replace("{bundle}", bundle)
     template.write_text(page, encoding="utf-8")
-    command = ["dvc", "plots", "show", "--html-template", str(template), "-o", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "dvc",
+        "plots",
+        "show",
+        "--html-template",
+        str(template),
+        "-o",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"error: {done.stderr.strip().splitlines()[-1]}")

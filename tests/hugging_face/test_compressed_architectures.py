@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from docs.compressed import causal, try_architecture, verdict
+from docs.compressed import SHOWN, causal, choices_in_bf16, try_architecture, verdict
 from tests.hugging_face.test_architectures import ROOT, of_the_pinned_release
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), of_the_pinned_release]
@@ -34,3 +34,9 @@ def test_an_architecture_decodes_as_in_one_pass_or_is_refused_by_name(kind: str)
 def test_the_table_of_the_docs_has_every_causal_architecture() -> None:
     """`python -m docs.compressed` prints it."""
     assert set(documented()) - {"---"} == set(causal())
+
+
+def test_choices_in_bf16_are_nearly_those_in_fp32() -> None:
+    table = choices_in_bf16()
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", table)]
+    assert len(shares) == 2 * len(SHOWN) and min(shares) > 90

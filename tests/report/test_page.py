@@ -6,6 +6,7 @@ import zlib
 from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,13 +94,18 @@ def test_every_anchor_is_there_once(elements: Elements) -> None:
     assert {"claims", "model", "hero", "models", "explorer"} <= set(names)
 
 
+def content(elements: Elements, exhibit: str) -> dict[str, Any]:
+    """Unpacks what the page's script reads of an exhibit."""
+    found: dict[str, Any] = json.loads(zlib.decompress(b64decode(elements.text[f"{exhibit}-data"])))
+    return found
+
+
 def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -> None:
     text = (report / "index.html").read_text(encoding="utf-8")
     assert SLY not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    packed = json.loads(elements.text["explorer-data"])["exploration"]
-    explored = json.loads(zlib.decompress(b64decode(packed)))
+    explored = json.loads(content(elements, "explorer")["exploration"])
     assert explored["models"][0]["tokens"][1] == f" {SLY}"
-    assert json.loads(elements.text["models-data"])["csv"].startswith(f"model,error\n{SLY},")
+    assert content(elements, "models")["csv"].startswith(f"model,error\n{SLY},")
 
 
 def test_the_panels_of_one_choice_are_shown(report: Path) -> None:
@@ -118,7 +124,7 @@ def test_a_long_table_is_in_files_beside_the_page(
     assert not any(tag == "table" or "data-copy" in given for tag, given in found.found)
     links = {given["href"] for tag, given in found.found if tag == "a"}
     for name in ("hero", "picked", "models"):
-        assert {f"{name}.csv", f"{name}.md"} <= links and "csv" not in found.text[f"{name}-data"]
+        assert {f"{name}.csv", f"{name}.md"} <= links and "csv" not in content(found, name)
     assert sum("data-save" in given for _, given in found.found) == 4  # of the two figures
 
 

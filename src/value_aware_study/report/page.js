@@ -1,8 +1,9 @@
 // The page: figures drawn when they come into sight, tables sorted and copied, light and dark.
 
-const parse = (id) => JSON.parse(document.getElementById(id).textContent);
-const read = (exhibit) => parse(`${exhibit}-data`);
-const { theme, colours } = parse("page-look");
+const textOf = (id) => document.getElementById(id).textContent;
+const contents = {};
+const read = (exhibit) => (contents[exhibit] ??= unpacked(textOf(`${exhibit}-data`)));
+const { theme, colours } = JSON.parse(textOf("page-look"));
 const root = document.documentElement;
 const said = document.getElementById("page-said");
 
@@ -43,13 +44,13 @@ function draw(place, specification, config = fitted()) {
 async function drawOnce(place) {
   if (place.dataset.drawn) return;
   place.dataset.drawn = "drawing";
-  await draw(place, chartOf(place));
+  await draw(place, await chartOf(place));
   place.dataset.drawn = "yes";
 }
 
-function chartOf(place) {
+async function chartOf(place) {
   const article = place.closest("article");
-  return read(article.dataset.exhibit).charts[[...article.querySelectorAll(".chart")].indexOf(place)];
+  return (await read(article.dataset.exhibit)).charts[[...article.querySelectorAll(".chart")].indexOf(place)];
 }
 
 const charts = [...document.querySelectorAll(".chart")];
@@ -92,7 +93,7 @@ const inLight = (value) =>
 async function save(article, format) {
   const name = article.dataset.exhibit;
   const panels = article.querySelectorAll(".panel");
-  for (const [place, chart] of read(name).charts.entries()) {
+  for (const [place, chart] of (await read(name)).charts.entries()) {
     if (panels[place].hidden) continue;
     const config = { ...inLight(theme), background: colours.ground[0] };
     const wide = { ...inLight(chart), width: 640, autosize: "fit-x" };
@@ -146,7 +147,7 @@ document.addEventListener("click", async ({ target }) => {
   }
   if (button?.parentElement.matches("th")) sort(button.parentElement);
   if (button?.dataset.copy) {
-    await copy(read(article.dataset.exhibit)[button.dataset.copy]);
+    await copy((await read(article.dataset.exhibit))[button.dataset.copy]);
     say(button.textContent.replace("Copy", "Copied"));
   }
   if (button?.dataset.save) save(article, button.dataset.save);
@@ -171,5 +172,5 @@ const reading = new IntersectionObserver((entries) => {
 document.querySelectorAll("h2, h3").forEach((heading) => reading.observe(heading));
 
 document.querySelectorAll(".explorer").forEach(async (place) => {
-  explore(place, await unpacked(read(place.closest("article").dataset.exhibit).exploration));
+  explore(place, JSON.parse((await read(place.closest("article").dataset.exhibit)).exploration));
 });

@@ -1,5 +1,6 @@
 """The page as one file that opens from disk without a network, and its exhibits as files."""
 
+import json
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping
@@ -132,17 +133,17 @@ def _html(page: Page) -> str:
     )
 
 
-def _content(exhibit: Exhibit) -> dict[str, Any]:
-    """Returns the charts for the page's script, and the texts that a table is copied as."""
+def _content(exhibit: Exhibit) -> str:
+    """Packs the charts for the page's script, and the texts that a table is copied as."""
     content: dict[str, Any] = {"charts": [specification(chart) for chart in exhibit.charts]}
     if exhibit.table and _shown(exhibit.table):
         content["csv"] = exhibit.table.csv()
         content["markdown"] = exhibit.table.markdown()
         content["latex"] = exhibit.table.latex()
     if exhibit.exploration:
-        packed = zlib.compress(exhibit.exploration.to_json().encode(), 9)
-        content["exploration"] = b64encode(packed).decode()
-    return content
+        content["exploration"] = exhibit.exploration.to_json()
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def _shown(table: Table) -> bool:
