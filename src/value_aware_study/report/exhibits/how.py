@@ -39,12 +39,12 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
     display.insert(5, "exact attention", list(map(_exact, data["metric"], data["value"])))
     display = display.drop(columns="metric").rename(columns=lambda name: name.replace("_", " "))
     runs = grouped((on, measured) for measured, on in [*captions.machines(every), *machines])
-    said = [f"{'; '.join(dict.fromkeys(measured))}; {on}" for on, measured in runs.items()]
+    read = {on: "; ".join(dict.fromkeys(measured)) for on, measured in runs.items()}
     return Exhibit(
         "models",
         "Models, text and machine",
-        " ".join(f"{one.partition('; hardware')[0]}." for one in said),
-        [INTRODUCTION, *said, REPRODUCE],
+        " ".join(f"{texts}; {on.partition('; ')[0]}." for on, texts in read.items()),
+        [INTRODUCTION, *(f"{texts}; {on}" for on, texts in read.items()), REPRODUCE],
         table=Table(data, display.astype(str)),
     )
 
