@@ -378,6 +378,7 @@ def test_a_page_that_is_printed_at_once_has_every_figure(browser: Any, whole: Pa
     count = "window.drawn = document.querySelectorAll('.chart svg').length"
     tab.add_init_script(f"window.addEventListener('afterprint', () => ({count}))")
     tab.goto(whole.as_uri(), wait_until="load")
+    tab.wait_for_selector(".chart svg")  # what figures are drawn from is unpacked by then
     soon = tab.pdf()
     shown = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
     shown += ".filter(one => !one.closest('details:not([open])')).length"

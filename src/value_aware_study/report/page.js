@@ -1,9 +1,10 @@
 // The page: figures drawn when they come into sight, tables sorted and copied, light and dark.
 
-const textOf = (id) => document.getElementById(id).textContent;
-const contents = {};
-const read = (exhibit) => (contents[exhibit] ??= unpacked(textOf(`${exhibit}-data`)));
-const { theme, colours } = JSON.parse(textOf("page-look"));
+const packed = [...document.querySelectorAll('script[id$="-data"]')];
+const unpacking = packed.map(async ({ id, textContent }) => [id, await unpacked(textContent)]);
+const contents = Object.fromEntries(await Promise.all(unpacking));
+const read = (exhibit) => contents[`${exhibit}-data`];
+const { theme, colours } = JSON.parse(document.getElementById("page-look").textContent);
 const root = document.documentElement;
 const said = document.getElementById("page-said");
 
@@ -44,13 +45,13 @@ function draw(place, specification, config = fitted()) {
 async function drawOnce(place) {
   if (place.dataset.drawn) return;
   place.dataset.drawn = "drawing";
-  await draw(place, await chartOf(place));
+  await draw(place, chartOf(place));
   place.dataset.drawn = "yes";
 }
 
-async function chartOf(place) {
+function chartOf(place) {
   const article = place.closest("article");
-  return (await read(article.dataset.exhibit)).charts[[...article.querySelectorAll(".chart")].indexOf(place)];
+  return read(article.dataset.exhibit).charts[[...article.querySelectorAll(".chart")].indexOf(place)];
 }
 
 const charts = [...document.querySelectorAll(".chart")];
@@ -74,7 +75,7 @@ async function drawRest() {
   await drawOnce(next);
   idle(drawRest);
 }
-window.addEventListener("load", () => idle(drawRest));
+idle(drawRest);
 window.addEventListener("beforeprint", () => missing().forEach(drawOnce));
 
 // Of a figure with choices the panels of one are shown; they are drawn once they are.
@@ -93,7 +94,7 @@ const inLight = (value) =>
 async function save(article, format) {
   const name = article.dataset.exhibit;
   const panels = article.querySelectorAll(".panel");
-  for (const [place, chart] of (await read(name)).charts.entries()) {
+  for (const [place, chart] of read(name).charts.entries()) {
     if (panels[place].hidden) continue;
     const config = { ...inLight(theme), background: colours.ground[0] };
     const wide = { ...inLight(chart), width: 640, autosize: "fit-x" };
@@ -147,7 +148,7 @@ document.addEventListener("click", async ({ target }) => {
   }
   if (button?.parentElement.matches("th")) sort(button.parentElement);
   if (button?.dataset.copy) {
-    await copy((await read(article.dataset.exhibit))[button.dataset.copy]);
+    await copy(read(article.dataset.exhibit)[button.dataset.copy]);
     say(button.textContent.replace("Copy", "Copied"));
   }
   if (button?.dataset.save) save(article, button.dataset.save);
@@ -171,6 +172,6 @@ const reading = new IntersectionObserver((entries) => {
 }, { rootMargin: "0px 0px -70% 0px" });
 document.querySelectorAll("h2, h3").forEach((heading) => reading.observe(heading));
 
-document.querySelectorAll(".explorer").forEach(async (place) => {
-  explore(place, JSON.parse((await read(place.closest("article").dataset.exhibit)).exploration));
+document.querySelectorAll(".explorer").forEach((place) => {
+  explore(place, JSON.parse(read(place.closest("article").dataset.exhibit).exploration));
 });
