@@ -286,7 +286,7 @@ def test_runs_are_tagged_with_their_scale_and_kernel(
 
 
 def test_the_page_is_logged_offline_as_images_and_tables(tmp_path: Path) -> None:
-    data = pd.DataFrame({"claim": ["one", "other"], "estimate": [0.5, None]})
+    data = pd.DataFrame({"claim": ["one", "other"], "estimate": [0.5, None], "seeds": ["", 2]})
     table = Table(data, data.astype(str))
     Image.new("RGB", (2, 2)).save(tmp_path / "figure_1.png")
     exhibits = [
@@ -302,5 +302,5 @@ def test_the_page_is_logged_offline_as_images_and_tables(tmp_path: Path) -> None
     }
     assert media["figures"].name.startswith("figure_1") and media["figures"].suffix == ".png"
     (logged,) = tmp_path.glob("wandb/offline-run-*/files/media/table/tables/findings*.table.json")
-    assert json.loads(logged.read_text())["data"] == [["one", 0.5], ["other", None]]
+    assert json.loads(logged.read_text())["data"] == [["one", 0.5, ""], ["other", None, 2]]
     tracking.log_page(None, page, tmp_path)  # logger=none

@@ -156,7 +156,8 @@ def log_page(run: Any, page: "Page", folder: Path) -> None:
             logged[f"figures/{exhibit.name}"] = image
         if exhibit.table and exhibit.name in TABLES:
             data = exhibit.table.data.astype(object)
-            table = wandb.Table(dataframe=data.where(data.notna(), None))
+            known = data.where(data.notna(), None)  # no seeds are "", one is a number
+            table = wandb.Table(dataframe=known, allow_mixed_types=True)
             logged[f"tables/{exhibit.name}"] = table
     run.log(logged)
 
