@@ -142,10 +142,13 @@ def test_expected_attention_is_the_mean_over_gaussian_queries(rotated: bool) -> 
     check_scores(caches.ExpectedAttention(3, horizon=horizon), seen, score)
 
 
+@pytest.mark.parametrize("keys", [10, 300])  # 300 are projected in two parts
 @pytest.mark.parametrize("projected", [False, True])
-def test_critical_values_weigh_half_of_the_keys_by_their_projection(projected: bool) -> None:
+def test_critical_values_weigh_half_of_the_keys_by_their_projection(
+    projected: bool, keys: int
+) -> None:
     """First r / 2 by score, then by (score + 1e-4) times the mean ||W_o v||_1 of the group."""
-    seen = observed(10)
+    seen = observed(keys)
     projection = torch.randn(
         2, 2, VALUE_DIM, 6, generator=torch.Generator().manual_seed(1)
     ).double()
