@@ -29,14 +29,15 @@ from pipelines.app import (
     write_json,
 )
 from pipelines.app.choice import checked
+from pipelines.app.cross_checks import TRAINER
 from value_aware_attention.files import load_json
 from value_aware_attention.measurement.store import code_hashes, defining_module
 
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "choice"}
 """Keys of a stage's section that change no result, or that only a running app knows"""
-OF_TRAINER = ("precision",)
-"""Arguments of the trainer that a scale may set and that change a result"""
+OF_TRAINER = ("precision", *TRAINER)
+"""Arguments of the trainer that a scale or a user may set and that change a result"""
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values", "pipelines.app.cross_checks"}
 """Modules that change no result: they log to W&B or refuse values."""
 
@@ -117,7 +118,8 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     values = {key: section[key] for key in section if key not in ELSEWHERE}
     if "trainer" in values:
-        values["trainer"] = {key: section.trainer[key] for key in OF_TRAINER}
+        known = [key for key in OF_TRAINER if key in section.trainer]
+        values["trainer"] = {key: section.trainer[key] for key in known}
     values = {
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         for key, value in values.items()

@@ -29,7 +29,7 @@ def main(cfg: DictConfig) -> None:
     from pipelines.verdict import CLAIMS, kept
     from value_aware_attention.files import CHECKSUMS, check_checksums, listed, new_folder
     from value_aware_study.paths import SUMMARY, TIMES, inside
-    from value_aware_study.report.packed import check_published, pack
+    from value_aware_study.report.packed import pack
     from value_aware_study.report.page import PAGE
     from value_aware_study.report.records import read_folder
 
@@ -44,7 +44,6 @@ def main(cfg: DictConfig) -> None:
     if not (names := listed(report)):
         raise ValueError(f"{report} has no {CHECKSUMS}, the list of its page's files: {again}")
     check_checksums(report, again)
-    check_published(published)
     with new_folder(published) as folder:
         for file in report.iterdir():
             if file.name in names:
@@ -61,13 +60,12 @@ def publish_caches(cfg: DictConfig) -> Path:
     from value_aware_attention.files import new_folder, write_checksums
     from value_aware_study.paths import inside
     from value_aware_study.report.contents import caches_page
-    from value_aware_study.report.packed import check_published, pack
+    from value_aware_study.report.packed import pack
     from value_aware_study.report.page import write_page
     from value_aware_study.report.records import read_caches
 
     outputs, published = Path(cfg.outputs), inside(cfg.results, "caches")
     page = caches_page(*read_caches(outputs / "caches", outputs / "decoded"), origin())
-    check_published(published)
     with new_folder(published) as folder:
         written = write_page(page, folder)
         written.write_text(pack(written))

@@ -51,7 +51,8 @@ def lines() -> Iterator[str]:
     if (REPORT / STRENGTH).exists():
         worse = worse_than_counting(REPORT / STRENGTH)
         times = read_numbers(OUTPUTS / scale / TIMES, AGAIN)
-        minutes = [spent / 60 for stage, spent in times.items() if stage.startswith("train_")]
+        own = ("train_causal", "train_masked")
+        minutes = [spent / 60 for stage, spent in times.items() if stage.startswith(own)]
         trained = f", trained for {math.ceil(max(minutes))} minutes at most" if minutes else ""
         yield f"worse than counts of their own text{trained}: {', '.join(worse) or 'no model'}"
     yield (REPORT / "index.html").resolve().as_uri()

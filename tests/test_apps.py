@@ -77,7 +77,7 @@ def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None
     report = {path.name for path in (made / "report").iterdir()}
     wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
     wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
-    wanted |= {"survey_claims.md", "distance.csv", "trained.csv", "forward.csv", "methods.md"}
+    wanted |= {"survey_claims.md", "distance.csv", "trained.csv", "cells.csv", "methods.md"}
     wanted |= {"distance.png", "patterns.png", "time_memory_short.png"}
     assert wanted | {"hero.png", "explorer.json"} <= report
     assert not list(made.rglob("*.partial"))

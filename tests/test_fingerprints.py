@@ -81,6 +81,15 @@ def test_a_value_changes_the_stages_that_read_it(tree: Path) -> None:
     assert changed(tree) == {"train_masked_long"}
 
 
+def test_an_added_argument_of_the_trainer_changes_trainings_and_no_cost_does(tree: Path) -> None:
+    edit(tree, "params.yaml", "overrides: []", "overrides: [trainer.workers=2]")
+    assert not changed(tree)
+    edit(tree, "params.yaml", "[trainer.workers=2]", "['+trainer.gradient_clip_val=0.5']")
+    different = changed(tree)
+    assert {"train_causal@elu", "train_masked_short", "train_masked_long"} <= different
+    assert all(name.startswith("train_") for name in different)
+
+
 def test_a_value_of_the_grid_changes_evaluations_and_no_survey(tree: Path) -> None:
     edit(tree, "params.yaml", "  value_aware_keys: [1, 2,", "  value_aware_keys: [1, 3,")
     assert changed(tree) == {

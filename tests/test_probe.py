@@ -392,6 +392,8 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
     assert "warning: the model was trained with Elu(), not Polynomial" in capsys.readouterr().err
     page = (tmp_path / "outputs/smoke/probe/other/index.html").read_text()
     assert "post hoc" in page and "polynomial kernel" in page
+    with pytest.raises(SystemExit, match="caches=true measures the model's own kernel"):
+        run(folder, command + "polynomial probe.name=other caches=true", tmp_path)
 
 
 @pytest.mark.parametrize(

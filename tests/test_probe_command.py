@@ -49,6 +49,8 @@ def test_it_prints_the_report_and_writes_the_record(
     run(monkeypatch, *(tmp_path / f"{one.model}.json" for one in records))
     printed = capsys.readouterr().out
     assert printed.strip("\n") == "\n".join(side_by_side(records))
+    run(monkeypatch, tmp_path / "bert.json")
+    assert capsys.readouterr().out.strip("\n") == "\n".join(side_by_side(records[:1]))
     for cell in records[1].budgets:
         if (cell.approximation, cell.parameters["each"]) == ("optimal_v_oblivious", "own"):
             row = f"perplexity with these, {cell.parameters['share']:.0%}"
@@ -78,6 +80,8 @@ def test_caches_and_an_estimate(
     [
         ("{bert}", "--text is missing; "),
         ("{bert} {gpt2} --text {text.txt} --json a.json", "--json keeps the record of one model"),
+        ("{bert} --text {text.txt} --estimate --json a.json", "not an estimate"),
+        ("{no.json} --json a.json", "--json keeps the record of one model that is measured"),
         ("{bert} --text {no.txt}", "No such file or directory"),
         ("{bert} --text {bert/model.safetensors}", "give a text file in UTF-8"),
         ("{bert} --text {short.txt} --length 16", "the text has 2 tokens, a window of 16 needs 14"),

@@ -47,7 +47,9 @@ def probed(
     """
     hashes = {"checkpoint": file_hash(checkpoint_files(checkpoint))}
     check_earlier(folder, name, model, hashes, named_by)
-    kernels = [built_kernel(one) for one in cfg.kernels]
+    kernels, own = [built_kernel(one) for one in cfg.kernels], kernel(cfg, model)
+    if cfg.caches and own is not None:
+        raise ValueError("caches=true measures the model's own kernel: leave out kernel, or caches")
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     with tracked(cfg, "probe", name) as run:
         caches = None
@@ -58,7 +60,7 @@ def probed(
             )  # fmt: skip
         report = probe(
             model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
-            search=cfg.search, sizes=cfg.sizes, kernel=kernel(cfg, model), methods=methods(cfg),
+            search=cfg.search, sizes=cfg.sizes, kernel=own, methods=methods(cfg),
             kernels=kernels, between=cfg.between,
             skewness_gap=cfg.skewness_gap, control=cfg.control,
             seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
@@ -67,7 +69,7 @@ def probed(
             print("", *cache_table(caches), sep="\n")
         text = replace(report.record.text, description=description)
         record = replace(report.record, text=text, hashes=hashes)
-        explored = exploration(name, model, tokenizer, texts, kernel=kernel(cfg, model))
+        explored = exploration(name, model, tokenizer, texts, kernel=own)
         write_probe(record, folder, caches, explored)
         log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")

@@ -76,22 +76,19 @@ def run(given: Namespace) -> None:
     measured = [one for one in given.models if not one.endswith(".json")]
     if measured and given.text is None:
         raise ValueError(f"--text is missing; {measured[0]} is measured on the text of a file")
-    if given.json and len(given.models) != 1:
-        raise ValueError(f"--json keeps the record of one model; {len(given.models)} were given")
-    records = [found for one in given.models if (found := record_of(one, given))]
-    if len(records) > 1:
-        print("", *side_by_side(records), sep="\n")
+    if given.json and (len(given.models) != 1 or not measured or given.estimate):
+        found = "an estimate" if given.estimate else f"{len(measured)} of {len(given.models)}"
+        raise ValueError(f"--json keeps the record of one model that is measured, not {found}")
+    records = [
+        Record.from_json(Path(one).read_text(), one) if one not in measured else probed(one, given)
+        for one in given.models
+    ]
+    if not given.estimate and (len(records) > 1 or not measured):
+        print("", *side_by_side([one for one in records if one]), sep="\n")
 
 
-def record_of(model: str, given: Namespace) -> Record | None:
-    """Reads a record, or measures a model and prints its report; None for an estimate alone."""
-    if model.endswith(".json"):
-        return Record.from_json(Path(model).read_text(), model)
-    return measured(model, given)
-
-
-def measured(name: str, given: Namespace) -> Record | None:
-    """Measures a model and prints its report."""
+def probed(name: str, given: Namespace) -> Record | None:
+    """Measures a model and prints its report; None for an estimate alone."""
     with reading(Path(given.text), "give a text file in UTF-8"):
         text = Path(given.text).read_text("utf-8-sig")
     model, tokenizer = load_model(name), load_tokenizer(given.tokenizer or name)

@@ -210,7 +210,7 @@ def test_the_explorer_opens_on_the_hardest_token_and_lists_others(opened: Any) -
     explorer = opened.locator(".explorer")
     hardest = explorer.get_by_role("list", name="Hardest tokens").get_by_role("button")
     chosen = explorer.locator(".token[aria-pressed=true]")
-    said = ["the layer 4, head 1: 175% → 0.0%", "the layer 1, head 1: 25% → 0.0%"]
+    said = ["the layer 3, head 0: 175% → 0.0%", "the layer 0, head 0: 25% → 0.0%"]
     assert hardest.all_inner_texts() == said
     assert hardest.first.get_attribute("aria-pressed") == "true"
     assert "(median query of the model: 175% → 1.0%)" in explorer.inner_text()
@@ -232,20 +232,20 @@ def test_the_address_names_what_the_explorer_shows(opened: Any, report: Path) ->
     assert "#" not in opened.url
     opened.locator(".explorer select[name='keys kept']").select_option(label="4")
     opened.locator(".explorer button.token").last.click()
-    address = "#explorer?model=tiny&layer=4&head=1&token=3&r=4"
+    address = "#explorer?model=tiny&layer=3&head=0&token=2&r=4"
     assert opened.url.endswith(address)
     before = shown()
     opened.goto(f"{report.as_uri()}{address}")
     opened.reload()
     opened.locator(".explorer .row").first.wait_for()
-    assert shown() == before == ["tiny", "4", "1", "4", "bank\n.20"]
-    for bad in ("model=none&layer=1&head=9&token=0&r=3", "layer=2&token=x", "=&%", "token=1.5"):
+    assert shown() == before == ["tiny", "3", "0", "4", "bank\n.20"]
+    for bad in ("model=none&layer=4&head=9&token=9&r=3", "layer=1&token=x", "=&%", "token=1.5"):
         opened.evaluate("bad => (location.hash = `#explorer?${bad}`)", bad)
         opened.wait_for_timeout(100)
-        assert shown()[0] == "tiny" and shown()[2:4] == ["1", "4"]
-    opened.evaluate("location.hash = '#explorer?model=<script>alert(1)</script>&r=1&token=2'")
+        assert shown()[0] == "tiny" and shown()[2:4] == ["0", "4"]
+    opened.evaluate("location.hash = '#explorer?model=<script>alert(1)</script>&r=1&token=1'")
     opened.get_by_text("1 key, error left 25%").wait_for()
-    assert shown() == ["second", "1", "1", "1", "b\n.30"]
+    assert shown() == ["second", "0", "0", "1", "b\n.30"]
 
 
 def test_a_sentence_stands_for_the_explorer_without_javascript(browser: Any, report: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_sentence_stands_for_the_explorer_without_javascript(browser: Any, rep
 def test_the_page_of_a_probe_has_the_explorer_of_its_model(browser: Any, tmp_path: Path) -> None:
     write_probe(probed(), tmp_path, explored=exploration())
     tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=4&token=2")
+    tab.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=3&token=1")
     tab.locator(".explorer .row").first.wait_for()
     assert tab.locator("select[name=model] option").all_inner_texts() == ["tiny"]
     assert tab.locator(".token[aria-pressed=true]").inner_text().split() == [SLY, ".30"]

@@ -14,7 +14,7 @@ from value_aware_study.report.results import Results
 
 TABLES = (
     *("table_1", "table_2", "table_3", "table_4", "table_4_causal", "grid", "models"),
-    *("skewness", "keys_needed", "claims", "findings"),
+    *("keys_needed", "claims", "findings"),
 )
 FIGURES = ("hero", "drawing", *(f"figure_{number}" for number in range(1, 9)))
 FILES = {

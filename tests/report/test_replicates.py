@@ -108,7 +108,12 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
     def seeded(seed):
         return {"hyperparameters": {"seed": seed}}
 
-    given = {"causal_elu": seeded(0), "causal_elu_third": seeded(2), "causal_elu_second": seeded(1)}
-    _, causal = paper_tables.table_4(given)
-    row = causal.table.data.set_index("hyperparameter").loc["seed"]
-    assert row["ours, elu"] == "0, 1, 2"
+    numbered = {"": 0, "_third": 2, "_second": 1}
+    given = {
+        f"{model}{name}": seeded(seed)
+        for model in ("causal_elu", "masked_short")
+        for name, seed in numbered.items()
+    }
+    shown = [exhibit.table.data for exhibit in paper_tables.table_4(given)]
+    rows = [data.set_index("hyperparameter").loc["seed"] for data in shown]
+    assert (rows[0]["ours, short"], rows[1]["ours, elu"]) == ("0, 1, 2", "0, 1, 2")

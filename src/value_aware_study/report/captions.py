@@ -27,9 +27,9 @@ BEST_FOUND = (
 )
 BASELINES = (
     "OVO keys + optimal weights and OVA keys + attention weights are the two halves of the step: "
-    "only the weights, or only the keys, are chosen for the output. α|v|, 2-norm (Kobayashi et "
-    "al., 2020) or 1-norm (VATP), and CAOTE choose keys by a score of weight and value and "
-    "renormalise the weights."
+    "only the weights, or only the keys (added greedily), are chosen for the output. α|v|, 2-norm "
+    "(Kobayashi et al., 2020) or 1-norm (VATP), and CAOTE choose keys by a score of weight and "
+    "value and renormalise the weights."
 )
 OUTPUT_ERROR = (
     "Relative output error: the sum of |o − õ|² over queries, heads and layers, divided by that of "
@@ -41,9 +41,9 @@ DIRECTION = (
     "although the layer norm behind attention forgives its length: then the cosine says more."
 )
 MATCH = (
-    "Keys chosen by attention weight (OVO) match r value-aware keys (OVA) from the smallest number "
-    "on whose output error is at most that of the r keys, errors pooled: |o − õ|² summed over "
-    "queries, heads and layers. The 95% interval is over windows or sequences: the numbers of keys "
+    "The number of keys by weight (OVO) that match r value-aware keys (OVA) is the smallest number "
+    "whose output error is at most theirs. Errors are pooled: |o − õ|² is summed over queries, "
+    "heads and layers. The 95% interval is over windows or sequences: the numbers of keys "
     "at which the paired difference of the two errors may be zero (Student's t test, inverted)."
 )
 MATCH_OF_QUERIES = (

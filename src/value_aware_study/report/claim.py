@@ -19,8 +19,8 @@ from value_aware_study.report.words import grouped, missing, number, signed
 MARKS = {True: "✓", False: "✗", None: "?"}
 VERDICTS = (
     "Holds: every comparison agrees with the claim (✓). In part: some do. Contradicted here: none "
-    "does and one at least says the opposite (✗). Undecided: the intervals leave it open (?). In "
-    "brackets: how many of the comparisons of a claim were made, where not all were."
+    "does and one at least says the opposite (✗). Undecided: the intervals leave it open (?). A "
+    "verdict says in brackets how many of its comparisons were made if some are missing."
 )
 LIMITS = {"ratio": (-math.inf, 700.0), "points": (-100.0, 100.0), "correlation": (-1.0, 1.0)}
 """Least and largest effect by unit; a ratio's is a logarithm"""
@@ -148,7 +148,10 @@ def over_trainings(
 
 
 def _finding(found: Sequence[Effect | Finding], published: Spread | None) -> Finding:
-    """Returns the joint finding of all trainings; of those without effects the least favourable."""
+    """Returns the joint finding of all trainings; of those without effects the least favourable.
+
+    It is open where the claim has the effect above zero in one training and below in another.
+    """
     effects = [one for one in found if isinstance(one, Effect)]
     plain = [one for one in found if isinstance(one, Finding)]
     if plain:
@@ -162,9 +165,12 @@ def _finding(found: Sequence[Effect | Finding], published: Spread | None) -> Fin
     shown = {"ratio": "× {}", "points": "{} points"}.get(first.unit, "{}")
     seeds = [_text(_scaled(end, first.unit), first.unit) for end in (min(means), max(means))]
     beside = f"; seeds {' to '.join(seeds)}" if len(means) > 1 else ""
+    above, other = first.above, any(one.above != first.above for one in effects)
+    holds = above if mean - half > 0 else not above if mean + half < 0 else None
     return Finding(
-        f"{first.label} {shown.format(_text(estimate, first.unit))} ({' to '.join(ends)}{beside})",
-        first.above if mean - half > 0 else not first.above if mean + half < 0 else None,
+        f"{first.label} {shown.format(_text(estimate, first.unit))} ({' to '.join(ends)}{beside}"
+        f"{'; trainings differ in which should be larger' if other else ''})",
+        None if other else holds,
         *(first.what, first.label, estimate, low, high, first.unit, spread, len(means)),
     )
 

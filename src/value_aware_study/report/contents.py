@@ -42,8 +42,8 @@ LEAD = (
     "costs."
 )
 ANSWER = (
-    "The bars show a model that keeps few keys, chosen for the output (OVA) or by weight (OVO): "
-    "the further apart the two are, the more it matters which keys are kept. Below them every "
+    "The bars show models that keep few keys, chosen for the output (OVA) or by weight (OVO): the "
+    "further apart OVA and OVO are, the more it matters which keys are kept. Below the bars every "
     "claim of the paper has a verdict, with the number of comparisons that agree."
 )
 PAPER = (
@@ -63,16 +63,16 @@ SURVEY = (
     "attention of that length."
 )
 CACHES = (
-    "One set of keys for all later queries: what a compressed key-value cache keeps. Every method "
-    "keeps as many keys in all and is judged on queries that it has not seen: a mark further left, "
-    "or lower, is closer to the exact model, and its colour says which queries were observed."
+    "A compressed key-value cache keeps one set of keys for all later queries. Every method keeps "
+    "the same number of keys in all and is judged on queries that it has not seen: a mark further "
+    "left, or lower, is closer to the exact model, and its colour says which queries were observed."
 )
 CACHES_QUESTION = "Which keys should a compressed cache keep?"
 CACHES_LEAD = (
     "A compressed key-value cache keeps one set of keys for all later queries. Methods that score "
-    "keys one by one stand beside sets that are chosen together for the attention output, with as "
-    "many keys in every head and with one budget for the whole model. The models are small and "
-    "were trained for these tasks; no pretrained decoder was measured."
+    "keys one by one stand beside sets that are chosen together for the attention output, with the "
+    "same number of keys in every head and with one budget for the whole model. The models are "
+    "small and were trained for these tasks; no pretrained decoder was measured."
 )
 DECODING = (
     "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt has "
@@ -165,7 +165,6 @@ def _every_r(results: Results) -> list[Found]:
         ("Figure 7", layers.figure_7(measured)),
         ("the keys needed in every layer", layers.keys_needed(measured)),
         ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
-        ("skewness", layers.skewness(results)),
         ("every cell", every_r.grid(results)),
     ]
 

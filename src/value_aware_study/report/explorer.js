@@ -68,7 +68,7 @@ function explore(place, record) {
     state.model = known(record.models.map((one) => one.name), given.get("model")).found ?? state.model;
     state.size = known(record.sizes, Number(given.get("r"))).found ?? state.size;
     const { layer, head, token } = hardest()[0];
-    const wished = (name, all, other) => (all.includes(given.get(name) - 1) ? given.get(name) - 1 : other);
+    const wished = (name, all, other) => (given.get(name) && all.includes(+given.get(name)) ? +given.get(name) : other);
     state.layer = wished("layer", layers(), layer);
     state.head = wished("head", headsOf(state.layer), headsOf(state.layer).includes(head) ? head : headsOf(state.layer)[0]);
     state.token = wished("token", [...model().tokens.keys()], token);
@@ -85,7 +85,7 @@ function explore(place, record) {
     if (!headsOf(state.layer).includes(state.head)) state.head = headsOf(state.layer)[0];
     show();
     const { layer, head, token } = state;
-    const named = { model: model().name, layer: layer + 1, head: head + 1, token: token + 1, r: record.sizes[state.size] };
+    const named = { model: model().name, layer, head, token, r: record.sizes[state.size] };
     try { history.replaceState(null, "", address + new URLSearchParams(named)); } catch {}  // browsers limit how often
   }
 
@@ -93,8 +93,8 @@ function explore(place, record) {
     const focused = document.activeElement?.name;
     choices.replaceChildren(
       choice("model", record.models.map((one, place) => [place, one.label || one.name]), state.model, (v) => choose({ model: v })),
-      choice("layer", layers().map((layer) => [layer, layer + 1]), state.layer, (v) => choose({ layer: v })),
-      choice("head", headsOf(state.layer).map((head) => [head, head + 1]), state.head, (v) => choose({ head: v })),
+      choice("layer", layers().map((layer) => [layer, layer]), state.layer, (v) => choose({ layer: v })),
+      choice("head", headsOf(state.layer).map((head) => [head, head]), state.head, (v) => choose({ head: v })),
       choice("keys kept", record.sizes.map((size, place) => [place, size]), state.size, (v) => choose({ size: v })),
     );
     hard.replaceChildren(...presets());
@@ -109,7 +109,7 @@ function explore(place, record) {
     const middle = record.methods.map((_, place) => percent(median(all.map((errors) => errors[place] ?? 0))));
     const list = element("ol");
     hardest().forEach(({ layer, head, token, errors }, place) => {
-      const where = `layer ${layer + 1}, head ${head + 1}: ${errors.map((one) => percent(one ?? 0)).join(" → ")}`;
+      const where = `layer ${layer}, head ${head}: ${errors.map((one) => percent(one ?? 0)).join(" → ")}`;
       const button = element("button", { type: "button", name: `hardest ${place}` }, element("b", {}, shown(token)), ` ${where}`);
       button.setAttribute("aria-pressed", layer === state.layer && head === state.head && token === state.token);
       button.addEventListener("click", () => choose({ layer, head, token }));

@@ -43,7 +43,7 @@ BIBTEX = """@inproceedings{gupta-berant-2021-value,
   doi = {10.18653/v1/2021.emnlp-main.753}
 }"""
 MOST_ROWS = 1000
-"""Most rows of a table on the page; of a longer one the page names the file."""
+"""Most rows of a table on the page and in Markdown; of a longer one the page names the CSV file."""
 
 
 def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None) -> Path:
@@ -97,10 +97,11 @@ def earlier_files(folder: Path) -> dict[str, str]:
 def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
     path = folder / exhibit.name
     if exhibit.table:
-        heading = f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}"
-        text = f"{heading}\n\n{exhibit.table.markdown()}"
-        path.with_suffix(".md").write_text(text, encoding="utf-8")
         path.with_suffix(".csv").write_text(exhibit.table.csv(), encoding="utf-8")
+        if _shown(exhibit.table):
+            heading = f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}"
+            text = f"{heading}\n\n{exhibit.table.markdown()}"
+            path.with_suffix(".md").write_text(text, encoding="utf-8")
     if exhibit.charts:
         title = exhibit.title if exhibit.shared else ""
         for dark in (False, True)[: 1 + exhibit.shared]:

@@ -79,6 +79,16 @@ def test_recall_comes_first_and_a_further_training_has_no_panel(tables: dict[str
     assert tables["cache_agreement"].data["texts"].tolist() == ["recall", "copying"]
 
 
+def test_a_record_without_cells_at_a_share_has_no_panel_there() -> None:
+    one = trained("recall", "recall", 0.2, 1.0)
+    cells = tuple(replace(cell, r=2 * cell.r) for cell in one.cells)
+    other = replace(trained("copying", "copying", 0.3, 0.0), cells=cells)
+    shown = {exhibit.name: exhibit for exhibit in cache_section([one, other]).exhibits}
+    parts = [exhibit for name, exhibit in shown.items() if name.startswith("cache_methods_")]
+    assert [exhibit.choices for exhibit in parts] == [["recall"], ["copying"]]
+    assert all(len(exhibit.charts) == 1 for exhibit in parts)
+
+
 def test_a_budget_is_compared_with_equal_ones_of_the_same_method_and_queries() -> None:
     tables = {one.name: one.table for one in cache_section([cache_record()]).exhibits if one.table}
     gain = tables["cache_budgets"].data.squeeze()

@@ -157,9 +157,18 @@ def test_bars_are_told_in_words():
             assert layer["encoding"]["tooltip"]["field"] == "said"
     told = {row["said"] for row in rows(matching)}
     assert "trained, 8 (7 to 10) keys" in told and "random weights, 6 (6 to 6) keys" in told
-    assert "trained, 4 keys OVO: perplexity 30.2 (30.1 to 30.4)" in {
+    assert "trained, 4 keys OVO: perplexity 30.25 (30.15 to 30.35)" in {
         row["said"] for row in rows(losses)
     }
+
+
+def test_a_loss_of_zero_with_exact_attention_has_no_panel_of_losses():
+    record = with_random(6)
+    exact, *others = record.cells
+    shown = layers.hero(
+        Results([], probed=[replace(record, cells=(replace(exact, value=0.0), *others))])
+    )
+    assert len(shown.charts) == 1
 
 
 def test_kernels_put_in_post_hoc_have_no_control():

@@ -10,7 +10,6 @@ from drawn import rows
 from synthetic import UNKNOWN, ends, record, with_cells
 
 from value_aware_attention.measurement.record import Baseline, Cell
-from value_aware_study.report.exhibits import layers
 from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
 from value_aware_study.report.exhibits.paper_tables import (
     OF_DIFFERENCE,
@@ -78,7 +77,7 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
     assert set(ours["polynomial (deg 2)"]) == {ours["elu", "OVO-65"]} == {DASH}
     assert shown.notes[-1] == "Not evaluated yet: causal_polynomial."
     empty = Results.of([])
-    for exhibit in (table_1, table_2, figure_1, figure_2, figure_3, layers.skewness):
+    for exhibit in (table_1, table_2, figure_1, figure_2, figure_3):
         assert exhibit(empty) is None
 
 

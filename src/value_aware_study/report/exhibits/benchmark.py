@@ -37,10 +37,10 @@ LONG_FROM = 512
 """Tokens of the shortest sequence in the figure of long ones."""
 ROW = 21
 PANELS = (
-    ("peak_mib", "peak_mib", "peak_mib", "peak memory, MiB"),
-    ("milliseconds", "low", "high", "time, ms"),
+    ("peak_mib", (), "peak memory, MiB"),
+    ("milliseconds", ("low", "high"), "time, ms"),
 )
-"""Columns of a value and the ends of its interval, and the title of its axis."""
+"""Columns of a value and of the ends of its interval, if it has one, and the title of its axis."""
 MARKS = {
     "time": Mark.of("green"),
     "memory": Mark.of("purple", "triangle-up"),
@@ -54,12 +54,6 @@ EXPLAINED = (
     "exponents mix two ways. An exponent of memory far below 1 means that most of the "
     "peak does not grow with the length here: projections, features or landmarks weigh as much."
 )
-COSTS = (
-    ("forward", "Time of a forward pass, ms", "forward", QUICK),
-    ("forward_backward", "Time of forward + backward, ms", TRAINING, QUICK),
-    ("memory", "Peak memory of forward + backward, MiB", TRAINING, "peak_mib"),
-)
-"""Name and title of a table, and the pass and the quantity in it."""
 Benchmark = Mapping[str, Any]
 """The record of the benchmark: `cells`, `methods`, `layer` and `run_on`."""
 
@@ -204,14 +198,16 @@ def _cost_panel(
     marks: Mapping[str, Mark],
     order: Sequence[str],
     field: str,
-    low: str,
-    high: str,
+    ends: Sequence[str],
     title: str,
 ) -> Panel:
-    columns = {"value": drawn[field], "low": drawn[low], "high": drawn[high]}
+    columns = {"value": drawn[field], "low": math.nan, "high": math.nan}
     values = drawn[["name", "series", "method"]].assign(**columns)
+    if ends:
+        values[["low", "high"]] = drawn[[*ends]]
     values["said"] = sentences(values, "{name}, {series}", f" {title.rpartition(' ')[2]}")
-    first, last = values["low"].min(), values["high"].max()
+    numbers = values[["value", "low", "high"]]
+    first, last = numbers.min().min(), numbers.max().max()
     steps = (digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5))
     ticks = [step for step in steps if first <= step <= last]
     scale = alt.Scale(type="log", padding=8, nice=False)
@@ -319,39 +315,8 @@ def _exponents_table(data: pd.DataFrame) -> Table:
 
 
 def cost_tables(measured: Measurements) -> list[Exhibit]:
-    """Tabulates times and memory, the methods' settings, and every measurement."""
-    costs = [_costs(measured, *one) for one in COSTS if measured.lengths(one[2])]
-    return [*costs, _methods(measured), *([_cells(measured)] if len(measured.frame) else [])]
-
-
-def _costs(measured: Measurements, name: str, title: str, step: str, quantity: str) -> Exhibit:
-    """Methods by lengths, sorted by the cost at the longest length."""
-    lengths = measured.lengths(step)
-    rows = {m: measured.by_length(step, m, quantity) for m in measured.record["methods"]}
-    order = sorted(rows, key=lambda method: rows[method].get(max(lengths), float("inf")))
-    data = pd.DataFrame({"method": [measured.label(method) for method in order]})
-    display = data.copy()
-    for length in lengths:
-        costs = [rows[method].get(length) for method in order]
-        data[str(length)] = costs
-        display[f"{length:,} tokens"] = [number(cost) for cost in costs]
-    return Exhibit(
-        name,
-        title,
-        "One layer; lower is better, the cheapest at the longest length first.",
-        [f"{HOW} {_left_out(measured, step)}".strip(), measured.setting],
-        table=Table(data, display),
-    )
-
-
-def _left_out(measured: Measurements, step: str) -> str:
-    """Which cells were not measured, and why."""
-    reasons = [
-        f"{measured.label(cell['method'])} at {cell['length']:,} tokens ({cell['left_out']})"
-        for cell in measured.record["cells"]
-        if cell["pass"] == step and "left_out" in cell
-    ]
-    return f"Left out: {'; '.join(reasons)}." if reasons else ""
+    """Tabulates the methods' settings, and every measurement."""
+    return [_methods(measured), *([_cells(measured)] if len(measured.frame) else [])]
 
 
 def _methods(measured: Measurements) -> Exhibit:

@@ -34,6 +34,7 @@ from value_aware_study.report.exhibits.caches import (
     shown,
 )
 from value_aware_study.report.look import SERIES, Mark, Panel
+from value_aware_study.report.measured import FLOOR
 from value_aware_study.report.results import RANGE, with_range
 from value_aware_study.report.words import intervals, number, sentences, whole
 
@@ -44,11 +45,12 @@ SEES = "repeat"
 """Queries of the figures: every model with a prefix allows them."""
 MEANING = (
     "Equal: every head keeps r keys. A budget a layer, or one for the model: r keys a head on "
-    "average; of all their keys the one is dropped that costs the output least, in each text anew. "
-    "Where it helps: so in texts where the model's outputs over the prefix, read once more, stay "
-    "nearer to its exact ones than with r keys in every head; elsewhere r. Profiled: the number of "
-    "keys of each layer or head is the same for all texts, found on other texts by the KL that it "
-    "costs there. Keys are counted as used, the 2 first and 4 last of each head among them."
+    "average; in each text, the key whose loss costs the output least is dropped, again and again. "
+    "One budget where it helps: the prefix is read once more with either choice, and a text gets "
+    "the one budget if the model's outputs then stay nearer to the exact ones, otherwise r keys in "
+    "every head. Profiled: the number of keys of each layer or head is the same for all texts, "
+    "found on other texts by the KL that it costs there. Keys are counted as used, the 2 first and "
+    "4 last of each head among them."
 )
 SAME = ["texts", "one key of", "r", "method", "observed", "budget"]
 
@@ -101,11 +103,11 @@ def _memory_panel(task: str, frame: pd.DataFrame) -> Panel:
         for name, method, pool in zip(one["series"], one["method"], one["pool"], strict=True)
     }
     frame = frame.assign(said=sentences(frame, "{series}, {count:,.0f} keys a head", " nats"))
-    values = frame["value"]
+    values = frame["value"].clip(FLOOR)
     ends = frame[["low", "high"]].clip(values.min() / 2, 2 * values.max())
     x = count_axis("keys kept of the prefix, a head on average", frame["count"].tolist())
     y = powers(alt.Y, "value", direction("KL, nats", "lower"), values.tolist(), room=2)
-    return figure(curves(frame.assign(**ends), marks, x, y), task)
+    return figure(curves(frame.assign(value=values, **ends), marks, x, y), task)
 
 
 def gains(records: Sequence[CacheRecord]) -> Exhibit | None:

@@ -196,7 +196,7 @@ def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
         f"Caches that keep one key of {part}: error of the outputs",
         "On queries that were not observed, with 95% intervals over texts.",
         [MEANING, OBSERVED, f"{units}."],
-        [_panel(record, part) for record in records],
+        [_panel(record, part) for record in records if record.task in tasks],
         Table(data, display),
         choices=tasks,
     )
@@ -353,13 +353,15 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
         f"Factors of the error on served queries, of {' and '.join(of)}: the longer a part of the "
         "bar, the more is lost there; a part left of × 1 is a gain.",
         [
-            "Criterion: the method over the best set found on the same observed queries (below 1, "
-            "where a set fitted to few queries carries over less). Information: that over the best "
-            "set found on as many of the served queries; 1 in hindsight. Sharing: that over a set "
-            "for each served query alone. Weights: the best set on the served queries over the "
-            "same with refitted biases and values. Best sets are best found by the method's own "
-            "search or the default one, not proved. The first three multiply to the error over "
-            "that of a set for each query; the fourth starts again from the best set for all.",
+            "Each is a ratio of errors. Criterion: the method / the best set for the observed "
+            "queries (below 1, where a set fitted to few queries carries over less). Information: "
+            "the best set for the observed queries / the best set for as many of the served "
+            "queries; 1 in hindsight. Sharing: the best set for the served queries / a set for "
+            "each query alone. Weights: the best set for the served queries with attention's "
+            "weights / the same set with refitted biases and values. Best sets are best found by "
+            "the method's own search or the default one, not proved. The first three multiply to "
+            "the error over that of a set for each query; the fourth starts again from the best "
+            "set for the served queries.",
             OBSERVED,
         ],
         [_gaps_panel(frame) for frame in drawn.values()],

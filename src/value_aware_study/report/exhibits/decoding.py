@@ -20,9 +20,9 @@ CAPTION = (
     "token."
 )
 MEANING = [
-    "KL in nats a token, with the text's tokens given. The shares of right answers and of equal "
-    "tokens are of tokens decoded freely, each the most likely one, where the task asks for one; "
-    "of a text and of Markov chains, right means that the text has the same token. Bytes are those "
+    "KL is in nats a token, with the text's tokens given. The shares of right answers and of equal "
+    "tokens are of freely decoded tokens (always the most likely one), counted where the task asks "
+    "for an answer. In texts and Markov chains, a right token is the text's own. Bytes are those "
     "that the layers hold of a compressed prompt: keys, values, and the places of keys.",
     "Time is the processor's for one token, in parts of the full cache's. With short prompts and "
     "small models it is that of the program around the attention; for long prompts see "

@@ -107,13 +107,6 @@ EXPLAINED = (
     "by a line, is the geometric mean of a model's layers. Effective keys, in the table: exp of "
     "the weights' entropy, as a share of all keys (a causal query sees fewer)."
 )
-SKEWNESS = {
-    "largest_weight": ("mean largest weight", 3),
-    "rows_over_half": ("queries with a weight over 1/2, %", 1),
-    "effective_keys": ("effective keys", 1),
-    "keys_for_90_percent": ("keys holding 90% of the weight", 1),
-}
-"""Measures of the skewness: their names in the table, and digits."""
 
 
 def hero(results: Results) -> Exhibit | None:
@@ -189,18 +182,21 @@ def _counted(record: Record, measured: Measured) -> Table:
 
 def _losses(record: Record) -> list[Panel]:
     """Draws the end metric with few keys, trained and with random weights; [] without these."""
-    r, (metric, better, _) = shown_size(record), METRICS[record.metric]
-    what = metric if record.metric == "cosine" else f"{metric} (exact attention = 1)"
-    rows = [
-        {"name": NAMES.get(method, method_label(method)), "series": net}
-        | {end: one and round(one / of.cells[0].value, 3) for end, one in ends.items()}
-        | {"said": f"{net}, {r} keys {method_label(method)}: {metric} {with_interval(**ends)}"}
-        for net, of in ((TRAINED, record), (RANDOM, record.control or record))
-        for method, cell in sorted(with_keys(of, r).items(), key=lambda one: one[0] != AWARE)
-        for ends in [{end: getattr(cell, end) for end in ("value", *ENDS)}]
-    ]
-    panel = _paired(rows, direction(what, better), f"{r} keys in every layer")
-    return [panel] if with_keys(record.control, r) else []
+    r, (metric, better, digits) = shown_size(record), METRICS[record.metric]
+    nets = ((TRAINED, record), (RANDOM, record.control or record))
+    if not with_keys(record.control, r) or not all(of.cells[0].value for _, of in nets):
+        return []
+    what = metric if record.metric == "cosine" else f"{metric.removesuffix(', %')}, exact = 1"
+    rows: Rows = []
+    for net, of in nets:
+        for method, cell in sorted(with_keys(of, r).items(), key=lambda one: one[0] != AWARE):
+            ends = {end: getattr(cell, end) for end in ("value", *ENDS)}
+            shares = {end: one and round(one / of.cells[0].value, 3) for end, one in ends.items()}
+            loss = with_interval(**ends, digits=digits)
+            said = f"{net}, {r} keys {method_label(method)}: {metric} {loss}"
+            name = NAMES.get(method, method_label(method))
+            rows.append({"name": name, "series": net, "said": said} | shares)
+    return [_paired(rows, direction(what, better), f"{r} keys in every layer")]
 
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
@@ -247,7 +243,9 @@ def _bars(measured: Measured, title: str = "") -> Panel:
             *({"name": f"r = {r}", "value": r, "said": said(r)} | aware for r in sizes),
             *rows,
         ]
-    return _paired(rows, f"keys of {errors.keys:,} for the error of r value-aware", title)
+    return _paired(
+        rows, f"keys by weight (of {errors.keys:,}) with the error of r value-aware", title
+    )
 
 
 def _paired(rows: Rows, what: str, title: str) -> Panel:
@@ -564,34 +562,3 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
         nearest(told.rename(columns={"value": "gap"}), x, y),
     ]
     return figure(layers)
-
-
-def skewness(results: Results) -> Exhibit | None:
-    """Shows the skewness by model and layer, with its own kernel; None if not measured."""
-    head = ["model", "kernel", "layer"]
-    rows = [
-        {"model": record.model, "kernel": record.kernel, **vars(layer)}
-        for record in results.records
-        for attention in record.attention[:1]
-        for layer in attention.skewness
-    ]
-    if not rows:
-        return None
-    data = pd.DataFrame(rows, columns=[*head, *SKEWNESS])
-    display = data[head].astype(str)
-    for name, (label, digits) in SKEWNESS.items():
-        scale = 100 if name == "rows_over_half" else 1
-        display[label] = [number(value * scale, digits) for value in data[name].astype(float)]
-    return Exhibit(
-        "skewness",
-        "Skewness of the attention weights",
-        "How many keys the attention of every layer rests on.",
-        [
-            "A flat row (small largest weight, many effective keys) is one where the values decide "
-            "which keys matter (section 3). Means over the recorded queries of all heads; "
-            "effective keys: exp of the entropy; layers count from 0. "
-            f"{captions.recorded_on(results.records)}"
-        ],
-        table=Table(data, display),
-        folded=True,
-    )

@@ -453,19 +453,14 @@ def _source_row(name: str, parts: Mapping[str, Mapping[str, int]]) -> dict[str, 
 
 
 def _hyperparameters(training: Mapping[str, Mapping[str, Any]], model: str) -> dict[str, Any]:
-    """Collects a model's hyperparameters, with the sizes and lengths of its metrics."""
+    """Collects a model's hyperparameters, its size and steps, and the seeds of its trainings."""
     metrics = training.get(model, {})
+    again = (training[name] for name in sorted(training) if name.startswith(f"{model}_"))
+    seeds = [one.get("hyperparameters", {}).get("seed") for one in (metrics, *again)]
+    every = {"seed": ", ".join(map(str, seeds))} if len(seeds) > 1 else {}
     totals = {name: metrics.get(name) for name in ("parameters", "steps")}
-    known = totals | metrics.get("hyperparameters", {})
+    known = totals | metrics.get("hyperparameters", {}) | every
     return {name: value for name, value in known.items() if value is not None}
-
-
-def _with_seeds(training: Mapping[str, Mapping[str, Any]], model: str) -> dict[str, Any]:
-    """Returns a model's hyperparameters, with the seeds of all its trainings."""
-    names = [model, *sorted(name for name in training if name.startswith(f"{model}_"))]
-    every = [_hyperparameters(training, name) for name in names]
-    seeds = [str(values["seed"]) for values in every if "seed" in values]
-    return every[0] | ({"seed": ", ".join(seeds)} if len(seeds) > 1 else {})
 
 
 def _settings(rows: Mapping[str, str], columns: Sequence[Column]) -> Table:
@@ -502,10 +497,11 @@ def _masked(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
         "Table 4. Hyperparameters of the masked language models",
         "Ours beside the paper's.",
         [
-            f"A {DASH} is not stated, or not recorded. Our instances and batches count sequences "
-            "of the model's full length (SQL), the paper's count instances of 512 tokens. The "
-            "paper's numbers do not quite agree with each other: 2 epochs of 10M instances in "
-            "batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of 9.904M instances. The "
+            f"A {DASH} means: not stated, or not recorded. Our instances and batches count "
+            "sequences of the model's full length (SQL), the paper's count instances of 512 "
+            "tokens. The paper's numbers do not quite agree with each other: 2 epochs of 10M "
+            "instances in batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of 9.904M "
+            "instances. The "
             "paper does not say whether its largest gradient norm is of the whole gradient or of "
             "each parameter; Bert-Adam's own clipping, which we use, is of each parameter."
         ],
@@ -515,7 +511,7 @@ def _masked(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
 
 
 def _causal(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
-    ours = {kernel: _with_seeds(training, f"causal_{kernel}") for kernel in KERNELS}
+    ours = {kernel: _hyperparameters(training, f"causal_{kernel}") for kernel in KERNELS}
     trained = {kernel: values for kernel, values in ours.items() if values}
     columns: list[Column] = [("paper", CAUSAL_SETTINGS)]
     columns += [(f"ours, {kernel}", values) for kernel, values in trained.items()] or [("ours", {})]
@@ -524,7 +520,7 @@ def _causal(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
         "Table 4, continued. Hyperparameters of the causal language models",
         "Ours beside the paper's.",
         [
-            f"The paper's section A.2. A {DASH} is not stated, or not recorded. The paper's "
+            f"The paper's section A.2. A {DASH} means: not stated, or not recorded. The paper's "
             "1,801,350 training examples are the lines of WikiText-103's training file, not blocks "
             "of 512 tokens."
         ],

@@ -51,8 +51,9 @@ BUDGETS = (
 )
 READ = (
     "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the best "
-    f"choice of so many keys that was found. Errors under {FLOOR:g}, zero included, are drawn "
-    "there. A number before ▸ is a cost beyond the axis, at the budgets in their order."
+    f"choice of as many keys that was found. Errors under {FLOOR:g}, zero included, are drawn "
+    "there. A number before ▸ is a cost too large for the axis; several are in the order of the "
+    "budgets."
 )
 BEYOND = 6.0
 """A cost this many times above the third quartile of all is beyond the axis."""
