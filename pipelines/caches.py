@@ -78,10 +78,11 @@ def build(cfg: DictConfig, name: str, r: int) -> Any:
 
 
 def curve_point(cell: Any) -> tuple[str, dict[str, float | None]]:
-    """Names a cell's curves: its method with the queries it saw, and its errors by their names."""
+    """Names a cell's curves by method, queries and budget, and its errors by their names."""
     numbers = {"relative output error": cell.error, **cell.ends}
     values = {name: estimate.value for name, estimate in numbers.items()}
-    return f"{cell.method} ({cell.observed} {cell.rows})", values
+    budget = f", one budget: {cell.pool}" if cell.pool else ""
+    return f"{cell.method} ({cell.observed} {cell.rows}{budget})", values
 
 
 if __name__ == "__main__":
