@@ -46,7 +46,7 @@ def main(cfg: DictConfig) -> None:
     check_checksums(report, again)
     with new_folder(published) as folder:
         for file in report.iterdir():
-            if file.name in names:
+            if file.name in names and file.suffix != ".json":  # the page has the explorer's numbers
                 shutil.copy(file, folder)
         (folder / PAGE).write_text(pack(report / PAGE))
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.apps import run_app
+from tests.report.pages import exploration
 from tests.report.surveyed import cache_record, decoding_record
 from tests.report.synthetic import probed
 from value_aware_attention.files import check_checksums
@@ -25,6 +26,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "metrics/train/a.json": json.dumps({"model": "a", "curve": [], "hyperparameters": {}}),
         "records/a.json": replace(probed(), scale="smoke", attention=()).to_json(),
         "probe/a/record.json": probed().to_json(),
+        "explored/a.json": exploration().to_json(),
     }
     for name, text in texts.items():
         file = root / "outputs/smoke" / name
@@ -49,7 +51,10 @@ def names(folder: Path) -> set[str]:
 def test_what_an_earlier_report_wrote_is_not_published(root: Path) -> None:
     (root / "report/mine.csv").write_text("mine")
     run_app("publish", root)
-    assert names(root / "results/smoke") == (names(root / "report") | RUN) - {"mine.csv"}
+    left_out = {"mine.csv", "explorer.json"}  # the page has the explorer's numbers
+    assert left_out <= names(root / "report")
+    assert names(root / "results/smoke") == (names(root / "report") | RUN) - left_out
+    check_checksums(root / "results/smoke", "publish again")
     assert not list(root.glob("*/**/model_*"))
     (root / "report/grid.md").unlink()
     with pytest.raises(SystemExit, match=r"report/grid\.md is missing: make the report again"):

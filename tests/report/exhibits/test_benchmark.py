@@ -122,6 +122,8 @@ def test_dense_attention_is_a_named_line_at_every_length() -> None:
     memory, time = (panel.to_dict()["layer"] for panel in long.charts)
     for lines, name, *_ in (memory, time):
         assert lines["mark"]["strokeDash"] and name["mark"]["text"] == "dense attention"
+    told = {row["said"].rpartition(": ")[2] for row in rows(long.charts[0]) if "said" in row}
+    assert told and all(said.endswith(" MiB") for said in told)  # a peak has no interval
     drawn = {(row["name"], row["series"]): row for row in rows(long.charts[1]) if "low" in row}
     assert drawn["the eager", "L = 1,024"]["value"] == pytest.approx(100 * 2**1.2)
 

@@ -15,6 +15,7 @@ from value_aware_attention.measurement.cache_record import (
 from value_aware_study.report.contents import cache_section
 from value_aware_study.report.exhibit import Table
 from value_aware_study.report.exhibits.caches import gaps
+from value_aware_study.report.measured import FLOOR
 
 
 def level(cell: CacheCell, error: float, right: float) -> CacheCell:
@@ -87,6 +88,15 @@ def test_a_record_without_cells_at_a_share_has_no_panel_there() -> None:
     parts = [exhibit for name, exhibit in shown.items() if name.startswith("cache_methods_")]
     assert [exhibit.choices for exhibit in parts] == [["recall"], ["copying"]]
     assert all(len(exhibit.charts) == 1 for exhibit in parts)
+
+
+def test_a_distance_of_zero_is_drawn_at_the_floor() -> None:
+    record = cache_record()
+    *others, pooled = record.cells
+    cells = [*others, replace(pooled, ends={"kl": replace(pooled.error, value=0.0)})]
+    shown = {one.name: one for one in cache_section([replace(record, cells=tuple(cells))]).exhibits}
+    drawn = [row["value"] for row in rows(shown["cache_memory"].charts[0]) if "value" in row]
+    assert min(drawn) == FLOOR < max(drawn)
 
 
 def test_a_budget_is_compared_with_equal_ones_of_the_same_method_and_queries() -> None:

@@ -456,7 +456,8 @@ def _hyperparameters(training: Mapping[str, Mapping[str, Any]], model: str) -> d
     """Collects a model's hyperparameters, its size and steps, and the seeds of its trainings."""
     metrics = training.get(model, {})
     again = (training[name] for name in sorted(training) if name.startswith(f"{model}_"))
-    seeds = [one.get("hyperparameters", {}).get("seed") for one in (metrics, *again)]
+    settings = [one.get("hyperparameters", {}) for one in (metrics, *again)]
+    seeds = [one["seed"] for one in settings if "seed" in one]
     every = {"seed": ", ".join(map(str, seeds))} if len(seeds) > 1 else {}
     totals = {name: metrics.get(name) for name in ("parameters", "steps")}
     known = totals | metrics.get("hyperparameters", {}) | every
@@ -501,9 +502,9 @@ def _masked(training: Mapping[str, Mapping[str, Any]]) -> Exhibit:
             "sequences of the model's full length (SQL), the paper's count instances of 512 "
             "tokens. The paper's numbers do not quite agree with each other: 2 epochs of 10M "
             "instances in batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of 9.904M "
-            "instances. The "
-            "paper does not say whether its largest gradient norm is of the whole gradient or of "
-            "each parameter; Bert-Adam's own clipping, which we use, is of each parameter."
+            "instances. The paper does not say whether its largest gradient norm is of the whole "
+            "gradient or of each parameter; Bert-Adam's own clipping, which we use, is of each "
+            "parameter."
         ],
         table=_settings(MASKED_ROWS, columns),
         folded=True,
