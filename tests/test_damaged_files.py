@@ -91,6 +91,7 @@ RIGHT = {("{}", "tokenizer_config.json")}
 """Damages after which a file still holds all that is read of it"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "name"), [(command, name) for command, names in READ.items() for name in names]
 )

@@ -12,7 +12,7 @@ from tests.apps import run_app
 from tests.training.processes import write_tokens
 from value_aware_attention.files import without_checksum
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of libraries
 
 LAST_DIGITS = 1e-4
 """Relative tolerance of a recorded value.

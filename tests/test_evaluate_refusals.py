@@ -196,6 +196,7 @@ def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed(root: Path) 
     assert record["hashes"] == {"checkpoint": file_hash([other]), "data": file_hash([tokens])}
 
 
+@pytest.mark.slow
 def test_cells_of_one_engine_are_not_served_to_the_other_and_both_find_the_same(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def agree(build: Callable[[str], FixedPattern], kernel: Kernel, **options: objec
     torch.testing.assert_close(theirs, ours, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_strided_and_padding() -> None:
     """One compiled function serves texts without padding, with padding, and of padding alone."""
     for seen in ((KEYS, KEYS), (100, 0)):
@@ -66,12 +67,17 @@ def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kernel", "is_causal", "masked"),
     [
-        (Polynomial(), False, False),
-        (Polynomial(), True, False),
-        (Polynomial(), False, True),
         (Polynomial(), True, True),
         (Elu(), False, False),
-        (Elu(), True, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (Polynomial(), False, False),
+                (Polynomial(), True, False),
+                (Polynomial(), False, True),
+                (Elu(), True, True),
+            ]
+        ),
     ],
     ids=str,
 )

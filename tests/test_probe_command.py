@@ -102,6 +102,7 @@ def test_an_error_is_one_line(
     assert message.startswith("error: ") and said in message and "\n" not in message
 
 
+@pytest.mark.slow
 def test_it_needs_none_of_the_packages_of_the_study(folder: Path) -> None:
     hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in STUDY)
     run_it = "runpy.run_module('value_aware_attention.probe', run_name='__main__')"

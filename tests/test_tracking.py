@@ -189,6 +189,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.slow
 def test_wandb_writes_below_the_logs_alone(unset: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The test starts a process, as W&B reads its variables once."""
     unset.setenv("HOME", "/proc")  # where nobody can write

@@ -327,6 +327,7 @@ def test_a_sweep_starts_where_one_job_is_right() -> None:
     assert "causal.stepz is no key" in refusal("train_causal", "-m", "causal.stepz=3,4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -18,12 +18,12 @@ QUICK = {
     "adapter": "largest difference",
     "cache_optimum": "## Error over the proved bound",
     "caches": "## Error on the observed queries",
-    "decoding": "## Processor time of a token",
     "optimal_value_aware": "call / fused",
     "patterns": "flex first call ms",
     "training_step": "With both GPT-2 does the same work",
 }
 """Maps a benchmark, with its options, to a part of its page."""
+DECODING = ("decoding", "## Processor time of a token")
 PEERS = (
     "peers --only FNet",
     "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
@@ -34,7 +34,8 @@ RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem !=
 
 
 @pytest.mark.parametrize(
-    ("command", "shown"), [*QUICK.items(), pytest.param(*PEERS, marks=pytest.mark.slow)]
+    ("command", "shown"),
+    [*QUICK.items(), *(pytest.param(*page, marks=pytest.mark.slow) for page in (DECODING, PEERS))],
 )
 def test_a_quick_run_prints_its_tables_and_writes_nothing(
     command: str,

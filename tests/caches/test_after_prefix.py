@@ -92,7 +92,9 @@ def known_layer() -> Layer:
 
 
 @pytest.mark.parametrize("observed", [*OBSERVED, "repeat"])
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "best" in n else n for n in SEEING]
+)
 @settings(deadline=None, max_examples=4)
 @given(st.sampled_from(list(KERNELS)), st.sampled_from([None, 1, 2, 4, N]), st.booleans())
 def test_it_is_the_loop(

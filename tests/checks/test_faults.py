@@ -36,6 +36,7 @@ SLOW: dict[str, Callable[[Undisturbed], FaultCase]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trial",
     [

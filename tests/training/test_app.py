@@ -39,6 +39,7 @@ def files(root: Path) -> set[str]:
     return {str(p) for p in written if not any(map(p.is_relative_to, others))}
 
 
+@pytest.mark.slow
 def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
     port, roots = free_port(), [tmp_path / "first", tmp_path / "second"]
     for root in roots:

@@ -157,6 +157,7 @@ KILLED = [(kind, *kill) for kind in ("causal", "masked") for kill in KILLS]
 KILLED += [(kind, 5, 3, 8, 6, 1) for kind in list(MODULES)[2:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "evaluate_every", "checkpoint_every", "breaks_at", "resumes_at", "accumulate"), KILLED
 )

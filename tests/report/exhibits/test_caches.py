@@ -65,9 +65,9 @@ def test_the_range_is_over_trainings_and_the_value_that_of_the_first(
     gains = tables["cache_gain"].display.set_index("texts")["over trainings"]
     assert gains.to_dict() == {"recall": "0.25 to 0.75", "copying": "–"}
     answers = tables["cache_answers"].display
-    column = "recall r = 8: whole rows right"
-    joint = answers[(answers["method"] == "value-aware") & (answers["observed"] == "last 32")]
-    assert joint[column].tolist() == ["1.000 (0.500 to 1.000)"]
+    of_recall = answers.set_index(["texts", "measure"]).loc[("recall", "whole rows right")]
+    joint = of_recall[of_recall["method"] == "value-aware"].set_index("observed").loc["last 32"]
+    assert joint["r = 8"] == "1.000 (0.500 to 1.000)"
     cells = tables["cache_cells"].data
     errors = cells[(cells["method"] == "value_aware") & (cells["measure"] == "error")]
     recall = errors[(errors["texts"] == "recall") & (errors["observed"] == "last 32")]

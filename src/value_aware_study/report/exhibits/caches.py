@@ -245,24 +245,23 @@ def _error_and_distance(cell: CacheCell) -> str:
 def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Shows the tasks' own metrics: right answers, or the distance from Bayes' predictions."""
     found = [
-        {"method": name, "observed": look, "column": f"{record.task} r = {r}: {OWN[end]}",
-         "value": one.value}
+        {"texts": record.task, "measure": title, "method": name, "observed": look,
+         "column": f"r = {r}", "value": one.value}
         for record in records
-        for r in sorted({cell.r for cell in record.cells})
-        for end in OWN
+        for end, title in OWN.items()
         if end in record.exact
-        for name, look, one in [
-            (EXACT, "", record.exact[end]),
-            *((named(cell), shown(cell), cell.ends[end])
-              for cell in record.cells if cell.r == r),
+        for r, name, look, one in [
+            *((r, EXACT, "", record.exact[end]) for r in sorted({cell.r for cell in record.cells})),
+            *((cell.r, named(cell), shown(cell), cell.ends[end])
+              for cell in sorted(record.cells, key=lambda cell: (shown(cell) == ORACLE, cell.r))),
         ]
     ]  # fmt: skip
     if not found:
         return None
-    long = with_range(pd.DataFrame(found), ["method", "observed", "column"], "value")
-    rows = long[["method", "observed"]].drop_duplicates()
-    rows = rows.loc[(rows["observed"] == ORACLE).sort_values(kind="stable").index]
-    data, display = rows.reset_index(drop=True), rows.reset_index(drop=True)
+    head = ["texts", "measure", "method", "observed"]
+    long = with_range(pd.DataFrame(found), [*head, "column"], "value")
+    rows = long[head].drop_duplicates(ignore_index=True)
+    data, display = rows.copy(), rows.copy()
     for column in long["column"].drop_duplicates():
         own = rows.merge(long[long["column"] == column], how="left")
         own = own.reindex(columns=["value", *RANGE])
