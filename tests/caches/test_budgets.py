@@ -135,6 +135,13 @@ def test_losses_just_below_the_whole_prefix_are_not_taken_for_none() -> None:
     assert profile.budgets(30).flatten().tolist() == [20, 10]
 
 
+def test_a_large_total_is_shared_in_steps_and_never_exceeded() -> None:
+    profile = CacheProfile((1, 64, 128), (((1.0, 0.5, 0.0),),) * 64, key_value_heads=1)
+    for total in (5_000, 64 * 128):  # of steps of two keys
+        found = profile.budgets(total)
+        assert found.max() <= 128 and total - 2 * 64 <= found.sum() <= total
+
+
 def test_a_profile_is_read_back_as_it_was_and_says_what_it_cannot_do() -> None:
     profile = CacheProfile((2, 8), (((0.5, 0.0),), ((1.0, 0.0),)), key_value_heads=3)
     assert CacheProfile.from_json(profile.to_json()) == profile

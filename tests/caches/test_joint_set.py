@@ -148,6 +148,22 @@ def test_elimination_drops_the_cheapest_key_each_time(
         assert torch.equal(kept_by(eliminate, rows, r), slowly_eliminated(rows, r))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"sharpness": 6.0, "dtype": torch.float32}], ids=str
+)
+def test_costs_of_many_drops_sum_to_the_error(options: dict[str, object]) -> None:
+    """More than `DROPS` keys go before all costs are computed again."""
+    rows = Rows.of(observed(900, batch=(2,), rows=8, **options))
+    every = torch.arange(900).expand(2, -1)
+    keys, costs = eliminate(rows, every, 600, share=0.1)
+    assert torch.equal(keys.sort(dim=-1).values, every) and costs.shape == keys.shape
+    kept = torch.zeros_like(rows.available).scatter(-1, keys[:, :600], value=True)
+    assert costs[:, :600].isinf().all()
+    torch.testing.assert_close(
+        costs[:, 600:].sum(-1), rows.error(kept).double(), rtol=0.01, atol=0.0
+    )
+
+
 @pytest.mark.parametrize("search", SEARCHES)
 def test_sharp_attention_in_fp32_is_searched_as_in_fp64(search) -> None:
     """Costs computed in fp32 left up to 300 times as much: t^2 enlarges the rounding."""

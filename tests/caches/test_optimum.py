@@ -32,7 +32,6 @@ def tolerance(rows: Rows) -> Tensor:
     return 1e-13 * away.square().sum(-1).amax(-1).sum(-1)
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(kinds(keys=M, rows=4), st.integers(2, M), st.sampled_from(list(KERNELS)))
 def test_a_proved_set_leaves_what_the_best_of_all_sets_does(
@@ -50,7 +49,6 @@ def test_a_proved_set_leaves_what_the_best_of_all_sets_does(
     assert (kept | ~rows.protected).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("options", [{}, {"sharpness": 6.0}, {"causal": True, "protected": 2}])
 @pytest.mark.parametrize(("keys", "r"), [(16, 3), (11, 5)])
