@@ -202,6 +202,21 @@ def test_an_exchange_never_raises_the_error(seen: Observed, r: int, dtype: torch
         assert (kept | ~rows.protected).all()
 
 
+@quick
+@given(kinds(), st.integers(2, M - 1))
+def test_an_exchange_is_the_best_of_one_key(seen: Observed, r: int) -> None:
+    """Also where the key is the last one that a row sees."""
+    rows = Rows.of(seen)
+    kept = kept_by(eliminate, rows, r)
+    found, size = rows.error(rows.exchanged(kept)), rows.value.square().sum((-2, -1))
+    for dropped in range(M):
+        for added in range(M):
+            other = changed(changed(kept, dropped), added)
+            swapped = kept[:, dropped] & ~kept[:, added] & ~rows.protected[:, dropped]
+            allowed = swapped & rows.available[:, added]
+            assert (found <= rows.error(other) + 1e-9 * size)[allowed].all()
+
+
 def test_an_exchange_ends_where_none_of_one_key_helps() -> None:
     rows = Rows.of(observed(M))
     kept = exchange(rows, first_of(torch.arange(M).expand(2, -1), torch.full((2,), 3)))
