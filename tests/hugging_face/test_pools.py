@@ -220,6 +220,22 @@ def test_a_profile_shares_keys_by_what_each_layer_or_head_loses(kind: str, by: s
         assert (budgets == budgets[:, :1]).all()
 
 
+@pytest.mark.parametrize("observed", ["noncausal", "repeat"])
+@torch.no_grad()
+def test_a_profile_has_the_losses_of_each_layer_compressed_alone(kind: str, observed: str) -> None:
+    model, tokens = sharp(kind), batch("none", rows=2)["input_ids"]
+    options = {"prefix": PREFIX, "observed": observed, "rows": 9, "sinks": 1, "recent": 2}
+    found = caches.profile(model, [tokens], caches.ObservedAttention, sizes=[R], **options)
+    assert found.sizes == (R, PREFIX)
+    exact = model(tokens).logits[:, PREFIX:].log_softmax(-1)
+    for layer, ((loss, none),) in enumerate(found.kl):
+        method = caches.AfterPrefix(caches.ObservedAttention(R), **options)
+        with replace_attention(model, method, layers=[layer]):
+            far = model(tokens).logits[:, PREFIX:].log_softmax(-1)
+        expected = (exact.exp() * (exact - far)).sum(-1).mean()
+        assert none == 0 and loss == pytest.approx(float(expected), rel=1e-4)
+
+
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_a_checked_pool_is_the_nearer_of_two_on_the_prefix_read_once_more(
     kind: str, side: str
