@@ -220,6 +220,12 @@ def test_a_profile_shares_keys_by_what_each_layer_or_head_loses(kind: str, by: s
         assert (budgets == budgets[:, :1]).all()
 
 
+def test_a_profile_of_a_prefix_of_one_token_has_no_loss(kind: str) -> None:
+    tokens = batch("none", rows=2)["input_ids"]
+    found = caches.profile(sharp(kind), [tokens], caches.Recent, prefix=1, sinks=0, recent=1)
+    assert found.sizes == (1,) and all(head == (0.0,) for layer in found.kl for head in layer)
+
+
 @pytest.mark.parametrize("observed", ["noncausal", "repeat"])
 @torch.no_grad()
 def test_a_profile_has_the_losses_of_each_layer_compressed_alone(kind: str, observed: str) -> None:
