@@ -41,7 +41,8 @@ def choose(given: Sequence[str]) -> DictConfig:
         write(axes)
         return _chosen(["".join(pair) for pair in pairs if pair[0] not in AXES])
     except ValueError:
-        write_text(PARAMS_FILE, before)
+        if Path(PARAMS_FILE).read_text(encoding="utf-8") != before:
+            write_text(PARAMS_FILE, before)
         raise
 
 
