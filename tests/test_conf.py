@@ -78,6 +78,7 @@ def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
                 OmegaConf.resolve(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("app", "chosen"),
     [

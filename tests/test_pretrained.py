@@ -84,6 +84,7 @@ def run(*given: str) -> None:
         import_module("pipelines.pretrained").main()
 
 
+@pytest.mark.slow
 def test_the_app_writes_a_record_and_its_figures(
     package: Path, texts: Path, tmp_path: Path
 ) -> None:

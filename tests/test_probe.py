@@ -358,7 +358,10 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "our_causal", "our_masked"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("gpt2", marks=pytest.mark.slow), "llama", "bert", "our_causal", "our_masked"],
+)
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
     given = " tokenizer={gpt2}" if name.startswith("our") else ""
     run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{given}", tmp_path)
@@ -371,7 +374,10 @@ def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, na
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(("given", "texts"), [("", 2), (":test", 2), (":test[:1]:text", 1)])
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [pytest.param("", 2, marks=pytest.mark.slow), (":test", 2), (":test[:1]:text", 1)],
+)
 def test_a_text_may_be_a_data_set(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, texts: int
 ) -> None:
@@ -434,6 +440,7 @@ def test_bad_input_ends_with_one_line_and_nothing_written(
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     for name in ("bert", "roberta"):

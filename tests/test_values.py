@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 
 COUNT = "it must be a whole number of at least 1"
 EARLY = [case for case in cases() if case.kind not in (LATE, CALL)]
+"""Rows of the table that the start of an app decides"""
 GIVEN = {"probe": ("model=x", "text=requirements.txt")}
 """Values that an app does not start without"""
 
@@ -59,7 +60,15 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("case", EARLY, ids=lambda case: case.given)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=case.given, marks=pytest.mark.slow if case.found == NEW and n % 3 else ()
+        )
+        for n, case in enumerate(EARLY)
+    ],
+)
 def test_what_is_given_ends_as_the_table_says(
     case: ValueCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,13 @@ def known_layer() -> Layer:
     return Layer(torch.randn(2, 2, V, 5, generator=generator), rotary, repeated)
 
 
-@pytest.mark.parametrize("observed", [*OBSERVED, "repeat"])
+@pytest.mark.parametrize(
+    "observed",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("causal", "continued") else name
+        for name in (*OBSERVED, "repeat")
+    ],
+)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if "best" in n else n for n in SEEING]
 )
@@ -110,7 +116,7 @@ def test_it_is_the_loop(
     check_loop(after(method, observed=observed, every=every), kernel, layer)
 
 
-@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("every", [None, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("observed", OBSERVED[:-1])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_row_sees_what_comes_after_it(

@@ -225,7 +225,9 @@ def test_more_keys_than_there_are_and_fewer_than_protected_are_refused(name: str
             method.keep(observed(protected=5, padding=padding))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "best" in n else n for n in METHODS]
+)
 @quick
 @given(kinds(dtype=torch.float32, outlier=1.0), st.sampled_from([-100, -50, 50, 100]))
 def test_no_choice_depends_on_the_scale_of_the_values(

@@ -117,7 +117,7 @@ def llama() -> PreTrainedModel:
     return sharp("llama")
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_with_a_compressed_cache_is_one_pass_after_the_prefix(
     kind: str, attention: str
@@ -179,9 +179,9 @@ def test_it_holds_for_every_way_to_observe(llama: PreTrainedModel, observed: str
     assert_equal(found, one_pass(llama, text(), ValueAware(R), **options))
 
 
-@pytest.mark.parametrize("padding", [0, 20])
+@pytest.mark.parametrize("padding", [pytest.param(0, marks=pytest.mark.slow), 20])
 @pytest.mark.parametrize("observed", ["last", "causal", "noncausal"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_growing_cache_is_chosen_again_as_in_one_pass(
     kind: str, observed: str, padding: int
 ) -> None:
