@@ -107,12 +107,13 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def _lasting(path: Path) -> bytes:
-    """Returns a file's bytes; a whole record of caches comes without the seconds of its choices."""
+    """Returns a file's bytes; a whole record of caches comes without its seconds."""
     content = path.read_bytes()
     if path.parent.name != "caches" or path.suffix != ".json":
         return content
     try:
         record = json.loads(content)
+        del record["prefill_seconds"]
         for cell in record["cells"]:
             del cell["seconds"]
     except (ValueError, KeyError):  # it was damaged
