@@ -50,6 +50,8 @@ def test_the_site_builds_from_a_checkout_alone(site: Path) -> None:
     for name in approximations.__all__:
         assert f'id="{approximations.__name__}.{name}"' in methods
     assert "exp(scale ⟨q, k⟩)" in (site / "api/kernels.html").read_text()
+    for page, formulas in (("optimal-value-aware", 1), ("caches", 2)):
+        assert (site / f"{page}.html").read_text().count('<div class="math"><math') == formulas
     assert (site / "results/laptop/index.html").exists()
     for page in site.glob("**/*.html"):
         assert not FETCHED.search(page.read_text()), page
