@@ -4,12 +4,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "src/value_aware_attention"
@@ -62,3 +64,10 @@ def test_the_sdist_holds_the_library_alone(dist: Path) -> None:
     made = {name for name in names if ".egg-info/" in name}
     made |= {"PKG-INFO", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"}
     assert names - made == {f"src/{file}" for file in FILES}
+
+
+def test_citation_and_changelog_name_the_version_and_one_day() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == version
+    assert f"\n## {version} - {cited['date-released']}\n" in (ROOT / "CHANGELOG.md").read_text()
