@@ -7,7 +7,8 @@
 
 stands below the text with these numbers: a file of results/, a row of a CSV (a query of pandas) or
 a path in JSON, its columns or keys, and the form in which the page has them; `*100` before the form
-multiplies. A line "given 0.010 512" lists settings, and numbers of others' papers.
+multiplies. `range time` is the least and the largest of a column in all rows of the
+query. A line "given 0.010 512" lists settings, and numbers of others' papers.
 """
 
 import json
@@ -49,8 +50,12 @@ def numbers(line: str) -> list[str]:
     path = ROOT / "results" / file
     if path.suffix == ".csv":
         frame = pd.read_csv(path).query(row)
-        assert len(frame) == 1, f"{line}: {len(frame)} rows"
-        found = frame.iloc[0].to_dict()
+        if columns.startswith("range "):
+            ends = frame[columns.removeprefix("range ")].agg(["min", "max"])
+            found, columns = ends.to_dict(), "min, max"
+        else:
+            assert len(frame) == 1, f"{line}: {len(frame)} rows"
+            found = frame.iloc[0].to_dict()
     else:
         found = json.loads(path.read_text())
         for key in row.split(".") if row else []:

@@ -74,15 +74,18 @@ def checked() -> DictConfig:
     """
     params = OmegaConf.create(read_params())
     cfg = chosen(params.scale, params.overrides)
-    for key in ("scale", *AXES):
-        ours, of_dvc = OmegaConf.select(cfg, key), OmegaConf.select(params, key)
-        if ours != of_dvc:
-            found = str(ours).replace("'", "")
-            raise ValueError(
-                f"{key} is {found} at scale={cfg.scale} and {of_dvc} in {PARAMS_FILE}, which DVC "
-                f"reads: make repro SCALE={cfg.scale} writes both there; to dvc exp run give "
-                f"-S scale={cfg.scale} -S '{key}={found}'"
-            )
+    ours, of_dvc = (
+        {key: str(OmegaConf.select(of, key)).replace("'", "") for key in ("scale", *AXES)}
+        for of in (cfg, params)
+    )
+    if others := {key: found for key, found in ours.items() if found != of_dvc[key]}:
+        key, found = next(iter(others.items()))
+        given = "".join(f" -S '{key}={found}'" for key, found in others.items() if key != "scale")
+        raise ValueError(
+            f"{key} is {found} at scale={cfg.scale} and {of_dvc[key]} in {PARAMS_FILE}, which DVC "
+            f"reads: make repro SCALE={cfg.scale} writes all there; to dvc exp run give "
+            f"-S scale={cfg.scale}{given}"
+        )
     return cfg
 
 

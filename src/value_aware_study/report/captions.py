@@ -68,7 +68,7 @@ def keys(records: Iterable[Record], paper: int) -> str:
     """Says that r is a number of keys, whose share depends on the length of the sequence."""
     lengths = sorted({record.length for record in records})
     ours = " and ".join(map(str, lengths)) or "no"
-    return f"r counts keys and is no share of them: ours have {ours} keys, the paper's {paper}."
+    return f"r is a number of keys, not a share: our sequences have {ours}, the paper's {paper}."
 
 
 def plural(count: int, unit: str) -> str:

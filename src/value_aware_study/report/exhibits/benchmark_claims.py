@@ -198,8 +198,9 @@ def _rank(
         rest = "" if apart else f", not told apart from {measured.label(rival)}"
         return Finding(f"{found}{rest}.", True if apart else None)
     apart = paired(values[worst], values[method]).side() == "above"
-    found += f"number {place} from the most of {len(order)} methods; {measured.label(worst)} has "
-    found += f"{median(values[worst]):.3g} times{'' if apart else ', which is not told apart'}."
+    found += f"rank {place} of {len(order)} methods from the largest down; the largest, "
+    found += f"{measured.label(worst)}'s, is {median(values[worst]):.3g} times"
+    found += "." if apart else ", which is not told apart."
     return Finding(found, False if apart else None)
 
 

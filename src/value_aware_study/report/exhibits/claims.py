@@ -466,12 +466,12 @@ def _strength(found: Sequence[Finding]) -> Exhibit:
             "errs": data["errs"],
         }
     )
-    worse = sum(one is True for one in errs)
+    worse, better, open_ = (errs.count(one) for one in (True, False, None))
     return Exhibit(
         "strength",
         "The models against counting",
-        f"In {worse} of {len(found)} comparisons the model with exact attention predicts worse "
-        "than n-grams of the same text.",
+        f"Of {len(found)} comparisons of exact attention with n-grams of the same text, the model "
+        f"predicts worse in {worse} and better in {better}; {open_} are undecided.",
         [
             "Numbers with × are ratios of perplexities, points are percentage points of "
             "masked-token error, on the same targets; in brackets 95% intervals over text and "

@@ -28,10 +28,10 @@ def explorer(explored: Exploration | None, labels: Mapping[str, str]) -> Exhibit
         [
             "A model reads this text alone. Under every token is its weight in hundredths; a "
             f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
-            "The hardest tokens are the queries where the error by weight is furthest above the "
-            "one for the output, the furthest of every head; an error above 100%, which an output "
-            "of zeros has, counts as 100%. The page opens on the first of them, so what it shows "
-            "there is no typical query: the median over all stands beside.",
+            "The hardest tokens are, for each head, the query with the largest difference between "
+            "the error by weight and the error for the output. An error above 100%, which an "
+            "output of zeros has, counts as 100%. The page opens on the first of them, which is "
+            "no typical query: the median over all queries is shown next to it.",
             "The address of the page names what is shown, and can be copied.",
         ],
         exploration=shown,

@@ -18,7 +18,8 @@ INTRODUCTION = (
 )
 REPRODUCE = (
     "Every number and picture on this page is written by the report stage of the pipeline from the "
-    "records of the evaluation; make repro runs all of it, from the text to this page."
+    "records of the evaluation. make repro makes all of them but for the survey (make survey), "
+    "caches (make caches) and probed models (python -m pipelines.probe)."
 )
 
 

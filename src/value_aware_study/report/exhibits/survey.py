@@ -201,8 +201,13 @@ def findings(frame: pd.DataFrame) -> str:
         if ranked.empty or not {OBLIVIOUS, AWARE} <= set(errors.index):
             continue
         best = ranked.iloc[0]
-        measured = _error(best)
-        compared = f"{measured}, {_over(best, errors, AWARE)} OVA's"
+        if best["relative_output_error"] < FLOOR:
+            sentences.append(
+                f"At {int(budget)} keys the output error of {best['series']}, a practical method, "
+                f"is below {FLOOR:g}."
+            )
+            continue
+        compared = f"{_error(best)}, {_over(best, errors, AWARE)} OVA's"
         sentences.append(
             f"At {int(budget)} keys the closest practical method is {best['series']}: output error "
             f"{compared} ({errors[AWARE]:.2g}) and {_over(best, errors, OBLIVIOUS)} OVO's "
