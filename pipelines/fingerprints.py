@@ -3,13 +3,14 @@
     python -m pipelines.fingerprints
 
 A fingerprint is the app's section of the composed config, all resolved, with hashes of the syntax
-trees of the modules that the app and the classes named there import. DVC compares these files, so
-that a stage runs again when, and only when, one of its own values or the code it runs has changed;
-not for a comment, a docstring, or a value that another stage reads.
+trees of the modules that the app and the classes named there import, and of the report's templates
+and styles. DVC compares these files, so that a stage runs again when one of its own values or the
+code it runs has changed, and not for a comment, a docstring, or a value that another stage reads.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ from pipelines.app import (
 from pipelines.app.choice import checked
 from pipelines.app.cross_checks import TRAINER
 from value_aware_attention.files import load_json
-from value_aware_attention.measurement.store import code_hashes, defining_module
+from value_aware_attention.measurement.store import (
+    code_hashes,
+    defining_module,
+    import_closure,
+)
 
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 ELSEWHERE = {"run", "choice"}
@@ -40,6 +45,7 @@ OF_TRAINER = ("precision", *TRAINER)
 """Arguments of the trainer that a scale or a user may set and that change a result"""
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values", "pipelines.app.cross_checks"}
 """Modules that change no result: they log to W&B or refuse values."""
+LOOKS = (".html", ".css", ".js")
 
 
 def main() -> None:
@@ -125,11 +131,16 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
         for key, value in values.items()
     }
     own = {name for name in targets(values) if name.startswith(PACKAGES)}
-    modules = {f"pipelines.{app}", *map(defining_module, own)}
-    return {
-        "values": values,
-        "code": code_hashes(*sorted(modules), packages=PACKAGES, without=WITHOUT),
-    }
+    return {"values": values, "code": _code({f"pipelines.{app}", *map(defining_module, own)})}
+
+
+def _code(modules: set[str]) -> dict[str, str]:
+    """Hashes the import closure of modules, and the templates and styles beside its files."""
+    files = import_closure(*modules, packages=PACKAGES, without=WITHOUT)
+    beside = {one for file in files.values() for one in file.parent.iterdir()}
+    looks = (one for one in beside if one.suffix in LOOKS)
+    code = code_hashes(*sorted(modules), packages=PACKAGES, without=WITHOUT)
+    return code | {one.name: sha256(one.read_bytes()).hexdigest() for one in looks}
 
 
 def targets(value: Any) -> Iterator[str]:

@@ -110,6 +110,12 @@ def test_code_changes_the_stages_that_run_it(tree: Path) -> None:
     assert not different & {"corpus", "tokens", "report"}
 
 
+def test_the_look_of_the_page_changes_the_report_alone(tree: Path) -> None:
+    with (tree / "src/value_aware_study/report/page.css").open("a") as file:
+        file.write("body { color: red }\n")
+    assert changed(tree) == {"report"}
+
+
 def test_a_stage_that_is_gone_leaves_no_fingerprint(tree: Path) -> None:
     edit(tree, "params.yaml", "length: [short, long]", "length: [long]")
     changed(tree)

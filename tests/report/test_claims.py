@@ -447,5 +447,5 @@ def test_a_model_is_compared_with_the_strongest_counts():
     assert strength.table.data["estimate"].tolist() == pytest.approx(
         [np.exp(0.5), np.exp(-0.1), 0.0], abs=1e-6
     )
-    assert strength.caption.startswith("In 1 of 3 comparisons")
+    assert strength.caption.endswith("worse in 1 and better in 1; 1 are undecided.")
     assert not list(claims.against_counts(Results.of([causal("elu")])))
