@@ -14,6 +14,9 @@ import torch
 from markupsafe import escape
 from probed import LENGTH, MODELS, SMALL, VOCABULARY, model, tokenizer, words
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     CLIPConfig,
     CLIPModel,
@@ -155,11 +158,89 @@ def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
         ("bert", {"sizes": [0]}, "sizes has 0"),
         ("bert", {"rows": 0}, "rows is 0"),
         ("bert", {"search": "slow"}, "fast, default, best"),
+        ("bert", {"sizes": []}, "sizes is empty"),
+        ("bert", {"sizes": 4}, "sizes is 4; it must be a list of integers"),
+        ("bert", {"methods": {}}, "methods is empty"),
+        ("bert", {"length": 0}, "length is 0; it must be an integer >= 1"),
+        ("bert", {"length": 16.0}, "length is 16.0; it must be an integer"),
+        ("bert", {"windows": 2.5}, "windows is 2.5; it must be an integer"),
+        ("bert", {"seed": 2**64}, "seed is 18446744073709551616; it must be"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         probed(name, **options)
+    if {*options} <= {"sizes", "rows", "search", "length", "windows"}:
+        with pytest.raises(ValueError, match=named):
+            probe.estimate(model(name), tokenizer(), TEXT, **{**QUICK, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"parts": ()}, "parts is"),
+        ({"parts": (8, 0)}, "parts is"),
+        ({"rows": 0}, "rows is 0"),
+        ({"methods": {}}, "methods is empty"),
+    ],
+)
+def test_caches_that_cannot_be_measured_are_refused(options: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        probe.probe_caches(model("bert"), tokenizer(), TEXT, windows=2, length=LENGTH, **options)
+
+
+@pytest.mark.parametrize("count", [99, 100, 1000])
+def test_blanks_before_a_text_change_no_window(count: int) -> None:
+    given = {"windows": 2, "length": LENGTH, "kernel": None, "seed": 0, "draw": False}
+    _, plain = probe.window_task(model("bert"), tokenizer(), TEXT, **given)
+    for text in (" " * count + TEXT, ["", "\n" * count + TEXT]):
+        _, read = probe.window_task(model("bert"), tokenizer(), text, **given)
+        assert read.tokens.equal(plain.tokens) and read.special_tokens == plain.special_tokens > 0
+
+
+@pytest.mark.parametrize("build", [BertForTokenClassification, BertForSequenceClassification])
+def test_of_a_model_with_a_head_for_labels_the_encoder_is_measured(build: Callable) -> None:
+    made = build(BertConfig(**SMALL)).eval()
+    found, own = (
+        probe.probe(one, tokenizer(), TEXT, **FEW, name="bert").record for one in (made, made.bert)
+    )
+    assert found.cells == own.cells and found.metric == "cosine"
+
+
+def test_a_tokenizer_whose_mask_token_the_model_lacks_is_another_models() -> None:
+    larger = tokenizer()
+    larger.add_special_tokens({"mask_token": "[NEW]"})
+    with pytest.raises(ValueError, match=r"gives token \d+, the model knows \d+: it is another"):
+        probe.probe(model("roberta"), larger, TEXT, **QUICK)
+
+
+def test_a_masked_model_needs_a_token_that_can_be_hidden() -> None:
+    with pytest.raises(ValueError, match="no token of the text can be hidden"):
+        probe.probe(model("roberta"), tokenizer(), "unheard " * 100, **QUICK)
+
+
+@pytest.mark.parametrize("name", ["roberta", "llama", "bert"])
+def test_one_window_has_no_intervals_and_a_page(name: str, tmp_path: Path) -> None:
+    found = probed(name, windows=1, control=True, sizes=[1, 4])
+    assert found.record.control and found.record.cells[0].low is None
+    write_probe(found.record, tmp_path / "page")
+    page = (tmp_path / "page/model_control.csv").read_text()
+    assert "random_keys" in page and (tmp_path / "page/index.html").exists()
+
+
+def test_budgets_are_those_of_a_measured_share() -> None:
+    found = probed(sizes=[1, 4])
+    assert found.keys_by_head(1 - 0.95) == found.keys_by_head(0.05) != found.keys_by_head(0.1)
+    assert found.keys_needed(1 - 0.9) == found.keys_needed(0.1)
+    for share in (0.02, 5, 0):
+        with pytest.raises(ValueError, match=f"share is {share}; it must be one of 0.01, 0.05"):
+            found.keys_by_head(share)
+        with pytest.raises(ValueError, match="share is"):
+            found.keys_needed(share)
+    with pytest.raises(ValueError, match="method is 'sliding_window'; it must be one of"):
+        found.keys_by_head(0.05, "sliding_window")
+    with pytest.raises(ValueError, match="layer is 2; it must be None or one of 0, 1"):
+        found.keys_needed(0.05, layer=2)
 
 
 def test_models_that_cannot_be_measured_are_refused() -> None:
@@ -198,10 +279,15 @@ def test_what_is_no_model_of_text_is_refused(made: Callable, named: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [(None, "text is None"), (Path("a.txt"), "text is of type PosixPath")]
+    ("text", "named"),
+    [
+        (None, "text is None; give a string, or several"),
+        (Path("a.txt"), "text is of type PosixPath; give a string, or several"),
+        (["a", 2], "text holds one 2; give strings"),
+    ],
 )
 def test_a_text_is_no_file(text: object, named: str) -> None:
-    with pytest.raises(ValueError, match=f"{named}; give a string, or several"):
+    with pytest.raises(ValueError, match=named):
         probe.probe(model("bert"), tokenizer(), text, **QUICK)
 
 

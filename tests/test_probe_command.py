@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from probed import LENGTH, model, tokenizer, words
 
-from value_aware_attention import probe_command
+from value_aware_attention import probe, probe_command
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.headline import headline
+from value_aware_attention.measurement.measure import measure_own
+from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.measurement.terminal import side_by_side, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -26,6 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model("bert").save_pretrained(made / "bare")
     (made / "text.txt").write_text(words(200))
     (made / "short.txt").write_text("w1 w2")
+    (made / "wide.json").write_text("{}", "utf-16")
+    text = Text.of_tokens(torch.arange(3, 3 + LENGTH)[None])
+    own = measure_own(Task(model("gpt2"), [text], "perplexity"), name="own")
+    (made / "own.json").write_text(own.to_json())
     return made
 
 
@@ -57,6 +65,10 @@ def test_it_prints_the_report_and_writes_the_record(
             [line] = (line for line in printed.splitlines() if line.startswith(row))
             assert f"{cell.value:,.2f}" in line
     assert "not alike: metric is cosine and perplexity" in printed
+    named = [replace(one, model=f"{'a' * 40}-{one.model}") for one in records]
+    header, *rows = side_by_side(named)
+    assert header.split() == [one.model for one in named]
+    assert len({len(row) for row in (header, *rows[:-2])}) == 1
     [row] = (line for line in printed.splitlines() if line.startswith("layers, heads, head size"))
     assert row.split()[-6:] == ["2,", "2,", "8", "2,", "2,", "8"]
 
@@ -89,6 +101,14 @@ def test_caches_and_an_estimate(
         ("{bert} --text {text.txt} --length 99", "length is 99; the model has 16 positions"),
         ("{no.json}", "No such file or directory"),
         ("{bert/config.json}", "schema version"),
+        ("{bert} --text {text.txt} --length 0", "length is 0; it must be"),
+        ("{bert} --text {text.txt} --estimate --rows 0", "rows is 0; it must be"),
+        ("{bert} --text {text.txt} --caches --sizes 999", "sizes has 999"),
+        ("{bert} --text {text.txt} --json {bert}", "give a file in a folder that is there"),
+        ("{bert} --text {text.txt} --json {none/a.json}", "give a file in a folder that is there"),
+        ("{bert} {no.json} --text {text.txt}", "No such file or directory"),
+        ("{bert} {wide.json} --text {text.txt}", "wide.json is damaged"),
+        ("{own.json}", "own.json has no measured layers; give the record of a probe"),
         ("/no/such/model --text {text.txt}", "/no/such/model: no such folder"),
     ],
 )
@@ -96,6 +116,8 @@ def test_an_error_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
 ) -> None:
     arguments = [folder / one[1:-1] if one.startswith("{") else one for one in given.split()]
+    for name in ("measure", "measure_caches"):
+        monkeypatch.setattr(probe, name, lambda *_, **__: pytest.fail("it measures"))
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *arguments)
     message = str(stopped.value.code)

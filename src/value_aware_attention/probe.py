@@ -9,7 +9,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isclose
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,7 +21,13 @@ from value_aware_attention.approximations import (
     OptimalValueOblivious,
     SlidingWindow,
 )
-from value_aware_attention.arguments import check_at_least, described
+from value_aware_attention.arguments import (
+    check_at_least,
+    check_choice,
+    check_integers,
+    check_seed,
+    described,
+)
 from value_aware_attention.caches import CacheMethod, LeaveOneOut, ObservedAttention, ValueAware
 from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
 from value_aware_attention.kernels import Kernel
@@ -30,8 +38,9 @@ from value_aware_attention.measurement.control import control as measure_control
 from value_aware_attention.measurement.foretold import Cost, foretold
 from value_aware_attention.measurement.head_budgets import budget_settings
 from value_aware_attention.measurement.headline import headline, keys_by_head, needed
+from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.measure import LayerOptions, Method, measure
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, Record
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.measurement.terminal import tables
 from value_aware_attention.measurement.windows import (
@@ -69,20 +78,29 @@ class Report:
         of the layer is 0.
         """
         measured = self.record.attention[0].output_error
+        check_choice([None, *range(measured.layers)], layer=layer)
         return {
-            method: needed(measured, method, share=share, layer=layer).keys
+            method: needed(measured, method, share=_measured(share), layer=layer).keys
             for method in (OBLIVIOUS, AWARE)
         }
 
     def keys_by_head(self, share: float = 0.05, method: str = OBLIVIOUS) -> list[list[int]]:
         """Lists, by layer and query head, the fewest keys with at most that output error.
 
+        `share` is one of 0.01, 0.05 and 0.1, `method` the choice of keys.
         `measurement.head_budgets.HeadBudgets` attends with them.
         """
-        return keys_by_head(self.record.attention[0].output_error, method, share)
+        check_choice((OBLIVIOUS, AWARE), method=method)
+        return keys_by_head(self.record.attention[0].output_error, method, _measured(share))
 
     def __str__(self) -> str:
         return "\n".join([*tables(self.record), "", self.headline])
+
+
+def _measured(share: float) -> float:
+    """Returns the measured share that a number equals but for rounding, such as 1 - 0.95."""
+    near = (one for one in SHARES if isclose(one, share))
+    return check_choice(SHARES, share=next(near, share))
 
 
 def default_methods(search: str = "default") -> dict[str, Method]:
@@ -125,7 +143,8 @@ def probe(
     for an unfit model.
 
     Args:
-        model: Masked or causal language model, or encoder, on the device where it is to run.
+        model: Masked or causal language model, or encoder, on the device where it is to run. It is
+            put into evaluation mode. Of one with a head for labels the encoder is measured.
         tokenizer: The model's own.
         text: One text, or several that are read one after the other.
         windows: Number of windows of the text that are read. None: all.
@@ -152,8 +171,8 @@ def probe(
         control: True: also measures the same architecture with random weights (`record.control`),
             which says what of a number is not due to training. It doubles the time.
     """
-    OptimalValueAware(1, search)  # refuses another search
-    check_at_least(1, rows=rows)
+    check_options(rows, search, sizes, seed)
+    check_given(methods)
     task, read = window_task(
         model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed, draw=draw
     )
@@ -204,12 +223,27 @@ def estimate(
 
     `str` of it is one line. Raises ValueError as `probe` does.
     """
+    check_options(rows, search, sizes)
     task, _ = window_task(
         model, tokenizer, text, windows=windows, length=length, kernel=None, seed=0, draw=False
     )
     layers = LayerOptions(rows=rows, search=search, between=False, skewness_gap=False)
     chosen = default_methods(search)
     return foretold(task, chosen, sizes=sizes, layers=layers, control=control)
+
+
+def check_options(rows: int, search: str, sizes: Sequence[int] | None, seed: int = 0) -> None:
+    """Raises ValueError for options that fit no model."""
+    OptimalValueAware(1, search)
+    check_at_least(1, rows=rows)
+    check_seed(seed)
+    if sizes is not None and not check_integers(sizes=sizes):
+        raise ValueError("sizes is empty; give at least one number of keys, or None")
+
+
+def check_given(methods: Mapping[str, Any] | None) -> None:
+    if methods is not None and not methods:
+        raise ValueError("methods is empty; give at least one, or None for the default ones")
 
 
 def window_task(
@@ -224,19 +258,62 @@ def window_task(
     draw: bool,
 ) -> tuple[Task, TextWindows]:
     """Returns the task that fits a model, and the windows read; ValueError where none does."""
+    _check_model(model, tokenizer)
+    if windows is not None:
+        check_at_least(1, windows=windows)
+    if metric_of(model) == "cosine" and isinstance(model.base_model, PreTrainedModel):
+        model = model.base_model  # a head for labels has other outputs than hidden states
+    metric, vocabulary = metric_of(model), vocabulary_size(model)
+    read = text_windows(
+        _texts(text), tokenizer, length=_length(model, length), windows=windows,
+        seed=seed if draw else None, closed=metric != "perplexity",
+    )  # fmt: skip
+    mask = tokenizer.mask_token_id if metric == "error" else None
+    if (largest := max(int(read.tokens.max()), mask or 0)) >= vocabulary:
+        raise ValueError(
+            f"the tokenizer gives token {largest}, the model knows {vocabulary}: it is another "
+            f"model's"
+        )
+    task = windows_task(model, tokenizer, read, seed=seed, kernel=kernel)
+    if not any((labels != IGNORED).any() for one in task.texts for labels in one.labels):
+        raise ValueError(
+            "no token of the text can be hidden and predicted, because the tokenizer knows none of "
+            "its words; give the model's tokenizer, or another text"
+        )
+    return task, read
+
+
+def _check_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
             f"model is a {type(model).__name__}; give a model that transformers loaded"
         )
     if not callable(tokenizer):
         raise ValueError(f"tokenizer is a {type(tokenizer).__name__}; give the model's")
-    if isinstance(text, bytes | Path) or not isinstance(text, Iterable):
-        raise ValueError(f"text is {described(text)}; give a string, or several: what files hold")
-    metric, limit, vocabulary = metric_of(model), positions(model), vocabulary_size(model)
     weights = next(model.parameters())
     if weights.dtype == torch.float16 and weights.device.type == "cpu":
         raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
-    length = length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
+
+
+def _texts(text: str | Iterable[str]) -> list[str]:
+    """Lists the texts, none of which begins with 100 blanks or more.
+
+    `measurement.windows.special_tokens` reads so many characters, and must find a word there.
+    """
+    if isinstance(text, bytes | Path) or not isinstance(text, Iterable):
+        raise ValueError(f"text is {described(text)}; give a string, or several: what files hold")
+    texts = [text] if isinstance(text, str) else list(text)
+    if others := [one for one in texts if not isinstance(one, str)]:
+        raise ValueError(f"text holds one {described(others[0])}; give strings: what files hold")
+    return [one if one[:100].strip() else one.lstrip() for one in texts]
+
+
+def _length(model: PreTrainedModel, length: int | None) -> int:
+    """Returns the tokens of a window: 512 for None, or as many as the model has positions."""
+    limit, metric = positions(model), metric_of(model)
+    if length is None:
+        length = min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
+    check_at_least(1, length=length)
     if limit is not None and length > limit:
         raise ValueError(f"length is {length}; the model has {limit} positions")
     if metric == "perplexity" and length < 2:
@@ -244,16 +321,7 @@ def window_task(
             f"length is {length}; a causal model predicts from the second token on, so it must be "
             f"at least 2"
         )
-    read = text_windows(
-        text, tokenizer, length=length, windows=windows, seed=seed if draw else None,
-        closed=metric != "perplexity",
-    )  # fmt: skip
-    if (largest := int(read.tokens.max())) >= vocabulary:
-        raise ValueError(
-            f"the tokenizer gives token {largest}, the model knows {vocabulary}: it is another "
-            f"model's"
-        )
-    return windows_task(model, tokenizer, read, seed=seed, kernel=kernel), read
+    return length
 
 
 GAPS_OF, JOINT = "SnapKV", "value-aware"
@@ -298,6 +366,10 @@ def probe_caches(
     Raises ValueError for windows so short that r is below the protected keys, and for a model whose
     output is not a number.
     """
+    if not parts or min(check_integers(parts=parts)) < 1:
+        raise ValueError(f"parts is {parts}; it must be integers >= 1, at least one")
+    check_given(methods)
+    check_at_least(1, rows=rows)
     task, _ = window_task(
         model, tokenizer, text, windows=windows, length=length, kernel=None, seed=seed, draw=draw
     )

@@ -26,6 +26,9 @@ reach. Only safetensors are read, and no code of a model's folder is run.
 """
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
 def main() -> None:
     """Reads the command line, measures or reads every model, and prints tables.
 
@@ -60,6 +63,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--search", choices=SEARCHES, default="default", help="of value-aware keys")
     made.add_argument("--sizes", type=int, nargs="+", help="numbers of keys (1, 2, 4, ...)")
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--dtype", choices=DTYPES, help="of the weights (the checkpoint's own)")
     made.add_argument("--no-control", action="store_true", help="leave out random weights")
     made.add_argument("--caches", action="store_true", help="also methods that compress a cache")
     made.add_argument("--estimate", action="store_true", help="print time and memory, and stop")
@@ -79,19 +83,31 @@ def run(given: Namespace) -> None:
     if given.json and (len(given.models) != 1 or not measured or given.estimate):
         found = "an estimate" if given.estimate else f"{len(measured)} of {len(given.models)}"
         raise ValueError(f"--json keeps the record of one model that is measured, not {found}")
-    records = [
-        Record.from_json(Path(one).read_text(), one) if one not in measured else probed(one, given)
-        for one in given.models
-    ]
+    if given.json and (Path(given.json).is_dir() or not Path(given.json).parent.is_dir()):
+        raise ValueError(f"--json is {given.json}; give a file in a folder that is there")
+    read = {
+        one: earlier(one) for one in given.models if one not in measured
+    }  # first, as it is fast
+    records = [read[one] if one in read else probed(one, given) for one in given.models]
     if not given.estimate and (len(records) > 1 or not measured):
         print("", *side_by_side([one for one in records if one]), sep="\n")
+
+
+def earlier(file: str) -> Record:
+    """Reads the record of an earlier probe. Raises ValueError for a file without one."""
+    with reading(Path(file), "probe the model again"):
+        record = Record.from_json(Path(file).read_text("utf-8"), file)
+    if not (record.attention and record.attention[0].output_error.keys_needed):
+        raise ValueError(f"{file} has no measured layers; give the record of a probe")
+    return record
 
 
 def probed(name: str, given: Namespace) -> Record | None:
     """Measures a model and prints its report; None for an estimate alone."""
     with reading(Path(given.text), "give a text file in UTF-8"):
         text = Path(given.text).read_text("utf-8-sig")
-    model, tokenizer = load_model(name), load_tokenizer(given.tokenizer or name)
+    dtype = getattr(torch, given.dtype) if given.dtype else None
+    model, tokenizer = load_model(name, dtype=dtype), load_tokenizer(given.tokenizer or name)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     short = Path(name).resolve().name
     windows: Any = {"windows": given.windows, "length": given.length}
@@ -106,6 +122,7 @@ def probed(name: str, given: Namespace) -> Record | None:
     kept: Any = {"name": short, "seed": given.seed}
     caches = None
     if given.caches:  # first, as it refuses short windows
+        estimate(model, tokenizer, text, **options)  # refuses what the probe would refuse later
         caches = probe_caches(model, tokenizer, text, **windows, **kept, progress=True)
     report = probe(model, tokenizer, text, **options, **kept, cache=given.cache, show=print)
     if caches:

@@ -1,6 +1,8 @@
 """A cache that somebody else wrote is compared with one pass over the keys that it claims."""
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -143,11 +145,17 @@ def test_what_cannot_be_checked_is_refused(llama: PreTrainedModel) -> None:
     with refused("texts have padding"):
         mask = text()["attention_mask"]
         check_cache(llama, tokens, kept, cache, prefix=PREFIX, attention_mask=mask)
+    wide = partial(SimpleNamespace, **vars(kept[1]))
     wrong = [
         (replace(kept[1], indices=kept[1].indices - 30), "has indices -30 to -"),
         (replace(kept[1], indices=kept[1].indices + PREFIX), "they must be 0 to 23"),
         (replace(kept[1], log_weight=kept[1].log_weight * torch.nan), "must be numbers"),
+        (replace(kept[1], log_weight=kept[1].log_weight + torch.inf), "below infinity"),
+        (wide(value=torch.zeros(3, 2, 1, 8)), "has values .* must be finite and"),
+        (wide(value=torch.full((3, 2, R, 8), torch.nan)), "has values .* must be finite and"),
+        (wide(indices=kept[1].indices.float()), "torch.float32 indices"),
         (KeptKeys(kept[1].indices[:2], kept[1].log_weight[:2]), r"both must be \(3, 2, slots\)"),
+        (KeptKeys(*(x[..., :0] for x in (kept[1].indices, kept[1].log_weight))), "one slot"),
         (kept[1].indices, "must be a caches.KeptKeys"),
     ]
     for one, message in wrong:
@@ -155,6 +163,20 @@ def test_what_cannot_be_checked_is_refused(llama: PreTrainedModel) -> None:
             check_cache(llama, tokens, [kept[0], one, *kept[2:]], cache, prefix=PREFIX)
     with refused(r"the function returned \(3, 99\); it must return logits \(3, 1, 99\)"):
         check_cache(llama, tokens, kept, lambda *_: torch.zeros(3, 99), prefix=PREFIX)
+
+
+def test_a_wrong_cache_of_a_model_with_small_logits_departs() -> None:
+    model = sharp("llama")
+    with torch.no_grad():
+        model.lm_head.weight *= 1e-6
+    tokens = text()["input_ids"]
+    kept = chosen(model, tokens, ObservedAttention(R))
+    assert check_cache(model, tokens, kept, evicted(model, kept, "none"), prefix=PREFIX).is_equal
+    fewer = [replace(one, log_weight=one.log_weight.clone()) for one in kept]
+    for one in fewer:
+        one.log_weight[..., 0] = -torch.inf
+    cache = evicted(model, kept, "none")
+    assert not check_cache(model, tokens, fewer, cache, prefix=PREFIX).is_equal
 
 
 def test_heads_of_their_own_and_absolute_positions_are_checked() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from math import inf
 from typing import Any
 
 import torch
@@ -60,16 +61,24 @@ def _check_kept(model: PreTrainedModel, kept: Sequence[Any], texts: int, prefix:
         indices, weight = (getattr(one, name, None) for name in ("indices", "log_weight"))
         if not (isinstance(indices, Tensor) and isinstance(weight, Tensor)):
             raise ValueError(f"kept[{layer}] is {described(one)}; it must be a caches.KeptKeys")
-        slots = indices.shape[-1]
-        if indices.numel() != texts * heads * slots or weight.shape != indices.shape:
+        slots = indices.shape[-1] if indices.ndim else 0
+        fits = slots and indices.numel() == texts * heads * slots and weight.shape == indices.shape
+        if not fits or indices.is_floating_point():
             raise ValueError(
-                f"kept[{layer}] has indices {tuple(indices.shape)} and log-weights "
-                f"{tuple(weight.shape)}; both must be ({texts}, {heads}, slots)"
+                f"kept[{layer}] has {indices.dtype} indices {tuple(indices.shape)} and log-weights "
+                f"{tuple(weight.shape)}; both must be ({texts}, {heads}, slots), with integer "
+                f"indices and at least one slot"
             )
-        if indices.min() < 0 or indices.max() >= prefix or weight.isnan().any():
+        if indices.min() < 0 or indices.max() >= prefix or not (weight < inf).all():
             raise ValueError(
                 f"kept[{layer}] has indices {indices.min()} to {indices.max()}; they must be 0 to "
-                f"{prefix - 1}, and log-weights must be numbers"
+                f"{prefix - 1}, and log-weights must be numbers below infinity"
+            )
+        value = getattr(one, "value", None)
+        if value is not None and (value.shape[:-1] != indices.shape or not value.isfinite().all()):
+            raise ValueError(
+                f"kept[{layer}] has values {tuple(value.shape)}; they must be finite and "
+                f"{(*indices.shape, 'head size')}"
             )
 
 
@@ -143,4 +152,5 @@ def check_cache(
         read(input_ids[:, at : at + 1], at).float() for at in range(prefix, input_ids.shape[1])
     ]
     apart = (torch.cat(found, dim=1) - expected).abs().amax(dim=-1)
-    return CacheCheck(prefix, apart / expected.abs().amax(dim=-1).clamp_min(1), tolerance)
+    largest = expected.abs().amax(dim=-1).clamp_min(torch.finfo(expected.dtype).tiny)
+    return CacheCheck(prefix, apart / largest, tolerance)

@@ -29,8 +29,8 @@ from value_aware_attention.measurement.record import (
     Record,
 )
 
-WIDTH, WIDE, COLUMN, NAMED = 26, 34, 28, 52
-"""Of a column, and of the names of rows, in characters"""
+WIDTH = 26
+"""Of a column, in characters"""
 LOSS = 0.01
 """Loss of the end metric that budgets may cost: a part of a perplexity or cosine, a hundredth of
 all predictions"""
@@ -160,13 +160,14 @@ def cache_table(record: CacheRecord) -> Iterator[str]:
         f"a cache that keeps r of {keys:,} keys for all later queries: {TITLES[distance]} from "
         f"exact attention's output, and output error"
     )
-    yield f"{'method':<24}{'queries seen':<20}" + "".join(f"{f'r = {r:,}':>{WIDE}}" for r in sizes)
     rows: dict[tuple[str, str], dict[int, CacheCell]] = {}
     for cell in record.cells:
         rows.setdefault(_method(cell), {})[cell.r] = cell
-    for (method, seen), found in rows.items():
-        shown = (_distance(found.get(r), distance) for r in sizes)
-        yield f"{method:<24}{seen:<20}" + "".join(f"{one:>{WIDE}}" for one in shown)
+    shown = [
+        [*names, *(_distance(found.get(r), distance) for r in sizes)]
+        for names, found in rows.items()
+    ]
+    yield from _aligned([["method", "queries seen", *(f"r = {r:,}" for r in sizes)], *shown], 2)
 
 
 def _method(cell: CacheCell) -> tuple[str, str]:
@@ -193,14 +194,22 @@ def side_by_side(records: Sequence[Record]) -> Iterator[str]:
     """
     columns = [dict(_column(record)) for record in records]
     names = dict.fromkeys(name for column in columns for name in column)
-    yield " " * NAMED + "".join(f"{record.model[: COLUMN - 2]:>{COLUMN}}" for record in records)
-    for name in names:
-        yield f"{name:<{NAMED}}" + "".join(
-            f"{column.get(name, '-'):>{COLUMN}}" for column in columns
-        )
+    rows = [[name, *(column.get(name, "-") for column in columns)] for name in names]
+    yield from _aligned([["", *(record.model for record in records)], *rows], 1)
     for what in ("length", "metric"):
         if len(values := {str(vars(record)[what]) for record in records}) > 1:
             yield f"not alike: {what} is {' and '.join(sorted(values))}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], names: int) -> Iterator[str]:
+    """Yields the lines of a table: its first columns are `names`, the others end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(
+            cell.ljust(width) if place < names else cell.rjust(width)
+            for place, (cell, width) in enumerate(cells)
+        )
 
 
 def _column(record: Record) -> Iterator[tuple[str, str]]:

@@ -302,7 +302,8 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
     ]
     data = pd.DataFrame(rows, columns=[*COLUMNS, *BESIDE])
     data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), "Int64"))
-    data = data.drop(columns={*BESIDE} - {*known(data, BESIDE)})
+    if not known(data, BESIDE):
+        data = data.drop(columns=[*BESIDE])
     return with_range(data, ["model", "layer", "r"], "keys_needed")
 
 
