@@ -45,6 +45,10 @@ QUICK = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "control":
 FEW = {**QUICK, "sizes": [1, 4]}
 
 
+def slow(*names: str) -> list[object]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def probed(name: str = "bert", **options: object) -> probe.Report:
     return probe.probe(model(name), tokenizer(), TEXT, **{**QUICK, "name": name, **options})
 
@@ -219,7 +223,7 @@ def test_a_masked_model_needs_a_token_that_can_be_hidden() -> None:
         probe.probe(model("roberta"), tokenizer(), "unheard " * 100, **QUICK)
 
 
-@pytest.mark.parametrize("name", ["roberta", "llama", "bert"])
+@pytest.mark.parametrize("name", ["roberta", *slow("llama", "bert")])
 def test_one_window_has_no_intervals_and_a_page(name: str, tmp_path: Path) -> None:
     found = probed(name, windows=1, control=True, sizes=[1, 4])
     assert found.record.control and found.record.cells[0].low is None
@@ -444,10 +448,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("gpt2", marks=pytest.mark.slow), "llama", "bert", "our_causal", "our_masked"],
-)
+@pytest.mark.parametrize("name", ["bert", "our_causal", *slow("gpt2", "llama", "our_masked")])
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
     given = " tokenizer={gpt2}" if name.startswith("our") else ""
     run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{given}", tmp_path)

@@ -84,6 +84,7 @@ class Doubled(torch.nn.Module):
         return torch.cat([x, x], dim=-1)
 
 
+@pytest.mark.slow
 def test_peak_memory_is_what_a_pass_allocates() -> None:
     setting = Setting(2000, 1, 8, 1, "cpu", "float32", 1, 0)
     doubling = Subject("double", Doubled, mixes_hidden=True)

@@ -32,6 +32,7 @@ def tolerance(rows: Rows) -> Tensor:
     return 1e-13 * away.square().sum(-1).amax(-1).sum(-1)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(kinds(keys=M, rows=4), st.integers(2, M), st.sampled_from(list(KERNELS)))
 def test_a_proved_set_leaves_what_the_best_of_all_sets_does(

@@ -61,7 +61,10 @@ def test_keeping_the_whole_prefix_is_the_model(model: PreTrainedModel) -> None:
             torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
 
 
-@pytest.mark.parametrize("observed", ["last", "noncausal", "hindsight"])
+@pytest.mark.parametrize(
+    "observed",
+    ["noncausal", *(pytest.param(one, marks=pytest.mark.slow) for one in ("last", "hindsight"))],
+)
 def test_an_encoder_keeps_one_set_for_all_queries(observed: str) -> None:
     model, inputs = sharp("bert"), batch()
     before = logits(model, inputs)

@@ -31,6 +31,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
 
 
+@pytest.mark.slow
 def test_a_silent_hub_is_known_within_ten_seconds(silent: str) -> None:
     start = time.monotonic()
     assert not saved.hub_answers()

@@ -52,6 +52,7 @@ def test_the_report_is_this_set_of_files_and_a_page_of_sections(
     assert named == ["models"]
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_bytes(records, training, tokens, tmp_path):
     few = [record for record in records if record.task == "masked"]
     for folder, given in (("one", few), ("other", random.Random(0).sample(few, len(few)))):
