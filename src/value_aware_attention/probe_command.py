@@ -18,7 +18,7 @@ from value_aware_attention.probe import estimate, probe, probe_caches
 EPILOG = """
 examples:
   value-aware-probe sentence-transformers/all-MiniLM-L6-v2 --text notes.txt
-  value-aware-probe ./my-llama --text notes.txt --windows 2 --search fast --json llama.json
+  value-aware-probe ./my-llama --text notes.txt --search fast --json llama.json
   value-aware-probe llama.json other.json          two models side by side, nothing is measured
 
 Keys chosen by weight and value-aware keys look at exact attention: they say what a method could
