@@ -82,7 +82,8 @@ def foretold(
     budgets = len(calls) * clock.of_budgets(methods) + spent * (1 + len(methods))
     nets = 1 + control
     text = (
-        f"{parts:,} window{'' if parts == 1 else 's'} of {task.length:,} tokens, {len(calls):,} layers of "
+        f"{parts:,} window{'' if parts == 1 else 's'} of {task.length:,} tokens, "
+        f"{len(calls):,} layers of "
         f"{call.query.shape[1]:,} heads{', and the same with random weights' if control else ''}"
     )
     seconds = seconds * nets + parts * len(SHARES) * budgets
