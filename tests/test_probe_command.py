@@ -87,6 +87,18 @@ def test_caches_and_an_estimate(
     assert {"SnapKV", "DropKV", "value-aware", "value-aware, refitted"} <= set(rows)
 
 
+def test_half_precision_is_read_as_another_dtype(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    model("bert").half().save_pretrained(tmp_path / "half")
+    tokenizer().save_pretrained(tmp_path / "half")
+    given = [tmp_path / "half", "--text", folder / "text.txt", "--length", LENGTH, "--estimate"]
+    with pytest.raises(SystemExit, match="the model is float16 on a CPU"):
+        run(monkeypatch, *given)
+    run(monkeypatch, *given, "--dtype", "float32")
+    assert capsys.readouterr().out.startswith("half: about ")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
