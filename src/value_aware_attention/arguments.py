@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterable
 from inspect import signature
+from numbers import Real
 from operator import index
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 from torch import Tensor, nn
 
@@ -19,6 +20,15 @@ def check_at_least(minimum: int, **arguments: int) -> int:
     if not is_integer(given) or given < minimum:
         raise ValueError(f"{name} is {given!r}; it must be an integer >= {minimum}")
     return index(given)
+
+
+def check_share(**arguments: SupportsFloat) -> float:
+    """Returns the one argument given, a number or tensor of one, if it is above 0 and at most 1."""
+    ((name, given),) = arguments.items()
+    is_number = isinstance(given, Real) or (isinstance(given, Tensor) and given.ndim == 0)
+    if isinstance(given, bool) or not is_number or not 0 < float(given) <= 1:
+        raise ValueError(f"{name} is {given!r}; it must be above 0 and at most 1, as a number")
+    return float(given)
 
 
 def check_seed(seed: int) -> int:

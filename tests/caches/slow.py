@@ -1,5 +1,7 @@
 """AfterPrefix by its definition, for one cache at a time, in loops over rows and keys."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,18 @@ class OneCache:
         self.kernel, self.layer = kernel, layer or Layer()
         self.available = mask.any(dim=(0, 1))
 
-    @property
-    def observing(self) -> Tensor:
-        """The mask of observed queries: a row of a text that is padding sees nothing."""
-        is_text = self.mask.shape[-2] == self.mask.shape[-1]
-        return self.mask & self.available[:, None] if is_text else self.mask
+    def without_padding(self) -> tuple["OneCache", Tensor]:
+        """Takes the tokens of the text alone; returns their positions too."""
+        tokens = self.available.nonzero()[:, 0]
+        mask, query, layer = self.mask[..., tokens], self.query, self.layer
+        if query.shape[1] == len(self.key):
+            query, mask = query[:, tokens], mask[:, tokens]
+        if layer.repeated is not None:
+            read = [x[..., tokens[tokens < x.shape[-2]], :] for x in layer.repeated]
+            layer = replace(layer, repeated=tuple(read))
+        return OneCache(
+            query, self.key[tokens], self.value[tokens], mask, self.kernel, layer
+        ), tokens
 
     def through(self, method: AfterPrefix) -> Tensor:
         """Computes the output (G, N, V), choice by choice."""
@@ -40,22 +49,36 @@ class OneCache:
         length, start = len(self.key), method.prefix
         pool = torch.arange(start)
         while start < length:
-            kept = method.method.keep(self.observed(method, pool, start))
+            kept = self.kept(method, pool, start)
             stop = length if method.every is None else min(length, start + method.every)
-            output[:, start:stop] = self.served(kept, pool, range(start, stop), start)
-            pool = torch.cat([pool[kept.indices], torch.arange(start, stop)])
+            output[:, start:stop] = self.served(kept, range(start, stop), start)
+            pool = torch.cat([kept.indices, torch.arange(start, stop)])
             start = stop
         return output
 
     def without_prefix(self, method: AfterPrefix) -> Tensor:
         """Computes the output where one set serves every query."""
-        pool = torch.arange(len(self.key))
-        kept = method.method.keep(self.observed(method, pool, len(self.key)))
-        return self.served(kept, pool, range(self.query.shape[1]), len(self.key))
+        kept = self.kept(method, torch.arange(len(self.key)), len(self.key))
+        return self.served(kept, range(self.query.shape[1]), len(self.key))
 
-    def served(self, kept: KeptKeys, pool: Tensor, rows: range, start: int) -> Tensor:
+    def kept(self, method: AfterPrefix, pool: Tensor, start: int) -> KeptKeys:
+        """Lets the method choose in the text without its padding, or keeps all where r are more.
+
+        Of keys that no later query sees none is kept.
+        """
+        text, tokens = self.without_padding()
+        pool = pool[self.available[pool]]
+        if method.prefix is not None:
+            pool = pool[self.mask[:, start:, pool].any(dim=(0, 1))]
+        pool = torch.searchsorted(tokens, pool)
+        kept = KeptKeys(torch.arange(len(pool)), torch.zeros(len(pool)))
+        if len(pool) >= method.method.r:
+            kept = method.method.keep(text.observed(method, pool, int((tokens < start).sum())))
+        return replace(kept, indices=tokens[pool[kept.indices]])
+
+    def served(self, kept: KeptKeys, rows: range, start: int) -> Tensor:
         """Attends to what was kept, with its weights and values, and to the keys from `start`."""
-        named = pool[kept.indices]
+        named = kept.indices
         key = torch.cat([self.key[named], self.key[start:]])
         own = self.value[named] if kept.value is None else kept.value
         value = torch.cat([own, self.value[start:]])
@@ -76,20 +99,21 @@ class OneCache:
             new = left if method.prefix is None and left else list(served)
             count = min(method.rows, len(new))
             rows = [new[place * len(new) // count] for place in range(count)]
-        visible, places = self.observing[:, rows][..., pool], torch.tensor(rows)
+        visible, places = self.mask[:, rows][..., pool], torch.tensor(rows)
         if method.observed == "continued":
             beside = self.state(
                 query[:, rows], self.key, self.value, self.again(rows, len(self.key))
             )
         if method.observed in ("noncausal", "continued") and method.prefix is not None:
-            visible = self.unpadded(rows, pool)
+            visible = torch.ones_like(visible)
             places = places + start
             if self.layer.rotary is not None:
                 query = self.layer.rotary(query, torch.full((query.shape[1],), start))
         if method.observed == "repeat":
             query, key, value = self.layer.repeated
             rows = spaced(range(query.shape[1]), method.rows, method.seed)
-            visible, places = self.unpadded(rows, pool), torch.tensor(rows) + start
+            visible = torch.ones(len(query), len(rows), len(pool), dtype=torch.bool)
+            places = torch.tensor(rows) + start
             beside = self.state(query[:, rows], key, value, self.again(rows, len(key)))
         elif method.observed == "hindsight" and start < len(self.key):
             later = self.mask[:, rows][..., start:]
@@ -97,7 +121,7 @@ class OneCache:
         return Observed(
             query=query[:, rows],
             key=self.key[pool],
-            value=self.value[pool].where(self.available[pool, None], 0.0),
+            value=self.value[pool],
             kernel=self.kernel,
             visible=visible,
             protected=self.protected(method, pool),
@@ -105,30 +129,22 @@ class OneCache:
             rotary=self.layer.rotary,
             positions=places,
             start=start,
-            available=self.available[pool],
             beside=beside,
         )
 
     def state(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor):
         return attention_state(self.kernel.log_similarity(query, key), value, visible)
 
-    def unpadded(self, rows: list[int], pool: Tensor) -> Tensor:
-        """Marks every pair of a row and a key of which neither is padding."""
-        return (self.available[rows][:, None] & self.available[pool]).expand(
-            len(self.query), -1, -1
-        )
-
     def again(self, rows: list[int], keys: int) -> Tensor:
-        """Marks the causal pairs of the prefix read once more, without padding."""
+        """Marks the causal pairs of the prefix read once more."""
         causal = torch.tensor([[key <= row for key in range(keys)] for row in rows])
-        unpadded = self.available[rows][:, None] & self.available[:keys]
-        return (causal & unpadded).expand(len(self.query), -1, -1)
+        return causal.expand(len(self.query), -1, -1)
 
     def protected(self, method: AfterPrefix, pool: Tensor) -> Tensor | None:
-        """Finds the places in the pool of the first and last keys that are not padding."""
+        """Finds the places in the pool of the first and last keys."""
         if method.prefix is None:
             return None
-        places = [place for place, name in enumerate(pool) if self.available[name]]
+        places = list(range(len(pool)))
         recent = places[-method.recent :] if method.recent else []
         return torch.tensor(places[: method.sinks] + recent, dtype=torch.long)
 

@@ -72,7 +72,7 @@ class WithoutSinks(ExpectedAttention):
 
     def scores(self, seen: Observed) -> Tensor:
         left = {name: getattr(seen, name)[..., 4:, :] for name in ("key", "value")}
-        left |= {name: getattr(seen, name)[..., 4:] for name in ("visible", "available")}
+        left["visible"] = seen.visible[..., 4:]
         return pad(super().scores(replace(seen, **left, protected=None)), (4, 0))
 
 
@@ -149,7 +149,8 @@ def test_kvzip_keeps_the_same_keys_by_one_budget_for_several_heads(shared_by: st
     """As many of each head as are among the largest scores of a layer, or of the model."""
     spy = shown(ObservedAttention(r, aggregate="max"), observed="repeat", rows=LENGTH, sinks=4)
     found = WRITTEN[f"kvzip_{shared_by}/{r}"].flatten(0 if shared_by == "model" else 1)
-    scores = spy.method.scores(spy.seen[-1]).scatter(-1, spy.seen[-1].protected, torch.inf)
+    scores = spy.method.scores(spy.seen[-1])
+    scores[..., spy.seen[-1].protected] = torch.inf
     largest = scores.view_as(found).topk(int(found.sum(dim=-1).max())).indices
     assert torch.equal(torch.zeros_like(found).scatter(-1, largest, value=True), found)
 

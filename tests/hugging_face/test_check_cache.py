@@ -109,11 +109,16 @@ def test_a_function_is_checked_as_a_cache_is(llama: PreTrainedModel, refit: bool
     """Here this library's own, on texts with padding."""
     inputs = placed(llama, text())
     tokens, mask = inputs["input_ids"], inputs["attention_mask"]
-    method = ValueAware(R, refit=refit)
-    after = AfterPrefix(method, prefix=PREFIX, observed="continued", rows=128)
     with recording(llama, shares_keys=True) as calls, torch.no_grad():
         llama(tokens, attention_mask=mask, use_cache=False)
-    kept = after.choose([call.arguments() | {"layer": call.layer} for call in calls])
+    short, long = (
+        AfterPrefix(
+            ValueAware(r, refit=refit), prefix=PREFIX, observed="continued", rows=128
+        ).choose([call.arguments() | {"layer": call.layer} for call in calls])
+        for r in (round(KEEP * (PREFIX - 4)), R)
+    )
+    padded = torch.tensor([True, False, False])
+    kept = [own.where(padded, other) for own, other in zip(short, long, strict=True)]
     context = compressed_cache(
         llama, lambda r: ValueAware(r, refit=refit), keep=KEEP, observed="continued"
     )

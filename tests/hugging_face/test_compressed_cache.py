@@ -1,7 +1,7 @@
 """A model that decodes with a compressed cache computes what one pass of `AfterPrefix` does."""
 
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import partial
 from inspect import signature
 from threading import Thread
@@ -79,10 +79,22 @@ def part(inputs: dict[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
 def one_pass(
     model: PreTrainedModel, inputs: dict[str, Tensor], method: CacheMethod, **options: Any
 ) -> Tensor:
-    """Computes logits after the prefix in one pass of `AfterPrefix`."""
-    given = {"prefix": PREFIX, "observed": "noncausal"} | options
-    with replace_attention(model, AfterPrefix(method, **given)):
-        return model(**placed(model, inputs), use_cache=False).logits[:, given["prefix"] :]
+    """Computes logits after the prefix in one pass of `AfterPrefix`, each text without padding.
+
+    Of a text's own tokens the share r / PREFIX is kept, and what is always kept.
+    """
+    given = {"observed": "noncausal", "sinks": 2, "recent": 4} | options
+    inputs, always, found = placed(model, inputs), given["sinks"] + given["recent"], []
+    for number, mask in enumerate(inputs["attention_mask"]):
+        tokens = mask.nonzero()[:, 0]
+        prefix, own = int((tokens < PREFIX).sum()), copy(method)
+        own.r = max(round(method.r / PREFIX * prefix), min(always, prefix))
+        if given.get("every") and prefix < always:  # alone it would be refused
+            tokens, prefix, own.r = torch.arange(len(mask)), PREFIX, always
+        text = {name: x[number : number + 1, tokens] for name, x in inputs.items()}
+        with replace_attention(model, AfterPrefix(own, prefix=prefix, **given)):
+            found.append(model(**text, use_cache=False).logits[:, prefix:])
+    return torch.cat(found)
 
 
 @torch.no_grad()
@@ -234,7 +246,7 @@ def test_a_profile_shares_the_keys(llama: PreTrainedModel, by: str) -> None:
     assert torch.equal(one.keys, profile.budgets(R * one.keys.numel()).float())
     refusal = pytest.raises(ValueError, match="profile is of a prefix of 24; prefix is 30")
     with refusal, compressed_cache(llama, ValueAware, keep=KEEP, **options), torch.no_grad():
-        llama(**text(), use_cache=True)
+        llama(**text(padding=0), use_cache=True)
 
 
 NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}
@@ -358,7 +370,8 @@ def test_sliding_windows_stay_as_they_are() -> None:
     with compressed_cache(model, ValueAware, keep=KEEP) as report, torch.no_grad():
         cache = model(**prompt(), use_cache=True).past_key_values
     assert [isinstance(layer, KeptLayer) for layer in cache.layers] == [False, True, False]
-    assert report.caches[0].keys.tolist() == [[R]]
+    shares = [round(KEEP * tokens) for tokens in (PREFIX - 4, PREFIX, PREFIX)]
+    assert report.caches[0].keys.tolist() == [[pytest.approx(sum(shares) / 3)]]
     with compressed_cache(model, ValueAware, keep=1.0):
         found, _ = read(model, text(), [PREFIX, PREFIX + 2])
     exact, _ = read(model, text(), [PREFIX])
@@ -373,7 +386,8 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"keep": 0.0}, "keep is 0.0; it must be above 0 and at most 1"),
         ({"keep": 1.5}, "keep is 1.5"),
-        ({"keep": True, "method": ValueAware(3)}, "it must be a function from a number of keys"),
+        ({"keep": True}, "keep is True; it must be above 0 and at most 1, as a number"),
+        ({"method": ValueAware(3)}, "it must be a function from a number of keys"),
         ({"method": lambda r: Exact()}, "it must be a function from a number of keys"),
         ({"observed": "repeat"}, "observed is 'repeat'; it must be one of last, causal"),
         ({"observed": "hindsight"}, "observed is 'hindsight'"),
@@ -381,7 +395,7 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
         ({"pool": "heads"}, "pool is 'heads'; it must be"),
         ({"rows": 0}, "rows is 0; it must be"),
         ({"every": 0}, "every is 0; it must be"),
-        ({"every": 4, "observed": "continued"}, "every is given and observed is 'continued'"),
+        ({"every": 4, "observed": "continued"}, "every is 4 and observed is 'continued'"),
         ({"every": 4, "pool": "layer"}, "every is 4; with pool keys are chosen once"),
         ({"every": 4, "method": METHODS["refitted"]}, "every is 4; ValueAware refits values"),
     ]

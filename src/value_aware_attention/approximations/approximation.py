@@ -199,4 +199,5 @@ def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N M"] | None) 
         given = {name: x.where(shown[name], 0.0) for name, x in given.items()}
     for name, x in given.items():
         if not x.isfinite().all():
-            raise ValueError(f"{name} holds NaN or infinity; it must be finite")
+            where = "" if call.layer.number is None else f" of layer {call.layer.number}"
+            raise ValueError(f"{name}{where} holds NaN or infinity; it must be finite")

@@ -1,6 +1,6 @@
 """Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -16,9 +16,9 @@ from value_aware_attention.arguments import (
     check_choice,
     check_seed,
 )
-from value_aware_attention.attention import attention, attention_state
+from value_aware_attention.attention import attention, attention_state, working_precision
 from value_aware_attention.caches.budgets import CacheProfile
-from value_aware_attention.caches.method import CacheMethod, check_cache_method
+from value_aware_attention.caches.method import CacheMethod, Given, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
     Choice,
@@ -29,6 +29,7 @@ from value_aware_attention.caches.observed import (
     visible_pairs,
 )
 from value_aware_attention.caches.order import Order
+from value_aware_attention.caches.padding import Part, Parts
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
@@ -43,7 +44,8 @@ class AfterPrefix(Approximation):
 
     Queries before it attend exactly. A key carries its position, so one causal pass over a text
     computes what decoding with the compressed cache does; no cache is needed. Query heads that are
-    given one key-value head (`Groups`) share what it keeps.
+    given one key-value head (`Groups`) share what it keeps. A text with padding keeps what it keeps
+    without, and all of its keys where r are more.
 
     Queries that a method may observe:
 
@@ -152,6 +154,11 @@ class AfterPrefix(Approximation):
             raise ValueError(f"every is {self.every}; {name} refits values, so it chooses once")
         if self.observed == "repeat":
             raise ValueError(f"every is {self.every}; repeated queries are recorded once")
+        if self.observed == "continued":
+            raise ValueError(
+                f"every is {self.every} and observed is 'continued'; its queries see their own "
+                f"past, of which keys are dropped by then: last, causal or noncausal"
+            )
         if self.pool is not None:
             raise ValueError(f"every is {self.every}; with pool keys are chosen once")
 
@@ -202,17 +209,27 @@ class AfterPrefix(Approximation):
     ) -> Observed:
         """Returns the input of the method's first choice, for `method.keep`.
 
-        Raises ValueError as `forward` does.
+        Raises ValueError as `forward` does, and for texts with padding, which `choose` takes.
         """
-        call = self.check(
-            Call.of(
-                query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal,
-                layer=layer,
-            )
-        )  # fmt: skip
+        parts, each = self.parted(
+            query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal, layer=layer
+        )
+        if parts.places is not None:
+            raise ValueError("attn_mask hides keys from all queries; `choose` takes padded texts")
+        return self.observe_part(*next(each))
+
+    def parted(
+        self, query: Tensor, key: Tensor, value: Tensor, *, start: int | None = None, **options: Any
+    ) -> tuple[Parts, Iterator[Part]]:
+        """Splits a call by padding, for a choice among all keys before `start` (None: the prefix).
+
+        Arguments and errors are those of `forward`.
+        """
+        call = self.check(Call.of(query, key, value, **options))
+        start = start or self.prefix or call.keys
         grouped = Groups.of(call).call(call)
-        start = call.keys if self.prefix is None else self.prefix
-        return self._observed(grouped, _every_key(grouped)[..., :start], start)
+        parts = Parts.of(grouped, start)
+        return parts, parts.cut(grouped, _every_key(grouped)[..., :start], start)
 
     def check(self, call: Call) -> Call:
         super().check(call)
@@ -271,12 +288,24 @@ class AfterPrefix(Approximation):
         kept: KeptKeys | None = call.layer.kept
         if kept is not None:
             return kept
-        kept = self.chosen(self._observed(call, pool, start), call.layer.number)
-        return replace(kept, indices=pool.gather(-1, kept.indices))
+        if isinstance(self.method, Given):  # a choice for all texts, by their places
+            return self.method.keep(self.observe_part(call, pool, start))
+        parts = Parts.of(call, start)
+        return self._joined(parts, parts.cut(call, pool, start))
+
+    def _joined(self, parts: Parts, each: Iterator[Part]) -> KeptKeys:
+        return parts.joined([self._kept(*part) for part in each])
+
+    def _kept(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
+        """Lets the method choose for texts without padding."""
+        kept = self.chosen(self.observe_part(call, pool, start), call.layer.number)
+        return _placed(kept, pool)
 
     @torch.no_grad()
     def chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
         """Keeps keys of one layer, given its number; raises ValueError for a pool of the model."""
+        if self.method.r > seen.keys:
+            return self._all_kept(seen)
         if self.pool is None:
             return self.method.keep(seen)
         if self.pool in OF_MODEL:
@@ -302,19 +331,34 @@ class AfterPrefix(Approximation):
             return budgets.to(order.keys.device).repeat(texts, 1)
         return self.method.counts([order], self.method.r * heads, self._least)[0]
 
+    def _all_kept(self, seen: Observed) -> KeptKeys:
+        """Keeps every key of a text that has fewer than r."""
+        every = torch.arange(seen.keys, device=seen.key.device).expand(*seen.batch, -1)
+        kept = CacheMethod.kept(seen, every)
+        return replace(kept, value=working_precision(seen.value)) if self.method.refits else kept
+
+    @staticmethod
     @torch.no_grad()
     def choose_from(
-        self,
+        after: Callable[[int], "AfterPrefix"],
+        share: Int[Tensor, " B"],
         pool: Int[Tensor, "..."],
         query: Float[Tensor, "*#batch N D"],
         key: Float[Tensor, "*#batch N D"],
         value: Float[Tensor, "*#batch N V"],
         **options: Any,
     ) -> KeptKeys:
-        """Keeps keys of a pool, of a text of which every query is past; `options` as of a call."""
+        """Keeps `share` keys of a pool in each text, of which every query is past.
+
+        `after(r)` is the method that keeps r; `options` are as of a call.
+        """
         call = Call.of(query, key, value, **options)
         grouped = Groups.of(call).call(call)
-        return self._keep(grouped, pool.reshape(*grouped.key.shape[:-3], -1), call.keys)
+        pool = pool.reshape(*grouped.key.shape[:-3], -1)
+        parts = Parts.of(grouped, call.keys, share)
+        firsts = [0] if parts.places is None else [int(texts[0]) for texts, _ in parts.places]
+        cuts = zip(firsts, parts.cut(grouped, pool, call.keys), strict=True)
+        return parts.joined([after(int(share[text]))._kept(*part) for text, part in cuts])
 
     @property
     def _least(self) -> int:
@@ -329,13 +373,29 @@ class AfterPrefix(Approximation):
         Indices are those of the prefix. Pool "checked" must read the model: here it is "model".
         Raises ValueError as `forward` does.
         """
+        return self.choices(calls)[0]
+
+    @torch.no_grad()
+    def choices(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
+        """Does as `choose`; also, where the pool is "checked", with r keys in every head."""
         if self.pool not in OF_MODEL:
-            return [self.chosen(self.observe(**call), call["layer"].number) for call in calls]
-        return self.alternatives([self.observe(**call) for call in calls])[0]
+            return [[self._joined(*self.parted(**call)) for call in calls]]
+        parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
+        chosen = []
+        for layers in zip(*cuts, strict=True):
+            ways = self.alternatives([self.observe_part(*part) for part in layers])
+            pools = [pool for _, pool, _ in layers]
+            chosen.append([list(map(_placed, way, pools)) for way in ways])
+        return [
+            [own.joined([choice[way][n] for choice in chosen]) for n, own in enumerate(parts)]
+            for way in range(2 if self.pool == "checked" else 1)
+        ]
 
     @torch.no_grad()
     def alternatives(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
         """Keeps keys of all layers together, and r in every head, from the same orders of keys."""
+        if self.method.r > layers[0].keys:
+            return [[self._all_kept(seen) for seen in layers]] * 2
         # copies, whose derived tensors are freed
         orders = [self.method.order(replace(seen)) for seen in layers]
         heads = sum(order.by_head.shape[1] for order in orders)
@@ -355,38 +415,29 @@ class AfterPrefix(Approximation):
             for counts in wanted
         ]
 
-    def _observed(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
+    @torch.no_grad()
+    def observe_part(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
         """Returns the method's input before rows from `start` on are served."""
-        available = _available(call).expand(*pool.shape[:-1], -1)
-        in_pool = available.take_along_dim(pool, dim=-1)
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
-        choice = Choice(call, pool, in_pool, available, past, served, start, self.rows, self.seed)
+        choice = Choice(call, pool, past, served, start, self.rows, self.seed)
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
-        if self.every is not None:  # else the pool is every key before the start
+        if pool.shape[-1] < start:  # else it is every key before the start
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))
+        keys, always = pool.shape[-1], []
+        if self.prefix is not None:
+            ends = *range(self.sinks), *range(keys - self.recent, keys)
+            always = [place for place in ends if 0 <= place < keys]
         return Observed(
             key=key,
-            value=value if in_pool.all() else value.where(in_pool[..., None], 0.0),
+            value=value,
             kernel=call.kernel,
-            protected=self._protected(in_pool),
+            protected=torch.tensor(always, device=pool.device) if always else None,
             projection=call.layer.projection,
             rotary=call.layer.rotary,
             start=start,
-            available=in_pool,
             **OBSERVED[self.observed](choice),
         )
-
-    def _protected(self, in_pool: Bool[Tensor, "*own K"]) -> Int[Tensor, "*own P"] | None:
-        """Returns the places in the pool of the first and last keys that are not padding."""
-        if self.prefix is None or self.sinks + self.recent == 0:
-            return None
-        place = in_pool.cumsum(dim=-1)  # 1 for the first key that is not padding
-        count = place[..., -1:]
-        first = torch.arange(1, self.sinks + 1, device=place.device).expand(*place.shape[:-1], -1)
-        late = count - torch.arange(self.recent, device=place.device)
-        wanted = torch.cat([first, late], dim=-1).clamp_min(1).minimum(count)
-        return (place[..., None, :] < wanted[..., None]).sum(dim=-1)
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Counts the keys kept and those after the prefix, and the choice, over all queries."""
@@ -409,11 +460,9 @@ def _every_key(call: Call) -> Int[Tensor, "*own M"]:
     return torch.arange(call.keys, device=call.key.device).expand(*call.key.shape[:-3], -1)
 
 
-def _available(call: Call) -> Bool[Tensor, "*#own M"]:
-    """Returns the keys that any query sees: all but padding."""
-    if call.attn_mask is None:
-        return torch.ones(call.keys, dtype=torch.bool, device=call.key.device)
-    return call.attn_mask.any(dim=(-3, -2))
+def _placed(kept: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
+    """Returns keys of a pool by their places in the text."""
+    return replace(kept, indices=pool.gather(-1, kept.indices))
 
 
 def _exact(call: Call) -> Float[Tensor, "*batch N V"]:

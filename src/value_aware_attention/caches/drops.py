@@ -12,6 +12,7 @@ from torch import Tensor
 
 from value_aware_attention import native
 from value_aware_attention.caches.joint_set import LEFT, State
+from value_aware_attention.flex import uncompiled
 
 SOURCE = Path(__file__).with_name("drops.cpp")
 
@@ -28,6 +29,7 @@ class _Call(ctypes.Structure):
     )
 
 
+@uncompiled  # a traced tensor has no memory to point to
 def drop(
     state: State, fixed: Float[Tensor, "B K"], count: int, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:

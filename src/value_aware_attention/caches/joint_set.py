@@ -60,6 +60,8 @@ class Rows:
     """The output of a row that sees nothing: 0, measured from the mean."""
     protected: Bool[Tensor, "B M"]
     available: Bool[Tensor, "B M"]
+    texts: int = 1
+    """Texts that the caches are of, as many of each"""
 
     @classmethod
     def of(cls, seen: Observed, *, projected: bool = False) -> "Rows":
@@ -96,6 +98,7 @@ class Rows:
             nothing=measured(-shift),
             protected=forced,
             available=allowed,
+            texts=seen.batch[:1].numel(),
         )
 
     @property
@@ -104,20 +107,25 @@ class Rows:
         return len(self.value) // len(self.available)
 
     def split(self) -> Iterator["Rows"]:
-        """Cuts the caches into parts that are searched at once: all, but on a CPU."""
+        """Cuts the caches into parts that are searched at once: those of a text, or on a CPU fewer.
+
+        One cache decides in which precision, and how often, the costs of its part are computed.
+        """
         every = torch.arange(len(self.available), device=self.value.device)
         most = len(every)
         if every.device.type == "cpu":
             most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
-        for caches in every.split(most):
-            yield self if len(caches) == len(every) else self.take(caches)
+        for text in every.view(self.texts, -1):
+            for caches in text.split(most):
+                yield self if len(caches) == len(every) else self.take(caches)
 
     def take(self, caches: Int[Tensor, " A"]) -> "Rows":
         """Returns some of the caches."""
         own = torch.arange(len(self.value), device=caches.device).view(-1, self.parts)
         of_parts = own[caches].flatten()
         by_cache = ("protected", "available")
-        parts = {n: x[caches if n in by_cache else of_parts] for n, x in vars(self).items()}
+        tensors = ((name, x) for name, x in vars(self).items() if name != "texts")
+        parts = {name: x[caches if name in by_cache else of_parts] for name, x in tensors}
         return Rows(**parts)
 
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:

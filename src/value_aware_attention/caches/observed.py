@@ -265,9 +265,6 @@ class Choice:
     call: Call
     """query (*own, G, N, D), key (*own, 1, M, D)"""
     pool: Int[Tensor, "*own K"]
-    in_pool: Bool[Tensor, "*own K"]
-    """False: padding"""
-    available: Bool[Tensor, "*own M"]
     past: range
     served: range
     start: int
@@ -276,13 +273,11 @@ class Choice:
     seed: int = 0
 
     def attending(self, rows: Int[Tensor, " W"]) -> dict[str, Any]:
-        """Returns queries of the text with the pairs of the pool that they see; of padding none."""
+        """Returns queries of the text with the pairs of the pool that they see."""
         part = self.call.take(rows)
         visible = visible_pairs(part)
         if visible is not None:
             visible = visible.take_along_dim(self.pool[..., None, None, :], dim=-1)
-        if visible is not None and self.call.query.shape[-2] == self.call.keys:
-            visible = visible & self.unpadded(rows)
         return {"query": part.query, "visible": visible, "positions": rows}
 
     def spaced(self, among: range) -> Int[Tensor, " W"]:
@@ -295,11 +290,6 @@ class Choice:
         drawn = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
         places = cuts[:-1] + (drawn * cuts.diff()).long()
         return (among.start + places * among.step).to(self.pool.device)
-
-    def unpadded(self, rows: Int[Tensor, " W"]) -> Bool[Tensor, "*own 1 W K"]:
-        """Returns the pairs of rows and keys of which neither is padding."""
-        of_rows = self.available[..., rows.clamp_max(self.available.shape[-1] - 1)]
-        return (of_rows[..., :, None] & self.in_pool[..., None, :])[..., None, :, :]
 
 
 def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:
@@ -336,7 +326,6 @@ def turned(choice: Choice, by: int) -> dict[str, Any]:
         query = choice.call.layer.rotary(query, torch.full_like(rows, by))
     return {
         "query": query,
-        "visible": choice.unpadded(rows),
         "positions": rows + by,
     }
 
@@ -355,12 +344,11 @@ def continued(choice: Choice) -> dict[str, Any]:
 def own_past(
     choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
 ) -> AttentionState:
-    """Returns the state of queries over the keys up to them; padding neither sees nor is seen."""
+    """Returns the state of queries over the keys up to them."""
     keys = min(key.shape[-2], choice.start)
     own = torch.arange(keys, device=rows.device) <= rows[:, None]
-    seeing = choice.available[..., rows, None] & choice.available[..., None, :keys]
     scores = choice.call.kernel.log_similarity(query, key[..., :keys, :])
-    return attention_state(scores, value[..., :keys, :], own & seeing[..., None, :, :])
+    return attention_state(scores, value[..., :keys, :], own)
 
 
 def repeat(choice: Choice) -> dict[str, Any]:
@@ -375,7 +363,6 @@ def repeat(choice: Choice) -> dict[str, Any]:
     query = query[..., rows, :]
     return {
         "query": query,
-        "visible": choice.unpadded(rows),
         "positions": rows + choice.start,
         "beside": own_past(choice, query, key[..., None, :, :], value[..., None, :, :], rows),
     }
@@ -386,7 +373,8 @@ def hindsight(choice: Choice) -> dict[str, Any]:
 
     Evenly spaced from the first query; with an encoder among those that `noncausal` leaves out.
     """
-    served = torch.tensor(choice.served, device=choice.pool.device)
+    queries = choice.served or choice.past[-1:]  # a text that ends with the prefix is not served
+    served = torch.tensor(queries, device=choice.pool.device)
     if choice.past == choice.served and choice.rows < len(served):
         served = served[~torch.isin(served, choice.spaced(choice.past))]
     count = min(choice.rows, len(served))

@@ -37,6 +37,13 @@ from value_aware_attention.hugging_face.layers import (
 from value_aware_attention.kernels import Kernel, check_kernel
 
 
+class _Uncopied:
+    """Refuses a copy of a model whose attention is replaced: the copy would name it for ever."""
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ValueError("the attention of this model is replaced; copy it before the context")
+
+
 @dataclass(eq=False)
 class _Context:
     """Holds an open `replace_attention`: its thread, and the attention each config named before.
@@ -46,6 +53,7 @@ class _Context:
 
     name: str
     before: list[tuple[Any, str | None]]
+    model: nn.Module
     alone: bool = False
     """True: no other context of its model may be open."""
     thread: Thread = field(default_factory=current_thread)
@@ -128,7 +136,8 @@ def opened(model: PreTrainedModel, name: str, *, alone: bool = False) -> _Contex
     Also where it would be within or around one that must be `alone`.
     """
     with _LOCK:
-        context = _Context(name, [(x, x._attn_implementation) for x in _configs(model)], alone)
+        before = [(config, config._attn_implementation) for config in _configs(model)]
+        context = _Context(name, before, model, alone)
         for other in _OPEN:
             shared = any(a is b for a, _ in other.before for b, _ in context.before)
             if shared and other.thread is not context.thread and other.thread.is_alive():
@@ -143,6 +152,7 @@ def opened(model: PreTrainedModel, name: str, *, alone: bool = False) -> _Contex
                     f"compressed_cache"
                 )
         _OPEN.append(context)
+        setattr(model, name, _Uncopied())
     return context
 
 
@@ -150,6 +160,7 @@ def close(context: _Context) -> None:
     """Restores the attention that each config named before the context."""
     with _LOCK:
         _OPEN.remove(context)
+        delattr(context.model, context.name)
         before = {id(config): name for config, name in context.before}
 
         def restored(config: Any, name: str | None) -> str | None:

@@ -155,8 +155,7 @@ class FirstReadings:
             for module, repeated in self.repeated.items():
                 call = self.calls[module]
                 call["layer"] = replace(call["layer"], repeated=repeated)
-            seen = [self.pooled.observe(**call) for call in self.calls.values()]
-            kept = self.pooled.alternatives(seen)
+            kept = self.pooled.choices(self.calls.values())
             layers = list(self.calls)
             if len(kept) > 1:
                 kept = [self._nearer(model, given, layers, *kept)]
@@ -207,8 +206,19 @@ class FirstReadings:
             raise ValueError("a prefix is read once more; the model must be given input_ids")
         names = ("input_ids", "attention_mask", "position_ids")
         twice = {x: _twice(model, given[x], prefix) for x in names if given.get(x) is not None}
+        tokens: Any = prefix
+        if "attention_mask" in twice and not (mask := twice["attention_mask"][:, :prefix]).all():
+            tokens = mask.sum(dim=1, keepdim=True)  # a text's own, whatever its padding
+            if twice["input_ids"].shape[1] < 2 * prefix:
+                raise ValueError(
+                    f"prefix is {prefix} and texts have padding; to read them once more the model "
+                    f"needs {2 * prefix} positions"
+                )
+            if "position_ids" not in twice and rotary_of(model) is not None:
+                places = torch.arange(prefix, device=mask.device).repeat(2)
+                twice["position_ids"] = places.expand_as(twice["input_ids"]).clone()
         if "position_ids" in twice:
-            twice["position_ids"][:, prefix:] += prefix
+            twice["position_ids"][:, prefix:] += tokens
         return twice | {"use_cache": False}
 
 

@@ -3,7 +3,7 @@
 import sys
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.arguments import check_at_least, check_choice, described
+from value_aware_attention.arguments import check_at_least, check_choice, check_share, described
+from value_aware_attention.flex import uncompiled
 from value_aware_attention.hugging_face.adapter import close, opened, unregister
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
 from value_aware_attention.hugging_face.cache_layers import grouped, rotary_of
@@ -104,8 +105,10 @@ class _Prompt:
     queries: list[Tensor] = field(default_factory=list)
     visible: Tensor | None = None
     """The keys that the last query sees, all but padding; None = all"""
-    seen: Any = None
-    """`caches.Observed`, where the model's keys are chosen together"""
+    parts: Any = None
+    """The `caches.padding.Parts` of its texts"""
+    seen: list[Any] = field(default_factory=list)
+    """`caches.Observed` of each part, where the model's keys are chosen together"""
     report: Any = None
     """The `CompressedCache` of the cache that this is a layer of"""
 
@@ -167,8 +170,7 @@ def compressed_cache(
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
     check_choice(OBSERVED, observed=observed)
-    if not (isinstance(keep, int | float) and 0 < keep <= 1):
-        raise ValueError(f"keep is {keep!r}; it must be above 0 and at most 1")
+    keep = check_share(keep=keep)
     always = check_at_least(0, sinks=sinks) + check_at_least(0, recent=recent)
     check_at_least(0, floor=floor)
     made = built(method, max(1, always))
@@ -176,11 +178,6 @@ def compressed_cache(
         raise ValueError("pool is 'checked'; a cache is filled in one pass: model, layer or None")
     if every is not None and pool is not None:
         raise ValueError(f"every is {every}; with pool keys are chosen once")
-    if every is not None and observed == "continued":
-        raise ValueError(
-            "every is given and observed is 'continued'; its queries see their own past, of which "
-            "keys are dropped by then: last, causal or noncausal"
-        )
     options = {
         "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
         "pool": pool, "floor": floor, "seed": seed,
@@ -198,7 +195,7 @@ def compressed_cache(
                 f"the model's attention is {own!r}; compressed_cache reads the masks of "
                 f"{' and '.join(IMPLEMENTATIONS)}: model.set_attn_implementation('sdpa')"
             )
-        compression = _Compression(model, method, float(keep), options, own)
+        compression = _Compression(model, method, keep, options, own)
         AttentionInterface.register(name, compression.attend)
         AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[own])
         restored.callback(unregister, name)
@@ -260,14 +257,15 @@ class _Compression:
         own: str,
     ) -> None:
         self.method, self.keep, self.options, self.own = method, keep, options, own
+        self.is_checkpointed = lambda: bool(model.is_gradient_checkpointing)
         self.numbers = {module: number for number, module in enumerate(attention_layers(model))}
         self.rotary = rotary_of(model)
         self.report = CompressedCaches()
         self.thread = current_thread()
         self.is_open = self.is_reading = self.is_chunked = False
         self.cache: Any = None
-        self.after: Any = None
-        """The `caches.AfterPrefix` of the prompt that is read"""
+        self.after: dict[int, Any] = {}
+        """The `caches.AfterPrefix` of texts of the prompt that is read, by their tokens"""
         self.prompts: dict[int, _Prompt] = {}
         """By their layer's place in the cache"""
         self.kept: dict[int, KeptLayer] = {}
@@ -275,6 +273,12 @@ class _Compression:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Compression":
         return self  # a copy of a cache is read in the same context
+
+    def __reduce__(self) -> Any:
+        raise ValueError(
+            "a compressed cache is read in its compressed_cache alone, so it cannot be saved or "
+            "pickled; copy.deepcopy copies it"
+        )
 
     @contextmanager
     def following(self, model: PreTrainedModel) -> Iterator[None]:
@@ -306,16 +310,23 @@ class _Compression:
         """Forgets the prompt that is read."""
         self.prompts.clear()
         self.kept.clear()
-        self.cache = self.after = None
+        self.after.clear()
+        self.cache = None
         self.bytes_before, self.seconds = 0, 0.0
 
+    @uncompiled
     def _see_cache(self, name: str, module: nn.Module, _: Any, options: dict[str, Any]) -> None:
         if current_thread() is not self.thread:
             raise ValueError(
-                "another thread has opened this compressed_cache: make a copy of the model for "
-                "each thread"
+                "another thread has opened this compressed_cache: open it in the thread that "
+                "generates, or make a copy of the model for each"
             )
         cache = options.get(name)
+        if cache is None and module.training and self.is_checkpointed():
+            raise ValueError(
+                "gradient checkpointing takes the cache from the layers of a model in training "
+                "mode: model.eval() or model.gradient_checkpointing_disable()"
+            )
         if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
             given = "an offloaded cache" if isinstance(cache, Cache) else described(cache)
             raise ValueError(
@@ -341,6 +352,7 @@ class _Compression:
             self._finish()
         return found
 
+    @uncompiled
     def attend(
         self,
         module: nn.Module,
@@ -377,7 +389,7 @@ class _Compression:
         check_call(dropout, options)
         self._check_filling(module, layer, query, key, value, options.get("sliding_window"))
         prompt = self.prompts.setdefault(place, _Prompt(module, kernel))
-        prompt.queries.append(query)
+        prompt.queries.append(query.detach())
         mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
         if mask is not None and not is_causal and mask.shape[-2] > 1 and not self.is_chunked:
             raise ValueError(
@@ -411,51 +423,67 @@ class _Compression:
             cache = self.cache
             self._forget()
             self.cache = cache
-        if place not in self.prompts and earlier:
+        if earlier and not (self.is_chunked and place in self.prompts):
             raise ValueError(
                 f"the cache holds {earlier} tokens that were not compressed; within "
-                f"compressed_cache a model must fill its cache from empty"
+                f"compressed_cache a model must fill its cache from empty, and a new one after a "
+                f"call that was interrupted"
             )
 
-    @torch.no_grad()
     def _observe(self, place: int) -> None:
         """Chooses a layer's keys, or observes it where the model's are chosen together."""
         begun, prompt, layer = _time(), self.prompts[place], self.cache.layers[place]
-        if self.after is None:
-            self.after = self._after(layer.keys.shape[2])
-        number = self.numbers[prompt.module]
+        number, tokens = self.numbers[prompt.module], layer.keys.shape[2]
         query = prompt.queries[0] if len(prompt.queries) == 1 else torch.cat(prompt.queries, dim=2)
         prompt.queries.clear()
+        lengths = [tokens]
         if prompt.visible is not None:  # what a model computes for padding may be NaN
             is_token = prompt.visible.mT
             query, layer.keys, layer.values = (
                 x.where(is_token, 0.0) for x in (query, layer.keys, layer.values)
             )
+            lengths = prompt.visible.sum(dim=-1).flatten().tolist()
+        if not self.after:
+            self.after = self._after(lengths)
+        after = next(iter(self.after.values()))
         with torch.autocast(query.device.type, enabled=False):
-            seen = self.after.observe(
+            prompt.parts, each = after.parted(
+                start=tokens,
                 **grouped(
                     prompt.module, Layer(number=number, rotary=self.rotary),
                     query, layer.keys, layer.values,
                     kernel=prompt.kernel, attn_mask=prompt.visible, is_causal=True,
-                )
+                ),
             )  # fmt: skip
-            if self.after.pool == "model":
+            seen = [self.after[text.keys].observe_part(text, *pool) for text, *pool in each]
+            if after.pool == "model":
                 prompt.seen = seen
             else:
-                self._replace(place, self.after.chosen(seen, number), query)
+                kept = [self.after[text.keys].chosen(text, number) for text in seen]
+                self._replace(place, prompt.parts.joined(kept), query)
         self.seconds += _time() - begun
 
-    def _after(self, tokens: int) -> Any:
-        """Returns what compresses a prompt of this length."""
-        always = self.options["sinks"] + self.options["recent"]
-        r = round(self.keep * tokens)
-        if r < (max(1, always) if self.options["every"] else min(max(1, always), tokens)):
+    def _after(self, lengths: Sequence[int]) -> dict[int, Any]:
+        """Returns what compresses texts of a prompt, by their number of tokens.
+
+        A text that is shorter than others keeps what is always kept, if that is more.
+        """
+        options = self.options | {"every": None}
+        sinks, recent, every = (self.options[name] for name in ("sinks", "recent", "every"))
+        always, longest = max(1, sinks + recent), max(lengths)
+        r = round(self.keep * longest)
+        if r < (always if every else min(always, longest)):
+            hint = ""
+            if longest == 1:
+                hint = "; generate(guidance_scale=...) reads the last token as a prompt of its own"
+            elif r == longest:
+                hint = f"; with every r must be at least {always}"
             raise ValueError(
-                f"keep is {self.keep:g}, which leaves {r} of the prompt's {tokens} tokens; "
-                f"{self.options['sinks']} sinks and {self.options['recent']} recent keys are "
-                f"always kept"
+                f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
+                f"{sinks} sinks and {recent} recent keys are always kept{hint}"
             )
-        return self.method(r).after(tokens, **self.options | {"every": None})
+        share = {n: max(round(self.keep * n), min(always, n)) for n in lengths if n}
+        return {n: self.method(r).after(n, **options) for n, r in share.items()}
 
     def _replace(self, place: int, kept: Any, query: Any = None) -> None:
         """Lets the cache hold the kept keys in the place of a layer."""
@@ -465,11 +493,11 @@ class _Compression:
         if every is None:
             held = KeptLayer(Slots.of(kept, key, value), key.shape[2], self._is_read)
         else:
-            prompt, after = self.prompts[place], self.after.like(self.after.method, every=every)
+            prompt = self.prompts[place]
             held = GrowingLayer(
                 kept, key, value, self._is_read, every=every, query=query, visible=prompt.visible,
-                choose=partial(self._choose_again, after, prompt),
-                rows=after.rows if after.observed == "last" else None,
+                choose=partial(self._choose_again, prompt),
+                rows=self.options["rows"] if self.options["observed"] == "last" else None,
             )  # fmt: skip
         self.kept[place] = self.cache.layers[place] = held
 
@@ -478,14 +506,21 @@ class _Compression:
         return self.is_open and self.is_reading
 
     def _choose_again(
-        self, after: Any, prompt: _Prompt, query: Tensor, key: Tensor, value: Tensor,
-        visible: Tensor | None, pool: Tensor,
+        self, prompt: _Prompt, share: Tensor, pool: Tensor, query: Tensor, key: Tensor,
+        value: Tensor, visible: Tensor | None,
     ) -> Any:  # fmt: skip
         """Lets a method choose among a pool of keys before the next token is read."""
-        begun = _time()
+        begun, tokens = _time(), key.shape[2]
         layer = Layer(number=self.numbers[prompt.module], rotary=self.rotary)
+        least = max(1, self.options["sinks"] + self.options["recent"])
+
+        def after(r: int) -> Any:
+            return self.method(r).after(tokens, **self.options)
+
         with torch.autocast(query.device.type, enabled=False):
-            kept = after.choose_from(
+            kept = after(least).choose_from(
+                after,
+                share.clamp_min(least),
                 pool,
                 **grouped(
                     prompt.module, layer, query, key, value, kernel=prompt.kernel,
@@ -495,22 +530,26 @@ class _Compression:
         prompt.report.seconds += _time() - begun
         return kept
 
+    @uncompiled
     def _end_pass(self, *_: Any) -> None:
         self.is_reading = False
         if self.prompts and not self.is_chunked:
             self._finish()
 
-    @torch.no_grad()
     def _finish(self) -> None:
         """Chooses the model's keys where they are chosen together, and reports what was kept."""
         begun = _time()
-        if self.after.pool == "model":
-            seen = [prompt.seen for prompt in self.prompts.values() if prompt.seen is not None]
-            with torch.autocast(seen[0].key.device.type, enabled=False):
-                kept = self.after.alternatives(seen)[0]
-            for (place, prompt), one in zip(self.prompts.items(), kept, strict=True):
-                self._replace(place, one)
-                prompt.seen = None
+        if self.options["pool"] == "model":
+            prompts = list(self.prompts.values())
+            device = prompts[0].parts.is_token.device.type
+            with torch.autocast(device, enabled=False):
+                kept = [
+                    self.after[seen[0].keys].alternatives(seen)[0]
+                    for seen in zip(*(prompt.seen for prompt in prompts), strict=True)
+                ]
+            for number, (place, prompt) in enumerate(self.prompts.items()):
+                self._replace(place, prompt.parts.joined([choice[number] for choice in kept]))
+                prompt.seen = []
         layers: list[Any] = list(self.kept.values())
         report = CompressedCache(
             tokens=layers[0].prefix,

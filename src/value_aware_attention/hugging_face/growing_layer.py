@@ -39,9 +39,9 @@ class GrowingLayer(KeptLayer):
         self.every, self.choose, self.rows = every, choose, rows
         self.at: Int[Tensor, "B H R"] = kept.indices.reshape(*key.shape[:2], -1)
         """The positions of the kept keys"""
-        self.query = query[:, :, -rows:].clone() if rows else query
         self.visible = visible
         """The keys of the prefix that are no padding; None: all"""
+        self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
 
     def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
         return True  # slots of padding stay: a later choice fills them
@@ -53,7 +53,7 @@ class GrowingLayer(KeptLayer):
         visible: Bool[Tensor, "#B #heads #N L"] | None,
     ) -> Float[Tensor, "B heads N V"]:
         """Computes attention as a layer that is kept does, and chooses when it is time."""
-        self.query = torch.cat([self.query, query], dim=2)
+        self.query = torch.cat([self.query, query.detach()], dim=2)
         first, begun, parts = self.later - query.shape[2], 0, []
         while begun < query.shape[2]:
             if first == self.every:
@@ -67,7 +67,13 @@ class GrowingLayer(KeptLayer):
             first, begun = first + ended - begun, ended
         return torch.cat(parts, dim=2)
 
-    @torch.no_grad()
+    def _first_row(self, tokens: int) -> int:
+        """Finds the first of the queries of all tokens so far that a later choice observes."""
+        if self.rows is None or self.visible is None:
+            return 0 if self.rows is None else max(0, tokens - self.rows)
+        left = self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1)
+        return int((left > self.rows).all(dim=0).sum())
+
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
         """Keeps keys of the prefix and of the next tokens, of which `visible` are no padding."""
         assert self.keys is not None and self.values is not None
@@ -90,7 +96,8 @@ class GrowingLayer(KeptLayer):
             self.visible = whole
         seen = self.query.shape[2] - rest[0].shape[2]
         query = pad(self.query[:, :, :seen], (0, 0, start - seen, 0))
-        kept = self.choose(query, key, value, self.visible, pool)
+        assert self.counts is not None
+        kept = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
         self.hold(Slots.of(kept, key, value), start)
         self.keys, self.values = (
             torch.cat([x, later], dim=2)
@@ -98,7 +105,8 @@ class GrowingLayer(KeptLayer):
         )
         self.at = kept.indices.reshape(*key.shape[:2], -1)
         if self.rows is not None:
-            self.query = self.query[:, :, max(0, seen - self.rows) :].clone()
+            first = seen - start + self._first_row(start)
+            self.query = self.query[:, :, max(0, first) :].clone()
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)

@@ -15,6 +15,7 @@ from value_aware_attention.attention import (
     finite,
     working_precision,
 )
+from value_aware_attention.flex import uncompiled
 from value_aware_attention.kernels import Kernel
 
 PAGES = 32
@@ -164,6 +165,7 @@ class KeptLayer(DynamicLayer):
         """Tells whether a prefix was read since the layer was empty."""
         return self.counts is not None
 
+    @uncompiled
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
@@ -247,9 +249,9 @@ class KeptLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes later tokens, a negative number of them; ValueError beyond."""
-        if abs(tokens_to_remove) > self.later:
+        if -tokens_to_remove > self.later:  # a positive number is refused by transformers
             raise ValueError(
-                f"{abs(tokens_to_remove)} tokens are to be removed; only the {self.later} after "
+                f"{-tokens_to_remove} tokens are to be removed; only the {self.later} after "
                 f"the compressed prefix can be (assisted decoding needs an uncompressed cache)"
             )
         super().crop(tokens_to_remove)

@@ -114,8 +114,9 @@ WEIGHTS = "output_attentions cannot be honoured: approximations do not keep the 
 def check_model(model: nn.Module) -> None:
     """Raises ValueError where the model itself tells that its attention cannot be replaced."""
     if not isinstance(model, PreTrainedModel):
+        base = "; give its get_base_model()" if hasattr(model, "get_base_model") else ""
         raise ValueError(
-            f"model is a {type(model).__name__}; it must be a transformers PreTrainedModel"
+            f"model is a {type(model).__name__}; it must be a transformers PreTrainedModel{base}"
         )
     for layer in attention_layers(model):
         for name, does in ATTRIBUTES.items():
@@ -203,4 +204,4 @@ def _may_change_scores(value: object) -> bool:
     return isinstance(value, float)
 
 
-_CANNOT = "approximations cannot honour it"
+_CANNOT = "approximations and compressed caches cannot honour it"

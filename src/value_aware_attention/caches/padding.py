@@ -1,0 +1,116 @@
+"""Cuts padding out of a batch, so that what a text keeps does not depend on the texts beside it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.call import Call
+
+Part = tuple[Call, Int[Tensor, "*part K"], int]
+"""A call of texts without padding, the keys to choose from, the position of the first key behind"""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Splits a call (`Groups.call`) into texts that have tokens at the same places."""
+
+    is_token: Bool[Tensor, "*own M"]
+    places: Sequence[tuple[Int[Tensor, " T"], Int[Tensor, " n"]]] | None
+    """Texts, and positions of their tokens, of each part; None: it is one part, without padding"""
+
+    @classmethod
+    def of(cls, call: Call, start: int, share: Int[Tensor, " B"] | None = None) -> "Parts":
+        """Splits by padding, and by the number of keys that a text keeps where that is given.
+
+        A key that no query of a text sees is padding. Texts without a token before `start` have
+        nothing to keep and are left out.
+        """
+        is_token = torch.ones(call.keys, dtype=torch.bool, device=call.key.device)
+        is_token = is_token if call.attn_mask is None else call.attn_mask.any(dim=(-3, -2))
+        is_token = is_token.expand(*call.key.shape[:-3], -1)
+        kind = is_token.reshape(is_token.shape[:-1][:1].numel(), -1, call.keys).any(dim=1).long()
+        if share is not None:
+            kind = torch.cat([kind, share[:, None]], dim=1)
+        if kind[:, : call.keys].all() and (kind == kind[:1]).all():
+            return cls(is_token, None)
+        kinds, number = kind.unique(dim=0, return_inverse=True)
+        places = [
+            ((number == at).nonzero()[:, 0], one[: call.keys].nonzero()[:, 0])
+            for at, one in enumerate(kinds)
+        ]
+        return cls(is_token, [part for part in places if (part[1] < start).any()])
+
+    def cut(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Iterator[Part]:
+        """Yields each part, with its share of a pool of keys before `start`.
+
+        Keys that no query from `start` on sees, as behind a window, are left out.
+        """
+        if call.attn_mask is not None and start < call.attn_mask.shape[-2]:
+            served = call.attn_mask[..., start:, :].any(dim=(-3, -2)).expand_as(self.is_token)
+            served = served.take_along_dim(pool, dim=-1)
+            first = served.int().argsort(dim=-1, descending=True, stable=True)
+            pool = pool.gather(-1, first[..., : int(served.sum(dim=-1).max())]).sort(dim=-1).values
+        if self.places is None:
+            yield call, pool, start
+        for texts, tokens in self.places or ():
+            rank = torch.full((call.keys,), -1, device=tokens.device)
+            rank[tokens] = torch.arange(len(tokens), device=tokens.device)
+            ranks = rank[_of_texts(pool, texts, call)].sort(dim=-1).values
+            hidden = int((ranks < 0).sum(dim=-1).min())
+            yield _cut(call, texts, tokens), ranks[..., hidden:], int((tokens < start).sum())
+
+    def joined(self, kept: Sequence[KeptKeys]) -> KeptKeys:
+        """Puts the choices of all parts in the order of the texts; unused slots are at padding."""
+        if self.places is None:
+            return kept[0]
+        slots = max((choice.indices.shape[-1] for choice in kept), default=1)
+        indices = self.is_token.int().argsort(dim=-1, stable=True)[..., :slots]
+        weight = torch.full(indices.shape, -torch.inf, device=indices.device)
+        value = None
+        for (texts, tokens), choice in zip(self.places, kept, strict=True):
+            slot = slice(-choice.indices.shape[-1], None)
+            at: Any = (texts, ..., slot) if indices.ndim > 1 else (slot,)
+            weight = weight.to(choice.log_weight.dtype)
+            indices[at], weight[at] = tokens[choice.indices], choice.log_weight
+            if choice.value is not None:
+                width = choice.value.shape[-1]
+                value = weight.new_zeros(*indices.shape, width) if value is None else value
+                value[(*at, slice(None))] = choice.value
+        order = indices.argsort(dim=-1)
+        value = None if value is None else value.take_along_dim(order[..., None], dim=-2)
+        return KeptKeys(indices.gather(-1, order), weight.gather(-1, order), value)
+
+
+def _of_texts(x: Tensor, texts: Int[Tensor, " T"], call: Call) -> Tensor:
+    """Takes texts, the first dimension of a grouped call where there is one and it has a size."""
+    return x[texts] if call.key.ndim > 3 and len(x) > 1 else x
+
+
+def _cut(call: Call, texts: Int[Tensor, " T"], tokens: Int[Tensor, " n"]) -> Call:
+    """Takes texts that have these tokens."""
+
+    def cut(x: Any, dim: int = -2) -> Any:
+        return (
+            None
+            if x is None
+            else _of_texts(x, texts, call).index_select(dim, tokens[tokens < x.shape[dim]])
+        )
+
+    query, mask, layer, rows = call.query, cut(call.attn_mask, -1), call.layer, call.rows
+    query = _of_texts(query, texts, call)
+    if query.shape[-2] == call.keys:  # else no query is padding
+        query, rows = query.index_select(-2, tokens), rows[: len(tokens)]
+        mask = mask if mask is None or mask.shape[-2] == 1 else mask.index_select(-2, tokens)
+    if layer.repeated is not None:
+        layer = replace(layer, repeated=tuple(map(cut, layer.repeated)))
+    if layer.projection is not None:
+        layer = replace(layer, projection=_of_texts(layer.projection, texts, call))
+    return replace(
+        call, query=query, key=cut(call.key), value=cut(call.value), rows=rows, layer=layer,
+        queries=len(rows), attn_mask=None if mask is None or mask.all() else mask,
+    )  # fmt: skip

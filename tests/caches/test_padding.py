@@ -1,0 +1,64 @@
+"""A text keeps in a padded batch what it keeps alone, whatever the method and what it observes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.caches.methods import DRAWING, METHODS
+from tests.caches.seen import rotary
+from value_aware_attention.caches import AfterPrefix
+from value_aware_attention.caches.observed import OBSERVED
+from value_aware_attention.layer import Layer
+
+PREFIX, LATER, D, V, R = 20, 4, 4, 3, 7
+ROWS = 6
+"""Fewer than the tokens of each text"""
+TOKENS = {
+    "left": range(8, PREFIX),
+    "right": range(12),
+    "hole": [*range(2, 7), *range(10, 17)],
+}
+CACHES = {name: build for name, build in METHODS.items() if name not in DRAWING}
+"""Random and VaSE draw other keys for each text of a batch, by definition"""
+
+
+def batch() -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Draws two texts of two groups of two heads, and the prefix read once more."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(length: int) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = ((2, D, 3.0), (1, D, 1.0), (1, V, 1.0))
+        return tuple(
+            torch.randn(2, 2, heads, length, width, generator=generator, dtype=torch.float64) * size
+            for heads, width, size in sizes
+        )
+
+    return list(drawn(PREFIX + LATER)), drawn(PREFIX)
+
+
+@pytest.mark.parametrize("observed", OBSERVED)
+@pytest.mark.parametrize("name", CACHES)
+def test_a_text_keeps_in_a_batch_what_it_keeps_alone(name: str, observed: str) -> None:
+    """With padding at either side and within; another text beside it changes nothing."""
+    tensors, repeated = batch()
+    projection = torch.randn(2, 2, V, 5, generator=torch.Generator().manual_seed(1)).double()
+    options = {"observed": observed, "rows": ROWS, "sinks": 1, "recent": 2}
+    for side, tokens in TOKENS.items():
+        mask = torch.ones(2, 1, 1, 1, PREFIX + LATER, dtype=torch.bool)
+        mask[0, ..., :PREFIX] = False
+        mask[0, ..., list(tokens)] = True
+        layer = Layer(projection, rotary, repeated)
+        method = AfterPrefix(CACHES[name](R), prefix=PREFIX, **options)
+        found = method(*tensors, attn_mask=mask, is_causal=True, layer=layer)
+        others = [x.clone() for x in tensors]
+        for x in others:
+            x[1] *= -2.0
+        beside = method(*others, attn_mask=mask, is_causal=True, layer=layer)
+        torch.testing.assert_close(beside[0], found[0], msg=f"{side}: the text beside it")
+        own, later = list(tokens), list(range(PREFIX, PREFIX + LATER))
+        again = tuple(x[:1, ..., own, :] for x in repeated)
+        expected = AfterPrefix(CACHES[name](R), prefix=len(own), **options)(
+            *(x[:1, ..., own + later, :] for x in tensors),
+            is_causal=True, layer=Layer(projection, rotary, again),
+        )  # fmt: skip
+        torch.testing.assert_close(found[:1, ..., own + later, :], expected, msg=side)
