@@ -72,7 +72,8 @@ def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
     raised = {name: getattr(seen, name).double() for name in ("query", "key", "value")}
-    seen = replace(seen, **raised)  # so that outputs and weights are in fp64, as errors are
+    beside = seen.beside and seen.beside.rearranged(Tensor.double)
+    seen = replace(seen, **raised, beside=beside)  # outputs and weights in fp64, as errors are
     rows, found = Rows.of(seen), ValueAware(r, search="best").keep(seen).indices
     first = torch.zeros_like(rows.available)
     first.scatter_(-1, found.view(len(first), -1), value=True)
