@@ -68,11 +68,8 @@ class FixedPattern(Approximation):
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Counts the pairs that the pattern keeps, one by one."""
-        return (
-            pairs(self._pattern_of(sizes), sizes.queries, sizes.keys)
-            / sizes.queries
-            * sizes.one_key
-        )
+        pattern = self._pattern_of(sizes)
+        return pairs(pattern, sizes.queries, sizes.keys) / sizes.queries * sizes.one_key
 
 
 class SparseFixedPattern(FixedPattern, SparseApproximation):
