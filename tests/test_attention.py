@@ -122,6 +122,22 @@ def test_relative_errors_of_outputs_of_very_different_sizes() -> None:
     torch.testing.assert_close(found, torch.tensor([1e36, 1.0, torch.inf, torch.inf]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_relative_errors_of_outputs_whose_difference_overflows(dtype: torch.dtype) -> None:
+    """Rows of another size beside them keep their digits."""
+    size = torch.finfo(dtype).max * 0.9
+    exact = torch.tensor([[size, size], [1.0, 0.1], [size, 0.0]], dtype=dtype)
+    approximate = torch.tensor([[-size, size], [0.3, 0.1], [0.5 * size, 0.0]], dtype=dtype)
+    approximate.requires_grad_()
+    found = error.relative_output_error(approximate, exact)
+    expected = torch.tensor([2.0, 0.49 / 1.01, 0.25], dtype=dtype)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(found[1], error.relative_output_error(approximate[1], exact[1]))
+    found.sum().backward()
+    slope = torch.tensor([-2 / size, -1.4 / 1.01, -1 / size], dtype=dtype)
+    torch.testing.assert_close(approximate.grad[:, 0], slope, rtol=1e-5, atol=0.0)
+
+
 def test_scales_and_degrees_may_be_numpys() -> None:
     assert kernels.Exponential(np.float32(0.5)) == kernels.Exponential(0.5)
     assert str(kernels.Polynomial(np.int64(4))) == "Polynomial(degree=4)"

@@ -1,6 +1,7 @@
 """The probe measures tiny models, as an API and as an app on folders and files."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -322,6 +323,47 @@ def silenced(layers: range, rows: slice) -> BertModel:
         value = made.encoder.layer[layer].attention.self.value
         value.weight.data[rows], value.bias.data[rows] = 0, 0
     return made
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_first_layer_whose_values_are_0_is_measured() -> None:
+    found = probe.probe(silenced(range(1), slice(None)), tokenizer(), TEXT, **FEW)
+    errors = [cell.error for cell in found.record.cells]
+    assert {error.by_layer[0] for error in errors} == {None} and errors[-1].by_layer[1] > 0
+    assert [error.largest_error is not None for error in errors] == [
+        cell.approximation == "optimal_v_aware" for cell in found.record.cells
+    ]
+    assert Record.from_json(found.record.to_json()) == found.record and "none" in str(found)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+def test_a_perplexity_that_no_float_holds_is_told_as_the_largest(size: float) -> None:
+    made = model("llama")
+    made.lm_head.weight.data *= size
+    found = probe.probe(made, tokenizer(), TEXT, **FEW)
+    exact = found.record.cells[0]
+    assert exact.value == exact.low == exact.high == math.exp(700) and exact.difference == 0
+    assert Record.from_json(found.record.to_json()) == found.record
+    assert "1e+304 is no better than chance" in found.headline and "1e+304" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (partial(probe.probe, **FEW), {"sizes": [99]}),
+        (partial(probe.estimate, windows=1, length=LENGTH, rows=4), {"sizes": [99]}),
+        (partial(probe.probe_caches, windows=1, length=LENGTH), {"methods": {"none": str}}),
+    ],
+)
+def test_a_model_is_given_back_in_the_mode_that_it_came_in(call: Callable, wrong: dict) -> None:
+    made = model("bert").train()
+    made.encoder.layer[0].eval()
+    modes = [module.training for module in made.modules()]
+    call(made, tokenizer(), TEXT)
+    assert [module.training for module in made.modules()] == modes
+    with pytest.raises((ValueError, AttributeError)):
+        call(made, tokenizer(), TEXT, **wrong)
+    assert [module.training for module in made.modules()] == modes
 
 
 @pytest.mark.slow

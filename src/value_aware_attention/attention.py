@@ -152,6 +152,8 @@ def _fused(
     tensors += [] if visible is None else [visible]
     missing = max(0, 4 - max(x.ndim for x in tensors))
     q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
+    if 0 in (*q.shape, *k.shape):  # torch broadcasts the leading dimensions of no empty call
+        q = q.expand(*torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v))), -1, -1)
     options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
     scale = kernel.scale_for(query.shape[-1])
     backends = sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext()

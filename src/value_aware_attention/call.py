@@ -169,7 +169,7 @@ class Call:
         ]
         return torch.cat(parts, dim=-2)
 
-    @cached_property
+    @property
     def seen(self) -> "Call":
         """Replaces values that no query sees by 0."""
         if self.visible is None:

@@ -34,6 +34,9 @@ def relative_output_error(
         shapes = f"approximate {tuple(approximate.shape)}, exact {tuple(exact.shape)}"
         raise ValueError(f"{shapes}: both must have one shape, (..., value_dim >= 1)")
     exact, approximate = map(working_precision, promoted(exact, approximate))
+    largest = torch.maximum(exact.abs().amax(-1), approximate.abs().amax(-1))[..., None]
+    overflows = largest > torch.finfo(exact.dtype).max / 4  # as a difference may, of two numbers
+    exact, approximate = (x.where(~overflows, x / 4) for x in (exact, approximate))
     difference = exact - approximate
     # Each by a unit of its own, so that no square over- or underflows, and nothing is rounded.
     units = power_of_two(difference.abs().amax(-1)), power_of_two(exact.abs().amax(-1))
@@ -103,7 +106,13 @@ def budget(
     speed are left out (the pairs of a chunk that causal features score, the keys of a block that a
     pattern hides). The choice an oracle makes in hindsight (sorting by exact weights, solving for
     the closest combination) is not counted either, because a practical method would have to predict
-    it. Under a causal mask only the past is counted.
+    it. Under a causal mask only the past is counted, of queries that are the last positions: more
+    of them than keys raise ValueError.
     """
+    if is_causal and queries > keys:
+        raise ValueError(
+            f"queries is {queries} and keys is {keys}; under a causal mask queries are the last "
+            f"positions, so there are at most as many as keys"
+        )
     sizes = Sizes(queries, keys, head_dim, value_dim, is_causal)
     return approximation.multiply_adds(sizes)  # type: ignore[operator]

@@ -8,12 +8,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from value_aware_attention.approximations import (
@@ -29,7 +30,11 @@ from value_aware_attention.arguments import (
     described,
 )
 from value_aware_attention.caches import CacheMethod, LeaveOneOut, ObservedAttention, ValueAware
-from value_aware_attention.hugging_face.layers import attends_causally, attention_layers
+from value_aware_attention.hugging_face.layers import (
+    attends_causally,
+    attention_layers,
+    positions,
+)
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
@@ -46,7 +51,6 @@ from value_aware_attention.measurement.terminal import tables
 from value_aware_attention.measurement.windows import (
     TextWindows,
     metric_of,
-    positions,
     text_windows,
     vocabulary_size,
     windows_task,
@@ -57,6 +61,7 @@ __all__ = [
     "probe_caches",
 ]  # fmt: skip
 
+F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_LENGTH = 512
 
 
@@ -112,6 +117,26 @@ def default_methods(search: str = "default") -> dict[str, Method]:
     }
 
 
+def restores_mode(function: F) -> F:
+    """Lets a function put the model, its first argument, into evaluation mode for its time alone.
+
+    Every module is given back in the mode that it came in, after an error too.
+    """
+
+    @wraps(function)
+    def restoring(model: PreTrainedModel, *inputs: Any, **options: Any) -> Any:
+        modules = model.modules() if isinstance(model, nn.Module) else ()
+        modes = {module: module.training for module in modules}
+        try:
+            return function(model, *inputs, **options)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    return cast(F, restoring)
+
+
+@restores_mode
 def probe(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -144,7 +169,7 @@ def probe(
 
     Args:
         model: Masked or causal language model, or encoder, on the device where it is to run. It is
-            put into evaluation mode. Of one with a head for labels the encoder is measured.
+            measured in evaluation mode. Of one with a head for labels the encoder is measured.
         tokenizer: The model's own.
         text: One text, or several that are read one after the other.
         windows: Number of windows of the text that are read. None: all.
@@ -207,6 +232,7 @@ def probe(
     return Report(replace(record, text=measured_on))
 
 
+@restores_mode
 def estimate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -341,6 +367,7 @@ def default_cache_methods() -> dict[str, Callable[[int], CacheMethod]]:
     }
 
 
+@restores_mode
 def probe_caches(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

@@ -1,7 +1,9 @@
 """Every sparse approximation refuses inputs that are not finite, and works in bounded blocks."""
 
+import gc
 from collections.abc import Callable
 from functools import partial
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -65,6 +67,20 @@ def test_what_no_row_sees_is_in_no_error() -> None:
     value[..., 5:, :] = torch.nan
     chosen = SlidingWindow(9).select(query, key, value, attn_mask=visible)
     assert chosen.error.isfinite().all() and (chosen.error[..., 0] <= 1e-10).all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_tensors_of_a_call_are_freed_with_it(is_causal: bool) -> None:
+    """By counting references alone: what waits for the garbage collector fills a GPU."""
+    call = Call.of(*draw(), kernel=Exponential(), is_causal=is_causal)
+    derived = call.seen.output(), call.centred.weights
+    value = ref(call.value)
+    gc.disable()
+    try:
+        del call, derived
+        assert value() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("masked", [False, True])

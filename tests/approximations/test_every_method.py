@@ -378,11 +378,40 @@ def test_no_queries_give_no_outputs_and_no_keys_zeros(
             assert chosen.optimal is None or chosen.optimal.all()
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "values", "batch"),
+    [
+        ((1, 0), (3, 5), (3, 5), 3),
+        ((0,), (3, 5), (3, 5), 3),
+        ((1, 4), (3, 0), (3, 0), 3),
+        ((1, 4), (1, 0), (3, 0), 3),
+        ((1, 4), (0, 5), (0, 5), 0),
+        ((0, 4), (1, 5), (1, 5), 0),
+    ],
+)
+def test_leading_dimensions_of_empty_calls_broadcast(
+    method: Method, kernel: Kernel, queries: tuple, keys: tuple, values: tuple, batch: int
+) -> None:
+    tensors = [torch.ones(*shape, HEAD_DIM) for shape in (queries, keys, values)]
+    for mask in (None, torch.ones(1, keys[-1], dtype=torch.bool)):
+        output = method.build()(*tensors, kernel=kernel, attn_mask=mask)
+        assert output.shape == (batch, queries[-1], HEAD_DIM) and (output == 0).all()
+        assert attention(*tensors, kernel=kernel, attn_mask=mask).shape == output.shape
+
+
 def test_the_budget_counts_the_keys_that_a_query_attends_to(method: Method) -> None:
     sizes = {"queries": 4096, "keys": 4096, "head_dim": 64, "value_dim": 64}
     counted = budget(method.build(), **sizes) / 128
     assert counted > 0
     assert counted == pytest.approx(method.keys_counted or counted, rel=0.01)
+
+
+def test_a_causal_budget_is_of_queries_that_have_a_position(method: Method) -> None:
+    """The first of more queries than keys would see a negative number of keys."""
+    with pytest.raises(
+        ValueError, match=r"^queries is 5 and keys is 4; under a causal mask [^\n]*$"
+    ):
+        budget(method.build(), queries=5, keys=4, head_dim=8, value_dim=8, is_causal=True)
 
 
 def test_shapes_that_do_not_fit_are_refused_by_name(method: Method) -> None:

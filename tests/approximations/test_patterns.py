@@ -183,6 +183,18 @@ def test_queries_are_the_last_positions(method: FixedPattern, queries: int) -> N
     torch.testing.assert_close(method(*tensors), dense(method, tensors, None))
 
 
+def test_queries_without_a_position_are_refused(method: FixedPattern) -> None:
+    expected = (
+        f"^{type(method).__name__} got 101 queries and 100 keys; queries are the last [^\n]*$"
+    )
+    for call in (method, *filter(None, [getattr(method, "select", None)])):
+        with pytest.raises(ValueError, match=expected):
+            call(*draw(1, 101, 100))
+    if not isinstance(method, RandomKeys):  # of which nothing is counted but r
+        with pytest.raises(ValueError, match=expected):
+            budget(method, queries=101, keys=100, head_dim=8, value_dim=8)
+
+
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_those_of_the_dense_mask(

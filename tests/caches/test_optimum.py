@@ -157,6 +157,25 @@ def test_copies_of_keys_are_no_better_than_each_other() -> None:
     torch.testing.assert_close(found.error, seen.error(best_set(seen, 4)), rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("r", [5, 10])
+@pytest.mark.parametrize("beside", [False, True])
+def test_errors_are_those_of_fp64_whatever_the_precision_of_the_inputs(
+    r: int, kernel: str, beside: bool
+) -> None:
+    """Far from the origin, where outputs of fp32 have four digits; all ten keys leave nothing."""
+    seen = observed(10, kernel=KERNELS[kernel], dtype=torch.float32, beside=beside)
+    seen = replace(seen, value=seen.value + 1e3)
+    raised = {name: getattr(seen, name).double() for name in ("query", "key", "value")}
+    if seen.beside is not None:
+        raised["beside"] = seen.beside.rearranged(Tensor.double)
+    found, exact = optimal_set(seen, r), replace(seen, **raised)
+    assert found.proved.all() and (found.lower_bound <= found.error).all()
+    least = exact.error(CacheMethod.kept(seen, found.indices))
+    torch.testing.assert_close(found.error, least, rtol=1e-9, atol=1e-12)
+    assert r < 10 or (found.error <= 1e-12).all()
+
+
 def test_more_keys_than_it_takes_and_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"optimal_set got 129 keys; it takes at most 128$"):
         optimal_set(observed(129), 5)

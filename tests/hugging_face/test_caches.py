@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, RobertaConfig, RobertaForCausalLM
 
 from tests.caches.methods import METHODS, Spy
 from tests.caches.slow import spaced
@@ -237,6 +237,26 @@ def test_the_second_pass_ends_with_the_models_positions() -> None:
     expected = "^prefix is 64; the model has 64 positions, none to repeat it at$"
     with (
         replace_attention(model, after(caches.Recent(R), observed="repeat", prefix=64)),
+        pytest.raises(ValueError, match=expected),
+    ):
+        logits(model, inputs)
+
+
+def test_the_second_pass_ends_with_the_positions_of_a_model_that_counts_from_its_padding() -> None:
+    """Of 20 positions a RoBERTa with padding token 1 reads from the third on: 18."""
+    config = RobertaConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=20, is_decoder=True, pad_token_id=1,
+    )  # fmt: skip
+    model, spy = RobertaForCausalLM(config).eval(), Spy(caches.ObservedAttention(R))
+    tokens = torch.arange(2, 20)[None]
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    with replace_attention(model, after(spy, observed="repeat", prefix=11, rows=99)):
+        logits(model, inputs)
+    assert spy.seen[0].query.shape[-2] == 7
+    expected = "^prefix is 18; the model has 18 positions, none to repeat it at$"
+    with (
+        replace_attention(model, after(caches.Recent(R), observed="repeat", prefix=18)),
         pytest.raises(ValueError, match=expected),
     ):
         logits(model, inputs)

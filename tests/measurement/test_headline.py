@@ -44,21 +44,38 @@ def test_without_a_control_nothing_is_said_of_random_weights():
     assert by_layer(record) == "" and "random" not in "\n".join(tables(record))
 
 
+NO_FEWER = ", no fewer as far as the intervals tell: these counts do not come from training."
+
+
 @pytest.mark.parametrize(
     ("random", "said"),
     [
-        (7, "8 (7 to 10), 7 (6 to 9), no fewer within the intervals: these counts are geometry"),
-        (4, "8 (7 to 10), 4 (3 to 6)."),
+        (27, f"28 (27 to 30), 27 (26 to 29){NO_FEWER}"),
+        (24, "28 (27 to 30), 24 (23 to 26)."),
+        (8, "28 (27 to 30), 8 (7 to 10)."),
     ],
 )
-def test_the_control_has_its_numbers_and_geometry_only_where_no_count_is_above_it(random, said):
-    beside = with_counts(probed(), (4, 8), (8, random))
-    found = headline(replace(with_counts(probed(), (4, 9), (8, 10)), control=beside))
+def test_the_control_has_its_numbers_and_no_fewer_only_where_no_count_is_above_it(random, said):
+    beside = with_counts(probed(), (4, 28), (8, random))
+    found = headline(replace(with_counts(probed(), (4, 29), (8, 30)), control=beside))
     assert (
         "; with random weights 30.50 (30.40 to 30.60) and 30.25 (30.15 to 30.35), exact 30.00."
         in found
     )
     assert f"With random weights they match {said}" in found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"), [(27, 36, True), (26, 37, False), (1, 64, False), (None, None, False)]
+)
+@pytest.mark.parametrize("of_control", [False, True])
+def test_counts_are_called_no_fewer_by_narrow_intervals_alone(low, high, told, of_control):
+    """Wide ones overlap with any count, and one window has none."""
+    narrow, errors = with_counts(probed(), (4, 30)), probed().attention[0].output_error
+    counted = replace(match(None, 4, 30), low=low, high=high)
+    other = with_attention(probed(), output_error=replace(errors, matching_keys=(counted,)))
+    model, control = (narrow, other) if of_control else (other, narrow)
+    assert (NO_FEWER in headline(replace(model, control=control))) == told
 
 
 def test_an_end_metric_that_cannot_tell_is_said_to():

@@ -10,11 +10,11 @@ from transformers import BartConfig, BartModel
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.hugging_face.layers import positions
 from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
 from value_aware_attention.measurement.windows import (
     TextWindows,
     metric_of,
-    positions,
     text_windows,
     windows_task,
 )

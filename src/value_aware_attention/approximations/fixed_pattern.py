@@ -23,10 +23,11 @@ ENGINES = (None, "flex", "torch")
 class FixedPattern(Approximation):
     """Computes Eq. 1 over the pairs of a pattern; a query without visible pairs gives zeros.
 
-    Queries are the last N of M positions. `engine` is "torch" (any device, with gradients), "flex"
-    (FlexAttention: CUDA, or inference on a CPU that has a C++ compiler), or None to choose: flex on
-    CUDA, torch on a CPU. On a CPU torch is nearly twice as fast for windows, several times for
-    stripes, and does not compile for seconds in the first call (`benchmarks/patterns.py`).
+    Queries are the last N of M positions; more of them than keys are refused. `engine` is "torch"
+    (any device, with gradients), "flex" (FlexAttention: CUDA, or inference on a CPU that has a C++
+    compiler), or None to choose: flex on CUDA, torch on a CPU. On a CPU torch is nearly twice as
+    fast for windows, several times for stripes, and does not compile for seconds in the first call
+    (`benchmarks/patterns.py`).
     """
 
     def __init__(self, engine: str | None = None) -> None:
@@ -51,8 +52,13 @@ class FixedPattern(Approximation):
         pattern = self._pattern_of(call)
         return flex_kernel_attention(*tensors, call.kernel, call.attn_mask, pattern)
 
-    def _pattern_of(self, call: Call) -> Pattern:
-        return self.pattern(call.keys, is_causal=call.is_causal)
+    def _pattern_of(self, sizes: Call | Sizes) -> Pattern:
+        if sizes.queries > sizes.keys:
+            raise ValueError(
+                f"{type(self).__name__} got {sizes.queries} queries and {sizes.keys} keys; queries "
+                f"are the last positions of its pattern, so there are at most as many as keys"
+            )
+        return self.pattern(sizes.keys, is_causal=sizes.is_causal)
 
     def _takes_flex(self, call: Call, reason: str | None) -> bool:
         if self.engine == "flex" and reason:
@@ -62,7 +68,7 @@ class FixedPattern(Approximation):
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Counts the pairs that the pattern keeps, one by one."""
-        pattern = self.pattern(sizes.keys, is_causal=sizes.is_causal)
+        pattern = self._pattern_of(sizes)
         return pairs(pattern, sizes.queries, sizes.keys) / sizes.queries * sizes.one_key
 
 

@@ -17,7 +17,7 @@ that minimum in a given key is above it by at least one exchange, which fixes ke
 where that reaches the limit. Points follow Frank and Wolfe's method, towards those minima.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
@@ -71,6 +71,9 @@ def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
         raise ValueError(f"optimal_set got {seen.keys} keys; it takes at most {MOST_KEYS}")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
+    raised = {name: getattr(seen, name).double() for name in ("query", "key", "value")}
+    beside = seen.beside and seen.beside.rearranged(Tensor.double)
+    seen = replace(seen, **raised, beside=beside)  # outputs and weights in fp64, as errors are
     rows, found = Rows.of(seen), ValueAware(r, search="best").keep(seen).indices
     first = torch.zeros_like(rows.available)
     first.scatter_(-1, found.view(len(first), -1), value=True)

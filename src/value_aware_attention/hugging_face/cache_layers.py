@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.hugging_face.attending import repeated
+from value_aware_attention.hugging_face.layers import positions
 from value_aware_attention.layer import Layer, Rotary
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
@@ -226,7 +227,7 @@ def _twice(model: PreTrainedModel, x: Int[Tensor, "B N"], prefix: int) -> Int[Te
     """Appends the prefix to itself, cut to the positions that the model has."""
     if x.ndim != 2 or x.shape[1] < prefix:
         raise ValueError(f"prefix is {prefix}; the text has shape {tuple(x.shape)}")
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = positions(model)
     again = prefix if limit is None else min(prefix, limit - prefix)
     if again < 1:
         raise ValueError(

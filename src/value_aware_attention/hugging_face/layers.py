@@ -64,6 +64,16 @@ def own_kernel(model: nn.Module) -> Kernel:
     return layer_kernel(attention_layers(model)[0])
 
 
+def positions(model: PreTrainedModel) -> int | None:
+    """Finds the longest sequence that a model can read, special tokens included; None = unknown."""
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for module in model.modules():
+        padding = getattr(module, "padding_idx", None)
+        if limit is not None and padding is not None and hasattr(module, "position_embeddings"):
+            return limit - padding - 1  # RoBERTa and its kin count from padding_idx + 1
+    return limit
+
+
 def attends_causally(module: nn.Module) -> bool:
     """Tells whether a query of this layer sees only its past, as far as module and config tell."""
     bidirectional = getattr(getattr(module, "config", None), "is_causal", True) is False

@@ -24,6 +24,9 @@ LOSSES = {
 }
 NONE = 1e-9
 """Difference that is rounding"""
+NARROW = 1 / 3
+"""Largest width of a count's interval, in parts of the count, from which it is told that another
+count is no smaller: wider ones, such as those of two windows, overlap with nearly any count"""
 
 
 def headline(record: Record) -> str:
@@ -113,11 +116,22 @@ def matches_at_random(record: Record) -> str:
     if not found:
         return ""
     pairs = [(one, found[r]) for r, one in _pairs(layers_of(record)).items()]
-    fewer = all((one.low or one.keys or 0) <= (b.high or b.keys or 0) for one, b in pairs)
-    geometry = ", no fewer within the intervals: these counts are geometry, not training"
+    alike = all(_is_narrow(*pair) and (pair[0].low or 0) <= (pair[1].high or 0) for pair in pairs)
+    not_fewer = ", no fewer as far as the intervals tell: these counts do not come from training"
     return (
         f"With random weights they match {', '.join(counted(one) for _, one in pairs)}"
-        f"{geometry if fewer else ''}."
+        f"{not_fewer if alike else ''}."
+    )
+
+
+def _is_narrow(*counts: MatchingKeys) -> bool:
+    """Tells whether each count has an interval, of a width of at most `NARROW` of it."""
+    return all(
+        count.keys is not None
+        and count.low is not None
+        and count.high is not None
+        and count.high - count.low <= NARROW * count.keys
+        for count in counts
     )
 
 

@@ -54,6 +54,8 @@ from value_aware_attention.weights import weighted_sum
 ENDS = ("low", "high", "difference_low", "difference_high")
 RECORDED = 8
 """Most parts of a task on which output errors of whole methods are measured"""
+MOST_NATS = 700.0
+"""Largest logarithm of a perplexity that is told: a float holds no more than exp(709)"""
 SCALES = {"error": 100.0, "cosine": 1.0}
 """Factors of the metrics that are a mean over targets, and the largest values of these"""
 
@@ -81,9 +83,7 @@ def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
         relative=_known(estimate),
         low=_known(np.maximum(low, 0.0)),
         high=_known(high),
-        by_layer=tuple(
-            _known(error / norm) for error, norm in zip(errors.sum(1), norms.sum(1), strict=True)
-        ),
+        by_layer=tuple(map(_known, ratio_of_sums(errors.T, norms.T)[0])),
         unit_squared_errors=tuple(tuple(map(_known, layer)) for layer in errors),
         unit_squared_norms=tuple(tuple(map(_known, layer)) for layer in norms),
         queries=layers[0].rows.rows.numel(),
@@ -104,7 +104,8 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
         errors = layer.squared_error_of(output).tolist()
         return {"squared_error": errors, **layer.direction(output)}
     chosen: SparseWeights = method.select(**layer.rows.arguments())
-    largest = chosen.error.max().sqrt() / layer.rows.value.float().norm(dim=-1).max()
+    longest = layer.rows.value.float().norm(dim=-1).max()
+    largest = chosen.error.max().sqrt() / longest.where(longest > 0, 1.0)  # of zeros it is 0
     output = weighted_sum(chosen.indices, chosen.weights, layer.rows.value)
     return {
         "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
@@ -123,8 +124,11 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
     """Computes the fields of `record.EndMetric`; the ends of a single unit's interval are None."""
     ends = [float(end) for end in ratio_of_sums(sums.totals - exact.totals, sums.counts)]
     if metric == "perplexity":
-        baseline = math.exp(exact.mean())
-        value, low, high = (baseline * math.exp(min(end, 600.0)) for end in ends)
+        nats = min(exact.mean(), MOST_NATS)
+        beyond, baseline, most = exact.mean() - nats, math.exp(nats), MOST_NATS - nats
+        value, low, high = (
+            baseline * math.exp(min(max(end + beyond, -MOST_NATS), most)) for end in ends
+        )
     else:
         scale = SCALES[metric]
         baseline = scale * exact.mean()

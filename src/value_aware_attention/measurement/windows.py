@@ -179,13 +179,3 @@ def vocabulary_size(model: PreTrainedModel) -> int:
         f"{type(model).__name__} reads no text, or not text alone; give a language model or an "
         f"encoder of text"
     )
-
-
-def positions(model: PreTrainedModel) -> int | None:
-    """Finds the longest sequence that a model can read, special tokens included; None = unknown."""
-    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for module in model.modules():
-        padding = getattr(module, "padding_idx", None)
-        if limit is not None and padding is not None and hasattr(module, "position_embeddings"):
-            return limit - padding - 1  # RoBERTa and its kin count from padding_idx + 1
-    return limit

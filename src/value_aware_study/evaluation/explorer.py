@@ -9,10 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from value_aware_attention.approximations import SparseApproximation
 from value_aware_attention.call import Call
+from value_aware_attention.hugging_face.layers import positions
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
-from value_aware_attention.measurement.windows import metric_of, positions, special_tokens
+from value_aware_attention.measurement.windows import metric_of, special_tokens
 from value_aware_study.cards import cards
 from value_aware_study.evaluation.exploration import WHOLE, Exploration, Head, Kept, Model, Query
 from value_aware_study.evaluation.passage import MOST, passage
