@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from functools import partial
+from itertools import chain, islice, takewhile
 from random import Random
 
 import torch
@@ -67,7 +68,7 @@ def text_windows(
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not any(text.strip() for text in texts):
         raise ValueError("the text is empty")
-    before, after = special_tokens(tokenizer, next(text for text in texts if text.strip()))
+    before, after = special_tokens(tokenizer)
     after = after if closed else []
     read = length - len(before) - len(after)
     if read < 1:
@@ -76,9 +77,10 @@ def text_windows(
     tokens = list(chain.from_iterable(encoding["input_ids"] for encoding in encoded))
     available = len(tokens) // read
     if not available:
+        counted = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
         raise ValueError(
-            f"the text has {len(tokens)} tokens, a window of {length} needs {read} of them: give a "
-            f"longer text or a smaller length"
+            f"the text has {counted}, a window of {length} needs {read} of them: give a longer "
+            f"text or a smaller length"
         )
     places = _places(available, windows, seed)
     rows = [before + tokens[place * read : (place + 1) * read] + after for place in places]
@@ -86,14 +88,27 @@ def text_windows(
     return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), special)
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int]]:
-    """Finds the special tokens that the tokenizer puts before and after a text."""
-    encoding = tokenizer(text[:100], return_special_tokens_mask=True)
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Finds the special tokens that the tokenizer puts before and after a text.
+
+    It is asked with a word, because it may drop what a text begins with, and with words of its
+    vocabulary where it drops that one.
+    """
+    ask = partial(_around, tokenizer)
+    return ask("a") or next(filter(None, map(ask, islice(tokenizer.get_vocab(), 1000))), ([], []))
+
+
+def _around(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[list[int], list[int]] | None:
+    """Returns what stands before and after a word; None where nothing is left of it."""
+    try:
+        encoding = tokenizer(word, return_special_tokens_mask=True)
+    except Exception:  # Rust's, of a tokenizer that has no token for unknown words
+        return None
     tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
     before = len(list(takewhile(bool, special)))
     after = len(list(takewhile(bool, reversed(special))))
-    if before == len(tokens):  # nothing but special tokens: which side they are on is not known
-        return [], []
+    if before == len(tokens):
+        return None
     return list(tokens[:before]), list(tokens[len(tokens) - after :])
 
 
