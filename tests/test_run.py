@@ -115,6 +115,35 @@ def test_what_cannot_run_is_one_line_and_leaves_params_as_they_are(
     assert given.partition("=")[0] in choice.AXES or params.stat().st_mtime_ns == written
 
 
+@pytest.mark.parametrize("link", ["outputs", "outputs/smoke", "outputs/smoke/models", "report"])
+def test_a_link_out_of_the_project_is_refused_before_the_first_stage(
+    params: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    link: str,
+) -> None:
+    Path(".git").mkdir()
+    Path(link).parent.mkdir(parents=True, exist_ok=True)
+    Path(link).symlink_to(tmp_path_factory.mktemp("disk"))
+    monkeypatch.setattr(repro, "run", pytest.fail)
+    with pytest.raises(SystemExit, match="leads out of the project.*copy of the project on that"):
+        repro.main(["scale=smoke"])
+    assert params.read_text() == PARAMS
+    Path(".git").rmdir()  # DVC follows links where there is no git
+    monkeypatch.setattr(repro, "run", lambda *_: None)
+    repro.main(["scale=smoke"])
+
+
+def test_links_and_folders_of_a_run_are_ignored_by_git(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for name in ("outputs", "report", "logs", ".cache"):
+        (tmp_path / name).symlink_to("/tmp")
+    listed = subprocess.run([*git, "status", "--short"], capture_output=True, text=True, check=True)
+    assert listed.stdout == "?? .gitignore\n"
+
+
 def test_an_axis_is_written_where_dvc_reads_it(params: Path) -> None:
     cfg = choice.choose(["in_context.replicates=[second, deep]"])
     assert cfg.in_context.replicates == ["second", "deep"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from dvc.config import Config
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import composed
@@ -19,7 +20,7 @@ AXES = (
 """Lists of params.yaml that dvc.yaml makes stages of."""
 CELLS = ("kernel", "length", "replicate", "attention", "task", "model", "texts", "measured")
 """Config groups in which every stage makes its own choice."""
-ANYWHERE = ("paths.cache", "paths.logs", "paths.results")
+ANYWHERE = ("paths.cache", "paths.logs", "paths.results", "paths.seeds")
 """Folders that dvc.yaml does not name, so that they may lie outside of the project."""
 
 
@@ -102,7 +103,23 @@ def chosen(scale: str, overrides: Sequence[str]) -> DictConfig:
         else:
             continue
         raise ValueError(f"{one} is not for a run of all stages; {reason}")
-    return composed("plan", [f"scale={scale}", *overrides])
+    cfg = composed("plan", [f"scale={scale}", *overrides])
+    check_within(cfg.paths)
+    return cfg
+
+
+def check_within(paths: Mapping[str, str]) -> None:
+    """Raises ValueError for a link by which DVC's outputs leave the project, which git forbids."""
+    of_dvc = (Path(folder) for key, folder in paths.items() if f"paths.{key}" not in ANYWHERE)
+    outside = (one for one in of_dvc if not one.resolve().is_relative_to(Path.cwd().resolve()))
+    if (folder := next(outside, None)) and not Config(str(Path(".dvc").resolve()))["core"].get(
+        "no_scm"
+    ):
+        raise ValueError(
+            f"{folder} leads out of the project, to {folder.resolve()}, where DVC does not follow "
+            f"beside git: work in a copy of the project on that disk, or let DVC do without git "
+            f"(dvc config --local core.no_scm true)"
+        )
 
 
 def write(values: Mapping[str, Any]) -> None:
