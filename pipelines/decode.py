@@ -28,11 +28,24 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     file = inside(cfg.results, name, ".json")
     caches = {key: instantiate(one, _convert_="all") for key, one in cfg.caches.items()}
     task, prefix = loaded(cfg)
+    if task.length - prefix < 2 or prefix < 1:
+        raise ValueError(
+            f"decode.tokens is {cfg.tokens}, of windows of {task.length} tokens (decode.length); "
+            f"it must be at least 2 and below that"
+        )
     with tracked(cfg, "decode", name) as run:
-        record = measure_decoding(
-            task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix, model_name=name,
-            task_name=name, description=cfg.description,
-        )  # fmt: skip
+        try:
+            record = measure_decoding(
+                task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix,
+                model_name=name, task_name=name, description=cfg.description,
+            )  # fmt: skip
+        except ValueError as error:
+            if f"{prefix} tokens" not in str(error):
+                raise
+            raise ValueError(
+                f"{error} (the prompt is decode.length less decode.tokens, keep 1 / part of "
+                f"cache_study.parts)"
+            ) from None
         log_curves(
             run,
             (

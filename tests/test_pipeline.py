@@ -96,7 +96,9 @@ def test_a_stage_that_fails_is_named_below_its_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     running = Running([["a", "b", ENCODER]], tmp_path / "seconds.json")
-    with pytest.raises(ValueError, match=f"^{ENCODER} failed; once what is said above is put right, the same"):
+    with pytest.raises(
+        ValueError, match=f"^{ENCODER} failed; once what is said above is put right, the same"
+    ):
         running.follow(["false"], ENCODER)
     of_dvc = "Running stage 'a':\n> x\nRunning stage 'b':\nwhy"
     with pytest.raises(ValueError, match=r"^b failed; once"):

@@ -126,7 +126,7 @@ def test_a_link_out_of_the_project_is_refused_before_the_first_stage(
     Path(link).parent.mkdir(parents=True, exist_ok=True)
     Path(link).symlink_to(tmp_path_factory.mktemp("disk"))
     monkeypatch.setattr(repro, "run", pytest.fail)
-    with pytest.raises(SystemExit, match="leads out of the project.*copy of the project on that"):
+    with pytest.raises(SystemExit, match=r"leads out of the project.*copy of the project on that"):
         repro.main(["scale=smoke"])
     assert params.read_text() == PARAMS
     Path(".git").rmdir()  # DVC follows links where there is no git

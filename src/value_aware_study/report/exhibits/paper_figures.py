@@ -240,8 +240,9 @@ def figure_3(results: Results) -> Exhibit | None:
 
 
 def _curve(metrics: Mapping[str, Any], metric: str, name: str) -> pd.DataFrame:
-    points = [point for point in metrics.get("curve", []) if point.get(metric) is not None]
-    rows = [{"series": name, "count": p["step"], "value": p[metric]} for p in points]
+    key = {"error": "error_percent"}.get(metric, metric)
+    points = [point for point in metrics.get("curve", []) if point.get(key) is not None]
+    rows = [{"series": name, "count": p["step"], "value": p[key]} for p in points]
     return pd.DataFrame([row | {"metric": metric} for row in rows], columns=COLUMNS)
 
 
