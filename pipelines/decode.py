@@ -14,6 +14,7 @@ from pipelines.app import app
 
 SHORT = ("model", "text", "tokenizer")
 """Arguments that stand for decode.<name>."""
+NAMES = "; a text's prompt is decode.length less decode.tokens, keep is 1 of decode.parts"
 
 
 @app("decode", short=SHORT)
@@ -28,11 +29,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     file = inside(cfg.results, name, ".json")
     caches = {key: instantiate(one, _convert_="all") for key, one in cfg.caches.items()}
     task, prefix = loaded(cfg)
-    if task.length - prefix < 2 or prefix < 1:
-        raise ValueError(
-            f"decode.tokens is {cfg.tokens}, of windows of {task.length} tokens (decode.length); "
-            f"it must be at least 2 and below that"
-        )
     with tracked(cfg, "decode", name) as run:
         try:
             record = measure_decoding(
@@ -40,12 +36,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                 model_name=name, task_name=name, description=cfg.description,
             )  # fmt: skip
         except ValueError as error:
-            if f"{prefix} tokens" not in str(error):
-                raise
-            raise ValueError(
-                f"{error} (the prompt is decode.length less decode.tokens, keep 1 / part of "
-                f"cache_study.parts)"
-            ) from None
+            raise ValueError(f"{error}{NAMES if 'tokens' in str(error) else ''}") from error
         log_curves(
             run,
             (

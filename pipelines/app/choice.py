@@ -53,6 +53,17 @@ def _chosen(given: Sequence[str]) -> DictConfig:
     scales = [params["scale"], *(one[6:] for one in given if one.startswith("scale="))]
     overrides = [one for one in given if not one.startswith("scale=")]
     cfg = chosen(scales[-1], overrides) if given else checked()
+    outside = [
+        folder
+        for key, folder in cfg.paths.items()
+        if f"paths.{key}" not in ANYWHERE and not Path(folder).resolve().is_relative_to(Path.cwd())
+    ]
+    if outside and not Config(str(Path(".dvc").resolve()))["core"].get("no_scm"):
+        raise ValueError(
+            f"{outside[0]} leads out of the project, to {Path(outside[0]).resolve()}, where DVC "
+            f"does not follow beside git: work in a copy of the project on that disk, or let DVC "
+            f"do without git (dvc config --local core.no_scm true)"
+        )
     if cfg.trainer.accelerator == "gpu":
         from pipelines import plan  # which imports torch
         from pipelines.app.training import check_gpu
@@ -103,23 +114,7 @@ def chosen(scale: str, overrides: Sequence[str]) -> DictConfig:
         else:
             continue
         raise ValueError(f"{one} is not for a run of all stages; {reason}")
-    cfg = composed("plan", [f"scale={scale}", *overrides])
-    check_within(cfg.paths)
-    return cfg
-
-
-def check_within(paths: Mapping[str, str]) -> None:
-    """Raises ValueError for a link by which DVC's outputs leave the project, which git forbids."""
-    of_dvc = (Path(folder) for key, folder in paths.items() if f"paths.{key}" not in ANYWHERE)
-    outside = (one for one in of_dvc if not one.resolve().is_relative_to(Path.cwd().resolve()))
-    if (folder := next(outside, None)) and not Config(str(Path(".dvc").resolve()))["core"].get(
-        "no_scm"
-    ):
-        raise ValueError(
-            f"{folder} leads out of the project, to {folder.resolve()}, where DVC does not follow "
-            f"beside git: work in a copy of the project on that disk, or let DVC do without git "
-            f"(dvc config --local core.no_scm true)"
-        )
+    return composed("plan", [f"scale={scale}", *overrides])
 
 
 def write(values: Mapping[str, Any]) -> None:

@@ -2,9 +2,7 @@
 
 import logging
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -53,24 +51,24 @@ def earlier(file: str) -> Record:
 
 def texts_of(given: Namespace) -> list[str]:
     """Reads the texts. Raises ValueError where there is none, or no folder to keep numbers in."""
-    if given.cache and not given.estimate:
-        try:
-            Path(given.cache).mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=given.cache).close()
-        except OSError as error:
-            raise ValueError(
-                f"--cache is {given.cache}; give a folder that can be written ({error.strerror})"
-            ) from None
+    try:
+        Path(given.cache or ".").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--cache is {given.cache}; give a folder that can be made ({error.strerror})"
+        ) from None
     try:
         return list(read_texts(given.text, show=print))
     except (OSError, ValueError) as error:
         raise ValueError(f"--text is {given.text}; {error}") from None
 
 
-def probed(name: str, texts: Sequence[str], given: Namespace) -> Record | None:
+def probed(name: str, texts: list[str], given: Namespace) -> Record | None:
     """Measures a model and prints its report; None for an estimate alone."""
-    dtype = getattr(torch, given.dtype) if given.dtype else None
-    model, tokenizer = load_model(name, dtype=dtype), load_tokenizer(given.tokenizer or name)
+    model, tokenizer = (
+        load_model(name, dtype=given.dtype and getattr(torch, given.dtype)),
+        load_tokenizer(given.tokenizer or name),
+    )
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     short = Path(name).resolve().name
     windows: Any = {"windows": given.windows, "length": given.length}

@@ -9,16 +9,16 @@ import gzip
 import json
 import os
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from glob import escape, glob
 from io import TextIOWrapper
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import BinaryIO, cast
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".tokens")
-"""Endings of text files in any case, `.gz` apart."""
+SUFFIXES = (".txt", ".md", ".jsonl", ".tokens")  # in any case, `.gz` apart
 ALLOWED = f"{', '.join(SUFFIXES)}, plain or .gz"
 
 
@@ -29,9 +29,10 @@ def read_texts(
 
     `.txt` and `.md`: one text a file. `.jsonl`: the string `field` of each line. `.tokens`:
     WikiText's format, one text per level-1 heading ` = Title = `. Each is plain or `.gz`, UTF-8
-    with or without a byte order mark, and `\r\n` is read as `\n`; a lone `\r` stays. Files come in
-    the order of their paths. Links are followed, and a folder that is reached twice is read once.
-    Files of a folder or glob that are hidden or end otherwise are left out.
+    with or without a byte order mark. A line that ends in `\r\n` is read as one that ends in `\n`;
+    nothing else is changed. Files come in the order of their paths. Links are followed, and a
+    folder that is reached twice is read once. Files of a folder or glob that are hidden or end
+    otherwise are left out.
 
     Raises FileNotFoundError where there is no text, ValueError for a file that is named and ends
     otherwise, or whose content is not what its name says.
@@ -42,10 +43,10 @@ def read_texts(
         show: Is given one line that counts what is left out, if anything is. None: nothing is
             shown.
     """
-    left_out: Counter[str] = Counter()
-    files = sorted(text_paths(Path(path), left_out))
-    if left_out and show is not None:
-        show(f"{path}: text files read: {len(files)}; left out: {_counted(left_out)}")
+    counts: Counter[str] = Counter()
+    files = sorted(text_paths(Path(path), counts))
+    if show is not None and counts.total() > len(files):
+        show(f"{path}: text files read: {len(files)}; left out: {_left_out(counts)}")
     for file in files:
         with _reading(file) as lines:
             for text in _texts(file, lines, field):
@@ -54,97 +55,83 @@ def read_texts(
                 yield text
 
 
-def _counted(left_out: Counter[str]) -> str:
-    return ", ".join(f"{kind} ({count})" for kind, count in left_out.most_common())
-
-
-def text_paths(path: Path, left_out: Counter[str] | None = None) -> Iterator[Path]:
-    """Yields the text files that a path names, and counts in `left_out` what else is there.
+def text_paths(path: Path, counts: Counter[str] | None = None) -> Iterator[Path]:
+    """Yields the text files that a path names; `counts` gets, by reason, what else is there.
 
     Raises FileNotFoundError where there is none, ValueError for a file that ends otherwise.
     """
-    left_out = Counter() if left_out is None else left_out
     if path.is_file() and suffix(path) not in SUFFIXES:
         raise ValueError(f"{path}: unknown suffix, allowed are {ALLOWED}")
-    is_empty = True
+    counts = Counter() if counts is None else counts
     for file in _files(path):
-        if reason := "" if file == path else _why_not(file):
-            left_out[reason] += 1
-        else:
-            is_empty = False
+        reason = "" if file == path else _why_not(file)
+        counts[reason] += 1
+        if not reason:
             yield file
-    if is_empty:
-        there = f"; left out: {_counted(left_out)}" if left_out else ""
+    if not counts[""]:
         raise FileNotFoundError(
-            f"{path}: no such file, or a folder or glob without {ALLOWED}{there}"
+            f"{path}: no such file, or a folder or glob without {ALLOWED}; left out: "
+            f"{_left_out(counts)}"
         )
 
 
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        yield from _below(path)
-    else:
-        places = set()
-        for file in _matches(Path(path.anchor), path.relative_to(path.anchor).parts):
-            if (place := (os.path.realpath(file.parent), file.name)) not in places:
-                places.add(place)
-                yield file
+def _left_out(counts: Counter[str]) -> str:
+    return ", ".join(f"{kind} ({n})" for kind, n in sorted(counts.items()) if kind) or "nothing"
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    return chain.from_iterable(entries for _, entries in _walk(folder))
+def _files(path: Path) -> Iterable[Path]:
+    """Lists all files that a path names; of a folder that a glob matches, those below it."""
+    tops = map(Path, [path] if path.exists() else _matches(str(path)))
+    files = (
+        file
+        for top in tops
+        for _, entries in (_walk(top) if top.is_dir() else [(top, [top])])
+        for file in entries
+    )
+    # a file that several matches hold comes once, under the first of its paths
+    return (
+        files
+        if path.exists()
+        else {(os.path.realpath(one.parent), one.name): one for one in sorted(files)[::-1]}.values()
+    )
 
 
-def _walk(top: Path) -> Iterator[tuple[Path, list[Path]]]:
+def _matches(pattern: str) -> Iterable[str]:
+    """Lists what a glob matches; `**` does not go round in a loop of links."""
+    above, deep, below = pattern.partition("**")
+    if not deep:
+        return glob(pattern)
+    return (
+        match
+        for top in glob(above or ".")
+        for folder, _ in _walk(Path(top))
+        for match in _matches(escape(str(folder)) + below)
+    )
+
+
+def _walk(top: Path) -> Iterator[tuple[Path, Iterable[Path]]]:
     """Yields each folder that is not hidden, with its files and hidden folders.
 
-    Each real folder comes once, under a path without links below `top` if it has one.
+    Each real folder comes once, those behind links after the others.
     """
-    visited: set[str] = set()
-    tops = [top]
-    for start in tops:  # it grows by the links that are met
-        for name, folders, files in os.walk(start, onerror=_refuse):
-            if (real := os.path.realpath(name)) in visited:
-                folders.clear()
-                continue
+    visited, waiting = set[str](), deque([top])
+    while waiting:
+        if (real := os.path.realpath(folder := waiting.popleft())) not in visited:
             visited.add(real)
-            hidden = [folder for folder in folders if folder.startswith(".")]
-            folders[:] = sorted(set(folders).difference(hidden))
-            tops += [Path(name, folder) for folder in folders if Path(name, folder).is_symlink()]
-            yield Path(name), [Path(name, entry) for entry in (*files, *hidden)]
-
-
-def _refuse(error: OSError) -> None:
-    """Raises the error of an unreadable folder, which `os.walk` would skip."""
-    raise error
-
-
-def _matches(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Yields what a glob matches; a folder among it is read as one that is named."""
-    if not parts:
-        yield from _below(folder) if folder.is_dir() else [folder]
-    elif os.path.lexists(folder / parts[0]):  # a name may hold a bracket
-        yield from _matches(folder / parts[0], parts[1:])
-    elif parts[0] == "**":
-        for inner, _ in _walk(folder) if parts[1:] else [(folder, [])]:
-            yield from _matches(inner, parts[1:])
-    elif folder.is_dir():
-        entries = sorted(folder.glob(parts[0]), key=lambda entry: (entry.is_symlink(), entry))
-        for entry in entries:
-            is_hidden = entry.name.startswith(".")
-            yield from [entry] if is_hidden else _matches(entry, parts[1:])
+            entries = sorted(folder.iterdir())
+            inner = [one for one in entries if one.is_dir() and not one.name.startswith(".")]
+            waiting.extendleft(one for one in inner if not one.is_symlink())
+            waiting.extend(one for one in inner if one.is_symlink())
+            yield folder, set(entries).difference(inner)
 
 
 def _why_not(path: Path) -> str:
     """Says why a path in a folder is not read; "" for a text, and for a broken link to one."""
-    if path.name.startswith("."):
-        return "hidden folder" if path.is_dir() else "hidden"
-    if suffix(path) not in SUFFIXES:
+    if path.name.startswith(".") or suffix(path) not in SUFFIXES:
         return (
-            (suffix(path) or path.suffix or "without a suffix") if path.exists() else "broken link"
-        )
+            "hidden" if path.name.startswith(".")
+            else suffix(path) or ("without a suffix" if path.exists() else "broken link")
+        )  # fmt: skip
     return "" if path.is_file() or not path.exists() else "not a file"
 
 
@@ -156,7 +143,7 @@ def suffix(file: Path) -> str:
 def _texts(file: Path, lines: Iterator[str], field: str) -> Iterator[str]:
     match suffix(file):
         case ".jsonl":
-            return map(_with_line_feeds, _json_texts(file, lines, field))
+            return _json_texts(file, lines, field)
         case ".tokens":
             return articles(lines)
         case _:
@@ -170,42 +157,38 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
     lines; without the empty lines, formulas and scores would pass for headings.
     """
     article: list[str] = []
-    before = ""
     for line, after in pairwise(chain((line.rstrip("\n") for line in lines), [""])):
-        starts = _is_title(line) and not before.strip() and not after.strip()
-        if starts and any(text.strip() for text in article):
+        is_apart = not "".join([*article[-1:], after]).strip()
+        if _is_title(line) and is_apart and any(text.strip() for text in article):
             yield "\n".join(article)
             article = []
         article.append(line)
-        before = line
     if any(text.strip() for text in article):
         yield "\n".join(article)
 
 
 def _is_title(line: str) -> bool:
     text = line.strip()
-    is_heading = len(text) > 4 and text.startswith("= ") and text.endswith(" =")
-    return is_heading and not text.startswith("= =") and not text.endswith("= =")
+    is_section = text.startswith("= =") or text.endswith("= =")
+    return len(text) > 4 and text.startswith("= ") and text.endswith(" =") and not is_section
 
 
 def _json_texts(file: Path, lines: Iterable[str], field: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in filter(lambda pair: pair[1].strip(), enumerate(lines, start=1)):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", error)
-            raise ValueError(f"{file}, line {number}, is not JSON: {reason}") from None
+            raise ValueError(
+                f"{file}, line {number}, is not JSON: {getattr(error, 'msg', error)}"
+            ) from None
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             raise ValueError(f"{file}, line {number}, has no field {field!r} with a text")
         try:
             row[field].encode()
         except UnicodeEncodeError as error:  # JSON can escape a lone surrogate
-            half = ascii(row[field][error.start])[1:-1]
             raise ValueError(
-                f"{file}, line {number}, has {half} in {field!r}, half of a character, which is no "
-                "UTF-8"
+                f"{file}, line {number}, has {ascii(row[field][error.start])[1:-1]} in {field!r}, "
+                f"half of a character, which is no UTF-8"
             ) from None
         yield row[field]
 
@@ -213,17 +196,11 @@ def _json_texts(file: Path, lines: Iterable[str], field: str) -> Iterator[str]:
 @contextmanager
 def _reading(file: Path) -> Iterator[Iterator[str]]:
     try:
-        is_packed = file.suffix.lower() == ".gz"
-        with gzip.open(file) if is_packed else file.open("rb") as raw:
+        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as raw:
             # newline="\n" splits at line feeds alone: WikiText has lines with other separators
-            lines: IO[str] = TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8-sig", newline="\n")
-            yield map(_with_line_feeds, lines)
+            text = TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8-sig", newline="\n")
+            yield (line.replace("\r\n", "\n") for line in text)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{file} is not a complete gzip file: {error}") from None
-
-
-def _with_line_feeds(text: str) -> str:
-    r"""Replaces `\r\n`, so that a text is the same whichever system wrote it."""
-    return text.replace("\r\n", "\n")

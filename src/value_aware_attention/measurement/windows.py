@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain
 from random import Random
 
 import torch
@@ -77,39 +76,29 @@ def text_windows(
     tokens = list(chain.from_iterable(encoding["input_ids"] for encoding in encoded))
     available = len(tokens) // read
     if not available:
-        counted = f"{len(tokens)} token{'s' * (len(tokens) != 1)}"
         raise ValueError(
-            f"the text has {counted}, a window of {length} needs {read} of them: give a longer "
-            f"text or a smaller length"
+            f"the text has {len(tokens)} token{'s' * (len(tokens) != 1)}, a window of {length} "
+            f"needs {read} of them: give a longer text or a smaller length"
         )
     places = _places(available, windows, seed)
     rows = [before + tokens[place * read : (place + 1) * read] + after for place in places]
-    special = len(before) + len(after)
-    return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), special)
+    return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), length - read)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Finds the special tokens that the tokenizer puts before and after a text.
 
-    It is asked with a word, because it may drop what a text begins with, and with words of its
-    vocabulary where it drops that one.
+    It is asked with a word, of its vocabulary where it drops others: it may drop what a text
+    begins with, and then nothing tells the sides apart.
     """
-    ask = partial(_around, tokenizer)
-    return ask("a") or next(filter(None, map(ask, islice(tokenizer.get_vocab(), 1000))), ([], []))
-
-
-def _around(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[list[int], list[int]] | None:
-    """Returns what stands before and after a word; None where nothing is left of it."""
-    try:
-        encoding = tokenizer(word, return_special_tokens_mask=True)
-    except Exception:  # Rust's, of a tokenizer that has no token for unknown words
-        return None
-    tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
-    before = len(list(takewhile(bool, special)))
-    after = len(list(takewhile(bool, reversed(special))))
-    if before == len(tokens):
-        return None
-    return list(tokens[:before]), list(tokens[len(tokens) - after :])
+    for word in chain("aA0", tokenizer.get_vocab()):
+        with suppress(Exception):  # Rust's, of a tokenizer without a token for unknown words
+            encoding = tokenizer(word, return_special_tokens_mask=True)
+            tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
+            if not all(special):
+                before, after = special.index(0), special[::-1].index(0)
+                return list(tokens[:before]), list(tokens[len(tokens) - after :])
+    return [], []
 
 
 def _places(available: int, windows: int | None, seed: int | None) -> list[int]:

@@ -42,14 +42,10 @@ class TextFiles:
     field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
-        split: Split | None = None if self.evaluation_path is None else "train"
-        yield from self._documents(self.path, split)
-        if self.evaluation_path is not None:
-            yield from self._documents(self.evaluation_path, "evaluation")
-
-    def _documents(self, path: str | Path, split: Split | None) -> Iterator[Document]:
-        for text in read_texts(path, field=self.field, show=print):
-            yield Document(text, split)
+        first: Split | None = None if self.evaluation_path is None else "train"
+        for path, split in ((self.path, first), (self.evaluation_path, "evaluation")):
+            texts = () if path is None else read_texts(path, field=self.field, show=print)
+            yield from (Document(text, split) for text in texts)
 
 
 @dataclass(frozen=True, kw_only=True)

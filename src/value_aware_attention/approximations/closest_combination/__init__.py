@@ -16,11 +16,11 @@ from torch.nn.functional import embedding_bag, pad
 
 from value_aware_attention.approximations.closest_combination import batched, compiled
 from value_aware_attention.approximations.closest_combination.problem import (
+    SEARCHES,
     Problem,
     flatten,
     unresolved,
 )
-from value_aware_attention.searches import SEARCHES
 
 __all__ = [
     "ENGINES",

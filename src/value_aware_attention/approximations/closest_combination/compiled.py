@@ -18,11 +18,11 @@ from value_aware_attention.approximations.closest_combination.problem import (
     INDEPENDENCE,
     LOOKS,
     NEARLY,
+    SEARCHES,
     SMALLEST,
     WIDE,
     Problem,
 )
-from value_aware_attention.searches import SEARCHES
 
 SOURCE = Path(__file__).with_name("active_set.cpp")
 LANES = 8

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.call import Call
+from value_aware_attention.searches import SEARCHES as SEARCHES
 from value_aware_attention.weights import renormalised, smallest
 
 GROUPS = 16
