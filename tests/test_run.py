@@ -40,7 +40,7 @@ def test_the_scale_and_its_axes_are_where_dvc_reads_them_and_go_back(params: Pat
 
 
 def test_the_overrides_of_a_run_replace_those_of_the_run_before(params: Path) -> None:
-    folder = params.parent / "größe # x"
+    folder = params.parent / "größe # x=y"
     choice.choose(["scale=smoke", "causal.steps=3", "logger=none"])
     cfg = choice.checked()
     assert (cfg.causal.steps, cfg.masked.short.steps) == (3, 6)
@@ -98,6 +98,7 @@ def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
         ("++paths.report=/big", "paths.report=/big .* work in a copy of the project"),
         ("paths.root=/big", "paths.root=/big .* work in a copy of the project"),
         ("causal.stesp=3", "stesp"),
+        ("corpus.path=a=b", "corpus.path=a=b cannot be read .* a value with =, .* needs quotes"),
         ("scale=huge", "huge"),
         ("scale=gpu", "scale=gpu .* 14 days; trainer.accelerator=auto"),
     ],

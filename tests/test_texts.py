@@ -130,7 +130,9 @@ class TestFiles:
 
     @pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "."])
     def test_a_missing_path_is_named(self, tmp_path, path):
-        with pytest.raises(FileNotFoundError, match="no such file, or a folder or glob without"):
+        with pytest.raises(
+            FileNotFoundError, match=r"no such file, or a folder or glob without [a-z., ]*gz$"
+        ):
             list(read_texts(tmp_path / path))
 
     @pytest.mark.parametrize("name", ["a.TXT", "a.Txt.GZ", "a.MD", "a.JSONL.gz", "a.TOKENS"])

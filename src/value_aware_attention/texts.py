@@ -70,13 +70,13 @@ def text_paths(path: Path, counts: Counter[str] | None = None) -> Iterator[Path]
             yield file
     if not counts[""]:
         raise FileNotFoundError(
-            f"{path}: no such file, or a folder or glob without {ALLOWED}; left out: "
-            f"{_left_out(counts)}"
+            f"{path}: no such file, or a folder or glob without {ALLOWED}"
+            f"{'; left out: ' * bool(counts.total())}{_left_out(counts)}"
         )
 
 
 def _left_out(counts: Counter[str]) -> str:
-    return ", ".join(f"{kind} ({n})" for kind, n in sorted(counts.items()) if kind) or "nothing"
+    return ", ".join(f"{kind} ({n})" for kind, n in sorted(counts.items()) if kind)
 
 
 def _files(path: Path) -> Iterable[Path]:

@@ -42,8 +42,11 @@ class TextFiles:
     field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
-        first: Split | None = None if self.evaluation_path is None else "train"
-        for path, split in ((self.path, first), (self.evaluation_path, "evaluation")):
+        paths: dict[Split | None, str | Path | None] = {
+            None if self.evaluation_path is None else "train": self.path,
+            "evaluation": self.evaluation_path,
+        }
+        for split, path in paths.items():
             texts = () if path is None else read_texts(path, field=self.field, show=print)
             yield from (Document(text, split) for text in texts)
 
