@@ -14,6 +14,7 @@ from pipelines.app import app
 
 SHORT = ("model", "text", "tokenizer")
 """Arguments that stand for decode.<name>."""
+NAMES = "; a text's prompt is decode.length less decode.tokens, keep is 1 of decode.parts"
 
 
 @app("decode", short=SHORT)
@@ -29,10 +30,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     caches = {key: instantiate(one, _convert_="all") for key, one in cfg.caches.items()}
     task, prefix = loaded(cfg)
     with tracked(cfg, "decode", name) as run:
-        record = measure_decoding(
-            task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix, model_name=name,
-            task_name=name, description=cfg.description,
-        )  # fmt: skip
+        try:
+            record = measure_decoding(
+                task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix,
+                model_name=name, task_name=name, description=cfg.description,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(f"{error}{NAMES if 'tokens' in str(error) else ''}") from error
         log_curves(
             run,
             (

@@ -69,8 +69,8 @@ def main(given: Sequence[str] | None = None) -> None:
         if name not in TARGETS and name not in SEEDS:
             allowed = " or ".join([*TARGETS, *SEEDS])
             raise ValueError(f"what to run is {name}; it must be {allowed}")
-        cfg = choose(overrides)
         without_git()
+        cfg = choose(overrides)
         run(name, Path(cfg.paths.outputs), Path(cfg.paths.seeds))
 
 
@@ -166,7 +166,10 @@ class Running:
                 said.append(line)
         if process.returncode:
             print("".join(said), end="", file=sys.stderr)
-            raise ValueError(f"{stage or 'dvc'} failed; the same command goes on from there")
+            raise ValueError(
+                f"{stage or 'dvc'} failed; once what is said above is put right, the same command "
+                f"goes on from there"
+            )
         self.ended(stage, since)
 
     def ended(self, stage: str, since: float) -> None:

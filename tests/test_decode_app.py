@@ -52,10 +52,14 @@ def test_a_model_of_the_user_decodes_a_text(tmp_path: Path) -> None:
     run_app(f"decode model={folder} text={text} {options} decode.name=mine", tmp_path)
     record = read(tmp_path / "outputs/smoke/decoded/mine.json")
     assert (record.prefix, record.length, record.units) == (26, 32, 2)
-    line = refusal(f"decode model={folder} text={text} {options} decode.tokens=32", tmp_path)
-    assert "prefix is 0; with 32 tokens it must be 1 to 30" in line
+    for tokens in (1, 32, 64):
+        given = f"{options} decode.tokens={tokens}"
+        line = refusal(f"decode model={folder} text={text} {given}", tmp_path)
+        assert f"prefix is {32 - tokens}; with 32 tokens it must be 1 to 30" in line
+        assert "a text's prompt is decode.length less decode.tokens, keep is 1 of" in line
     line = refusal(f"decode model={folder} text={text} {options} cache_study.parts=[26]", tmp_path)
     assert "which leaves 1 of the prompt's 26 tokens" in line
+    assert "decode.length less decode.tokens" in line
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -96,10 +96,12 @@ def test_a_stage_that_fails_is_named_below_its_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     running = Running([["a", "b", ENCODER]], tmp_path / "seconds.json")
-    with pytest.raises(ValueError, match=f"^{ENCODER} failed; the same command goes on"):
+    with pytest.raises(
+        ValueError, match=f"^{ENCODER} failed; once what is said above is put right, the same"
+    ):
         running.follow(["false"], ENCODER)
     of_dvc = "Running stage 'a':\n> x\nRunning stage 'b':\nwhy"
-    with pytest.raises(ValueError, match=r"^b failed; the same"):
+    with pytest.raises(ValueError, match=r"^b failed; once"):
         running.follow(["sh", "-c", f'echo "{of_dvc}"; exit 1'])
     said = capfd.readouterr()
     assert said.out == " 1/3 a: 0 s\n" and said.err == "Running stage 'b':\nwhy\n"

@@ -547,7 +547,10 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
         ("model={bert} text={text.txt} probe.dtype=float16", "float16 on a CPU"),
         ("model={bert} text={text.txt} probe.dtype=int8", "dtype is int8"),
         ("model={bert} text={text.txt} kernel=gaussian", "elu, exponential, polynomial"),
-        ("model={bare} text={text.txt}", "has no tokenizer: give tokenizer=FOLDER"),
+        (
+            "model={bare} text={text.txt}",
+            "has no tokenizer: give a folder that has one (option tokenizer)",
+        ),
         ("text={text.txt}", "probe.model"),
         ("model=/ tokenizer={bert} text={text.txt}", "model is /; its folder has no name"),
         ("model={llama} text={text.txt} probe.length=1", "length is 1; "),

@@ -1,5 +1,6 @@
 """The probe as a command: without hydra and the report's packages, with one line for an error."""
 
+import gzip
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 import torch
 from probed import LENGTH, model, tokenizer, words
 
-from value_aware_attention import probe, probe_command
+from value_aware_attention import probe, probe_command, probe_run
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.measure import measure_own
@@ -30,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model("bert").save_pretrained(made / "bare")
     (made / "text.txt").write_text(words(200))
     (made / "short.txt").write_text("w1 w2")
+    (made / "zero.txt").write_text("w1", "utf-16-le")
     (made / "wide.json").write_text("{}", "utf-16")
     text = Text.of_tokens(torch.arange(3, 3 + LENGTH)[None])
     own = measure_own(Task(model("gpt2"), [text], "perplexity"), name="own")
@@ -106,10 +108,17 @@ def test_half_precision_is_read_as_another_dtype(
         ("{bert} {gpt2} --text {text.txt} --json a.json", "--json keeps the record of one model"),
         ("{bert} --text {text.txt} --estimate --json a.json", "not an estimate"),
         ("{no.json} --json a.json", "--json keeps the record of one model that is measured"),
-        ("{bert} --text {no.txt}", "No such file or directory"),
-        ("{bert} --text {bert/model.safetensors}", "give a text file in UTF-8"),
+        ("{bert} --text {no.txt}", "no.txt; "),
+        ("{bert} --text {bert/model.safetensors}", "model.safetensors: unknown suffix, allowed"),
+        ("{bert} --text {zero.txt}", "zero.txt is binary, not text"),
+        ("{bert} --text {bert}", "left out: .json (3), .safetensors (1)"),
+        ("{bert} --text {text.txt} --cache {text.txt}", "--cache is "),
+        ("{bert} --text {text.txt} --cache /proc/x", "--cache is /proc/x; give a folder that"),
         ("{bert} --text {short.txt} --length 16", "the text has 2 tokens, a window of 16 needs 14"),
-        ("{bare} --text {text.txt}", "has no tokenizer"),
+        (
+            "{bare} --text {text.txt}",
+            "has no tokenizer: give a folder that has one (option tokenizer)",
+        ),
         ("{bert} --text {text.txt} --length 99", "length is 99; the model has 16 positions"),
         ("{no.json}", "No such file or directory"),
         ("{bert/config.json}", "schema version"),
@@ -134,6 +143,35 @@ def test_an_error_is_one_line(
         run(monkeypatch, *arguments)
     message = str(stopped.value.code)
     assert message.startswith("error: ") and said in message and "\n" not in message
+
+
+def test_it_reads_texts_as_the_apps_do(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.jsonl").write_text('{"text": "w1"}\n{"text": "w2"}\n')
+    with gzip.open(texts / "b.tokens.gz", "wt") as file:
+        file.write("w3 w4\r\n")
+    (texts / "c.pdf").write_text("w5")
+    monkeypatch.setattr(probe_run, "estimate", lambda model, tokenizer, given, **_: given)
+    run(monkeypatch, folder / "bert", "--text", texts, "--estimate")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{texts}: text files read: 2; left out: .pdf (1)",
+        "bert: ['w1', 'w2', 'w3 w4']",
+    ]
+
+
+def test_help_and_mistyped_options_do_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from value_aware_attention.probe_command import main\n"
+        "try: main()\nfinally: assert 'torch' not in sys.modules"
+    )
+    for option, status in {"--help": 0, "--serch=fast": 2, "--search=fats": 2}.items():
+        done = subprocess.run(
+            [sys.executable, "-c", code, "model", option], capture_output=True, text=True
+        )
+        assert done.returncode == status, done.stderr
 
 
 @pytest.mark.slow

@@ -81,7 +81,6 @@ def test_every_command_runs_in_a_fresh_clone_in_its_order(tmp_path: Path) -> Non
     folder = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
     (folder / ".venv").symlink_to(sys.prefix)
-    (folder / ".git/info/exclude").write_text(".venv\n")  # a link, where .gitignore has a folder
     model("bert").save_pretrained(tmp_path / "my-model")
     tokenizer().save_pretrained(tmp_path / "my-model")
     (tmp_path / "text.txt").write_text(words(400))

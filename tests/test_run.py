@@ -40,7 +40,7 @@ def test_the_scale_and_its_axes_are_where_dvc_reads_them_and_go_back(params: Pat
 
 
 def test_the_overrides_of_a_run_replace_those_of_the_run_before(params: Path) -> None:
-    folder = params.parent / "größe # x"
+    folder = params.parent / "größe # x=y"
     choice.choose(["scale=smoke", "causal.steps=3", "logger=none"])
     cfg = choice.checked()
     assert (cfg.causal.steps, cfg.masked.short.steps) == (3, 6)
@@ -98,6 +98,7 @@ def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
         ("++paths.report=/big", "paths.report=/big .* work in a copy of the project"),
         ("paths.root=/big", "paths.root=/big .* work in a copy of the project"),
         ("causal.stesp=3", "stesp"),
+        ("corpus.path=a=b", "corpus.path=a=b cannot be read .* a value with =, .* needs quotes"),
         ("scale=huge", "huge"),
         ("scale=gpu", "scale=gpu .* 14 days; trainer.accelerator=auto"),
     ],
@@ -113,6 +114,35 @@ def test_what_cannot_run_is_one_line_and_leaves_params_as_they_are(
     assert "\n" not in str(stop.value) and params.read_text() == PARAMS
     # an axis is written before it is composed, because DVC and Hydra read it there
     assert given.partition("=")[0] in choice.AXES or params.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("link", ["outputs", "outputs/smoke", "outputs/smoke/models", "report"])
+def test_a_link_out_of_the_project_is_refused_before_the_first_stage(
+    params: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    link: str,
+) -> None:
+    Path(".git").mkdir()
+    Path(link).parent.mkdir(parents=True, exist_ok=True)
+    Path(link).symlink_to(tmp_path_factory.mktemp("disk"))
+    monkeypatch.setattr(repro, "run", pytest.fail)
+    with pytest.raises(SystemExit, match=r"leads out of the project.*copy of the project on that"):
+        repro.main(["scale=smoke"])
+    assert params.read_text() == PARAMS
+    Path(".git").rmdir()  # DVC follows links where there is no git
+    monkeypatch.setattr(repro, "run", lambda *_: None)
+    repro.main(["scale=smoke"])
+
+
+def test_links_and_folders_of_a_run_are_ignored_by_git(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for name in ("outputs", "report", "logs", ".cache"):
+        (tmp_path / name).symlink_to("/tmp")
+    listed = subprocess.run([*git, "status", "--short"], capture_output=True, text=True, check=True)
+    assert listed.stdout == "?? .gitignore\n"
 
 
 def test_an_axis_is_written_where_dvc_reads_it(params: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from dvc.config import Config
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import composed
@@ -19,7 +20,7 @@ AXES = (
 """Lists of params.yaml that dvc.yaml makes stages of."""
 CELLS = ("kernel", "length", "replicate", "attention", "task", "model", "texts", "measured")
 """Config groups in which every stage makes its own choice."""
-ANYWHERE = ("paths.cache", "paths.logs", "paths.results")
+ANYWHERE = ("paths.cache", "paths.logs", "paths.results", "paths.seeds")
 """Folders that dvc.yaml does not name, so that they may lie outside of the project."""
 
 
@@ -52,6 +53,17 @@ def _chosen(given: Sequence[str]) -> DictConfig:
     scales = [params["scale"], *(one[6:] for one in given if one.startswith("scale="))]
     overrides = [one for one in given if not one.startswith("scale=")]
     cfg = chosen(scales[-1], overrides) if given else checked()
+    outside = [
+        folder
+        for key, folder in cfg.paths.items()
+        if f"paths.{key}" not in ANYWHERE and not Path(folder).resolve().is_relative_to(Path.cwd())
+    ]
+    if outside and not Config(str(Path(".dvc").resolve()))["core"].get("no_scm"):
+        raise ValueError(
+            f"{outside[0]} leads out of the project, to {Path(outside[0]).resolve()}, where DVC "
+            f"does not follow beside git: work in a copy of the project on that disk, or let DVC "
+            f"do without git (dvc config --local core.no_scm true)"
+        )
     if cfg.trainer.accelerator == "gpu":
         from pipelines import plan  # which imports torch
         from pipelines.app.training import check_gpu

@@ -31,8 +31,8 @@ from pipelines.app.values import (
     unknown,
     word,
 )
+from value_aware_attention.texts import text_paths
 from value_aware_study.cards import Card, cards
-from value_aware_study.data.text import text_paths
 
 LARGEST = 10**12
 """Largest number of weights of a model, which take four terabytes."""

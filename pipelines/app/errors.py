@@ -98,8 +98,8 @@ def one_line(error: BaseException) -> str:
         return unknown(key[1], places[1].split(", ") if places else None)
     if isinstance(error, OverrideParseException):
         return (
-            f"{error.override} cannot be read as key=value; a value with other letters than those "
-            f"of English, with spaces or brackets needs quotes, as in \"key='value'\""
+            f"{error.override} cannot be read as key=value; a value with =, spaces, brackets or "
+            f"other letters than those of English needs quotes, as in \"key='value'\""
         )
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         kernels,
         measurement,
         probe,
+        texts,
     )
     from value_aware_attention.attention import attention
 
@@ -30,6 +31,7 @@ __all__ = [
     "kernels",
     "measurement",
     "probe",
+    "texts",
 ]
 
 

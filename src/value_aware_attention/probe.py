@@ -322,16 +322,13 @@ def _check_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _texts(text: str | Iterable[str]) -> list[str]:
-    """Lists the texts, none of which begins with 100 blanks or more.
-
-    `measurement.windows.special_tokens` reads so many characters, and must find a word there.
-    """
+    """Lists the texts. Raises ValueError for what is no text."""
     if isinstance(text, bytes | Path) or not isinstance(text, Iterable):
         raise ValueError(f"text is {described(text)}; give a string, or several: what files hold")
     texts = [text] if isinstance(text, str) else list(text)
     if others := [one for one in texts if not isinstance(one, str)]:
         raise ValueError(f"text holds one {described(others[0])}; give strings: what files hold")
-    return [one if one[:100].strip() else one.lstrip() for one in texts]
+    return texts
 
 
 def _length(model: PreTrainedModel, length: int | None) -> int:

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
-from transformers import BartConfig, BartModel
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BartConfig, BartModel, PreTrainedTokenizerFast
 
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
@@ -15,6 +16,7 @@ from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, ex
 from value_aware_attention.measurement.windows import (
     TextWindows,
     metric_of,
+    special_tokens,
     text_windows,
     windows_task,
 )
@@ -68,11 +70,34 @@ def test_several_texts_are_read_one_after_the_other() -> None:
     assert read.tokens.tolist() == [BARE("w1 w2 w3")["input_ids"], BARE("w4 w5 w6")["input_ids"]]
 
 
+@pytest.mark.parametrize("dropped", ["\ufffd", "\u200b", "\u0301", "\x01", " "])
+def test_special_tokens_do_not_depend_on_what_a_text_begins_with(dropped: str) -> None:
+    clean = normalizers.Sequence([normalizers.BertNormalizer(), normalizers.StripAccents()])
+    bert = tokenizer()
+    bert.backend_tokenizer.normalizer = clean
+    read = text_windows(100 * dropped + words(40), bert, length=LENGTH, windows=None)
+    assert read.special_tokens == 2 and read.tokens[:, [0, -1]].unique().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("word", ["\u0915", "ACGT", "w1"])
+@pytest.mark.parametrize("kind", [models.BPE, models.WordLevel, models.WordPiece])
+def test_a_tokenizer_that_knows_no_latin_is_asked_with_its_own_words(kind: type, word: str) -> None:
+    vocabulary = {"<s>": 0, "</s>": 1, word: 2}
+    merges = ([],) if kind is models.BPE else ()
+    made = Tokenizer(kind(vocabulary, *merges))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = [("<s>", 0), ("</s>", 1)]
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    own = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    assert special_tokens(own) == ([0], [1])
+
+
 @pytest.mark.parametrize(
     ("text", "options", "named"),
     [
         ("", {}, "the text is empty"),
         (["", " \n"], {}, "the text is empty"),
+        ("w1", {}, "the text has 1 token, a window of 16 needs 14"),
         (words(13), {}, "the text has 13 tokens, a window of 16 needs 14"),
         (words(40), {"length": 2}, "length is 2; it must be above 2"),
         (words(40), {"windows": 0}, "windows is 0"),

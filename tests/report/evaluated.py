@@ -166,9 +166,9 @@ def _metrics(model, metric, first, last, hyperparameters):
         {"step": s, "loss": last / 10 + 4 * math.exp(-s / 500), metric: last + first * 0.9**s}
         for s in steps
     ]
-    if metric == "error":
+    if metric == "error_percent":
         for point in curve:
-            point["error"] = last + first * math.exp(-point["step"] / 400)
+            point["error_percent"] = last + first * math.exp(-point["step"] / 400)
     return {
         "model": model,
         "parameters": 1_234_567,
@@ -189,8 +189,10 @@ def training():
         f"causal_{kernel}": _metrics(f"causal_{kernel}", "perplexity", 500, 40 + 3 * i, causal)
         for i, kernel in enumerate(KERNEL_RATES)
     }
-    metrics["masked_short"] = _metrics("masked_short", "error", 40, 49, {"block_positions": False})
-    metrics["masked_long"] = _metrics("masked_long", "error", 20, 45, masked)
+    metrics["masked_short"] = _metrics(
+        "masked_short", "error_percent", 40, 49, {"block_positions": False}
+    )
+    metrics["masked_long"] = _metrics("masked_long", "error_percent", 20, 45, masked)
     return metrics
 
 

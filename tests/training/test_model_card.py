@@ -25,8 +25,8 @@ MASKED = {
     key: value for key, value in CAUSAL.items() if key not in ("perplexity", "curve", "model")
 } | {
     "model": "masked_long",
-    "error": 85.15406162464986,
-    "curve": [{"step": 380, "loss": 5.356531302134196, "error": 85.15406162464986}],
+    "error_percent": 85.15406162464986,
+    "curve": [{"step": 380, "loss": 5.356531302134196, "error_percent": 85.15406162464986}],
 }
 ABOUT = {"data": "docstrings of numpy", "scale": "laptop", "kernel": "elu"}
 
@@ -54,7 +54,7 @@ def test_the_metadata_are_the_hubs() -> None:
     assert data.pipeline_tag == "fill-mask" and data.library_name == "transformers"
     assert data.model_name == "masked_long" and "elu" in data.tags
     results = {result.metric_type: result.metric_value for result in data.eval_results}
-    assert results == {"loss": MASKED["loss"], "error": MASKED["error"]}
+    assert results == {name: MASKED[name] for name in ("loss", "error_percent")}
     assert all("docstrings of numpy" in result.dataset_name for result in data.eval_results)
     assert ModelCard(model_card(CAUSAL, **ABOUT)).data.pipeline_tag == "text-generation"
 

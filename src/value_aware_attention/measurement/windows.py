@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain
 from random import Random
 
 import torch
@@ -67,7 +67,7 @@ def text_windows(
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not any(text.strip() for text in texts):
         raise ValueError("the text is empty")
-    before, after = special_tokens(tokenizer, next(text for text in texts if text.strip()))
+    before, after = special_tokens(tokenizer)
     after = after if closed else []
     read = length - len(before) - len(after)
     if read < 1:
@@ -77,24 +77,28 @@ def text_windows(
     available = len(tokens) // read
     if not available:
         raise ValueError(
-            f"the text has {len(tokens)} tokens, a window of {length} needs {read} of them: give a "
-            f"longer text or a smaller length"
+            f"the text has {len(tokens)} token{'s' * (len(tokens) != 1)}, a window of {length} "
+            f"needs {read} of them: give a longer text or a smaller length"
         )
     places = _places(available, windows, seed)
     rows = [before + tokens[place * read : (place + 1) * read] + after for place in places]
-    special = len(before) + len(after)
-    return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), special)
+    return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), length - read)
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int]]:
-    """Finds the special tokens that the tokenizer puts before and after a text."""
-    encoding = tokenizer(text[:100], return_special_tokens_mask=True)
-    tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
-    before = len(list(takewhile(bool, special)))
-    after = len(list(takewhile(bool, reversed(special))))
-    if before == len(tokens):  # nothing but special tokens: which side they are on is not known
-        return [], []
-    return list(tokens[:before]), list(tokens[len(tokens) - after :])
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Finds the special tokens that the tokenizer puts before and after a text.
+
+    It is asked with a word, of its vocabulary where it drops others: it may drop what a text
+    begins with, and then nothing tells the sides apart.
+    """
+    for word in chain("aA0", tokenizer.get_vocab()):
+        with suppress(Exception):  # Rust's, of a tokenizer without a token for unknown words
+            encoding = tokenizer(word, return_special_tokens_mask=True)
+            tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
+            if not all(special):
+                before, after = special.index(0), special[::-1].index(0)
+                return list(tokens[:before]), list(tokens[len(tokens) - after :])
+    return [], []
 
 
 def _places(available: int, windows: int | None, seed: int | None) -> list[int]:

@@ -71,7 +71,9 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a local folder or of the hub. Raises OSError where there is none."""
     folder = local_folder(name)
     if folder is not None and not any(any(folder.glob(file)) for file in VOCABULARIES):
-        raise FileNotFoundError(f"{name} has no tokenizer: give tokenizer=FOLDER, one that has")
+        raise FileNotFoundError(
+            f"{name} has no tokenizer: give a folder that has one (option tokenizer)"
+        )
     if folder is not None:
         check_files(folder)
     with _loading(name):

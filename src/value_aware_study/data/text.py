@@ -5,26 +5,18 @@ starts at once.
 """
 
 import ast
-import gzip
 import inspect
-import json
-import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from io import TextIOWrapper
-from itertools import chain, pairwise
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, Literal, cast
+from typing import Any, Literal
 from unittest.mock import patch
+
+from value_aware_attention.texts import articles, read_texts
 
 Split = Literal["train", "validation", "evaluation"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "evaluation")
-
-SUFFIXES = (".txt", ".jsonl", ".tokens")
-"""Endings of text files, `.gz` apart."""
 
 TEST_FOLDERS = {"test", "tests", "testing", "_testing"}
 """Folders of a package that `Docstrings` leaves out."""
@@ -40,12 +32,9 @@ class Document:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Reads local text: a file, a folder (read recursively) or a glob; each file plain or `.gz`.
+    """Reads local texts as `read_texts` does, and prints what it leaves out.
 
-    `.txt`: one document a file. `.jsonl`: the string `field` of each line. `.tokens`: WikiText's
-    format, one document per level-1 heading ` = Title = `. All are UTF-8, with or without a byte
-    order mark. With `evaluation_path`, `path` is the train split and `evaluation_path` the
-    evaluation split.
+    With `evaluation_path`, `path` is the train split and `evaluation_path` the evaluation split.
     """
 
     path: str | Path
@@ -53,129 +42,13 @@ class TextFiles:
     field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
-        split: Split | None = None if self.evaluation_path is None else "train"
-        yield from self._documents(self.path, split)
-        if self.evaluation_path is not None:
-            yield from self._documents(self.evaluation_path, "evaluation")
-
-    def _documents(self, path: str | Path, split: Split | None) -> Iterator[Document]:
-        for file in sorted(text_paths(Path(path))):
-            with _reading(file) as lines:
-                for text in self._texts(file, lines):
-                    if "\0" in text:
-                        raise ValueError(f"{file} is binary, not text: it holds a zero byte")
-                    yield Document(text, split)
-
-    def _texts(self, file: Path, lines: IO[str]) -> Iterator[str]:
-        match suffix(file):
-            case ".jsonl":
-                return _json_texts(file, lines, self.field)
-            case ".tokens":
-                return articles(lines)
-            case _:
-                return iter([lines.read()])
-
-
-def text_paths(path: Path) -> Iterator[Path]:
-    """Yields the text files that a path names: a file, all below a folder, or those of a glob.
-
-    Raises FileNotFoundError where there is none, ValueError for one that ends otherwise.
-    """
-    allowed = f"{', '.join(SUFFIXES)}, plain or .gz"
-    found = False
-    for file in _files(path):
-        if suffix(file) not in SUFFIXES:
-            raise ValueError(f"{file}: unknown suffix, allowed are {allowed}")
-        found = True
-        yield file
-    if not found:
-        raise FileNotFoundError(f"{path}: no such file, or a folder or glob without {allowed}")
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        for folder, _, names in os.walk(path, onerror=_refuse):
-            found = (Path(folder, name) for name in names)
-            yield from (one for one in found if suffix(one) in SUFFIXES and _can_be_text(one))
-    elif path.is_file():
-        yield path
-    elif "*" in str(path):
-        root = Path(path.anchor)  # "" for a relative path
-        yield from root.glob(str(path.relative_to(root)))
-
-
-def _refuse(error: OSError) -> None:
-    """Raises the error of an unreadable folder, which `os.walk` would skip."""
-    raise error
-
-
-def _can_be_text(file: Path) -> bool:
-    """Tells whether this is a file or a broken link, which must not be skipped unseen."""
-    return file.is_file() or not file.exists()
-
-
-def suffix(file: Path) -> str:
-    """Returns the suffix of a file's name without `.gz`."""
-    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
-
-
-def articles(lines: Iterable[str]) -> Iterator[str]:
-    """Joins WikiText's lines into articles; every line is kept, its end is a token of the corpus.
-
-    An article starts at a level-1 heading (` = Title = `, a section has ` = = `) between two empty
-    lines; without the empty lines, formulas and scores would pass for headings.
-    """
-    article: list[str] = []
-    before = ""
-    for line, after in pairwise(chain((line.rstrip("\n") for line in lines), [""])):
-        starts = _is_title(line) and not before.strip() and not after.strip()
-        if starts and any(text.strip() for text in article):
-            yield "\n".join(article)
-            article = []
-        article.append(line)
-        before = line
-    if any(text.strip() for text in article):
-        yield "\n".join(article)
-
-
-def _is_title(line: str) -> bool:
-    text = line.strip()
-    is_heading = len(text) > 4 and text.startswith("= ") and text.endswith(" =")
-    return is_heading and not text.startswith("= =") and not text.endswith("= =")
-
-
-def _json_texts(file: Path, lines: IO[str], field: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", error)
-            raise ValueError(f"{file}, line {number}, is not JSON: {reason}") from None
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            raise ValueError(f"{file}, line {number}, has no field {field!r} with a text")
-        try:
-            row[field].encode()
-        except UnicodeEncodeError as error:  # JSON can escape a lone surrogate
-            half = ascii(row[field][error.start])[1:-1]
-            raise ValueError(
-                f"{file}, line {number}, has {half} in {field!r}, half of a character, which is no "
-                "UTF-8"
-            ) from None
-        yield row[field]
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[IO[str]]:
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as raw:
-            # newline="\n" splits at line feeds alone: WikiText has lines with other separators
-            yield TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8-sig", newline="\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{file} is not a complete gzip file: {error}") from None
+        paths: dict[Split | None, str | Path | None] = {
+            None if self.evaluation_path is None else "train": self.path,
+            "evaluation": self.evaluation_path,
+        }
+        for split, path in paths.items():
+            texts = () if path is None else read_texts(path, field=self.field, show=print)
+            yield from (Document(text, split) for text in texts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,7 @@ def exploration(
     """
     metric = metric_of(model)
     if ends is None:
-        before, after = special_tokens(tokenizer, "a")
+        before, after = special_tokens(tokenizer)
         ends = before, [] if metric == "perplexity" else after
     ids, shown = passage(texts, tokenizer, ends, min(most, positions(model) or most))
     row = torch.tensor([ids])

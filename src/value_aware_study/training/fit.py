@@ -70,12 +70,13 @@ def fit(
 ) -> list[dict[str, float]]:
     """Takes an optimizer step on every one of `train_batches`; returns the learning curve.
 
-    The curve has an entry {"step", "loss", "perplexity" or "error"} for every `evaluate_every`
-    steps and for the last. The first process gives it to `save`, which writes the model, and
-    removes the checkpoints after that, so that a finished training is never lost. `trainer` are
-    arguments of Lightning's Trainer; its num_nodes and accumulate_grad_batches are `nodes` and
-    `accumulate`. Each of `devices` on every node takes its share of a batch's rows, in `accumulate`
-    micro-batches one after the other; the step is the same. `workers` processes read batches ahead.
+    The curve has an entry {"step", "loss", "perplexity" or "error_percent"} for every
+    `evaluate_every` steps and for the last. The first process gives it to `save`, which writes the
+    model, and removes the checkpoints after that, so that a finished training is never lost.
+    `trainer` are arguments of Lightning's Trainer; its num_nodes and accumulate_grad_batches are
+    `nodes` and `accumulate`. Each of `devices` on every node takes its share of a batch's rows, in
+    `accumulate` micro-batches one after the other; the step is the same. `workers` processes read
+    batches ahead.
     `_prepare` describes the other options.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process

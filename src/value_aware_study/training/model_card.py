@@ -29,12 +29,12 @@ TASKS = {
         "AutoModelForCausalLM",
         "import value_aware_attention.models\n",
     ),
-    "error": Task("fill-mask", "masked language model", "AutoModelForMaskedLM", ""),
+    "error_percent": Task("fill-mask", "masked language model", "AutoModelForMaskedLM", ""),
 }
 METRICS = {
     "loss": "loss (nats a token)",
     "perplexity": "perplexity",
-    "error": "error (% of masked tokens predicted wrongly)",
+    "error_percent": "error (% of masked tokens predicted wrongly)",
 }
 
 
@@ -42,10 +42,10 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
     """Writes a model card in the hub's format: metadata, and what a training run measured and set.
 
     `metrics` is what the run records: model, parameters, steps, tokens, hyperparameters, the
-    learning curve, and the last loss with the perplexity (causal) or error (masked). `data` names
-    the text, `scale` the run's size, `kernel` what attention computes.
+    learning curve, and the last loss with the perplexity (causal) or error in percent (masked).
+    `data` names the text, `scale` the run's size, `kernel` what attention computes.
     """
-    metric = "perplexity" if "perplexity" in metrics else "error"
+    metric = "perplexity" if "perplexity" in metrics else "error_percent"
     task = TASKS[metric]
     attention = metrics["hyperparameters"].get("attention", "exact attention")
     return f"""---
@@ -102,7 +102,7 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
 def _loading(metrics: Mapping[str, Any], task: Task) -> str:
     """Writes code that loads the model where its folder lies."""
     name = json.dumps(metrics["model"], ensure_ascii=False)
-    if task is TASKS["error"] and "attention" in metrics["hyperparameters"]:
+    if task is TASKS["error_percent"] and "attention" in metrics["hyperparameters"]:
         return f"""from transformers import AutoTokenizer
 from value_aware_attention.models import load_masked
 

@@ -202,7 +202,7 @@ def test_figure_1_draws_changes_from_exact_once_and_the_papers_values(results):
 def test_figure_3_draws_the_curves_as_recorded(records, training):
     drawn = [r for r in rows(*figure_3(Results.of(records, training)).charts) if "series" in r]
     curve = {(r["count"], r["value"]) for r in drawn if r["series"] == "long, 512 tokens"}
-    assert curve == {(p["step"], p["error"]) for p in training["masked_long"]["curve"]}
+    assert curve == {(p["step"], p["error_percent"]) for p in training["masked_long"]["curve"]}
     assert len({r["series"] for r in drawn}) == 5
 
 

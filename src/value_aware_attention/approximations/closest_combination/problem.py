@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.call import Call
+from value_aware_attention.searches import SEARCHES as SEARCHES
 from value_aware_attention.weights import renormalised, smallest
 
-SEARCHES = ("fast", "default", "best")
 GROUPS = 16
 """Number of interleaved groups of keys; the steepest of each group is looked at closely."""
 BEAM = 32

@@ -208,7 +208,7 @@ def figure_3(results: Results) -> Exhibit | None:
     """Shows learning curves, masked models and causal ones apart; None where none was kept."""
     lengths = {record.model: f", {record.length} tokens" for record in results.records}
     curves_of = [
-        (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
+        (f"masked_{name}", "error_percent", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
         for name, mark in (("short", SHORT), ("long", LONG))
     ]
     curves_of += [
@@ -217,7 +217,7 @@ def figure_3(results: Results) -> Exhibit | None:
     ]
     data = pd.concat(
         [_curve(results.training.get(model, {}), *drawn) for model, *drawn, _ in curves_of]
-    )
+    ).replace({"metric": {"error_percent": "error"}})
     marks = {name: mark for _, _, name, mark in curves_of}
     panels = [
         _figure_3_panel(data[data["metric"] == metric], metric, marks)

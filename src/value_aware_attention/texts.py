@@ -1,0 +1,206 @@
+"""Reads texts from files, in the one way in which every command and app reads them.
+
+    report = probe.probe(model, tokenizer, read_texts("notes.txt"))
+
+Nothing here imports torch.
+"""
+
+import gzip
+import json
+import os
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from glob import escape, glob
+from io import TextIOWrapper
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import BinaryIO, cast
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".tokens")  # in any case, `.gz` apart
+ALLOWED = f"{', '.join(SUFFIXES)}, plain or .gz"
+
+
+def read_texts(
+    path: Path | str, *, field: str = "text", show: Callable[[str], None] | None = None
+) -> Iterator[str]:
+    r"""Reads the texts of a file, of all files below a folder, or of those that a glob matches.
+
+    `.txt` and `.md`: one text a file. `.jsonl`: the string `field` of each line. `.tokens`:
+    WikiText's format, one text per level-1 heading ` = Title = `. Each is plain or `.gz`, UTF-8
+    with or without a byte order mark. A line that ends in `\r\n` is read as one that ends in `\n`;
+    nothing else is changed. Files come in the order of their paths. Links are followed, and a
+    folder that is reached twice is read once. Files of a folder or glob that are hidden or end
+    otherwise are left out.
+
+    Raises FileNotFoundError where there is no text, ValueError for a file that is named and ends
+    otherwise, or whose content is not what its name says.
+
+    Args:
+        path: File, folder or glob (`*`, `?`, `[...]`, and `**` for any folders).
+        field: Of a `.jsonl` line, the key of its text.
+        show: Is given one line that counts what is left out, if anything is. None: nothing is
+            shown.
+    """
+    counts: Counter[str] = Counter()
+    files = sorted(text_paths(Path(path), counts))
+    if show is not None and counts.total() > len(files):
+        show(f"{path}: text files read: {len(files)}; left out: {_left_out(counts)}")
+    for file in files:
+        with _reading(file) as lines:
+            for text in _texts(file, lines, field):
+                if "\0" in text:
+                    raise ValueError(f"{file} is binary, not text: it holds a zero byte")
+                yield text
+
+
+def text_paths(path: Path, counts: Counter[str] | None = None) -> Iterator[Path]:
+    """Yields the text files that a path names; `counts` gets, by reason, what else is there.
+
+    Raises FileNotFoundError where there is none, ValueError for a file that ends otherwise.
+    """
+    if path.is_file() and suffix(path) not in SUFFIXES:
+        raise ValueError(f"{path}: unknown suffix, allowed are {ALLOWED}")
+    counts = Counter() if counts is None else counts
+    for file in _files(path):
+        reason = "" if file == path else _why_not(file)
+        counts[reason] += 1
+        if not reason:
+            yield file
+    if not counts[""]:
+        raise FileNotFoundError(
+            f"{path}: no such file, or a folder or glob without {ALLOWED}"
+            f"{'; left out: ' * bool(counts.total())}{_left_out(counts)}"
+        )
+
+
+def _left_out(counts: Counter[str]) -> str:
+    return ", ".join(f"{kind} ({n})" for kind, n in sorted(counts.items()) if kind)
+
+
+def _files(path: Path) -> Iterable[Path]:
+    """Lists all files that a path names; of a folder that a glob matches, those below it."""
+    tops = map(Path, [path] if path.exists() else _matches(str(path)))
+    files = (
+        file
+        for top in tops
+        for _, entries in (_walk(top) if top.is_dir() else [(top, [top])])
+        for file in entries
+    )
+    # a file that several matches hold comes once, under the first of its paths
+    return (
+        files
+        if path.exists()
+        else {(os.path.realpath(one.parent), one.name): one for one in sorted(files)[::-1]}.values()
+    )
+
+
+def _matches(pattern: str) -> Iterable[str]:
+    """Lists what a glob matches; `**` does not go round in a loop of links."""
+    above, deep, below = pattern.partition("**")
+    if not deep:
+        return glob(pattern)
+    return (
+        match
+        for top in glob(above or ".")
+        for folder, _ in _walk(Path(top))
+        for match in _matches(escape(str(folder)) + below)
+    )
+
+
+def _walk(top: Path) -> Iterator[tuple[Path, Iterable[Path]]]:
+    """Yields each folder that is not hidden, with its files and hidden folders.
+
+    Each real folder comes once, those behind links after the others.
+    """
+    visited, waiting = set[str](), deque([top])
+    while waiting:
+        if (real := os.path.realpath(folder := waiting.popleft())) not in visited:
+            visited.add(real)
+            entries = sorted(folder.iterdir())
+            inner = [one for one in entries if one.is_dir() and not one.name.startswith(".")]
+            waiting.extendleft(one for one in inner if not one.is_symlink())
+            waiting.extend(one for one in inner if one.is_symlink())
+            yield folder, set(entries).difference(inner)
+
+
+def _why_not(path: Path) -> str:
+    """Says why a path in a folder is not read; "" for a text, and for a broken link to one."""
+    if path.name.startswith(".") or suffix(path) not in SUFFIXES:
+        return (
+            "hidden" if path.name.startswith(".")
+            else suffix(path) or ("without a suffix" if path.exists() else "broken link")
+        )  # fmt: skip
+    return "" if path.is_file() or not path.exists() else "not a file"
+
+
+def suffix(file: Path) -> str:
+    """Returns the suffix of a file's name without `.gz`, in lower case."""
+    return Path(file.name.lower().removesuffix(".gz")).suffix
+
+
+def _texts(file: Path, lines: Iterator[str], field: str) -> Iterator[str]:
+    match suffix(file):
+        case ".jsonl":
+            return _json_texts(file, lines, field)
+        case ".tokens":
+            return articles(lines)
+        case _:
+            return iter(["".join(lines)])
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """Joins WikiText's lines into articles; every line is kept, its end is a token of the corpus.
+
+    An article starts at a level-1 heading (` = Title = `, a section has ` = = `) between two empty
+    lines; without the empty lines, formulas and scores would pass for headings.
+    """
+    article: list[str] = []
+    for line, after in pairwise(chain((line.rstrip("\n") for line in lines), [""])):
+        is_apart = not "".join([*article[-1:], after]).strip()
+        if _is_title(line) and is_apart and any(text.strip() for text in article):
+            yield "\n".join(article)
+            article = []
+        article.append(line)
+    if any(text.strip() for text in article):
+        yield "\n".join(article)
+
+
+def _is_title(line: str) -> bool:
+    text = line.strip()
+    is_section = text.startswith("= =") or text.endswith("= =")
+    return len(text) > 4 and text.startswith("= ") and text.endswith(" =") and not is_section
+
+
+def _json_texts(file: Path, lines: Iterable[str], field: str) -> Iterator[str]:
+    for number, line in filter(lambda pair: pair[1].strip(), enumerate(lines, start=1)):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{file}, line {number}, is not JSON: {getattr(error, 'msg', error)}"
+            ) from None
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            raise ValueError(f"{file}, line {number}, has no field {field!r} with a text")
+        try:
+            row[field].encode()
+        except UnicodeEncodeError as error:  # JSON can escape a lone surrogate
+            raise ValueError(
+                f"{file}, line {number}, has {ascii(row[field][error.start])[1:-1]} in {field!r}, "
+                f"half of a character, which is no UTF-8"
+            ) from None
+        yield row[field]
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Iterator[str]]:
+    try:
+        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as raw:
+            # newline="\n" splits at line feeds alone: WikiText has lines with other separators
+            text = TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8-sig", newline="\n")
+            yield (line.replace("\r\n", "\n") for line in text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{file} is not a complete gzip file: {error}") from None
