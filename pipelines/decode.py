@@ -14,7 +14,6 @@ from pipelines.app import app
 
 SHORT = ("model", "text", "tokenizer")
 """Arguments that stand for decode.<name>."""
-NAMES = "; a text's prompt is decode.length less decode.tokens, keep is 1 of decode.parts"
 
 
 @app("decode", short=SHORT)
@@ -30,13 +29,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     caches = {key: instantiate(one, _convert_="all") for key, one in cfg.caches.items()}
     task, prefix = loaded(cfg)
     with tracked(cfg, "decode", name) as run:
-        try:
-            record = measure_decoding(
-                task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix,
-                model_name=name, task_name=name, description=cfg.description,
-            )  # fmt: skip
-        except ValueError as error:
-            raise ValueError(f"{error}{NAMES if 'tokens' in str(error) else ''}") from error
+        record = measure_decoding(
+            task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix, model_name=name,
+            task_name=name, description=cfg.description,
+        )  # fmt: skip
         log_curves(
             run,
             (
@@ -74,6 +70,11 @@ def loaded(cfg: DictConfig) -> tuple[Any, int]:
         model, tokenizer, texts, windows=cfg.windows, length=cfg.length, kernel=None,
         seed=cfg.seed, draw=False,
     )  # fmt: skip
+    if not 2 <= cfg.tokens < task.length:
+        raise ValueError(
+            f"decode.tokens is {cfg.tokens} of {task.length} tokens (decode.length); it must be 2 "
+            f"to {task.length - 1}, so that a prompt is left before them"
+        )
     return task, task.length - cfg.tokens
 
 

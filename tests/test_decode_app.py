@@ -7,7 +7,7 @@ import torch
 
 from tests.apps import refusal, run_app
 from tests.hugging_face.models import sharp
-from value_aware_attention.measurement.decoding_record import FULL, DecodingRecord
+from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
 from value_aware_study.report.contents import decoding_section
 from value_aware_study.training.decoder import build_decoder
 
@@ -55,11 +55,9 @@ def test_a_model_of_the_user_decodes_a_text(tmp_path: Path) -> None:
     for tokens in (1, 32, 64):
         given = f"{options} decode.tokens={tokens}"
         line = refusal(f"decode model={folder} text={text} {given}", tmp_path)
-        assert f"prefix is {32 - tokens}; with 32 tokens it must be 1 to 30" in line
-        assert "a text's prompt is decode.length less decode.tokens, keep is 1 of" in line
+        assert f"decode.tokens is {tokens} of 32 tokens (decode.length); it must be 2 to 31" in line
     line = refusal(f"decode model={folder} text={text} {options} cache_study.parts=[26]", tmp_path)
     assert "which leaves 1 of the prompt's 26 tokens" in line
-    assert "decode.length less decode.tokens" in line
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from value_aware_attention.hugging_face.layers import (
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
-from value_aware_attention.measurement.chance import chance
+from value_aware_attention.measurement.control import chance
 from value_aware_attention.measurement.control import control as measure_control
 from value_aware_attention.measurement.foretold import Cost, foretold
 from value_aware_attention.measurement.head_budgets import budget_settings

@@ -13,9 +13,8 @@ from tests.caches.methods import METHODS, SEEING
 from tests.caches.seen import observed
 from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheProfile, Observed
-from value_aware_attention.caches.budgets import pooled_counts
+from value_aware_attention.caches.budgets import Order, first_of, pooled_counts
 from value_aware_attention.caches.joint_set import Rows
-from value_aware_attention.caches.order import Order, first_of
 
 quick = settings(deadline=None, max_examples=20)
 M, WIDTH = 8, 7

@@ -14,9 +14,9 @@ from tests.caches.seen import kinds, observed, one_of
 from tests.reference.caches import best_set
 from value_aware_attention.attention import masked_softmax
 from value_aware_attention.caches import CacheMethod, Observed, elimination, joint_set
+from value_aware_attention.caches.budgets import first_of
 from value_aware_attention.caches.elimination import eliminate
 from value_aware_attention.caches.joint_set import LEFT, Rows, exchange, extend
-from value_aware_attention.caches.order import first_of
 
 M = 8
 SEARCHES = [eliminate, partial(eliminate, share=elimination.SHARE)]

@@ -20,8 +20,7 @@ from pipelines.app import composed
 from tests.caches.seen import rotary
 from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheMethod, Observed
-from value_aware_attention.caches.budgets import proportional_counts
-from value_aware_attention.caches.order import Order
+from value_aware_attention.caches.budgets import Order, proportional_counts
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement.caches import cache_settings
 from value_aware_study.cards import cache_cards

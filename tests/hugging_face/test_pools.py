@@ -19,8 +19,8 @@ from value_aware_attention.caches import (
     KeptKeys,
     Observed,
 )
+from value_aware_attention.caches.budgets import Order
 from value_aware_attention.caches.method import Given
-from value_aware_attention.caches.order import Order
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")

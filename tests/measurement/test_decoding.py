@@ -10,8 +10,8 @@ from torch.nn.functional import kl_div
 from tests.hugging_face.models import sharp
 from value_aware_attention.caches import AfterPrefix, Recent, ValueAware
 from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
 from value_aware_attention.measurement.decoding import measure_decoding
-from value_aware_attention.measurement.decoding_record import FULL, DecodingRecord
 from value_aware_attention.measurement.task import Task, Text
 
 PREFIX, LENGTH = 16, 24

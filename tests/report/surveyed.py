@@ -2,8 +2,14 @@
 
 from synthetic import RUN_ON, ends, error, record
 
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
-from value_aware_attention.measurement.decoding_record import FULL, DecodingCell, DecodingRecord
+from value_aware_attention.measurement.cache_record import (
+    FULL,
+    CacheCell,
+    CacheRecord,
+    DecodingCell,
+    DecodingRecord,
+    Estimate,
+)
 from value_aware_attention.measurement.record import Cell, Panel, Picture, TextRead
 from value_aware_study.report.results import Results
 

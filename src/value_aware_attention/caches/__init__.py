@@ -9,25 +9,19 @@ A method is one small file with `scores` or `keep`; `AfterPrefix` makes it an ap
 
 from value_aware_attention.caches.after_prefix import AfterPrefix
 from value_aware_attention.caches.attention_matching import AttentionMatching
-from value_aware_attention.caches.baselines import Random, Recent
+from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Random, Recent
 from value_aware_attention.caches.budgets import CacheProfile
-from value_aware_attention.caches.cap_kv import CapKV
-from value_aware_attention.caches.critical_values import CriticalValues
-from value_aware_attention.caches.defensive_kv import DefensiveKV
-from value_aware_attention.caches.expected_attention import ExpectedAttention
-from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
+from value_aware_attention.caches.critical_values import CriticalValues, DefensiveKV
+from value_aware_attention.caches.expected_attention import CapKV, ExpectedAttention
 from value_aware_attention.caches.layer_budgets import AdaKV, Cake, Lava, PyramidKV
-from value_aware_attention.caches.leave_one_out import LeaveOneOut
+from value_aware_attention.caches.leave_one_out import LeaveOneOut, OBCache
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.ob_cache import OBCache
 from value_aware_attention.caches.observed import KeptKeys, Observed
-from value_aware_attention.caches.observed_attention import ObservedAttention
+from value_aware_attention.caches.observed_attention import RKV, ObservedAttention, VaSE
 from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.press import Press, as_press
 from value_aware_attention.caches.profile import profile
-from value_aware_attention.caches.r_kv import RKV
 from value_aware_attention.caches.value_aware import ValueAware
-from value_aware_attention.caches.vase import VaSE
 
 __all__ = [
     "RKV",

@@ -17,7 +17,7 @@ from value_aware_attention.arguments import (
     check_seed,
 )
 from value_aware_attention.attention import attention, attention_state, working_precision
-from value_aware_attention.caches.budgets import CacheProfile
+from value_aware_attention.caches.budgets import CacheProfile, Order
 from value_aware_attention.caches.method import CacheMethod, Given, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
@@ -28,7 +28,6 @@ from value_aware_attention.caches.observed import (
     kept_state,
     visible_pairs,
 )
-from value_aware_attention.caches.order import Order
 from value_aware_attention.caches.padding import Part, Parts
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes

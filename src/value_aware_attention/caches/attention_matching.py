@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from value_aware_attention.caches.budgets import Order
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
-from value_aware_attention.caches.order import Order
 from value_aware_attention.caches.refit import refitted
 
 

@@ -1,11 +1,13 @@
-"""Keeps keys without looking at them: random keys, or the latest."""
+"""Keeps keys without looking at queries: random ones, the latest, or by the keys alone."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
 from value_aware_attention.arguments import SEEDS, check_seed
-from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.attention import working_precision
+from value_aware_attention.caches.method import CacheMethod, available
 from value_aware_attention.caches.observed import Observed
 
 
@@ -42,3 +44,29 @@ class Recent(CacheMethod):
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return 0.0
+
+
+class KeyDiff(CacheMethod):
+    """Keeps the r keys least like the mean direction of all: smallest cos(k_j, mean k / ||k||).
+
+    KeyDiff (Park et al., 2025, arXiv 2504.15364).
+    """
+
+    observes = False
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        key = working_precision(seen.key)
+        counted = available(seen)[..., None]
+        mean = normalize(key, dim=-1).where(counted, 0.0).sum(dim=-2, keepdim=True)
+        return -cosine_similarity(
+            key, mean / counted.sum(dim=-2, keepdim=True).clamp_min(1), dim=-1
+        )
+
+
+class KeyNorm(CacheMethod):
+    """Keeps the r keys with the smallest ||k_j|| (Devoto et al., 2024, arXiv 2406.11430)."""
+
+    observes = False
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        return -working_precision(seen.key).norm(dim=-1)

@@ -1,4 +1,4 @@
-"""Shares a number of keys among the heads and layers of a model."""
+"""Orders keys by how long they are kept, and shares a number of them among heads and layers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,17 +6,36 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.files import from_json, reading, to_json
 
 STEPS = 4096
 """Parts of a total that budgets are counted in, at most"""
 LEAST = 1e-12
 """KL divergence, in nats, below which budgets tell none apart"""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Orders the keys of caches: the first r of them are a set to keep, for every r."""
+
+    keys: Int[Tensor, "*batch M"]
+    loss: Float[Tensor, "*batch M"]
+    """What dropping each key costs once all behind it are dropped, comparable between the heads and
+    layers of a model: a part of the layer's squared output, or a score; inf: protected,
+    -inf: padding"""
+    preference: Float[Tensor, " B"] | None = None
+    """How much a layer needs keys, where a method shares them among layers by one number of each"""
+    others: Int[Tensor, "S *batch M"] | None = None
+    """Orders of other methods, whose sets a search compares with its own"""
+
+    @property
+    def by_head(self) -> Float[Tensor, "B H M"]:
+        """Returns the losses with all dimensions between texts and keys as one, of heads."""
+        return self.loss.flatten(1, -2)
 
 
 def pooled_counts(
@@ -175,3 +194,12 @@ def _cheapest(costs: NDArray[np.float64], total: int) -> NDArray[np.int64]:
         chosen[row] = choices[row, total]
         total -= chosen[row]
     return chosen
+
+
+def first_of(
+    keys: Int[Tensor, "*batch M"], counts: Int[Tensor, " *batch"]
+) -> Bool[Tensor, "*batch M"]:
+    """Returns the set of the first `counts` keys of each order."""
+    places = torch.arange(keys.shape[-1], device=keys.device)
+    chosen = (places < counts[..., None]).expand(keys.shape)
+    return torch.zeros_like(chosen).scatter(-1, keys, chosen)

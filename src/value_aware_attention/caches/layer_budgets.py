@@ -11,7 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import working_precision
-from value_aware_attention.caches.budgets import pooled_counts, proportional_counts, whole_counts
+from value_aware_attention.caches.budgets import (
+    Order,
+    pooled_counts,
+    proportional_counts,
+    whole_counts,
+)
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import (
@@ -19,7 +24,6 @@ from value_aware_attention.caches.observed_attention import (
     candidate_weights,
     pooled,
 )
-from value_aware_attention.caches.order import Order
 
 
 class AdaKV(ObservedAttention):

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
 from value_aware_attention.attention import working_precision
-from value_aware_attention.caches.budgets import pooled_counts
+from value_aware_attention.caches.budgets import Order, first_of, pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
-from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.kernels import check_kernel
 
 

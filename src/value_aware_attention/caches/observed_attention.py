@@ -5,11 +5,14 @@ from math import prod
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.nn.functional import avg_pool1d, max_pool1d
+from torch.nn.functional import avg_pool1d, max_pool1d, normalize
 
 from value_aware_attention.arguments import check_at_least, check_choice
-from value_aware_attention.caches.method import CacheMethod, candidates
+from value_aware_attention.attention import working_precision
+from value_aware_attention.caches.baselines import Random
+from value_aware_attention.caches.method import CacheMethod, available, candidates
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.call import max_elements
 
 AGGREGATES = {"mean": 1.0, "rms": 2.0, "max": torch.inf}
 """The orders of norms that aggregate weights"""
@@ -88,3 +91,57 @@ def mean_softmax(
     """Averages the softmax over the candidates alone; a row that sees none of them has zeros."""
     logits = logits.masked_fill(~candidates(seen)[..., None, None, :], -torch.inf)
     return logits.softmax(dim=-1).nan_to_num().mean(dim=(-3, -2))
+
+
+class RKV(CacheMethod):
+    """Keeps the r keys with the largest 0.1 importance - 0.9 redundancy.
+
+    R-KV (Cai et al., 2025, arXiv 2505.24133) as its code has it. Importance: softmax over keys of
+    the group's largest logits, its mean over observed queries, the largest of 7 neighbours.
+    Redundancy: softmax over keys of the mean cosine to all keys, where of each key's copies (a
+    cosine above 1/2) the last one counts as unlike it. There a key without a copy counts as unlike
+    the first key, by accident; not here. Its authors choose again as a cache grows (`every`), with
+    the last 8 rows and recent = 8, and advise against it for a prefill.
+    """
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        looked = mean_softmax(seen, seen.log_similarity.amax(dim=-3, keepdim=True))
+        alike = self._mean_cosine(seen).masked_fill(~available(seen), -torch.inf).softmax(dim=-1)
+        return 0.1 * pooled(looked, 7, "max") - 0.9 * alike
+
+    @staticmethod
+    def _mean_cosine(seen: Observed) -> Float[Tensor, "*batch M"]:
+        """Averages each key's cosine to all keys, in blocks of them."""
+        counted = available(seen)
+        key = normalize(working_precision(seen.key), dim=-1).where(counted[..., None], 0.0)
+        total, places = torch.zeros_like(key[..., 0]), torch.arange(seen.keys, device=key.device)
+        for rows in places.split(max(1, max_elements() // (seen.keys * seen.batch.numel()))):
+            cosine = (key[..., rows, :] @ key.mT).masked_fill(rows[:, None] == places, 0.0)
+            last = places.where(cosine > 0.5, -1).amax(dim=-1, keepdim=True)
+            total += cosine.masked_fill(places == last, 0.0).sum(dim=-2)
+        return total / counted.sum(dim=-1, keepdim=True).clamp_min(1)
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        return float((rows + keys) * keys * head_dim)
+
+
+class VaSE(Random):
+    """Keeps r/4 keys whose values have the largest range, and draws the others by attention weight.
+
+    VaSE (arXiv 2606.03928) as its code has it: range max_d v_jd - min_d v_jd, the first 4 keys
+    before all; the others without replacement in proportion to the mean weight over group, observed
+    queries and 5 neighbours, with softmax over the keys that are not protected. Its authors choose
+    again after every 64 tokens, with the last 64 rows, recent = 64 and sinks = 0.
+    """
+
+    observes = True
+
+    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+        weights = pooled(mean_softmax(seen, seen.log_similarity), 5)
+        # Gumbel noise: the largest are draws without replacement
+        scores = weights.log() - super().scores(seen).log().neg().log()
+        smallest, largest = working_precision(seen.value).aminmax(dim=-1)
+        ranges = (largest - smallest).masked_fill(available(seen).cumsum(-1) <= 4, torch.inf)
+        order = ranges.where(candidates(seen), -1.0).argsort(dim=-1, descending=True, stable=True)
+        above = torch.finfo(scores.dtype).max / torch.arange(4, 4 + self.r // 4).to(scores)
+        return scores.scatter(-1, order[..., : len(above)], above.expand(*seen.batch, -1))

@@ -10,17 +10,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.arguments import check_choice
-from value_aware_attention.caches.baselines import Recent
+from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Recent
+from value_aware_attention.caches.budgets import Order, first_of
 from value_aware_attention.caches.critical_values import CriticalValues
 from value_aware_attention.caches.elimination import SHARE, eliminate, measured_in_order
 from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.joint_set import Rows, exchange, extend
-from value_aware_attention.caches.key_geometry import KeyDiff, KeyNorm
 from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
-from value_aware_attention.caches.order import Order, first_of
 from value_aware_attention.caches.refit import refitted
 
 RANKINGS: Sequence[Callable[[int], CacheMethod]] = (

@@ -32,8 +32,7 @@ from value_aware_attention.flex import uncompiled
 from value_aware_attention.hugging_face.adapter import close, opened, unregister
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
 from value_aware_attention.hugging_face.cache_layers import grouped, rotary_of
-from value_aware_attention.hugging_face.growing_layer import GrowingLayer
-from value_aware_attention.hugging_face.kept_layer import KeptLayer, Slots
+from value_aware_attention.hugging_face.kept_layer import GrowingLayer, KeptLayer, Slots
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
     attention_layers,
@@ -114,6 +113,19 @@ class _Prompt:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Prompt":
         return self  # a copy of a cache is of the same model
+
+
+@dataclass
+class _Filling:
+    """Holds a prompt that is read, until its keys are chosen."""
+
+    prompts: dict[int, _Prompt] = field(default_factory=dict)
+    """By their layer's place in the cache"""
+    kept: dict[int, KeptLayer] = field(default_factory=dict)
+    after: dict[int, Any] = field(default_factory=dict)
+    """The `caches.AfterPrefix` of texts with so many tokens"""
+    bytes_before: int = 0
+    seconds: float = 0.0
 
 
 @contextmanager
@@ -264,12 +276,7 @@ class _Compression:
         self.thread = current_thread()
         self.is_open = self.is_reading = self.is_chunked = False
         self.cache: Any = None
-        self.after: dict[int, Any] = {}
-        """The `caches.AfterPrefix` of texts of the prompt that is read, by their tokens"""
-        self.prompts: dict[int, _Prompt] = {}
-        """By their layer's place in the cache"""
-        self.kept: dict[int, KeptLayer] = {}
-        self.bytes_before, self.seconds = 0, 0.0
+        self.filling = _Filling()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Compression":
         return self  # a copy of a cache is read in the same context
@@ -303,16 +310,7 @@ class _Compression:
             yield
 
     def _close(self) -> None:
-        self.is_open = False
-        self._forget()
-
-    def _forget(self) -> None:
-        """Forgets the prompt that is read."""
-        self.prompts.clear()
-        self.kept.clear()
-        self.after.clear()
-        self.cache = None
-        self.bytes_before, self.seconds = 0, 0.0
+        self.is_open, self.cache, self.filling = False, None, _Filling()
 
     @uncompiled
     def _see_cache(self, name: str, module: nn.Module, _: Any, options: dict[str, Any]) -> None:
@@ -334,8 +332,7 @@ class _Compression:
                 f"use_cache=True, and with a DynamicCache or none"
             )
         if cache is not self.cache:  # another one, also after a pass that was interrupted
-            self._forget()
-            self.cache = cache
+            self.cache, self.filling = cache, _Filling()
         self.is_reading = True
 
     def _prefill(self, prefill: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
@@ -346,8 +343,8 @@ class _Compression:
             found = prefill(*inputs, **options)
         finally:
             was_chunked, self.is_chunked = self.is_chunked, False
-        if was_chunked and self.prompts:
-            for place in list(self.prompts):
+        if was_chunked and self.filling.prompts:
+            for place in list(self.filling.prompts):
                 self._observe(place)
             self._finish()
         return found
@@ -388,7 +385,7 @@ class _Compression:
             return found
         check_call(dropout, options)
         self._check_filling(module, layer, query, key, value, options.get("sliding_window"))
-        prompt = self.prompts.setdefault(place, _Prompt(module, kernel))
+        prompt = self.filling.prompts.setdefault(place, _Prompt(module, kernel))
         prompt.queries.append(query.detach())
         mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
         if mask is not None and not is_causal and mask.shape[-2] > 1 and not self.is_chunked:
@@ -419,11 +416,9 @@ class _Compression:
                 f"DynamicCache(config=model.config), or no cache"
             )
         earlier = key.shape[2] - query.shape[2]
-        if place in self.prompts and not earlier:  # of a pass that was interrupted
-            cache = self.cache
-            self._forget()
-            self.cache = cache
-        if earlier and not (self.is_chunked and place in self.prompts):
+        if place in self.filling.prompts and not earlier:  # of a pass that was interrupted
+            self.filling = _Filling()
+        if earlier and not (self.is_chunked and place in self.filling.prompts):
             raise ValueError(
                 f"the cache holds {earlier} tokens that were not compressed; within "
                 f"compressed_cache a model must fill its cache from empty, and a new one after a "
@@ -432,7 +427,7 @@ class _Compression:
 
     def _observe(self, place: int) -> None:
         """Chooses a layer's keys, or observes it where the model's are chosen together."""
-        begun, prompt, layer = _time(), self.prompts[place], self.cache.layers[place]
+        begun, prompt, layer = _time(), self.filling.prompts[place], self.cache.layers[place]
         number, tokens = self.numbers[prompt.module], layer.keys.shape[2]
         query = prompt.queries[0] if len(prompt.queries) == 1 else torch.cat(prompt.queries, dim=2)
         prompt.queries.clear()
@@ -443,9 +438,9 @@ class _Compression:
                 x.where(is_token, 0.0) for x in (query, layer.keys, layer.values)
             )
             lengths = prompt.visible.sum(dim=-1).flatten().tolist()
-        if not self.after:
-            self.after = self._after(lengths)
-        after = next(iter(self.after.values()))
+        if not self.filling.after:
+            self.filling.after = self._after(lengths)
+        after = next(iter(self.filling.after.values()))
         with torch.autocast(query.device.type, enabled=False):
             prompt.parts, each = after.parted(
                 start=tokens,
@@ -455,13 +450,13 @@ class _Compression:
                     kernel=prompt.kernel, attn_mask=prompt.visible, is_causal=True,
                 ),
             )  # fmt: skip
-            seen = [self.after[text.keys].observe_part(text, *pool) for text, *pool in each]
+            seen = [self.filling.after[text.keys].observe_part(text, *pool) for text, *pool in each]
             if after.pool == "model":
                 prompt.seen = seen
             else:
-                kept = [self.after[text.keys].chosen(text, number) for text in seen]
+                kept = [self.filling.after[text.keys].chosen(text, number) for text in seen]
                 self._replace(place, prompt.parts.joined(kept), query)
-        self.seconds += _time() - begun
+        self.filling.seconds += _time() - begun
 
     def _after(self, lengths: Sequence[int]) -> dict[int, Any]:
         """Returns what compresses texts of a prompt, by their number of tokens.
@@ -473,11 +468,10 @@ class _Compression:
         always, longest = max(1, sinks + recent), max(lengths)
         r = round(self.keep * longest)
         if r < (always if every else min(always, longest)):
-            hint = ""
-            if longest == 1:
-                hint = "; generate(guidance_scale=...) reads the last token as a prompt of its own"
-            elif r == longest:
-                hint = f"; with every r must be at least {always}"
+            hints = {
+                1: "; generate(guidance_scale=...) reads the last token as a prompt of its own"
+            }
+            hint = hints.get(longest, f"; with every r must be {always}" if r == longest else "")
             raise ValueError(
                 f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
                 f"{sinks} sinks and {recent} recent keys are always kept{hint}"
@@ -489,17 +483,17 @@ class _Compression:
         """Lets the cache hold the kept keys in the place of a layer."""
         layer, every = self.cache.layers[place], self.options["every"]
         key, value = layer.keys, layer.values
-        self.bytes_before += key.nbytes + value.nbytes
+        self.filling.bytes_before += key.nbytes + value.nbytes
         if every is None:
             held = KeptLayer(Slots.of(kept, key, value), key.shape[2], self._is_read)
         else:
-            prompt = self.prompts[place]
+            prompt = self.filling.prompts[place]
             held = GrowingLayer(
                 kept, key, value, self._is_read, every=every, query=query, visible=prompt.visible,
                 choose=partial(self._choose_again, prompt),
                 rows=self.options["rows"] if self.options["observed"] == "last" else None,
             )  # fmt: skip
-        self.kept[place] = self.cache.layers[place] = held
+        self.filling.kept[place] = self.cache.layers[place] = held
 
     def _is_read(self) -> bool:
         """Tells whether the context's model reads, in its context."""
@@ -533,39 +527,37 @@ class _Compression:
     @uncompiled
     def _end_pass(self, *_: Any) -> None:
         self.is_reading = False
-        if self.prompts and not self.is_chunked:
+        if self.filling.prompts and not self.is_chunked:
             self._finish()
 
     def _finish(self) -> None:
         """Chooses the model's keys where they are chosen together, and reports what was kept."""
         begun = _time()
         if self.options["pool"] == "model":
-            prompts = list(self.prompts.values())
+            prompts = list(self.filling.prompts.values())
             device = prompts[0].parts.is_token.device.type
             with torch.autocast(device, enabled=False):
                 kept = [
-                    self.after[seen[0].keys].alternatives(seen)[0]
+                    self.filling.after[seen[0].keys].alternatives(seen)[0]
                     for seen in zip(*(prompt.seen for prompt in prompts), strict=True)
                 ]
-            for number, (place, prompt) in enumerate(self.prompts.items()):
+            for number, (place, prompt) in enumerate(self.filling.prompts.items()):
                 self._replace(place, prompt.parts.joined([choice[number] for choice in kept]))
                 prompt.seen = []
-        layers: list[Any] = list(self.kept.values())
+        layers: list[Any] = list(self.filling.kept.values())
         report = CompressedCache(
             tokens=layers[0].prefix,
             keys=torch.stack([layer.counts.float().mean(dim=0).cpu() for layer in layers]),
             slots=sum(layer.held for layer in layers),
-            bytes_before=self.bytes_before,
+            bytes_before=self.filling.bytes_before,
             bytes_after=sum(layer.nbytes for layer in layers),
             bytes_of_queries=sum(x.query.nbytes for x in layers if isinstance(x, GrowingLayer)),
-            seconds=self.seconds + _time() - begun,
+            seconds=self.filling.seconds + _time() - begun,
         )
         self.report.caches.append(report)
-        for prompt in self.prompts.values():
+        for prompt in self.filling.prompts.values():
             prompt.report = report
-        cache = self.cache
-        self._forget()
-        self.cache = cache
+        self.filling = _Filling()
 
 
 def _check_own(module: nn.Module, layer: Any, key: Tensor, value: Tensor) -> None:

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.compressed import CompressedCache, compressed_cache
-from value_aware_attention.measurement.decoding_record import FULL, DecodingCell, DecodingRecord
+from value_aware_attention.measurement.cache_record import FULL, DecodingCell, DecodingRecord
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.record import Estimate, estimate
 from value_aware_attention.measurement.run_on import run_on

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.decoding_record import DecodingRecord
+from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.results import Results
 from value_aware_study.report.words import grouped, rounded

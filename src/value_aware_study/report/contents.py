@@ -6,8 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from value_aware_attention.files import with_checksum
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.decoding_record import DecodingRecord
+from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration

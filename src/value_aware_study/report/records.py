@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.decoding_record import DecodingRecord
+from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_attention.measurement.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration

@@ -10,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.decoding_record import DecodingRecord
+from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 from value_aware_attention.measurement.record import Cell, CellError, Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.claim import Key, Spread

@@ -6,7 +6,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.decoding_record import FULL, DecodingRecord
+from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
 from value_aware_study.report.charts import curves, direction, figure, powers
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.budgets import OWN_COLOURS
