@@ -94,6 +94,19 @@ def test_costs_that_are_no_number_come_first(drops: Drops) -> None:
     assert drops(state, torch.zeros(1, M, dtype=torch.float64), 1, is_fresh=True)[0].item() == 3
 
 
+def test_a_compiled_caller_drops_the_same_keys() -> None:
+    """A traced tensor has no memory that C++ could read."""
+    rows = Rows.of(observed(40, rows=24, batch=(2,)))
+
+    def twenty() -> tuple[Tensor, Tensor]:
+        state, fixed = rows.start(torch.arange(40).expand(2, -1))
+        return drop(state, fixed, 20, is_fresh=True)
+
+    places, costs = twenty()
+    found = torch.compile(twenty, backend="eager")()
+    assert torch.equal(found[0], places) and torch.equal(found[1], costs)
+
+
 def test_without_a_compiler_the_same_keys_are_kept() -> None:
     seen = observed(40, rows=24, batch=(2, 2))
     kept = ValueAware(5).keep(seen)

@@ -1,12 +1,17 @@
 """A model that decodes with a compressed cache computes what one pass of `AfterPrefix` does."""
 
+import io
+import pickle
 from collections.abc import Callable
 from copy import copy, deepcopy
+from fractions import Fraction
 from functools import partial
 from inspect import signature
+from itertools import pairwise
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -709,3 +714,157 @@ def test_autocast_lowers_no_sum(llama: PreTrainedModel) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = model(**rest, past_key_values=copied).logits
     assert (found - exact).norm() <= 3e-2 * exact.norm()
+
+
+@torch.no_grad()
+def decoded(model: Any, llama: PreTrainedModel, **options: Any) -> Tensor:
+    """Computes the logits of a prompt and of three tokens one by one."""
+    inputs, cache = placed(llama, text()), DynamicCache(config=llama.config)
+    cuts = [0, PREFIX, PREFIX + 1, PREFIX + 2, PREFIX + 3]
+    with compressed_cache(llama, keep=KEEP, **options):
+        return torch.cat(
+            [
+                model(**part(inputs, first, last), past_key_values=cache).logits
+                for first, last in pairwise(cuts)
+            ],
+            dim=1,
+        )
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about recompilations
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [{"pool": "model"}, {"every": 2, "observed": "last"}])
+def test_a_compiled_model_reads_the_same_cache(backend: str, options: dict[str, Any]) -> None:
+    """By `torch.compile` of the model, and of its forward: hooks and pointers are not traced."""
+    model = sharp("llama")
+    model.set_attn_implementation("sdpa")
+    expected = decoded(model, model, method=ValueAware, **options)
+    compiled = torch.compile(model, backend=backend)
+    assert_equal(decoded(compiled, model, method=ValueAware, **options), expected)
+    forward = torch.compile(model.forward, backend=backend)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(model, "forward", forward)
+        assert_equal(decoded(model, model, method=ValueAware, **options), expected)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": "model"}, {"every": 2}])
+def test_gradients_reach_the_prompt(options: dict[str, Any]) -> None:
+    """They are those of one pass over the keys that are kept."""
+    model, inputs = sharp("llama"), text(padding=0)
+    with compressed_cache(model, ObservedAttention, keep=KEEP, **options):
+        cache = model(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
+        output = model(**part(inputs, PREFIX, PREFIX + LATER), past_key_values=cache)
+        output.logits.square().sum().backward()
+    found = {name: x.grad for name, x in model.named_parameters()}
+    model.zero_grad()
+    after = AfterPrefix(ObservedAttention(R), prefix=PREFIX, observed="noncausal", **options)
+    with replace_attention(model, after):
+        model(**inputs, use_cache=False).logits[:, PREFIX:].square().sum().backward()
+    for name, x in model.named_parameters():
+        assert (found[name] - x.grad).norm() <= 1e-4 * x.grad.norm(), name
+
+
+def test_copies_and_files_of_what_an_open_context_holds(llama: PreTrainedModel) -> None:
+    """A cache is copied and not saved; a model is copied before or after."""
+    with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
+        cache = llama(**prompt(), use_cache=True).past_key_values
+        for save in (pickle.dumps, lambda x: torch.save(x, io.BytesIO())):
+            with refused("it cannot be saved or pickled; copy.deepcopy copies it"):
+                save(cache)
+        assert deepcopy(cache).get_seq_length() == PREFIX
+        with refused("the attention of this model is replaced; copy it before the context"):
+            deepcopy(llama)
+    with replace_attention(llama, Exact()), refused("copy it before the context"):
+        deepcopy(llama)
+    assert not any(name.startswith("value_aware") for name in vars(deepcopy(llama)))
+
+
+@pytest.mark.parametrize(
+    "keep", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2)]
+)
+def test_a_share_is_any_number(llama: PreTrainedModel, keep: Any) -> None:
+    with compressed_cache(llama, Recent, keep=keep) as report, torch.no_grad():
+        llama(**text(padding=0), use_cache=True)
+    assert report.caches[0].keys.unique().tolist() == [(PREFIX + LATER) // 2]
+    for wrong in (True, torch.tensor([0.5, 0.5]), "1/2", None, torch.nan):
+        with refused("it must be above 0 and at most 1, as a number"):
+            compressed_cache(llama, Recent, keep=wrong).__enter__()
+
+
+def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedModel) -> None:
+    one = {name: x[1:2] for name, x in prompt().items()}
+    with (
+        refused(
+            "leaves 0 of the prompt's 1 tokens; .*; generate.guidance_scale=.... reads the last"
+        ),
+        compressed_cache(llama, Recent, keep=0.25),
+    ):
+        llama.generate(**one, **NEW, guidance_scale=1.5, do_sample=False)
+    short = {"input_ids": one["input_ids"][:, :3]}
+    with torch.no_grad():
+        cause = "leaves 3 of the prompt's 3 tokens; .*; with every r must be 6"
+        with refused(cause), compressed_cache(llama, Recent, keep=1, every=2):
+            llama(**short, use_cache=True)
+        with compressed_cache(llama, Recent, keep=1):
+            llama(**short, use_cache=True)
+
+
+def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedModel) -> None:
+    inputs = text(padding=PREFIX - 5)
+    with compressed_cache(llama, Recent, keep=KEEP) as report, torch.no_grad():
+        cache = llama(**part(placed(llama, inputs), 0, PREFIX), use_cache=True).past_key_values
+    assert [layer.counts[:, 0].tolist() for layer in cache.layers] == [[5, R, R]] * 4
+    assert report.caches[0].keys.mean() == pytest.approx((5 + 2 * R) / 3)
+
+
+def test_what_stops_a_call_is_named(llama: PreTrainedModel) -> None:
+    model = sharp("llama")
+    with compressed_cache(model, Recent, keep=KEEP), torch.no_grad():
+        cache = model(**prompt(), use_cache=True).past_key_values
+        with refused("positive value"):
+            cache.crop(45)
+        with refused("output_attentions: approximations and compressed caches cannot honour it"):
+            model(**prompt(), use_cache=True, output_attentions=True)
+    model.activation_checkpointing_enable()
+    model.train()
+    cause = r"gradient checkpointing .*: model.eval\(\), or train without it"
+    with refused(cause), compressed_cache(model, Recent, keep=KEEP):
+        model(**prompt(), use_cache=True)
+    wrapped = torch.nn.Module()
+    wrapped.get_base_model = lambda: model
+    with refused("PreTrainedModel; give its get_base_model()"):
+        compressed_cache(wrapped, Recent, keep=KEEP).__enter__()
+    with torch.no_grad():
+        model = sharp("llama")
+        model.model.layers[2].self_attn.v_proj.weight[0, 0] = torch.nan
+        with refused("value of layer 2 holds NaN"), compressed_cache(model, Recent, keep=KEEP):
+            model(**prompt(), use_cache=True)
+        model.model.layers[2].self_attn.v_proj.weight.zero_()[0, 0] = 1e38
+        cause = "value holds .e.38; sums of 30 such numbers are too large for torch.float32"
+        with refused(cause), compressed_cache(model, ValueAware, keep=KEEP):
+            model(**text(padding=0), use_cache=True)
+
+
+@pytest.mark.parametrize("pool", [None, "model"])
+def test_a_cache_of_an_interrupted_choice_is_refused(
+    llama: PreTrainedModel, pool: str | None
+) -> None:
+    """Some of its layers are compressed, or none."""
+    calls: list[int] = []
+
+    class Stops(ObservedAttention):
+        def scores(self, seen: Any) -> Tensor:
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return super().scores(seen)
+
+    cache, inputs = DynamicCache(config=llama.config), prompt()
+    with compressed_cache(llama, Stops, keep=KEEP, pool=pool), torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            llama(**inputs, past_key_values=cache)
+        with refused("tokens that were not compressed; .* and a new one after a call that was int"):
+            llama(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)
+        found = llama(**inputs, past_key_values=DynamicCache(config=llama.config))
+    assert found.past_key_values.get_seq_length() == PREFIX

@@ -269,7 +269,9 @@ class _Compression:
         own: str,
     ) -> None:
         self.method, self.keep, self.options, self.own = method, keep, options, own
-        self.is_checkpointed = lambda: bool(model.is_gradient_checkpointing)
+        self.is_checkpointed = lambda: any(
+            getattr(part, "gradient_checkpointing", False) for part in model.modules()
+        )
         self.numbers = {module: number for number, module in enumerate(attention_layers(model))}
         self.rotary = rotary_of(model)
         self.report = CompressedCaches()
@@ -323,7 +325,7 @@ class _Compression:
         if cache is None and module.training and self.is_checkpointed():
             raise ValueError(
                 "gradient checkpointing takes the cache from the layers of a model in training "
-                "mode: model.eval() or model.gradient_checkpointing_disable()"
+                "mode: model.eval(), or train without it"
             )
         if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
             given = "an offloaded cache" if isinstance(cache, Cache) else described(cache)
