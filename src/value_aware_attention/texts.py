@@ -81,19 +81,16 @@ def _left_out(counts: Counter[str]) -> str:
 
 def _files(path: Path) -> Iterable[Path]:
     """Lists all files that a path names; of a folder that a glob matches, those below it."""
-    tops = map(Path, [path] if path.exists() else _matches(str(path)))
-    files = (
-        file
-        for top in tops
-        for _, entries in (_walk(top) if top.is_dir() else [(top, [top])])
-        for file in entries
-    )
+    if path.exists():
+        return _below(path)
+    files = sorted(chain.from_iterable(_below(Path(match)) for match in _matches(str(path))))
     # a file that several matches hold comes once, under the first of its paths
-    return (
-        files
-        if path.exists()
-        else {(os.path.realpath(one.parent), one.name): one for one in sorted(files)[::-1]}.values()
-    )
+    by_place = {(os.path.realpath(file.parent), file.name): file for file in reversed(files)}
+    return by_place.values()
+
+
+def _below(path: Path) -> Iterable[Path]:
+    return chain.from_iterable(files for _, files in _walk(path)) if path.is_dir() else [path]
 
 
 def _matches(pattern: str) -> Iterable[str]:
@@ -116,22 +113,23 @@ def _walk(top: Path) -> Iterator[tuple[Path, Iterable[Path]]]:
     """
     visited, waiting = set[str](), deque([top])
     while waiting:
-        if (real := os.path.realpath(folder := waiting.popleft())) not in visited:
-            visited.add(real)
-            entries = sorted(folder.iterdir())
-            inner = [one for one in entries if one.is_dir() and not one.name.startswith(".")]
-            waiting.extendleft(one for one in inner if not one.is_symlink())
-            waiting.extend(one for one in inner if one.is_symlink())
-            yield folder, set(entries).difference(inner)
+        folder = waiting.popleft()
+        if os.path.realpath(folder) in visited:
+            continue
+        visited.add(os.path.realpath(folder))
+        entries = sorted(folder.iterdir())
+        inner = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        waiting.extendleft(entry for entry in inner if not entry.is_symlink())
+        waiting.extend(entry for entry in inner if entry.is_symlink())
+        yield folder, set(entries).difference(inner)
 
 
 def _why_not(path: Path) -> str:
     """Says why a path in a folder is not read; "" for a text, and for a broken link to one."""
-    if path.name.startswith(".") or suffix(path) not in SUFFIXES:
-        return (
-            "hidden" if path.name.startswith(".")
-            else suffix(path) or ("without a suffix" if path.exists() else "broken link")
-        )  # fmt: skip
+    if path.name.startswith("."):
+        return "hidden"
+    if suffix(path) not in SUFFIXES:
+        return suffix(path) or ("without a suffix" if path.exists() else "broken link")
     return "" if path.is_file() or not path.exists() else "not a file"
 
 
@@ -174,7 +172,9 @@ def _is_title(line: str) -> bool:
 
 
 def _json_texts(file: Path, lines: Iterable[str], field: str) -> Iterator[str]:
-    for number, line in filter(lambda pair: pair[1].strip(), enumerate(lines, start=1)):
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tests.reference import solver as reference_solver
 from value_aware_attention import native
-from value_aware_attention.approximations import closest_combination
+from value_aware_attention.approximations import OptimalValueAware, closest_combination
 from value_aware_attention.approximations.closest_combination import (
     Problem,
     compiled,
@@ -415,6 +415,18 @@ def test_the_best_weights_on_given_keys(
         expected = torch.zeros(keys, dtype=torch.float64).scatter(0, chosen, best)
         least = reference_error(instance, int(row), expected)
         assert abs(found[row] - least) <= 1e-8 * least + 1e-12 * tolerance + 1e-24
+
+
+def test_a_compiled_caller_finds_the_same_weights() -> None:
+    """A traced tensor has no memory that C++ could read."""
+    tensors = [
+        torch.randn(1, 2, 12, 4, generator=torch.Generator().manual_seed(n)) for n in (0, 1, 2)
+    ]
+    method = OptimalValueAware(3)
+    expected = method(*tensors, is_causal=True)
+    compiled = torch.compile(lambda *inputs: method(*inputs, is_causal=True), backend="eager")
+    assert torch.equal(compiled(*tensors), expected)
+    torch.compiler.reset()
 
 
 def test_the_compiled_engine_needs_the_cpu() -> None:

@@ -60,8 +60,6 @@ class Rows:
     """The output of a row that sees nothing: 0, measured from the mean."""
     protected: Bool[Tensor, "B M"]
     available: Bool[Tensor, "B M"]
-    texts: int = 1
-    """Texts that the caches are of, as many of each"""
 
     @classmethod
     def of(cls, seen: Observed, *, projected: bool = False) -> "Rows":
@@ -98,7 +96,6 @@ class Rows:
             nothing=measured(-shift),
             protected=forced,
             available=allowed,
-            texts=seen.batch[:1].numel(),
         )
 
     @property
@@ -106,16 +103,16 @@ class Rows:
         """Returns the number of query heads of a cache that have values of their own."""
         return len(self.value) // len(self.available)
 
-    def split(self) -> Iterator["Rows"]:
-        """Cuts the caches into parts that are searched at once: those of a text, or on a CPU fewer.
+    def split(self, texts: int = 1) -> Iterator["Rows"]:
+        """Cuts the caches of `texts` into parts that are searched at once: a text's, on a CPU fewer.
 
-        One cache decides in which precision, and how often, the costs of its part are computed.
+        A cache may decide how precisely, and how often, the costs of its whole part are computed.
         """
         every = torch.arange(len(self.available), device=self.value.device)
         most = len(every)
         if every.device.type == "cpu":
             most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
-        for text in every.view(self.texts, -1):
+        for text in every.view(texts, -1):
             for caches in text.split(most):
                 yield self if len(caches) == len(every) else self.take(caches)
 
@@ -124,8 +121,7 @@ class Rows:
         own = torch.arange(len(self.value), device=caches.device).view(-1, self.parts)
         of_parts = own[caches].flatten()
         by_cache = ("protected", "available")
-        tensors = ((name, x) for name, x in vars(self).items() if name != "texts")
-        parts = {name: x[caches if name in by_cache else of_parts] for name, x in tensors}
+        parts = {n: x[caches if n in by_cache else of_parts] for n, x in vars(self).items()}
         return Rows(**parts)
 
     def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:

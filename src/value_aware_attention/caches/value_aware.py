@@ -179,5 +179,6 @@ def _parts(
     rows: Rows, orders: Int[Tensor, "S *batch M"]
 ) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
     """Cuts caches into parts that are searched at once, with the orders of their keys."""
-    parts, by_cache = list(rows.split()), orders.reshape(len(orders), -1, orders.shape[-1])
+    parts = list(rows.split(orders.shape[1:-1][:1].numel()))
+    by_cache = orders.reshape(len(orders), -1, orders.shape[-1])
     return zip(parts, by_cache.split([len(x.available) for x in parts], dim=1), strict=True)

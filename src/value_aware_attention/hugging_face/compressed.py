@@ -153,23 +153,27 @@ def compressed_cache(
 
     The prompt's queries attend exactly. Then each key-value head keeps `method(r)`'s choice of
     r = keep * tokens keys; later tokens see these, and all later keys. Logits are those of one pass
-    of `caches.AfterPrefix` with the same options. Full-attention layers are compressed; sliding
-    windows and recurrent layers stay as they are. A cache can be read within the context alone.
+    of `caches.AfterPrefix` with the same options. In a padded batch each text keeps what it keeps
+    alone, a share of its own tokens; one that is shorter than others keeps at least its sinks and
+    recent keys. Gradients flow through the kept keys, not through the choice. Full-attention layers
+    are compressed; sliding windows and recurrent layers stay as they are. A cache can be read
+    within the context alone, and copied; it cannot be saved, nor can the model be copied in it.
     Where heads keep different numbers of keys, memory follows the keys that are kept. A model of
     FlexAttention or flash attention reads its prompt by "sdpa", which computes the same.
 
     Raises ValueError for a model that `replace_attention` refuses, for encoders and models with
     cross-attention, for other attention functions than these and "eager", within or around
     `replace_attention` or another `compressed_cache`, in the calls of another thread, and in the
-    model's calls for `use_cache` False, for a cache that another context or none has filled, for
-    static, quantised and offloaded caches, for layers whose attention reads other keys than they
-    cache, for windowed attention in a cache without windows, for assisted decoding, and for a
-    prompt of which `keep` leaves fewer keys than are always kept.
+    model's calls for `use_cache` False, for a cache that another context, none or an interrupted
+    call has filled, for static, quantised and offloaded caches, for layers whose attention reads
+    other keys than they cache, for windowed attention in a cache without windows, for assisted
+    decoding, and for a prompt of which `keep` leaves fewer keys than are always kept.
 
     Args:
         model: A causal transformers model.
         method: Builds the cache method that keeps r keys; a class such as `caches.ValueAware` does.
-        keep: Share of the prompt's keys that a head keeps, above 0 and at most 1.
+        keep: Share of a text's own keys, padding apart, that a head keeps: a number above 0 and at
+            most 1.
         observed: Queries by which keys are chosen: "last", "causal", "noncausal" or "continued"
             (`caches.AfterPrefix`).
         rows: Number of these queries in each head.

@@ -21,6 +21,7 @@ from value_aware_attention.approximations.closest_combination.problem import (
     flatten,
     unresolved,
 )
+from value_aware_attention.flex import uncompiled
 
 __all__ = [
     "ENGINES",
@@ -49,6 +50,7 @@ def engine(device: str = "cpu") -> str:
     return "compiled" if on_cpu and compiled.library() is not None else "torch"
 
 
+@uncompiled  # a traced tensor has no memory that native code could read
 def solve(
     problem: Problem, r: int, search: str, engine: str | None = None
 ) -> tuple[Int[Tensor, "H N R"], Float[Tensor, "H N R"]]:
@@ -68,6 +70,7 @@ def solve(
     return indices, weights
 
 
+@uncompiled
 def solve_path(
     problem: Problem, r: int, search: str, engine: str | None = None
 ) -> Float[Tensor, "H N R"]:
@@ -93,6 +96,7 @@ def solve_path(
     return errors
 
 
+@uncompiled
 def optimal_weights(
     problem: Problem, indices: Int[Tensor, "H N R"], engine: str | None = None
 ) -> Float[Tensor, "H N R"]:

@@ -23,7 +23,6 @@ from value_aware_attention.approximations.closest_combination.problem import (
     WIDE,
     Problem,
 )
-from value_aware_attention.flex import uncompiled
 
 SOURCE = Path(__file__).with_name("active_set.cpp")
 LANES = 8
@@ -76,7 +75,6 @@ def weigh(problem: Problem, indices: Tensor) -> tuple[Tensor, Tensor]:
     return mass, mass[..., 0].isnan()
 
 
-@uncompiled  # a traced tensor has no memory to point to
 def _run(
     name: str, problem: Problem, r: int, effort: int, chosen: Tensor, mass: Tensor, error: Tensor
 ) -> None:
