@@ -290,10 +290,7 @@ class AfterPrefix(Approximation):
         if isinstance(self.method, Given):  # a choice for all texts, by their places
             return self.method.keep(self.observe_part(call, pool, start))
         parts = Parts.of(call, start)
-        return self._joined(parts, parts.cut(call, pool, start))
-
-    def _joined(self, parts: Parts, each: Iterator[Part]) -> KeptKeys:
-        return parts.joined([self._kept(*part) for part in each])
+        return parts.joined([self._kept(*part) for part in parts.cut(call, pool, start)])
 
     def _kept(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
         """Lets the method choose for texts without padding."""
@@ -377,9 +374,10 @@ class AfterPrefix(Approximation):
     @torch.no_grad()
     def choices(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
         """Does as `choose`; also, where the pool is "checked", with r keys in every head."""
-        if self.pool not in OF_MODEL:
-            return [[self._joined(*self.parted(**call)) for call in calls]]
         parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
+        if self.pool not in OF_MODEL:
+            pairs = zip(parts, cuts, strict=True)
+            return [[own.joined([self._kept(*part) for part in each]) for own, each in pairs]]
         chosen = []
         for layers in zip(*cuts, strict=True):
             ways = self.alternatives([self.observe_part(*part) for part in layers])

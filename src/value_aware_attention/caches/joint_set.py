@@ -104,7 +104,7 @@ class Rows:
         return len(self.value) // len(self.available)
 
     def split(self, texts: int = 1) -> Iterator["Rows"]:
-        """Cuts the caches of `texts` into parts that are searched at once: a text's, on a CPU fewer.
+        """Cuts the caches of texts into parts that are searched at once: a text's, on a CPU fewer.
 
         A cache may decide how precisely, and how often, the costs of its whole part are computed.
         """

@@ -18,7 +18,6 @@ from value_aware_study.report.exhibits import (
     budgets,
     caches,
     claims,
-    decoding,
     drawing,
     every_r,
     explorer,
@@ -238,7 +237,7 @@ def caches_page(
 def decoding_section(records: Sequence[DecodingRecord]) -> Section:
     """Builds the section on models that decode with compressed caches."""
     machines = [(f"{record.model}, decoding", captions.machine_of(record)) for record in records]
-    found: list[Found] = [("", decoding.by_cache(records))]
+    found: list[Found] = [("", budgets.by_cache(records))]
     return _section("decode", "Decoding", DECODING, found, machines=machines)
 
 

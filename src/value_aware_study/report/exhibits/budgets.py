@@ -1,15 +1,23 @@
-"""One budget for many heads: the gain of pooled keys over equal ones, and the heads that get them.
+"""One budget for many heads, and models that decode with compressed caches.
 
-Every method is compared with itself: the same queries, search and number of keys in all.
+Of budgets the gain of pooled keys over equal ones, and the heads that get them: every method is
+compared with itself, with the same queries, search and number of keys in all. Of decoding quality
+against memory and against time.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
+from value_aware_attention.measurement.cache_record import (
+    FULL,
+    CacheCell,
+    CacheRecord,
+    DecodingRecord,
+)
 from value_aware_study.report.charts import (
     JOINED,
     count_axis,
@@ -23,6 +31,7 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.caches import (
     END,
     OBSERVED,
+    OPENS,
     OWN,
     TRAININGS,
     distance,
@@ -36,7 +45,7 @@ from value_aware_study.report.exhibits.caches import (
 from value_aware_study.report.look import SERIES, Mark, Panel
 from value_aware_study.report.measured import FLOOR
 from value_aware_study.report.results import RANGE, with_range
-from value_aware_study.report.words import intervals, number, sentences, whole
+from value_aware_study.report.words import DASH, intervals, number, sentences, whole, with_interval
 
 OWN_COLOURS = SERIES[2:]
 """Colours of cache methods: neither of the two oracles'"""
@@ -198,3 +207,116 @@ def keys_by_head(records: Sequence[CacheRecord]) -> Exhibit | None:
         Table(data, display),
         choices=names,
     )
+
+
+DECODED = (
+    "A prompt is read exactly, its cache is compressed, and the tokens after it are decoded one by "
+    "one: KL from the model with its full cache, against the bytes of the cache and the time of a "
+    "token."
+)
+DECODING = [
+    "KL is in nats a token, with the text's tokens given. The shares of right answers and of equal "
+    "tokens are of freely decoded tokens (always the most likely one), counted where the task asks "
+    "for an answer. In texts and Markov chains, a right token is the text's own. Bytes are those "
+    "that the layers hold of a compressed prompt: keys, values, and the places of keys.",
+    "Time is the processor's for one token, in parts of the full cache's. With short prompts and "
+    "small models it is that of the program around the attention; for long prompts see "
+    "python -m benchmarks.decoding. Choosing is done once a prompt.",
+]
+SMALLEST = 1e-6
+"""Least KL that is drawn, in nats: below it lies rounding."""
+UNITS = "95% intervals over texts; of the time, over the parts in which texts were read."
+
+
+def by_cache(records: Sequence[DecodingRecord]) -> Exhibit | None:
+    """Draws KL against bytes and the time of a token for every cache, a choice a text."""
+    if not records:
+        return None
+    known = {task: place for place, task in enumerate(OPENS)}
+    ordered = sorted(records, key=lambda record: known.get(record.task, len(known)))
+    data = pd.concat([_frame(record) for record in ordered], ignore_index=True)
+    parts = list(data.groupby("texts", sort=False))
+    return Exhibit(
+        "decoding",
+        "Decoding with a compressed cache",
+        DECODED,
+        [*DECODING, UNITS],
+        [
+            _panel(frame, against, title)
+            for _, frame in parts
+            for against, title in (
+                (frame["bytes"] / frame["full_bytes"], "bytes"),
+                (frame["time"], "time a token"),
+            )
+        ],
+        Table(data, _display(data)),
+        choices=[str(name) for name, _ in parts],
+    )
+
+
+def _frame(record: DecodingRecord) -> pd.DataFrame:
+    """Lists the cells of a record, a row each."""
+    rows = []
+    for cell in record.cells:
+        row = {
+            "texts": record.task, "cache": cell.cache, "keep": cell.keep, "r": cell.r,
+            "bytes": cell.bytes, "full_bytes": cell.full_bytes, "ms": cell.milliseconds,
+            "prompt_seconds": cell.prompt_seconds, "choosing_seconds": cell.choosing_seconds,
+        }  # fmt: skip
+        for name in ("kl", "nats", "right", "same", "time"):
+            ends = getattr(cell, name)
+            row |= {name: ends.value, f"{name}_low": ends.low, f"{name}_high": ends.high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _display(data: pd.DataFrame) -> pd.DataFrame:
+    def shown(name: str, digits: int, times: float = 1.0) -> list[str]:
+        rows = data[[name, f"{name}_low", f"{name}_high"]].astype(float) * times
+        return [with_interval(v, low, high, digits) for v, low, high in rows.to_numpy()]
+
+    def numbers(values: pd.Series, digits: int) -> list[str]:
+        return [number(value, digits) for value in values]
+
+    of_full = (data["cache"] == FULL).to_numpy()
+    return data[["texts", "cache"]].assign(
+        **{
+            "keys kept, %": numbers(100 * data["keep"], 1),
+            "KL, nats": np.where(of_full, DASH, shown("kl", 4)),
+            "right, %": shown("right", 1, 100),
+            "as the full cache, %": shown("same", 1, 100),
+            "KiB": numbers(data["bytes"] / 1024, 1),
+            "bytes, %": numbers(100 * data["bytes"] / data["full_bytes"], 1),
+            "ms a token": numbers(data["ms"], 2),
+            "choosing, s": np.where(of_full, DASH, numbers(data["choosing_seconds"], 3)),
+        }
+    )
+
+
+def _marks(frame: pd.DataFrame) -> dict[str, Mark]:
+    names = [name for name in dict.fromkeys(frame["cache"]) if name != FULL]
+    return {name: Mark.of(OWN_COLOURS[place]) for place, name in enumerate(names)}
+
+
+def _panel(frame: pd.DataFrame, against: pd.Series, title: str) -> Panel:
+    """Draws KL against bytes or time, in parts of the full cache's."""
+    drawn = frame["cache"] != FULL
+    values = frame.loc[drawn, ["kl", "kl_low", "kl_high"]].astype(float).clip(lower=SMALLEST)
+    low, high = values["kl"].min() / 2, 2 * values["kl"].max()
+    points = pd.DataFrame(
+        {
+            "series": frame["cache"][drawn],
+            "count": against[drawn],
+            "value": values["kl"],
+            "low": values["kl_low"].clip(low, high),
+            "high": values["kl_high"].clip(low, high),
+        }
+    )
+    told = points.assign(
+        **frame.loc[drawn, ["kl_low", "kl_high"]].set_axis(["low", "high"], axis=1)
+    )
+    told["value"] = frame.loc[drawn, "kl"]
+    points["said"] = sentences(told, f"{{series}}, {{count:.0%}} of the {title}", " nats")
+    x = alt.X("count:Q", title=f"{title}, of the full cache's", axis=alt.Axis(format=".0%"))
+    y = powers(alt.Y, "value", direction("KL, nats", "lower"), [low, high], room=1)
+    return figure(curves(points, _marks(frame), x, y), f"{frame['texts'].iloc[0]}: {title}")
