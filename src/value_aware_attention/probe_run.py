@@ -23,13 +23,15 @@ def run(given: Namespace) -> None:
     """
     disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is one line
-    measured = [one for one in given.models if not one.endswith(".json")]
-    if measured and given.text is None:
+    measured = [one for one in given.models if not one.endswith(".json") or Path(one).is_dir()]
+    if measured and not given.text:
         raise ValueError(f"--text is missing; {measured[0]} is measured on the text of a file")
-    if given.json and (len(given.models) != 1 or not measured or given.estimate):
+    if given.json is not None and (len(given.models) != 1 or not measured or given.estimate):
         found = "an estimate" if given.estimate else f"{len(measured)} of {len(given.models)}"
         raise ValueError(f"--json keeps the record of one model that is measured, not {found}")
-    if given.json and (Path(given.json).is_dir() or not Path(given.json).parent.is_dir()):
+    if given.json is not None and (
+        Path(given.json).is_dir() or not Path(given.json).parent.is_dir()
+    ):
         raise ValueError(f"--json is {given.json}; give a file in a folder that is there")
     read = {
         one: earlier(one) for one in given.models if one not in measured
@@ -50,7 +52,7 @@ def earlier(file: str) -> Record:
 
 
 def texts_of(given: Namespace) -> list[str]:
-    """Reads the texts. Raises ValueError where there is none, or no folder to keep numbers in."""
+    """Reads the texts, once the folder that is to keep numbers is there; ValueError for neither."""
     try:
         Path(given.cache or ".").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,10 +67,8 @@ def texts_of(given: Namespace) -> list[str]:
 
 def probed(name: str, texts: list[str], given: Namespace) -> Record | None:
     """Measures a model and prints its report; None for an estimate alone."""
-    model, tokenizer = (
-        load_model(name, dtype=given.dtype and getattr(torch, given.dtype)),
-        load_tokenizer(given.tokenizer or name),
-    )
+    model = load_model(name, dtype=given.dtype and getattr(torch, given.dtype))
+    tokenizer = load_tokenizer(given.tokenizer or name)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     short = Path(name).resolve().name
     windows: Any = {"windows": given.windows, "length": given.length}

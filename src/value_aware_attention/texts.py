@@ -34,8 +34,8 @@ def read_texts(
     folder that is reached twice is read once. Files of a folder or glob that are hidden or end
     otherwise are left out.
 
-    Raises FileNotFoundError where there is no text, ValueError for a file that is named and ends
-    otherwise, or whose content is not what its name says.
+    Raises, when the first text is asked for, FileNotFoundError where there is no such file, and
+    ValueError for one that is named and ends otherwise, or whose content is not what its name says.
 
     Args:
         path: File, folder or glob (`*`, `?`, `[...]`, and `**` for any folders).
@@ -95,15 +95,13 @@ def _below(path: Path) -> Iterable[Path]:
 
 def _matches(pattern: str) -> Iterable[str]:
     """Lists what a glob matches; `**` does not go round in a loop of links."""
-    above, deep, below = pattern.partition("**")
-    if not deep:
+    parts = Path(pattern).parts
+    if "**" not in parts:
         return glob(pattern)
-    return (
-        match
-        for top in glob(above or ".")
-        for folder, _ in _walk(Path(top))
-        for match in _matches(escape(str(folder)) + below)
-    )
+    place = parts.index("**")
+    folders = (folder for top in glob(str(Path(*parts[:place]))) for folder, _ in _walk(Path(top)))
+    patterns = (str(Path(escape(str(folder)), *parts[place + 1 :])) for folder in folders)
+    return chain.from_iterable(map(_matches, patterns))
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, Iterable[Path]]]:

@@ -62,14 +62,9 @@ class OneCache:
         return self.served(kept, range(self.query.shape[1]), len(self.key))
 
     def kept(self, method: AfterPrefix, pool: Tensor, start: int) -> KeptKeys:
-        """Lets the method choose in the text without its padding, or keeps all where r are more.
-
-        Of keys that no later query sees none is kept.
-        """
+        """Lets the method choose in the text without its padding, or keeps all where r are more."""
         text, tokens = self.without_padding()
         pool = pool[self.available[pool]]
-        if method.prefix is not None:
-            pool = pool[self.mask[:, start:, pool].any(dim=(0, 1))]
         pool = torch.searchsorted(tokens, pool)
         kept = KeptKeys(torch.arange(len(pool)), torch.zeros(len(pool)))
         if len(pool) >= method.method.r:
@@ -122,6 +117,7 @@ class OneCache:
             query=query[:, rows],
             key=self.key[pool],
             value=self.value[pool],
+            available=self.mask[:, start:, pool].any(dim=(0, 1)) if start < len(self.key) else None,
             kernel=self.kernel,
             visible=visible,
             protected=self.protected(method, pool),

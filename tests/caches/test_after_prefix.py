@@ -108,7 +108,7 @@ def test_it_is_the_loop(
 ) -> None:
     """Every method, with any observed queries, any number of choices and any kernel."""
     method = SEEING[name](R)
-    if method.refits or observed == "repeat":
+    if method.refits or observed in ("repeat", "continued"):
         every = None
     if refuses(method, KERNELS[kernel]):
         kernel = "exponential"
@@ -123,7 +123,7 @@ def test_no_row_sees_what_comes_after_it(
     inputs: Inputs, name: str, observed: str, every: int | None
 ) -> None:
     """Neither attention nor a choice of keys looks ahead."""
-    if METHODS[name](R).refits:
+    if METHODS[name](R).refits or observed == "continued":
         every = None
     method = after(METHODS[name](R), observed=observed, every=every)
     before = method(*inputs, is_causal=True)

@@ -129,8 +129,10 @@ def test_a_refit_recovers_what_fewer_slots_can_say() -> None:
 def test_few_rows_refit_nothing(rows: int) -> None:
     seen = observed(rows=rows)
     kept = plain(seen, 4)
-    assert refitted(seen, kept) is kept
-    assert refitted(observed(rows=4), kept).value is not None
+    found = refitted(seen, kept)
+    assert torch.equal(found.indices, kept.indices) and not found.log_weight.any()
+    torch.testing.assert_close(seen.error(found), seen.error(kept))
+    assert not torch.allclose(refitted(observed(rows=4), kept).value, found.value)
 
 
 @quick

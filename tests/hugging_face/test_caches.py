@@ -202,6 +202,33 @@ def test_positions_that_are_given_are_those_of_the_second_pass() -> None:
     torch.testing.assert_close(later, found, **CLOSE)
 
 
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("pool", [None, "checked"])
+def test_a_padded_prefix_is_read_once_more_as_it_is_alone(padding: str, pool: str | None) -> None:
+    """At its own positions, given or not, and given for all texts at once."""
+    model, inputs = sharp("llama"), batch(padding)
+    whole = torch.arange(inputs["input_ids"].shape[1])[None]
+    options = {"observed": "repeat" if pool is None else "continued", "pool": pool, "rows": 4}
+    method = after(caches.ObservedAttention(R, aggregate="max"), **options)
+    with replace_attention(model, method):
+        found = [logits(model, inputs | given) for given in ({}, {"position_ids": whole})]
+    torch.testing.assert_close(*found, **CLOSE)
+    rows = found[0].split(inputs["attention_mask"].sum(dim=1).tolist())
+    for row, (tokens, mask) in enumerate(zip(*inputs.values(), strict=True)):
+        prefix, token_ids = int(mask[:PREFIX].sum()), tokens[None, mask.bool()]
+        if R <= prefix < token_ids.shape[1]:
+            alone = after(
+                caches.ObservedAttention(R, aggregate="max"), **options | {"prefix": prefix}
+            )
+            with replace_attention(model, alone), torch.no_grad():
+                expected = model(token_ids, use_cache=False).logits[0]
+            torch.testing.assert_close(rows[row], expected, **CLOSE)
+    windowed = sharp("mistral")
+    refusal = pytest.raises(ValueError, match="windows of MistralForCausalLM would reach over")
+    with replace_attention(windowed, method), refusal:
+        logits(windowed, inputs)
+
+
 def test_what_was_recorded_serves_one_call_alone() -> None:
     """A part of the model called by itself makes no second pass and gets no earlier queries."""
     model, inputs = sharp("llama"), batch("none")

@@ -252,6 +252,9 @@ def test_a_profile_shares_the_keys(llama: PreTrainedModel, by: str) -> None:
     refusal = pytest.raises(ValueError, match="profile is of a prefix of 24; prefix is 30")
     with refusal, compressed_cache(llama, ValueAware, keep=KEEP, **options), torch.no_grad():
         llama(**text(padding=0), use_cache=True)
+    refusal = pytest.raises(ValueError, match="profile is of a prefix of 24; prefix is 20")
+    with refusal, compressed_cache(llama, ValueAware, keep=KEEP, **options), torch.no_grad():
+        llama(**part(text(), 0, PREFIX), use_cache=True)
 
 
 NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}
@@ -733,7 +736,10 @@ def decoded(model: Any, llama: PreTrainedModel, **options: Any) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about recompilations
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("options", [{"pool": "model"}, {"every": 2, "observed": "last"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"pool": "model"}, pytest.param({"every": 2, "observed": "last"}, marks=pytest.mark.slow)],
+)
 def test_a_compiled_model_reads_the_same_cache(backend: str, options: dict[str, Any]) -> None:
     """By `torch.compile` of the model, and of its forward: hooks and pointers are not traced."""
     model = sharp("llama")
@@ -773,9 +779,10 @@ def test_copies_and_files_of_what_an_open_context_holds(llama: PreTrainedModel) 
             with refused("it cannot be saved or pickled; copy.deepcopy copies it"):
                 save(cache)
         assert deepcopy(cache).get_seq_length() == PREFIX
-        with refused("the attention of this model is replaced; copy it before the context"):
-            deepcopy(llama)
-    with replace_attention(llama, Exact()), refused("copy it before the context"):
+        for model in (llama, llama.model):
+            with refused("this model is replaced; copy or save it before the context"):
+                deepcopy(model)
+    with replace_attention(llama, Exact()), refused("copy or save it before the context"):
         deepcopy(llama)
     assert not any(name.startswith("value_aware") for name in vars(deepcopy(llama)))
 
@@ -794,16 +801,12 @@ def test_a_share_is_any_number(llama: PreTrainedModel, keep: Any) -> None:
 
 def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedModel) -> None:
     one = {name: x[1:2] for name, x in prompt().items()}
-    with (
-        refused(
-            "leaves 0 of the prompt's 1 tokens; .*; generate.guidance_scale=.... reads the last"
-        ),
-        compressed_cache(llama, Recent, keep=0.25),
-    ):
+    cause = "leaves 0 of the prompt's 1 tokens; .*; guidance_scale lets generate read one"
+    with refused(cause), compressed_cache(llama, Recent, keep=0.25):
         llama.generate(**one, **NEW, guidance_scale=1.5, do_sample=False)
     short = {"input_ids": one["input_ids"][:, :3]}
     with torch.no_grad():
-        cause = "leaves 3 of the prompt's 3 tokens; .*; with every r must be 6"
+        cause = "leaves 3 of the prompt's 3 tokens; .*; with every, r must be at least 6"
         with refused(cause), compressed_cache(llama, Recent, keep=1, every=2):
             llama(**short, use_cache=True)
         with compressed_cache(llama, Recent, keep=1):
@@ -816,6 +819,30 @@ def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedMode
         cache = llama(**part(placed(llama, inputs), 0, PREFIX), use_cache=True).past_key_values
     assert [layer.counts[:, 0].tolist() for layer in cache.layers] == [[5, R, R]] * 4
     assert report.caches[0].keys.mean() == pytest.approx((5 + 2 * R) / 3)
+    with compressed_cache(llama, Recent, keep=KEEP, pool="layer", floor=8), torch.no_grad():
+        cache = llama(**part(placed(llama, inputs), 0, PREFIX), use_cache=True).past_key_values
+    assert cache.layers[0].counts[:, 0].tolist() == [5, R, R]
+    empty = prompt() | {"attention_mask": torch.zeros(3, PREFIX, dtype=torch.long)}
+    cause = "leaves 0 of the prompt's 0 tokens"
+    with refused(cause), compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
+        llama(**empty, use_cache=True)
+
+
+@pytest.mark.parametrize("rows", [4, 32])
+def test_texts_of_few_rows_keep_their_values_beside_refitted_ones(
+    llama: PreTrainedModel, rows: int
+) -> None:
+    inputs, build = text(padding=PREFIX - 3), partial(ValueAware, refit=True)
+    options = {"sinks": 1, "recent": 1, "rows": rows}
+    with compressed_cache(llama, build, keep=KEEP, **options):
+        found, _ = read(llama, inputs, [PREFIX])
+    assert_equal(found, one_pass(llama, inputs, build(R), **options))
+    model = sharp("llama")
+    with compressed_cache(model, build, keep=KEEP):
+        cache = model(**part(text(), 0, PREFIX), use_cache=True).past_key_values
+        output = model(**part(text(), PREFIX, PREFIX + 1), past_key_values=cache).logits
+        with refused("refitted values have no gradients"):
+            output.sum().backward()
 
 
 def test_what_stops_a_call_is_named(llama: PreTrainedModel) -> None:
@@ -868,3 +895,33 @@ def test_a_cache_of_an_interrupted_choice_is_refused(
             llama(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)
         found = llama(**inputs, past_key_values=DynamicCache(config=llama.config))
     assert found.past_key_values.get_seq_length() == PREFIX
+
+
+def test_a_cache_of_an_interrupted_later_choice_is_refused(llama: PreTrainedModel) -> None:
+    class Stops(ObservedAttention):
+        def scores(self, seen: Any) -> Tensor:
+            if seen.start > PREFIX:
+                raise KeyboardInterrupt
+            return super().scores(seen)
+
+    inputs, token = placed(llama, text()), slice(PREFIX, PREFIX + 1)
+    with compressed_cache(llama, Stops, keep=KEEP, every=2), torch.no_grad():
+        cache = llama(**part(inputs, 0, PREFIX + 2), use_cache=True).past_key_values
+        later = {name: x[:, token] for name, x in inputs.items() if name != "attention_mask"}
+        for _ in range(2):
+            llama(**later, past_key_values=cache)
+        with pytest.raises(KeyboardInterrupt):
+            llama(**later, past_key_values=cache)
+        with refused("a call that was interrupted has left this cache half read; give a new one"):
+            llama(**later, past_key_values=cache)
+
+
+def test_one_mask_serves_all_texts_of_a_growing_cache(llama: PreTrainedModel) -> None:
+    """Of shape (1, 1, N, M), also where texts change places."""
+    mask = torch.full((1, 1, PREFIX, PREFIX), torch.finfo(torch.float32).min).triu(1)
+    mask[..., :3] = torch.finfo(torch.float32).min
+    inputs = prompt() | {"attention_mask": mask}
+    with compressed_cache(llama, Recent, keep=KEEP, every=2), torch.no_grad():
+        cache = llama(**inputs, use_cache=True).past_key_values
+        cache.reorder_cache(torch.tensor([2, 0, 1]))
+    assert all(layer.visible.shape == (3, 1, 1, PREFIX) for layer in cache.layers)

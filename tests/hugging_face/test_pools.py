@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tests.caches.methods import Spy
 from tests.hugging_face.models import batch, logits, sharp
@@ -269,6 +269,30 @@ def test_a_checked_pool_is_the_nearer_of_two_on_the_prefix_read_once_more(kind: 
     seen = inputs["attention_mask"].bool()
     assert not torch.equal(outputs[0][seen], outputs[1][seen])
     torch.testing.assert_close(found[seen], outputs[0].where(nearer, outputs[1])[seen])
+
+
+@pytest.mark.parametrize("pool", [None, "layer", "model", "checked"])
+@pytest.mark.parametrize("first", ["sliding_attention", "full_attention"])
+def test_layers_with_windows_keep_keys_that_later_queries_see(first: str, pool: str | None) -> None:
+    """A window of 5 shows 4 keys of the prefix to the first later query, fewer to the others."""
+    other = {"sliding_attention": "full_attention", "full_attention": "sliding_attention"}[first]
+    config = Qwen2Config(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=99, use_sliding_window=True, sliding_window=5,
+        layer_types=[first, other], initializer_range=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, inputs = Qwen2ForCausalLM(config).eval(), batch("none")
+    for build in (caches.ValueAware, caches.AttentionMatching):
+        with replace_attention(model, after(build(6), pool=pool, observed="continued")):
+            assert logits(model, inputs).isfinite().all()
+        if pool == "checked":
+            continue
+        kept = kept_by(model, inputs, build(6), pool=pool, observed="continued")
+        by_kind = dict(zip(config.layer_types, kept, strict=True))
+        windowed, full = by_kind["sliding_attention"], by_kind["full_attention"]
+        assert (used(windowed) <= 4).all() and (used(full) >= 6).all()
+        assert (windowed.indices[windowed.log_weight > -torch.inf] >= PREFIX - 4).all()
 
 
 def test_a_checked_pool_needs_a_prefix() -> None:

@@ -8,7 +8,6 @@ A method is one small file with `scores` or `keep`; `AfterPrefix` makes it an ap
 """
 
 from value_aware_attention.caches.after_prefix import AfterPrefix
-from value_aware_attention.caches.attention_matching import AttentionMatching
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Random, Recent
 from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.critical_values import CriticalValues, DefensiveKV
@@ -21,6 +20,7 @@ from value_aware_attention.caches.observed_attention import RKV, ObservedAttenti
 from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.press import Press, as_press
 from value_aware_attention.caches.profile import profile
+from value_aware_attention.caches.refit import AttentionMatching
 from value_aware_attention.caches.value_aware import ValueAware
 
 __all__ = [

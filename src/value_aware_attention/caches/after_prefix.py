@@ -1,6 +1,6 @@
 """Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -43,8 +43,9 @@ class AfterPrefix(Approximation):
 
     Queries before it attend exactly. A key carries its position, so one causal pass over a text
     computes what decoding with the compressed cache does; no cache is needed. Query heads that are
-    given one key-value head (`Groups`) share what it keeps. A text with padding keeps what it keeps
-    without, and all of its keys where r are more.
+    given one key-value head (`Groups`) share what it keeps. A text keeps in a padded batch what it
+    keeps alone; one of fewer than r tokens keeps them all. Keys that no later query sees, as those
+    before a sliding window, are not kept.
 
     Queries that a method may observe:
 
@@ -214,21 +215,33 @@ class AfterPrefix(Approximation):
             query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal, layer=layer
         )
         if parts.places is not None:
-            raise ValueError("attn_mask hides keys from all queries; `choose` takes padded texts")
+            raise ValueError(
+                "attn_mask hides keys from all queries, as padding; use choose, which takes it"
+            )
         return self.observe_part(*next(each))
 
     def parted(
-        self, query: Tensor, key: Tensor, value: Tensor, *, start: int | None = None, **options: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        kernel: Kernel = Exponential(),
+        start: int | None = None,
+        pool: Tensor | None = None,
+        share: Tensor | None = None,
+        **options: Any,
     ) -> tuple[Parts, Iterator[Part]]:
         """Splits a call by padding, for a choice among all keys before `start` (None: the prefix).
 
         Arguments and errors are those of `forward`.
         """
-        call = self.check(Call.of(query, key, value, **options))
+        call = self.check(Call.of(query, key, value, kernel=kernel, **options))
         start = start or self.prefix or call.keys
         grouped = Groups.of(call).call(call)
-        parts = Parts.of(grouped, start)
-        return parts, parts.cut(grouped, _every_key(grouped)[..., :start], start)
+        every, parts = _every_key(grouped)[..., :start], Parts.of(grouped, start, share)
+        pool = every if pool is None else pool.reshape(*every.shape[:-1], -1)
+        return parts, parts.cut(grouped, pool, start)
 
     def check(self, call: Call) -> Call:
         super().check(call)
@@ -290,9 +303,10 @@ class AfterPrefix(Approximation):
         if isinstance(self.method, Given):  # a choice for all texts, by their places
             return self.method.keep(self.observe_part(call, pool, start))
         parts = Parts.of(call, start)
-        return parts.joined([self._kept(*part) for part in parts.cut(call, pool, start)])
+        return parts.joined([self.kept(*part) for part in parts.cut(call, pool, start)])
 
-    def _kept(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
+    @torch.no_grad()
+    def kept(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
         """Lets the method choose for texts without padding."""
         kept = self.chosen(self.observe_part(call, pool, start), call.layer.number)
         return _placed(kept, pool)
@@ -328,33 +342,10 @@ class AfterPrefix(Approximation):
         return self.method.counts([order], self.method.r * heads, self._least)[0]
 
     def _all_kept(self, seen: Observed) -> KeptKeys:
-        """Keeps every key of a text that has fewer than r."""
+        """Keeps every key of a text that has fewer than r of them."""
         every = torch.arange(seen.keys, device=seen.key.device).expand(*seen.batch, -1)
         kept = CacheMethod.kept(seen, every)
         return replace(kept, value=working_precision(seen.value)) if self.method.refits else kept
-
-    @staticmethod
-    @torch.no_grad()
-    def choose_from(
-        after: Callable[[int], "AfterPrefix"],
-        share: Int[Tensor, " B"],
-        pool: Int[Tensor, "..."],
-        query: Float[Tensor, "*#batch N D"],
-        key: Float[Tensor, "*#batch N D"],
-        value: Float[Tensor, "*#batch N V"],
-        **options: Any,
-    ) -> KeptKeys:
-        """Keeps `share` keys of a pool in each text, of which every query is past.
-
-        `after(r)` is the method that keeps r; `options` are as of a call.
-        """
-        call = Call.of(query, key, value, **options)
-        grouped = Groups.of(call).call(call)
-        pool = pool.reshape(*grouped.key.shape[:-3], -1)
-        parts = Parts.of(grouped, call.keys, share)
-        firsts = [0] if parts.places is None else [int(texts[0]) for texts, _ in parts.places]
-        cuts = zip(firsts, parts.cut(grouped, pool, call.keys), strict=True)
-        return parts.joined([after(int(share[text]))._kept(*part) for text, part in cuts])
 
     @property
     def _least(self) -> int:
@@ -377,7 +368,7 @@ class AfterPrefix(Approximation):
         parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
         if self.pool not in OF_MODEL:
             pairs = zip(parts, cuts, strict=True)
-            return [[own.joined([self._kept(*part) for part in each]) for own, each in pairs]]
+            return [[own.joined([self.kept(*part) for part in each]) for own, each in pairs]]
         chosen = []
         for layers in zip(*cuts, strict=True):
             ways = self.alternatives([self.observe_part(*part) for part in layers])
@@ -391,7 +382,7 @@ class AfterPrefix(Approximation):
     @torch.no_grad()
     def alternatives(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
         """Keeps keys of all layers together, and r in every head, from the same orders of keys."""
-        if self.method.r > layers[0].keys:
+        if self.method.r > layers[0].keys:  # every layer has as many
             return [[self._all_kept(seen) for seen in layers]] * 2
         # copies, whose derived tensors are freed
         orders = [self.method.order(replace(seen)) for seen in layers]
@@ -421,15 +412,17 @@ class AfterPrefix(Approximation):
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
         if pool.shape[-1] < start:  # else it is every key before the start
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))
-        keys, always = pool.shape[-1], []
-        if self.prefix is not None:
-            ends = *range(self.sinks), *range(keys - self.recent, keys)
-            always = [place for place in ends if 0 <= place < keys]
+        places, available = torch.arange(pool.shape[-1], device=pool.device), None
+        protected = torch.cat([places[: self.sinks], places.flip(0)[: self.recent]])
+        if (mask := call.attn_mask) is not None:  # heads may have masks, and layers windows
+            pairs = mask[..., start:, :] if start < mask.shape[-2] else mask
+            available = pairs.any(dim=(-3, -2)).expand(*pool.shape[:-1], -1).gather(-1, pool)
         return Observed(
             key=key,
             value=value,
             kernel=call.kernel,
-            protected=torch.tensor(always, device=pool.device) if always else None,
+            protected=None if self.prefix is None else protected,
+            available=available,
             projection=call.layer.projection,
             rotary=call.layer.rotary,
             start=start,

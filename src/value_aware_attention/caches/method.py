@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
-from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.budgets import Order, first_of, pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.kernels import check_kernel
@@ -85,10 +84,11 @@ class CacheMethod(nn.Module):
             allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
             raise ValueError(f"{name} got the kernel {seen.kernel}; it supports {allowed}")
         largest = float(seen.value.abs().max()) if seen.value.numel() else 0.0
-        if largest * seen.keys > torch.finfo(working_precision(seen.value).dtype).max:
+        dtype = torch.promote_types(seen.value.dtype, torch.float32)
+        if largest * seen.keys > torch.finfo(dtype).max:
             raise ValueError(
                 f"value holds {largest:.0e}; sums of {seen.keys} such numbers are too large for "
-                f"{working_precision(seen.value).dtype}"
+                f"{dtype}"
             )
         if self.r > seen.keys:
             raise ValueError(f"{name} keeps r = {self.r} keys; there are {seen.keys}")

@@ -313,21 +313,13 @@ def causal(choice: Choice) -> dict[str, Any]:
 
 def noncausal(choice: Choice) -> dict[str, Any]:
     """Takes queries of the whole past, which see every key, rotated to later positions."""
-    return turned(choice, choice.start)
-
-
-def turned(choice: Choice, by: int) -> dict[str, Any]:
-    """Takes queries of the whole past, which see every key, rotated by `by` positions."""
     rows = choice.spaced(choice.past)
     query = choice.call.query[..., rows, :]
     if choice.past == choice.served:  # an encoder: nothing is later
         return choice.attending(rows)
     if choice.call.layer.rotary is not None:
-        query = choice.call.layer.rotary(query, torch.full_like(rows, by))
-    return {
-        "query": query,
-        "positions": rows + by,
-    }
+        query = choice.call.layer.rotary(query, torch.full_like(rows, choice.start))
+    return {"query": query, "positions": rows + choice.start}
 
 
 def continued(choice: Choice) -> dict[str, Any]:
@@ -335,7 +327,7 @@ def continued(choice: Choice) -> dict[str, Any]:
 
     The past at its true distances: neither queries nor keys are turned there.
     """
-    found = turned(choice, choice.start)
+    found = noncausal(choice)
     rows = choice.spaced(choice.past)
     query, call = choice.call.query[..., rows, :], choice.call
     return found | {"beside": own_past(choice, query, call.key, call.value, rows)}
@@ -373,8 +365,8 @@ def hindsight(choice: Choice) -> dict[str, Any]:
 
     Evenly spaced from the first query; with an encoder among those that `noncausal` leaves out.
     """
-    queries = choice.served or choice.past[-1:]  # a text that ends with the prefix is not served
-    served = torch.tensor(queries, device=choice.pool.device)
+    # a text that ends with the prefix is not served
+    served = torch.tensor(choice.served or choice.past[-1:], device=choice.pool.device)
     if choice.past == choice.served and choice.rows < len(served):
         served = served[~torch.isin(served, choice.spaced(choice.past))]
     count = min(choice.rows, len(served))

@@ -12,7 +12,7 @@ from value_aware_attention.caches.observed import KeptKeys
 from value_aware_attention.call import Call
 
 Part = tuple[Call, Int[Tensor, "*part K"], int]
-"""A call of texts without padding, the keys to choose from, the position of the first key behind"""
+"""A call of texts without padding, the keys to choose from, the number of keys before the served"""
 
 
 @dataclass(frozen=True)
@@ -30,31 +30,22 @@ class Parts:
         A key that no query of a text sees is padding. Texts without a token before `start` have
         nothing to keep and are left out.
         """
-        is_token = torch.ones(call.keys, dtype=torch.bool, device=call.key.device)
-        is_token = is_token if call.attn_mask is None else call.attn_mask.any(dim=(-3, -2))
-        is_token = is_token.expand(*call.key.shape[:-3], -1)
-        kind = is_token.reshape(is_token.shape[:-1][:1].numel(), -1, call.keys).any(dim=1).long()
+        every = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
+        visible = every if call.attn_mask is None else call.attn_mask
+        is_token = visible.any(dim=(-3, -2)).expand(*call.key.shape[:-3], -1)
+        texts = is_token.shape[:-1][:1].numel()  # 1 without leading dimensions
+        kind = is_token.reshape(texts, -1, call.keys).any(dim=1).long()
         if share is not None:
             kind = torch.cat([kind, share[:, None]], dim=1)
         if kind[:, : call.keys].all() and (kind == kind[:1]).all():
             return cls(is_token, None)
         kinds, number = kind.unique(dim=0, return_inverse=True)
-        places = [
-            ((number == at).nonzero()[:, 0], one[: call.keys].nonzero()[:, 0])
-            for at, one in enumerate(kinds)
-        ]
+        tokens = [is_own.nonzero()[:, 0] for is_own in kinds[:, : call.keys]]
+        places = [((number == place).nonzero()[:, 0], own) for place, own in enumerate(tokens)]
         return cls(is_token, [part for part in places if (part[1] < start).any()])
 
     def cut(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Iterator[Part]:
-        """Yields each part, with its share of a pool of keys before `start`.
-
-        Keys that no query from `start` on sees, as behind a window, are left out.
-        """
-        if call.attn_mask is not None and start < call.attn_mask.shape[-2]:
-            served = call.attn_mask[..., start:, :].any(dim=(-3, -2)).expand_as(self.is_token)
-            served = served.take_along_dim(pool, dim=-1)
-            first = served.int().argsort(dim=-1, descending=True, stable=True)
-            pool = pool.gather(-1, first[..., : int(served.sum(dim=-1).max())]).sort(dim=-1).values
+        """Yields each part, with its share of a pool of keys before `start`."""
         if self.places is None:
             yield call, pool, start
         for texts, tokens in self.places or ():
@@ -64,18 +55,23 @@ class Parts:
             hidden = int((ranks < 0).sum(dim=-1).min())
             yield _cut(call, texts, tokens), ranks[..., hidden:], int((tokens < start).sum())
 
+    def of_first(self, x: Int[Tensor, " B"]) -> list[int]:
+        """Returns what the first text of each part has."""
+        firsts = [0] if self.places is None else [int(texts[0]) for texts, _ in self.places]
+        return [int(x[text]) for text in firsts]
+
     def joined(self, kept: Sequence[KeptKeys]) -> KeptKeys:
         """Puts the choices of all parts in the order of the texts; unused slots are at padding."""
         if self.places is None:
             return kept[0]
         slots = max((choice.indices.shape[-1] for choice in kept), default=1)
         indices = self.is_token.int().argsort(dim=-1, stable=True)[..., :slots]
-        weight = torch.full(indices.shape, -torch.inf, device=indices.device)
+        dtype = kept[0].log_weight.dtype if kept else torch.float32
+        weight = torch.full(indices.shape, -torch.inf, device=indices.device, dtype=dtype)
         value = None
         for (texts, tokens), choice in zip(self.places, kept, strict=True):
             slot = slice(-choice.indices.shape[-1], None)
             at: Any = (texts, ..., slot) if indices.ndim > 1 else (slot,)
-            weight = weight.to(choice.log_weight.dtype)
             indices[at], weight[at] = tokens[choice.indices], choice.log_weight
             if choice.value is not None:
                 width = choice.value.shape[-1]

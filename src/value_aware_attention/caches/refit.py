@@ -4,15 +4,19 @@ The closed form of Attention Matching (arXiv 2602.16284): biases by which the ke
 one, then values by which outputs are the exact ones, both by least squares with a ridge.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from value_aware_attention.caches.budgets import Order
 from value_aware_attention.caches.joint_set import Rows
+from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed_attention import ObservedAttention
 
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Strengths of the pull of values to the original ones, in parts of the mean squared weight."""
@@ -26,6 +30,50 @@ HELD_OUT = 4
 """One of `HELD_OUT` rows is held out."""
 
 
+class AttentionMatching(CacheMethod):
+    """Refits log-biases and values of r keys, those of `method` or of the largest attention.
+
+    Attention Matching (arXiv 2602.16284), in its form without a search: keys by the root mean
+    square of their weights, biases and values by least squares with a ridge (`refit`), where the
+    paper has non-negative and plain ones; docs/caches.md lists the differences.
+    """
+
+    refits = True
+
+    def __init__(self, r: int, method: CacheMethod | None = None) -> None:
+        super().__init__(r)
+        method = ObservedAttention(r, aggregate="rms") if method is None else method
+        check_cache_method(method)
+        if method.r != r:
+            raise ValueError(f"r is {r}; the method given keeps {method.r}")
+        if method.refits:
+            name = type(method).__name__
+            raise ValueError(f"method is a {name} that refits; one refit is made")
+        self.method = method
+        self.kernels = method.kernels
+
+    @torch.no_grad()
+    def keep(self, seen: Observed) -> KeptKeys:
+        self.check(seen)
+        return refitted(seen, self.method.keep(seen))
+
+    @torch.no_grad()
+    def order(self, seen: Observed) -> Order:
+        return self.method.order(seen)
+
+    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
+        return self.method.counts(orders, total, least)
+
+    @torch.no_grad()
+    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        return refitted(seen, self.method.cut(seen, order, counts))
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        """Counts one solution of the two least squares problems; the refit compares thirteen."""
+        base = self.method.multiply_adds(rows, keys, head_dim, value_dim)
+        return base + 2 * (rows * self.r**2 + self.r**3 / 3)
+
+
 def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
     """Refits the biases and values of chosen keys to the observed rows.
 
@@ -36,8 +84,10 @@ def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
     flat = KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
     every = _Fit.of(rows, flat)
     count = every.weights.shape[1]
-    if count < 2 * HELD_OUT:
-        return kept
+    dtype = kept.log_weight.dtype
+    if count < 2 * HELD_OUT:  # with values, as in texts of more rows beside these
+        value = seen.value.take_along_dim(kept.indices[..., None], dim=-2)
+        return KeptKeys(kept.indices, kept.log_weight, value.to(dtype))
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
     fitted, checked = every.of_rows(~held_out), every.of_rows(held_out)
     errors = [checked.error(*fitted.solve(*how)) for how in CHOICES]
@@ -51,7 +101,6 @@ def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
             change = moved.where(chosen[:, None, None], change)
     value = (every.value + change - rows.nothing).view(*kept.indices.shape, -1)
     bias = factors.log().view(kept.indices.shape)
-    dtype = kept.log_weight.dtype
     return KeptKeys(kept.indices, kept.log_weight + bias.to(dtype), value.to(dtype))
 
 

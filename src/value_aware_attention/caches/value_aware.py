@@ -179,6 +179,6 @@ def _parts(
     rows: Rows, orders: Int[Tensor, "S *batch M"]
 ) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
     """Cuts caches into parts that are searched at once, with the orders of their keys."""
-    parts = list(rows.split(orders.shape[1:-1][:1].numel()))
+    parts = list(rows.split(orders.shape[1:-1][:1].numel()))  # texts; 1 without dimensions
     by_cache = orders.reshape(len(orders), -1, orders.shape[-1])
     return zip(parts, by_cache.split([len(x.available) for x in parts], dim=1), strict=True)

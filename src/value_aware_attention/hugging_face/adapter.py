@@ -41,7 +41,9 @@ class _Uncopied:
     """Refuses a copy of a model whose attention is replaced: the copy would name it for ever."""
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise ValueError("the attention of this model is replaced; copy it before the context")
+        raise ValueError(
+            "the attention of this model is replaced; copy or save it before the context"
+        )
 
 
 @dataclass(eq=False)
@@ -53,7 +55,7 @@ class _Context:
 
     name: str
     before: list[tuple[Any, str | None]]
-    model: nn.Module
+    model: PreTrainedModel
     alone: bool = False
     """True: no other context of its model may be open."""
     thread: Thread = field(default_factory=current_thread)
@@ -152,7 +154,8 @@ def opened(model: PreTrainedModel, name: str, *, alone: bool = False) -> _Contex
                     f"compressed_cache"
                 )
         _OPEN.append(context)
-        setattr(model, name, _Uncopied())
+        for part in {model, model.base_model}:
+            setattr(part, name, _Uncopied())
     return context
 
 
@@ -160,7 +163,8 @@ def close(context: _Context) -> None:
     """Restores the attention that each config named before the context."""
     with _LOCK:
         _OPEN.remove(context)
-        delattr(context.model, context.name)
+        for part in {context.model, context.model.base_model}:
+            delattr(part, context.name)
         before = {id(config): name for config, name in context.before}
 
         def restored(config: Any, name: str | None) -> str | None:

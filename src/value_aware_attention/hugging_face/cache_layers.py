@@ -207,19 +207,26 @@ class FirstReadings:
             raise ValueError("a prefix is read once more; the model must be given input_ids")
         names = ("input_ids", "attention_mask", "position_ids")
         twice = {x: _twice(model, given[x], prefix) for x in names if given.get(x) is not None}
-        tokens: Any = prefix
-        if "attention_mask" in twice and not (mask := twice["attention_mask"][:, :prefix]).all():
-            tokens = mask.sum(dim=1, keepdim=True)  # a text's own, whatever its padding
+        mask = twice.get("attention_mask", torch.ones_like(twice["input_ids"]))[:, :prefix]
+        if not mask.all():
+            if getattr(model.config.get_text_config(), "sliding_window", None):
+                raise ValueError(
+                    f"the windows of {type(model).__name__} would reach over the padding between "
+                    f"two readings of a prefix; give texts without padding"
+                )
             if twice["input_ids"].shape[1] < 2 * prefix:
                 raise ValueError(
                     f"prefix is {prefix} and texts have padding; to read them once more the model "
                     f"needs {2 * prefix} positions"
                 )
             if "position_ids" not in twice and rotary_of(model) is not None:
-                places = torch.arange(prefix, device=mask.device).repeat(2)
-                twice["position_ids"] = places.expand_as(twice["input_ids"]).clone()
+                twice["position_ids"] = torch.arange(prefix, device=mask.device).repeat(
+                    len(mask), 2
+                )
         if "position_ids" in twice:
-            twice["position_ids"][:, prefix:] += tokens
+            places = twice["position_ids"].expand_as(twice["input_ids"]).clone()
+            places[:, prefix:] += mask.sum(dim=1, keepdim=True)  # a text's own tokens
+            twice["position_ids"] = places
         return twice | {"use_cache": False}
 
 

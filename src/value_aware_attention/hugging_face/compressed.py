@@ -60,7 +60,7 @@ class CompressedCache:
     tokens: int
     """Length of the prompt, its padding included"""
     keys: Float[Tensor, "L H"]
-    """Keys kept by layer and key-value head, the mean of the texts"""
+    """Keys kept by layer and key-value head, the mean of the texts, each of its own tokens"""
     slots: int
     """Slots that hold the kept keys of all texts, layers and heads, unused ones included"""
     bytes_before: int
@@ -273,9 +273,7 @@ class _Compression:
         own: str,
     ) -> None:
         self.method, self.keep, self.options, self.own = method, keep, options, own
-        self.is_checkpointed = lambda: any(
-            getattr(part, "gradient_checkpointing", False) for part in model.modules()
-        )
+        self.model = model
         self.numbers = {module: number for number, module in enumerate(attention_layers(model))}
         self.rotary = rotary_of(model)
         self.report = CompressedCaches()
@@ -326,7 +324,10 @@ class _Compression:
                 "generates, or make a copy of the model for each"
             )
         cache = options.get(name)
-        if cache is None and module.training and self.is_checkpointed():
+        if cache is None and any(
+            part.training and getattr(part, "gradient_checkpointing", False)
+            for part in self.model.modules()
+        ):
             raise ValueError(
                 "gradient checkpointing takes the cache from the layers of a model in training "
                 "mode: model.eval(), or train without it"
@@ -399,7 +400,9 @@ class _Compression:
                 "the prompt's mask is not causal with padding alone; compressed_cache could not "
                 "tell which keys later tokens see"
             )
-        prompt.visible = None if mask is None else mask[..., -1:, :].clone()
+        prompt.visible = (
+            None if mask is None else mask[..., -1:, :].repeat(len(query) // len(mask), 1, 1, 1)
+        )
         if not self.is_chunked:
             self._observe(place)
         return found
@@ -473,17 +476,20 @@ class _Compression:
         sinks, recent, every = (self.options[name] for name in ("sinks", "recent", "every"))
         always, longest = max(1, sinks + recent), max(lengths)
         r = round(self.keep * longest)
-        if r < (always if every else min(always, longest)):
-            hints = {
-                1: "; generate(guidance_scale=...) reads the last token as a prompt of its own"
-            }
-            hint = hints.get(longest, f"; with every r must be {always}" if r == longest else "")
+        if r < max(1, always if every else min(always, longest)):
+            of_every = f"; with every, r must be at least {always}" if r == longest else ""
+            hint = "; guidance_scale lets generate read one token" if longest == 1 else of_every
             raise ValueError(
                 f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
                 f"{sinks} sinks and {recent} recent keys are always kept{hint}"
             )
         share = {n: max(round(self.keep * n), min(always, n)) for n in lengths if n}
-        return {n: self.method(r).after(n, **options) for n, r in share.items()}
+        return {
+            n: self.method(r).after(
+                n, **options | {"floor": min(options["floor"], longest if n == longest else r)}
+            )
+            for n, r in share.items()
+        }
 
     def _replace(self, place: int, kept: Any, query: Any = None) -> None:
         """Lets the cache hold the kept keys in the place of a layer."""
@@ -512,21 +518,20 @@ class _Compression:
         """Lets a method choose among a pool of keys before the next token is read."""
         begun, tokens = _time(), key.shape[2]
         layer = Layer(number=self.numbers[prompt.module], rotary=self.rotary)
-        least = max(1, self.options["sinks"] + self.options["recent"])
-
-        def after(r: int) -> Any:
-            return self.method(r).after(tokens, **self.options)
-
+        share = share.clamp_min(max(1, self.options["sinks"] + self.options["recent"]))
+        shares = share.unique().tolist()
+        after = {r: self.method(r).after(tokens, **self.options) for r in shares}
         with torch.autocast(query.device.type, enabled=False):
-            kept = after(least).choose_from(
-                after,
-                share.clamp_min(least),
-                pool,
+            parts, each = after[shares[0]].parted(
+                pool=pool,
+                share=share,
                 **grouped(
                     prompt.module, layer, query, key, value, kernel=prompt.kernel,
                     attn_mask=visible, is_causal=True,
                 ),
             )  # fmt: skip
+            of_each = zip(parts.of_first(share), each, strict=True)
+            kept = parts.joined([after[r].kept(*part) for r, part in of_each])
         prompt.report.seconds += _time() - begun
         return kept
 
@@ -541,8 +546,7 @@ class _Compression:
         begun = _time()
         if self.options["pool"] == "model":
             prompts = list(self.filling.prompts.values())
-            device = prompts[0].parts.is_token.device.type
-            with torch.autocast(device, enabled=False):
+            with torch.autocast(prompts[0].parts.is_token.device.type, enabled=False):
                 kept = [
                     self.filling.after[seen[0].keys].alternatives(seen)[0]
                     for seen in zip(*(prompt.seen for prompt in prompts), strict=True)

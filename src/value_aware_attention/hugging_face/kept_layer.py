@@ -105,13 +105,19 @@ class Slots:
         indices, bias = (x.reshape(*key.shape[:2], -1) for x in (kept.indices, kept.log_weight))
         at = indices[..., None]
         values = value.take_along_dim(at, dim=-2) if kept.value is None else kept.value
-        shape = (*indices.shape, value.shape[-1])
-        return cls(key.take_along_dim(at, dim=-2), values.reshape(shape).to(value.dtype), bias)
+        shape, taken = (*indices.shape, value.shape[-1]), key.take_along_dim(at, dim=-2)
+        if kept.value is not None and taken.requires_grad:
+            taken.register_hook(_refuse_gradient)
+        return cls(taken, values.reshape(shape).to(value.dtype), bias)
 
     @property
     def used(self) -> Bool[Tensor, "B H R"]:
         """Tells which slots hold a key."""
         return self.bias > -torch.inf
+
+
+def _refuse_gradient(_: Tensor) -> None:
+    raise ValueError("refitted values have no gradients; choose keys without a refit to train")
 
 
 def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> AttentionState:
@@ -333,6 +339,10 @@ class GrowingLayer(KeptLayer):
         """Computes attention as a layer that is kept does, and chooses when it is time."""
         self.query = torch.cat([self.query, query.detach()], dim=2)
         first, begun, parts = self.later - query.shape[2], 0, []
+        if first > self.every:
+            raise ValueError(
+                "a call that was interrupted has left this cache half read; give a new one"
+            )
         while begun < query.shape[2]:
             if first == self.every:
                 self._choose_again(None if visible is None else visible[..., -1:, : self.every])
@@ -347,10 +357,11 @@ class GrowingLayer(KeptLayer):
 
     def _first_row(self, tokens: int) -> int:
         """Finds the first of the queries of all tokens so far that a later choice observes."""
-        if self.rows is None or self.visible is None:
-            return 0 if self.rows is None else max(0, tokens - self.rows)
-        left = self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1)
-        return int((left > self.rows).all(dim=0).sum())
+        rows = tokens if self.rows is None else self.rows
+        if self.visible is None:
+            return max(0, tokens - rows)
+        tokens_from = self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1)
+        return int((tokens_from > rows).all(dim=0).sum())
 
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
         """Keeps keys of the prefix and of the next tokens, of which `visible` are no padding."""
@@ -383,8 +394,7 @@ class GrowingLayer(KeptLayer):
         )
         self.at = kept.indices.reshape(*key.shape[:2], -1)
         if self.rows is not None:
-            first = seen - start + self._first_row(start)
-            self.query = self.query[:, :, max(0, first) :].clone()
+            self.query = self.query[:, :, seen - start + self._first_row(start) :].clone()
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from random import Random
 
 import torch
@@ -91,7 +91,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     It is asked with a word, of its vocabulary where it drops others: it may drop what a text
     begins with, and then nothing tells the sides apart.
     """
-    for word in chain("aA0", tokenizer.get_vocab()):
+    for word in chain("aA0", islice(tokenizer.get_vocab(), 1000)):
         with suppress(Exception):  # Rust's, of a tokenizer without a token for unknown words
             encoding = tokenizer(word, return_special_tokens_mask=True)
             tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]

@@ -42,12 +42,11 @@ class TextFiles:
     field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
-        paths: dict[Split | None, str | Path | None] = {
-            None if self.evaluation_path is None else "train": self.path,
-            "evaluation": self.evaluation_path,
-        }
-        for split, path in paths.items():
-            texts = () if path is None else read_texts(path, field=self.field, show=print)
+        paths: list[tuple[Split | None, str | Path]] = [(None, self.path)]
+        if self.evaluation_path is not None:
+            paths = [("train", self.path), ("evaluation", self.evaluation_path)]
+        for split, path in paths:
+            texts = read_texts(path, field=self.field, show=print)
             yield from (Document(text, split) for text in texts)
 
 
