@@ -906,7 +906,7 @@ def test_a_cache_of_an_interrupted_later_choice_is_refused(llama: PreTrainedMode
 
     inputs, token = placed(llama, text()), slice(PREFIX, PREFIX + 1)
     with compressed_cache(llama, Stops, keep=KEEP, every=2), torch.no_grad():
-        cache = llama(**part(inputs, 0, PREFIX + 2), use_cache=True).past_key_values
+        cache = llama(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
         later = {name: x[:, token] for name, x in inputs.items() if name != "attention_mask"}
         for _ in range(2):
             llama(**later, past_key_values=cache)
