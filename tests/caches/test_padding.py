@@ -37,7 +37,9 @@ def batch() -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("observed", OBSERVED)
-@pytest.mark.parametrize("name", CACHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if "best" in n else n for n in CACHES]
+)
 def test_a_text_keeps_in_a_batch_what_it_keeps_alone(name: str, observed: str) -> None:
     """With padding at either side and within."""
     tensors, repeated = batch()

@@ -89,17 +89,19 @@ def one_pass(
     Of a text's own tokens the share r / PREFIX is kept, and what is always kept.
     """
     given = {"observed": "noncausal", "sinks": 2, "recent": 4} | options
-    inputs, always, found = placed(model, inputs), given["sinks"] + given["recent"], []
-    for number, mask in enumerate(inputs["attention_mask"]):
-        tokens = mask.nonzero()[:, 0]
+    inputs, always = placed(model, inputs), given["sinks"] + given["recent"]
+    masks, later = inputs["attention_mask"], inputs["input_ids"].shape[1] - PREFIX
+    found = torch.zeros(len(masks), later, model.config.vocab_size, dtype=model.dtype)
+    for mask in masks.unique(dim=0):  # texts with as many tokens at once
+        texts, tokens = (masks == mask).all(dim=1), mask.nonzero()[:, 0]
         prefix, own = int((tokens < PREFIX).sum()), copy(method)
         own.r = max(round(method.r / PREFIX * prefix), min(always, prefix))
         if given.get("every") and prefix < always:  # alone it would be refused
             tokens, prefix, own.r = torch.arange(len(mask)), PREFIX, always
-        text = {name: x[number : number + 1, tokens] for name, x in inputs.items()}
+        text = {name: x[texts][:, tokens] for name, x in inputs.items()}
         with replace_attention(model, AfterPrefix(own, prefix=prefix, **given)):
-            found.append(model(**text, use_cache=False).logits[:, prefix:])
-    return torch.cat(found)
+            found[texts] = model(**text, use_cache=False).logits[:, prefix:]
+    return found
 
 
 @torch.no_grad()
@@ -734,23 +736,27 @@ def decoded(model: Any, llama: PreTrainedModel, **options: Any) -> Tensor:
         )
 
 
+SLOWLY = pytest.mark.slow
+
+
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about recompilations
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=SLOWLY)])
+@pytest.mark.parametrize("part_of_it", ["model", pytest.param("forward", marks=SLOWLY)])
 @pytest.mark.parametrize(
-    "options",
-    [{"pool": "model"}, pytest.param({"every": 2, "observed": "last"}, marks=pytest.mark.slow)],
+    "options", [{"pool": "model"}, pytest.param({"every": 2, "observed": "last"}, marks=SLOWLY)]
 )
-def test_a_compiled_model_reads_the_same_cache(backend: str, options: dict[str, Any]) -> None:
-    """By `torch.compile` of the model, and of its forward: hooks and pointers are not traced."""
+def test_a_compiled_model_reads_the_same_cache(
+    backend: str, part_of_it: str, options: dict[str, Any]
+) -> None:
+    """Hooks and pointers are not traced, by `torch.compile` of the model nor of its forward."""
     model = sharp("llama")
     model.set_attn_implementation("sdpa")
-    expected = decoded(model, model, method=ValueAware, **options)
-    compiled = torch.compile(model, backend=backend)
-    assert_equal(decoded(compiled, model, method=ValueAware, **options), expected)
-    forward = torch.compile(model.forward, backend=backend)
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(model, "forward", forward)
-        assert_equal(decoded(model, model, method=ValueAware, **options), expected)
+    expected, whole = decoded(model, model, method=ValueAware, **options), model
+    if part_of_it == "forward":
+        model.forward = torch.compile(model.forward, backend=backend)
+    else:
+        whole = torch.compile(model, backend=backend)
+    assert_equal(decoded(whole, model, method=ValueAware, **options), expected)
     torch.compiler.reset()
 
 
