@@ -11,7 +11,7 @@ paired differences. Writes results/benchmarks/cache_choices.json and .md.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from benchmarks.record import finish, header, markdown, options, setting
 from pipelines.app import composed
 from value_aware_attention import caches
-from value_aware_attention.caches.observed import OBSERVED, Choice, turned
+from value_aware_attention.caches.observed import OBSERVED, Choice
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
 from value_aware_attention.measurement.record import estimate
@@ -95,7 +95,7 @@ def turned_by(task: Task, name: str, methods: Any, of: float) -> CacheRecord:
     """Measures methods whose non-causal queries are turned by a part `of` the prefix."""
 
     def noncausal(choice: Choice) -> dict[str, Any]:
-        return turned(choice, round(of * choice.start))
+        return noncausal(replace(choice, start=round(of * choice.start)))
 
     with patch.dict(OBSERVED, noncausal=noncausal):  # type: ignore[arg-type]
         return one(task, name, methods, ROWS)

@@ -417,6 +417,7 @@ def test_the_best_weights_on_given_keys(
         assert abs(found[row] - least) <= 1e-8 * least + 1e-12 * tolerance + 1e-24
 
 
+@pytest.mark.slow  # the compiler is imported
 def test_a_compiled_caller_finds_the_same_weights() -> None:
     """A traced tensor has no memory that C++ could read."""
     tensors = [

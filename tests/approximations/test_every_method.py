@@ -378,25 +378,24 @@ def test_no_queries_give_no_outputs_and_no_keys_zeros(
             assert chosen.optimal is None or chosen.optimal.all()
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "values", "batch"),
-    [
-        ((1, 0), (3, 5), (3, 5), 3),
-        ((0,), (3, 5), (3, 5), 3),
-        ((1, 4), (3, 0), (3, 0), 3),
-        ((1, 4), (1, 0), (3, 0), 3),
-        ((1, 4), (0, 5), (0, 5), 0),
-        ((0, 4), (1, 5), (1, 5), 0),
-    ],
+EMPTY = (
+    ((1, 0), (3, 5), (3, 5), 3),
+    ((0,), (3, 5), (3, 5), 3),
+    ((1, 4), (3, 0), (3, 0), 3),
+    ((1, 4), (1, 0), (3, 0), 3),
+    ((1, 4), (0, 5), (0, 5), 0),
+    ((0, 4), (1, 5), (1, 5), 0),
 )
-def test_leading_dimensions_of_empty_calls_broadcast(
-    method: Method, kernel: Kernel, queries: tuple, keys: tuple, values: tuple, batch: int
-) -> None:
-    tensors = [torch.ones(*shape, HEAD_DIM) for shape in (queries, keys, values)]
-    for mask in (None, torch.ones(1, keys[-1], dtype=torch.bool)):
-        output = method.build()(*tensors, kernel=kernel, attn_mask=mask)
-        assert output.shape == (batch, queries[-1], HEAD_DIM) and (output == 0).all()
-        assert attention(*tensors, kernel=kernel, attn_mask=mask).shape == output.shape
+"""Shapes of queries, keys and values, without their width, and the leading dimension of outputs"""
+
+
+def test_leading_dimensions_of_empty_calls_broadcast(method: Method, kernel: Kernel) -> None:
+    for queries, keys, values, leading in EMPTY:
+        tensors = [torch.ones(*shape, HEAD_DIM) for shape in (queries, keys, values)]
+        for mask in (None, torch.ones(1, keys[-1], dtype=torch.bool)):
+            output = method.build()(*tensors, kernel=kernel, attn_mask=mask)
+            assert output.shape == (leading, queries[-1], HEAD_DIM) and (output == 0).all()
+            assert attention(*tensors, kernel=kernel, attn_mask=mask).shape == output.shape
 
 
 def test_the_budget_counts_the_keys_that_a_query_attends_to(method: Method) -> None:

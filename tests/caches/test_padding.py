@@ -10,6 +10,7 @@ from value_aware_attention.caches import AfterPrefix
 from value_aware_attention.caches.observed import OBSERVED
 from value_aware_attention.layer import Layer
 
+SLOWLY = pytest.mark.slow
 PREFIX, LATER, D, V, R = 20, 4, 4, 3, 7
 ROWS = 6
 """Fewer than the tokens of each text"""
@@ -36,9 +37,15 @@ def batch() -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
     return list(drawn(PREFIX + LATER)), drawn(PREFIX)
 
 
-@pytest.mark.parametrize("observed", OBSERVED)
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if "best" in n else n for n in CACHES]
+    "observed",
+    [
+        name if name in ("last", "continued", "repeat") else pytest.param(name, marks=SLOWLY)
+        for name in OBSERVED
+    ],
+)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOWLY) if "best" in n else n for n in CACHES]
 )
 def test_a_text_keeps_in_a_batch_what_it_keeps_alone(name: str, observed: str) -> None:
     """With padding at either side and within."""

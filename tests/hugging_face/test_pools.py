@@ -291,7 +291,7 @@ def test_layers_with_windows_keep_keys_that_later_queries_see(first: str, pool: 
         kept = kept_by(model, inputs, build(6), pool=pool, observed="continued")
         by_kind = dict(zip(config.layer_types, kept, strict=True))
         windowed, full = by_kind["sliding_attention"], by_kind["full_attention"]
-        assert (used(windowed) <= 4).all() and (used(full) >= 6).all()
+        assert (used(windowed) <= 4).all() and (used(full).flatten(1).sum(dim=1) >= 12).all()
         assert (windowed.indices[windowed.log_weight > -torch.inf] >= PREFIX - 4).all()
 
 

@@ -5,12 +5,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.caches.drops import drop
-from value_aware_attention.caches.joint_set import Rows, State
+from value_aware_attention.caches.joint_set import CANDIDATES, Rows, State
 
 DROPS = 64
 """Number of drops followed by updates before costs are computed again"""
-CANDIDATES = 4 * DROPS
-"""Number of keys whose costs are updated: the cheapest to drop when costs were computed"""
 STALE = 4 * CANDIDATES
 """Largest number of keys whose costs are computed again between drops where not all are: three for
 each key to drop, the cheapest when all were computed: a cost hardly falls while others go"""
@@ -53,11 +51,12 @@ def _drops(
     most = max(CANDIDATES, min(STALE, 3 * count) if count > DROPS else 0)
     cheapest = (state.cost() + fixed).topk(min(most, left.shape[-1]), dim=-1, largest=False).indices
     fixed = fixed.gather(-1, cheapest)
-    state, unit = state.take(cheapest).eased()
+    is_large = rows.available.shape[-1] > CANDIDATES
+    state, unit = state.take(cheapest).eased(is_large)
     places: list[Tensor] = []
     costs: list[Tensor] = []
     while count > 0:
-        gone, cost = _followed(state, fixed, min(DROPS, count), is_fresh=not places)
+        gone, cost = _followed(state, fixed, min(DROPS, count), is_large, is_fresh=not places)
         places.append(cheapest.gather(-1, gone))
         costs.append(cost * unit)
         count -= DROPS
@@ -70,12 +69,12 @@ def _drops(
 
 
 def _followed(
-    state: State, fixed: Float[Tensor, "B K"], count: int, *, is_fresh: bool
+    state: State, fixed: Float[Tensor, "B K"], count: int, is_large: bool, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
     """Drops up to `count` keys of a state as `drop` does, among the `CANDIDATES` cheapest."""
     most = min(CANDIDATES, fixed.shape[-1])
     found = (state.cost() + fixed).topk(most, dim=-1, largest=False).indices
-    state, unit = state.take(found).eased()
+    state, unit = state.take(found).eased(is_large)
     gone, cost = drop(state, fixed.gather(-1, found), count, is_fresh=is_fresh)
     return found.gather(-1, gone), cost * unit
 

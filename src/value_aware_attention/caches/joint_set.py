@@ -33,6 +33,8 @@ BREADTH = 8
 """Keys, the cheapest ones, that an exchange tries to drop"""
 IN_CACHE = 2**18
 """Largest number of weights searched at once on a CPU: more do not fit its cache"""
+CANDIDATES = 256
+"""Number of keys whose costs are updated after a drop: the cheapest when all were computed"""
 GAIN = 1e-5
 """Least relative gain for which keys are exchanged"""
 
@@ -106,13 +108,14 @@ class Rows:
     def split(self, texts: int = 1) -> Iterator["Rows"]:
         """Cuts the caches of texts into parts that are searched at once: a text's, on a CPU fewer.
 
-        A cache may decide how precisely, and how often, the costs of its whole part are computed.
+        A cache may decide how precisely, and how often, the costs of its part are computed. Of few
+        keys they are always exact, and texts are searched together.
         """
         every = torch.arange(len(self.available), device=self.value.device)
         most = len(every)
         if every.device.type == "cpu":
             most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
-        for text in every.view(texts, -1):
+        for text in every.view(texts if self.available.shape[-1] > CANDIDATES else 1, -1):
             for caches in text.split(most):
                 yield self if len(caches) == len(every) else self.take(caches)
 
@@ -270,12 +273,13 @@ class State:
         """Tells whether it is in fp32."""
         return self.error.dtype == torch.float32
 
-    def eased(self) -> tuple["State", Float[Tensor, "B 1"]]:
+    def eased(self, is_large: bool) -> tuple["State", Float[Tensor, "B 1"]]:
         """Returns the state in fp32 where that suffices, and the factor that its costs are in.
 
-        Its unit of length is one whose squares stay in the range of fp32.
+        Its unit of length is one whose squares stay in the range of fp32. Of few keys it stays in
+        fp64: there texts are searched together, and one must not decide for another.
         """
-        if self.is_single or not self.is_gentle:
+        if self.is_single or not (is_large and self.is_gentle):
             return self, self.error.new_ones(1, 1)
         lengths = {name: vars(self)[name] / self.unit for name in LENGTHS}
         squares = {name: vars(self)[name] / self.unit.square() for name in SQUARES}
