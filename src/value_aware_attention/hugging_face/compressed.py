@@ -156,8 +156,9 @@ def compressed_cache(
     of `caches.AfterPrefix` with the same options. In a padded batch each text keeps what it keeps
     alone, a share of its own tokens; one that is shorter than others keeps at least its sinks and
     recent keys. Gradients flow through the kept keys, not through the choice; a backward pass to
-    refitted ones raises ValueError. Full-attention layers are compressed; sliding windows and recurrent layers stay as they are. A cache can be read
-    within the context alone, and copied; it cannot be saved, nor can the model be copied in it.
+    refitted ones raises ValueError. Full-attention layers are compressed; sliding windows and
+    recurrent layers stay as they are. A cache can be read within the context alone, and copied; it
+    cannot be saved, nor can the model be copied in it.
     Where heads keep different numbers of keys, memory follows the keys that are kept. A model of
     FlexAttention or flash attention reads its prompt by "sdpa", which computes the same.
 
