@@ -807,7 +807,7 @@ def test_a_share_is_any_number(llama: PreTrainedModel, keep: Any) -> None:
 
 def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedModel) -> None:
     one = {name: x[1:2] for name, x in prompt().items()}
-    cause = "leaves 0 of the prompt's 1 tokens; .*; guidance_scale lets generate read one"
+    cause = "leaves 0 of the prompt's 1 tokens; .*; generate.guidance_scale=.... reads such a"
     with refused(cause), compressed_cache(llama, Recent, keep=0.25):
         llama.generate(**one, **NEW, guidance_scale=1.5, do_sample=False)
     short = {"input_ids": one["input_ids"][:, :3]}

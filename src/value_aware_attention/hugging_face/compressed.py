@@ -478,9 +478,10 @@ class _Compression:
         always, longest = max(1, sinks + recent), max(lengths)
         r = round(self.keep * longest)
         if r < max(1, always if every else min(always, longest)):
-            hint = "; guidance_scale lets generate read one token" * (longest == 1) or (
-                f"; with every, r must be at least {always}" * (r == longest)
-            )
+            hint = (
+                "; generate(guidance_scale=...) reads such a prompt too, unless it is given "
+                "negative_prompt_ids"
+            ) * (longest == 1) or f"; with every, r must be at least {always}" * (r == longest)
             raise ValueError(
                 f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
                 f"{sinks} sinks and {recent} recent keys are always kept{hint}"
