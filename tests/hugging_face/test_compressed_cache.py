@@ -46,6 +46,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
 KINDS = (
     "gemma", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi", "phi3", "qwen2", "qwen3",
 )  # fmt: skip
+QUICK = ("gemma", "gpt2", "llama", "opt", "phi")
 PREFIX, LATER, KEEP = 24, 6, 1 / 3
 R = round(KEEP * PREFIX)
 METHODS: dict[str, Callable[[int], CacheMethod]] = {
@@ -137,7 +138,10 @@ def llama() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
+)
 def test_decoding_with_a_compressed_cache_is_one_pass_after_the_prefix(
     kind: str, attention: str
 ) -> None:
