@@ -4,7 +4,7 @@
     with hugging_face.replace_attention(model, method):
         logits = model(**batch).logits  # rows from 256 on see 64 keys of the prefix
 
-A method is one small file with `scores` or `keep`; `AfterPrefix` makes it an approximation.
+A method is a small class with `scores` or `keep`; `AfterPrefix` makes it an approximation.
 """
 
 from value_aware_attention.caches.after_prefix import AfterPrefix
