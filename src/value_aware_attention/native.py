@@ -32,9 +32,9 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
         with tempfile.TemporaryDirectory() as scratch:
             return ctypes.CDLL(str(_build([*compiler, *FLAGS, *constants], source, Path(scratch))))
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip()
+        message = error.stderr.decode(errors="replace").strip()
         log.warning(
-            "%s cannot build the value-aware search, which runs in torch: %s", compiler[0], said
+            "%s cannot build the value-aware search, which runs in torch: %s", compiler[0], message
         )
     except OSError as error:
         log.warning("the value-aware search runs in torch: %s", error)
@@ -42,8 +42,8 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
 
 
 def _installed_compiler() -> list[str]:
-    found = shutil.which("c++") or shutil.which("clang++")
-    return [found] if found else []
+    path = shutil.which("c++") or shutil.which("clang++")
+    return [path] if path else []
 
 
 def _build(command: list[str], source: Path, scratch: Path) -> Path:

@@ -58,14 +58,14 @@ def solve(
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
     effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
-    found = _engine(problem, engine).search(problem, slots, effort, 1)
-    indices, weights, undone = found[0][:, :, 0], found[1][:, :, 0], found[2]
+    solution = _engine(problem, engine).search(problem, slots, effort, 1)
+    indices, weights, undone = solution[0][:, :, 0], solution[1][:, :, 0], solution[2]
     if slots > width:
         _finish(problem, indices, weights, undone)
     spare = min(r, keys) - slots
     indices, weights = pad(indices, (0, spare)), pad(weights, (0, spare))
-    for head, rows, part in problem.in_fp64(undone):
-        (chosen,), (mass,) = solve(part, r, search, engine)
+    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
+        (chosen,), (mass,) = solve(rows_in_fp64, r, search, engine)
         indices[head, rows], weights[head, rows] = chosen, mass.to(weights.dtype)
     return indices, weights
 
@@ -86,13 +86,13 @@ def solve_path(
             for head in range(len(problem.value))
         ]
     )
-    found = weights.sum(-1) > 0
-    errors = errors.where(found | ~found.any(-1, keepdim=True), torch.inf).cummin(-1).values
+    is_filled = weights.sum(-1) > 0
+    errors = errors.where(is_filled | ~is_filled.any(-1, keepdim=True), torch.inf).cummin(-1).values
     unit = problem.unit[:, None, None]
     errors = errors * unit * unit  # its square may overflow where an error does not
     errors = torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
-    for head, rows, part in problem.in_fp64(undone):
-        errors[head, rows] = solve_path(part, r, search, engine)[0].to(errors.dtype)
+    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
+        errors[head, rows] = solve_path(rows_in_fp64, r, search, engine)[0].to(errors.dtype)
     return errors
 
 
@@ -102,9 +102,9 @@ def optimal_weights(
 ) -> Float[Tensor, "H N R"]:
     """Solves for the closest weights on given keys; hidden or repeated keys get weight 0."""
     weights, undone = _engine(problem, engine).weigh(problem, indices)
-    for head, rows, part in problem.in_fp64(undone):
-        found = optimal_weights(part, indices[head, rows][None], engine)[0]
-        weights[head, rows] = found.to(weights.dtype)
+    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
+        solved = optimal_weights(rows_in_fp64, indices[head, rows][None], engine)[0]
+        weights[head, rows] = solved.to(weights.dtype)
     return weights
 
 
@@ -153,5 +153,5 @@ def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     limit = ITERATIONS * len(alive)  # scipy's own, three a key, was too few for a trained model's
     solution, _ = nnls(lifted.T.cpu().numpy(), target.cpu().numpy(), maxiter=limit)
     mass = torch.from_numpy(solution).to(alpha.device)
-    kept = mass.nonzero()[:, 0]
-    return alive[kept], (mass[kept] / mass.sum()).to(alpha.dtype)
+    used = mass.nonzero()[:, 0]
+    return alive[used], (mass[used] / mass.sum()).to(alpha.dtype)

@@ -155,17 +155,17 @@ class _ActiveSets:
         """
         slots = torch.arange(self.unconstrained.shape[1], device=live.device)
         while True:  # all rows at once: few are blocked, and picking the others out costs more
-            wanted = self.unconstrained / self.unconstrained.sum(-1, keepdim=True)
-            stop = (wanted <= 0) & (slots < self.size[:, None])
+            share = self.unconstrained / self.unconstrained.sum(-1, keepdim=True)
+            stop = (share <= 0) & (slots < self.size[:, None])
             blocked = live & stop.any(-1) & (self.size > 1)
-            self.mass = torch.where((live & ~blocked)[:, None], wanted, self.mass)
+            self.mass = torch.where((live & ~blocked)[:, None], share, self.mass)
             rows = blocked.nonzero()[:, 0]
             if not len(rows):
                 return
-            mass, wanted = self.mass[rows], wanted[rows]
-            part = mass / (mass - wanted).clamp_min(_tiny(mass))
-            reach, slot = torch.where(stop[rows], part, torch.inf).min(dim=-1)
-            self.mass[rows] = (mass + reach[:, None] * (wanted - mass)).clamp_min(0)
+            mass, share = self.mass[rows], share[rows]
+            reachable = mass / (mass - share).clamp_min(_tiny(mass))
+            reach, slot = torch.where(stop[rows], reachable, torch.inf).min(dim=-1)
+            self.mass[rows] = (mass + reach[:, None] * (share - mass)).clamp_min(0)
             self.drop(rows, slot)
             live = blocked
 
@@ -194,13 +194,15 @@ class _ActiveSets:
 
     def cheapest(self, rows: Tensor, spare_last: bool) -> tuple[Tensor, Tensor]:
         """Finds the atom whose removal costs least, and the error if no weight turns negative."""
-        wanted, size = self.unconstrained[rows], self.size[rows, None]
-        slots = torch.arange(wanted.shape[1], device=rows.device)
-        cost = wanted.square() / self.R_inverse[rows].square().sum(1).clamp_min(_tiny(wanted))
+        unconstrained, size = self.unconstrained[rows], self.size[rows, None]
+        slots = torch.arange(unconstrained.shape[1], device=rows.device)
+        cost = unconstrained.square() / self.R_inverse[rows].square().sum(1).clamp_min(
+            _tiny(unconstrained)
+        )
         cost = torch.where(slots < (size - 1 if spare_last else size), cost, torch.inf)
         least, slot = cost.min(dim=-1)
         lift = self.lift[rows].square()
-        left = wanted.sum(-1) - least / lift
+        left = unconstrained.sum(-1) - least / lift
         error = torch.where(left > 0, lift * (1 / left - 1), torch.inf)
         return slot, torch.where(error > 0, error, torch.inf)
 
@@ -215,7 +217,7 @@ def _tiny(x: Tensor) -> float:
     return torch.finfo(x.dtype).tiny
 
 
-class _Kept:
+class _BestSets:
     """Holds the best set of every size, or, where `sizes` is 1, the best of all sizes up to r."""
 
     def __init__(self, rows: int, sizes: int, r: int, like: Tensor) -> None:
@@ -259,11 +261,11 @@ class _Rows:
         squared = self.output.square().sum(-1).unflatten(0, (self.heads, -1))[..., None]
         norms = problem.value.square().sum(-1)[:, None]
         distance = torch.baddbmm(norms + squared, problem.output, problem.value.mT, alpha=-2)
-        seen, visible = distance, problem.visible
+        finite, visible = distance, problem.visible
         if visible is not None:
-            seen, distance = distance.where(visible, 0.0), distance.where(visible, torch.inf)
+            finite, distance = distance.where(visible, 0.0), distance.where(visible, torch.inf)
         self.distance = distance.flatten(0, 1)
-        self.scale = seen.amax(-1).flatten().clamp_min(_tiny(distance))
+        self.scale = finite.amax(-1).flatten().clamp_min(_tiny(distance))
         self.zero = problem.zero().flatten()
         inverse = torch.maximum(self.distance, 1e-8 * self.scale[:, None]).rsqrt_()
         # Hidden keys and padding: slope 0.
@@ -313,11 +315,11 @@ class _Rows:
         """Keeps the live rows, padded per head to `most`; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
         first = torch.arange(self.heads, device=live.device)[:, None] * self.queries
-        kept = (order[:, :most] + first).flatten()
+        positions = (order[:, :most] + first).flatten()
         self.queries = most
         for name in self.PER_ROW:
-            setattr(self, name, getattr(self, name)[kept])
-        return kept
+            setattr(self, name, getattr(self, name)[positions])
+        return positions
 
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
@@ -338,12 +340,12 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
     Also returns the rows (H, N) left undone, whose values this precision does not resolve.
     """
     heads, queries = problem.output.shape[:2]
-    found = []
-    for part in _parts(problem, _rows_at_once(problem, r, effort)):
-        kept = _Kept(part.output.shape[0] * part.output.shape[1], sizes, r, part.value)
-        undone = _search(part, r, effort, kept)
-        found.append((kept.keys, kept.mass, undone))
-    keys, mass, undone = (torch.cat(parts) for parts in zip(*found, strict=True))
+    results = []
+    for block in _parts(problem, _rows_at_once(problem, r, effort)):
+        best = _BestSets(block.output.shape[0] * block.output.shape[1], sizes, r, block.value)
+        undone = _search(block, r, effort, best)
+        results.append((best.keys, best.mass, undone))
+    keys, mass, undone = (torch.cat(parts) for parts in zip(*results, strict=True))
     shape = heads, queries, sizes, r
     return keys.view(shape), mass.view(shape), undone.view(heads, queries)
 
@@ -377,44 +379,44 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
             )
 
 
-def _search(problem: Problem, r: int, effort: str, kept: _Kept) -> Bool[Tensor, " B"]:
-    """Fills `kept` and returns the rows that it leaves to fp64."""
+def _search(problem: Problem, r: int, effort: str, best: _BestSets) -> Bool[Tensor, " B"]:
+    """Fills `best` and returns the rows that it leaves to fp64."""
     capacity = min(r + 1, problem.value.shape[2] + 1, problem.value.shape[1])
     weights = problem.weights.flatten(0, 1)
-    few = _keep_few(problem, weights, r, kept)
-    every = _Rows(problem)
-    undone = ~few & unresolved(every.distance, every.scale, every.output)
-    rows = copy(every)
+    few = _take_few(problem, weights, r, best)
+    all_rows = _Rows(problem)
+    undone = ~few & unresolved(all_rows.distance, all_rows.scale, all_rows.output)
+    rows = copy(all_rows)
     first = rows.nearest()
     sets = _ActiveSets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
     everything = rows.row[~few]
-    kept.record(everything, sets, everything)
+    best.record(everything, sets, everything)
     reach = r if effort == "fast" else r + 1
     live = ~(few | undone) & ~sets.done() & (r > 1)
-    _grow(rows, sets, kept, live, min(reach, capacity), effort)
+    _grow(rows, sets, best, live, min(reach, capacity), effort)
     if r > 1 and effort == "best":
-        _beam(copy(every), r, kept, few | undone)
+        _beam(copy(all_rows), r, best, few | undone)
     if r > 1:
-        kept.error.masked_fill_(undone[:, None], 0.0)
-        _guard(every, r, kept)
+        best.error.masked_fill_(undone[:, None], 0.0)
+        _guard(all_rows, r, best)
     return undone
 
 
-def _keep_few(problem: Problem, weights: Tensor, r: int, kept: _Kept) -> Tensor:
+def _take_few(problem: Problem, weights: Tensor, r: int, best: _BestSets) -> Tensor:
     """Keeps all weights of rows with few enough, at error 0; returns the rows that are finished."""
     positive = (weights > 0).sum(-1)
     few = (positive <= min(r, problem.value.shape[2] + 1)).nonzero()[:, 0]
     mass, keys = weights[few].topk(min(r, weights.shape[1]), dim=-1)
     size = positive[few].clamp_min(1)
-    kept.best[few, size] = 0
-    kept.write(few, size, keys * (mass > 0), mass, torch.zeros_like(mass[:, 0]))
+    best.best[few, size] = 0
+    best.write(few, size, keys * (mass > 0), mass, torch.zeros_like(mass[:, 0]))
     ended = torch.zeros_like(positive, dtype=torch.bool)
-    ended[few] = True if kept.error.shape[1] == 1 else positive[few] <= 1
+    ended[few] = True if best.error.shape[1] == 1 else positive[few] <= 1
     return ended
 
 
 def _grow(
-    rows: _Rows, sets: _ActiveSets, kept: _Kept, live: Tensor, reach: int, effort: str
+    rows: _Rows, sets: _ActiveSets, best: _BestSets, live: Tensor, reach: int, effort: str
 ) -> None:
     """Takes forward steps, each followed by backward steps unless the search is "fast"."""
     while most := rows.fullest(live):
@@ -430,11 +432,11 @@ def _grow(
         descent = (atom * sets.residual).sum(-1) + before
         live, which = sets.insert(atom, key, live & (steepest > 0) & (descent > sets.zero))
         sets.restore_feasibility(live)
-        kept.record(rows.row[which], sets, which)
+        best.record(rows.row[which], sets, which)
         stuck = sets.error > before * (1 - 1e-4)
         sets.stalled = torch.where(stuck, sets.stalled + 1, 0)
         if effort != "fast":
-            _backward(rows, sets, kept, which)
+            _backward(rows, sets, best, which)
         live = live & ~sets.done() & (sets.size < reach) & (sets.stalled < 3)
 
 
@@ -460,7 +462,7 @@ def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor
     return torch.where(slope > 0, descent.square() / left, 0.0)
 
 
-def _backward(rows: _Rows, sets: _ActiveSets, kept: _Kept, which: Tensor) -> None:
+def _backward(rows: _Rows, sets: _ActiveSets, best: _BestSets, which: Tensor) -> None:
     """Removes atoms as long as that improves on the best set of the smaller size.
 
     At most as many atoms are removed as the largest size. This bound does not depend on r, so that
@@ -472,17 +474,17 @@ def _backward(rows: _Rows, sets: _ActiveSets, kept: _Kept, which: Tensor) -> Non
         may = (sets.size[which] >= 3) & (sets.error[which] > resolved[which])
         which = which[may & (sets.taken_back[which] < sets.largest[which])]
         slot, error = sets.cheapest(which, spare_last)
-        best = kept.best[rows.row[which], sets.size[which] - 1]
-        pays = (error < 0.999 * best).nonzero()[:, 0]
+        error_before = best.best[rows.row[which], sets.size[which] - 1]
+        pays = (error < 0.999 * error_before).nonzero()[:, 0]
         which, slot = which[pays], slot[pays]
         sets.taken_back[which] += 1
         sets.drop(which, slot)
         sets.restore_feasibility(torch.zeros_like(sets.done()).index_fill_(0, which, True))
-        kept.record(rows.row[which], sets, which)
+        best.record(rows.row[which], sets, which)
         spare_last = False
 
 
-def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
+def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
     """Extends the BEAM best sets of every size at once, from the BEAM closest values."""
     problem, count = rows.problem, len(rows.row)
     distance, first = rows.distance.topk(min(BEAM, rows.distance.shape[1]), largest=False)
@@ -510,7 +512,7 @@ def _beam(rows: _Rows, r: int, kept: _Kept, ended: Tensor) -> None:
         counts = lane.bincount(minlength=width).tolist()
         # one set of every row at a time: each may improve on the last
         for mine in which[lane.argsort(stable=True)].split(counts):
-            kept.record(rows.row[mine], sets, mine)
+            best.record(rows.row[mine], sets, mine)
 
 
 def _child_errors(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
@@ -540,26 +542,26 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
     return order.gather(1, place)[:, :width], error[:, :width] < torch.inf
 
 
-def _guard(rows: _Rows, r: int, kept: _Kept) -> None:
+def _guard(rows: _Rows, r: int, best: _BestSets) -> None:
     """Replaces sets that are worse than the keys of largest attention weight at optimal weights."""
     weights = rows.problem.weights.flatten(0, 1)
     heaviest = top_keys(weights, None, r)
-    for column in range(kept.error.shape[1]):
-        found = kept.error[:, : column + 1].amin(-1)
-        which = (found > rows.zero).nonzero()[:, 0]
+    for column in range(best.error.shape[1]):
+        least = best.error[:, : column + 1].amin(-1)
+        which = (least > rows.zero).nonzero()[:, 0]
         if not len(which):
             return
-        count = r if kept.error.shape[1] == 1 else column + 1
+        count = r if best.error.shape[1] == 1 else column + 1
         keys = heaviest[:, :count]
         atoms, share = rows.atoms(keys), weights.gather(1, keys)
-        which = which[~_separated(atoms[which], share[which], found[which])]
+        which = which[~_separated(atoms[which], share[which], least[which])]
         sets, better = _solve_on(
-            atoms[which], share[which] > 0, rows.scale[which], rows.zero[which], found[which]
+            atoms[which], share[which] > 0, rows.scale[which], rows.zero[which], least[which]
         )
         better = better.nonzero()[:, 0]
         chosen = keys[which[better]].gather(1, sets.keys[better].clamp_max(keys.shape[1] - 1))
         size = torch.full_like(better, column + 1)
-        kept.write(which[better], size, chosen, sets.mass[better], sets.error[better])
+        best.write(which[better], size, chosen, sets.mass[better], sets.error[better])
 
 
 def _separated(

@@ -42,7 +42,7 @@ class Problem:
     visible: Bool[Tensor, "H N M"] | None
     unit: Float[Tensor, " H"]
     """The unit of the values; a squared error of the inputs is unit^2 times one of these."""
-    given: Float[Tensor, "H M V"] | None = None
+    original: Float[Tensor, "H M V"] | None = None
     """The values as they came, with all their digits; None: `value`, times `unit`."""
 
     def zero(self) -> Float[Tensor, "H N"]:
@@ -56,20 +56,20 @@ class Problem:
         mean, square = (self.weights @ torch.cat([norm, norm.square()], dim=-1)).unbind(dim=-1)
         spread = (square - self.output.square().sum(dim=-1)).clamp_min(0)
         precision = torch.finfo(self.value.dtype)
-        part, rounding = TOLERANCE[self.value.dtype] ** 2, (4 * precision.eps) ** 2
+        share, rounding = TOLERANCE[self.value.dtype] ** 2, (4 * precision.eps) ** 2
         mean = mean.square()
-        return part * torch.minimum(spread, mean) + rounding * mean + precision.tiny
+        return share * torch.minimum(spread, mean) + rounding * mean + precision.tiny
 
     def in_fp64(
         self, rows: Bool[Tensor, "H N"]
     ) -> Iterator[tuple[int, Int[Tensor, " K"], "Problem"]]:
         """Yields each head that has such rows, their indices, and the problem of these K alone."""
-        given = self.value * self.unit[:, None, None] if self.given is None else self.given
+        as_given = self.value * self.unit[:, None, None] if self.original is None else self.original
         for head, some in enumerate(rows.any(dim=-1).tolist()):
             if some:
                 which = rows[head].nonzero()[:, 0]
                 weights = renormalised(self.weights[head, which].double())[None]
-                value = given[head].double()[None]
+                value = as_given[head].double()[None]
                 value = value - smallest(weights @ value)
                 visible = None if self.visible is None else self.visible[head, which][None]
                 unit = value.new_ones(1)
@@ -90,8 +90,8 @@ def unresolved(
     wide = WIDE[distance.dtype]
     farthest = torch.maximum(farthest, output.square().sum(dim=-1))
     close = (distance < wide * farthest[..., None]).sum(dim=-1)
-    seen = (distance < torch.inf).sum(dim=-1)
-    return (2 * close > seen) | ((seen > 0) & (farthest < SMALLEST * (wide > 0)))
+    visible = (distance < torch.inf).sum(dim=-1)
+    return (2 * close > visible) | ((visible > 0) & (farthest < SMALLEST * (wide > 0)))
 
 
 def flatten(call: Call) -> Problem:
@@ -99,7 +99,7 @@ def flatten(call: Call) -> Problem:
     weights, batch = call.weights, call.batch
     (queries, keys), heads = weights.shape[-2:], torch.Size(batch).numel()
     weights = weights.expand(*batch, queries, keys).reshape(heads, queries, keys)
-    given, value = (
+    as_given, value = (
         x.value.expand(*batch, keys, -1).reshape(heads, keys, call.value.shape[-1])
         for x in (call, call.centred)
     )
@@ -110,4 +110,4 @@ def flatten(call: Call) -> Problem:
     if visible is not None:
         visible = visible.expand(*batch, queries, keys).reshape(heads, queries, keys)
     unit = torch.exp2(exponent.to(value.dtype))
-    return Problem(value, weights @ value, weights, visible, unit, given)
+    return Problem(value, weights @ value, weights, visible, unit, as_given)
