@@ -24,7 +24,7 @@ from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
 from tests.reference.caches import best_set
 from tests.tasks.test_tasks import small_causal, small_masked
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
-from value_aware_attention import attention, error, flex, measurement
+from value_aware_attention import attention, error, measurement
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -61,9 +61,8 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 
 @pytest.fixture(autouse=True)
 def _what_both_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Selects the torch solver on both devices, and compiles nothing."""
+    """Selects the torch solver on both devices."""
     monkeypatch.setattr(compiled, "library", lambda: None)
-    monkeypatch.setattr(flex, "missing_compiler", lambda device: "the device is a pretence")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Describes one attention call: tensors, kernel and mask, and the quantities derived from them."""
+"""Describes one attention call: tensors, kernel, mask and layer, and what is derived from them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -22,8 +22,12 @@ from value_aware_attention.attention import (
     working_precision,
 )
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.layer import Layer
 
+uncompiled = torch._disable_dynamo
+"""Cuts a function out of a compiled model: `torch.compiler.disable`, which would import the
+compiler when the function is defined"""
+Rotary = Callable[[Tensor, Tensor], Tensor]
+"""(queries (..., N, D), shift (N)) -> the queries rotated to positions `shift` later."""
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
 BYTES_PER_ELEMENT = 64
 """Bytes that a method holds at its peak for each element of a block's largest matrix."""
@@ -59,6 +63,22 @@ def max_elements_within(memory_gib: float) -> int:
     if not 0 < memory_gib < math.inf:
         raise ValueError(f"memory_gib is {memory_gib}; it must be above 0 and finite")
     return max(1, int(memory_gib * 2**30) // BYTES_PER_ELEMENT)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Holds facts about a layer that `hugging_face.replace_attention` finds for methods."""
+
+    projection: Float[Tensor, "*heads V E"] | None = None
+    """Output projection W_o of each query head, without bias"""
+    rotary: Rotary | None = None
+    """None: the model does not rotate queries by their positions."""
+    repeated: tuple[Tensor, Tensor, Tensor] | None = None
+    """Queries, keys and values (B, *heads, T, .) of the prefix read again, after itself."""
+    number: int | None = None
+    """Its place among the layers of the model; None: bare tensors"""
+    kept: Any = None
+    """`caches.KeptKeys` chosen together with those of the other layers"""
 
 
 @dataclass(frozen=True)
