@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import LargestTensor, draw
 from torch import Tensor
-from value_aware_attention.approximations.random_features import orthogonal_gaussian
 
 from tests.reference import approximations as reference
 from value_aware_attention import attention, kernels
@@ -24,6 +23,7 @@ from value_aware_attention.approximations import (
     feature_attention,
 )
 from value_aware_attention.approximations.feature_attention import CHUNK, FeatureAttention
+from value_aware_attention.approximations.random_features import orthogonal_gaussian
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Kernel
 
