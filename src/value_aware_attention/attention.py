@@ -253,9 +253,9 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 
 
 def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
-    given = attn_mask.dtype if isinstance(attn_mask, Tensor) else described(attn_mask)
-    if given != torch.bool:
-        raise ValueError(f"attn_mask is {given}; it must be torch.bool, True = visible")
+    kind = attn_mask.dtype if isinstance(attn_mask, Tensor) else described(attn_mask)
+    if kind != torch.bool:
+        raise ValueError(f"attn_mask is {kind}; it must be torch.bool, True = visible")
     try:
         fits = torch.broadcast_shapes(attn_mask.shape, shape) == torch.Size(shape)
     except RuntimeError:
@@ -278,7 +278,7 @@ class AttentionState:
     def merge(self, other: "AttentionState") -> "AttentionState":
         """Returns the state over the keys of both."""
         log_scale = torch.maximum(self.log_scale, other.log_scale)
-        mine, others = ((part.log_scale - finite(log_scale)).exp() for part in (self, other))
+        mine, others = ((x.log_scale - finite(log_scale)).exp() for x in (self, other))
         return AttentionState(
             mine * self.values + others * other.values,
             mine * self.total + others * other.total,

@@ -2,8 +2,8 @@
 
 from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
 from value_aware_attention.approximations.exact import Exact
+from value_aware_attention.approximations.feature_attention import LinearAttention
 from value_aware_attention.approximations.global_attention import BigBird, Longformer
-from value_aware_attention.approximations.linear_attention import LinearAttention
 from value_aware_attention.approximations.linformer import Linformer
 from value_aware_attention.approximations.lsh import LSH
 from value_aware_attention.approximations.nystrom import Nystrom
@@ -11,13 +11,16 @@ from value_aware_attention.approximations.oblivious_keys_optimal_weights import 
     ObliviousKeysOptimalWeights,
 )
 from value_aware_attention.approximations.optimal_value_aware import OptimalValueAware
-from value_aware_attention.approximations.optimal_value_oblivious import OptimalValueOblivious
 from value_aware_attention.approximations.random_features import (
     OrthogonalRandomFeatures,
     RandomFourierFeatures,
 )
 from value_aware_attention.approximations.random_keys import RandomKeys
-from value_aware_attention.approximations.ranked_keys import LeaveOneOutKeys, NormWeightedKeys
+from value_aware_attention.approximations.ranked_keys import (
+    LeaveOneOutKeys,
+    NormWeightedKeys,
+    OptimalValueOblivious,
+)
 from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
 from value_aware_attention.approximations.sparse_transformer import Fixed, Strided

@@ -50,27 +50,26 @@ class SparseFixedPattern(FixedPattern, SparseApproximation):
     check_finite = Approximation.check_finite  # no number moves the choice of keys
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        kept = _keys_kept(self._pattern_of(call), call.queries, call.keys)[call.rows.cpu()]
-        kept = kept.to(call.query.device)
+        slots = _slots(self._pattern_of(call), call.queries, call.keys)[call.rows.cpu()]
+        slots = slots.to(call.query.device)
+        visible, keys = slots >= 0, slots.clamp_min(0)
         scores = call.kernel.log_similarity(call.query, call.key)
-        indices = kept.clamp_min(0).expand(*scores.shape[:-1], -1)
-        seen = kept >= 0
         if call.attn_mask is not None:
             mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], *scores.shape[-2:])
-            seen = seen & mask.gather(-1, kept.clamp_min(0).expand(*mask.shape[:-1], -1))
-        weights = masked_softmax(scores.gather(-1, indices), seen)
-        weights = weights.expand(*call.batch, *kept.shape)
-        return indices.expand(weights.shape), weights
+            visible = visible & mask.gather(-1, keys.expand(*mask.shape[:-1], -1))
+        scores = scores.gather(-1, keys.expand(*scores.shape[:-1], -1))
+        weights = masked_softmax(scores, visible).expand(*call.batch, *keys.shape)
+        return keys.expand(weights.shape), weights
 
 
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
-def _keys_kept(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
+def _slots(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
     """Lists the keys of each query in order; -1 fills the rows of those that keep fewer."""
     mask = pattern.mask(queries, keys)
     row, key = mask.nonzero().unbind(dim=-1)
     counts = mask.sum(dim=-1)
     place = torch.arange(len(row)) - (counts.cumsum(dim=0) - counts)[row]
-    kept = torch.full((queries, int(counts.max()) if queries else 0), -1)
-    kept[row, place] = key
-    return kept
+    slots = torch.full((queries, int(counts.max()) if queries else 0), -1)
+    slots[row, place] = key
+    return slots

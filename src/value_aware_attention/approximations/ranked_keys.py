@@ -1,4 +1,4 @@
-"""Keeps the r keys of each query with the largest score, and defines two published scores."""
+"""Keeps the r keys of each query with the largest score: attention's own weight, or another."""
 
 from abc import abstractmethod
 
@@ -13,6 +13,15 @@ from value_aware_attention.error import typical_unit
 from value_aware_attention.weights import or_overflow, renormalised, top_keys, usable
 
 NORMS = (1, 2)
+
+
+class OptimalValueOblivious(SparseApproximation):
+    """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate (Eq. 2)."""
+
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        alpha = call.weights.expand(*call.batch, -1, -1)
+        top = alpha.topk(min(self.r, call.keys), dim=-1, sorted=False)
+        return top.indices, renormalised(top.values)
 
 
 class RankedKeys(SparseApproximation):

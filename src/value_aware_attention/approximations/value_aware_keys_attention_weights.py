@@ -64,16 +64,16 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         unit = typical_unit(value)
         value = value / unit
         blocks = []
-        for part in weights.split(QUERIES_AT_ONCE, dim=-2):
-            *found, undone = _greedy(part, value, r)
+        for block in weights.split(QUERIES_AT_ONCE, dim=-2):
+            *greedy, undone = _greedy(block, value, r)
             if undone.any():
                 exact = replace(call, value=call.value.double()).centred.value / unit
-                again = _greedy(renormalised(part.double()), exact, r)
-                pairs = zip(again[:2], found, strict=True)
-                found = [new.to(old).where(undone[..., None], old) for new, old in pairs]
-            blocks.append(found)
-        indices, errors = (torch.cat(part, dim=-2) for part in zip(*blocks, strict=True))
-        return indices, errors, unit
+                again = _greedy(renormalised(block.double()), exact, r)
+                pairs = zip(again[:2], greedy, strict=True)
+                greedy = [new.to(old).where(undone[..., None], old) for new, old in pairs]
+            blocks.append(greedy)
+        indices, errors = zip(*blocks, strict=True)
+        return torch.cat(indices, dim=-2), torch.cat(errors, dim=-2), unit
 
 
 def _greedy(
@@ -89,8 +89,8 @@ def _greedy(
     distance = torch.cdist(output, value).square()
     residual, mass = torch.zeros_like(output), torch.zeros_like(weights[..., :1])
     taken = ~usable(weights)
-    seen = distance.masked_fill(taken, torch.inf)
-    undone = unresolved(seen, distance.masked_fill(taken, 0.0).amax(dim=-1), output)
+    farthest = distance.masked_fill(taken, 0.0).amax(dim=-1)
+    undone = unresolved(distance.masked_fill(taken, torch.inf), farthest, output)
     order, errors = [], []
     for _ in range(r):
         share = weights / (mass + weights).clamp_min_(torch.finfo(weights.dtype).tiny)
