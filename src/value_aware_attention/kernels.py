@@ -102,4 +102,4 @@ class Elu:
 
 
 KERNELS = (Exponential, Polynomial, Elu)
-"""The kernels that have a name in configs and that FlexAttention computes"""
+"""The kernels that have a name in configs"""

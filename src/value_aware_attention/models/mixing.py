@@ -1,7 +1,6 @@
 """Mixes tokens without attention, by linear maps that do not depend on the tokens (FNet)."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -107,7 +106,7 @@ class MixingSublayer(nn.Module):
         self,
         hidden_states: Float[Tensor, "batch N width"],
         attention_mask: Tensor | None = None,
-        **options: Any,
+        **options: object,
     ) -> tuple[Float[Tensor, "batch N width"], None]:
         entering = hidden_states
         if attention_mask is not None:
