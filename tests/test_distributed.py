@@ -6,9 +6,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,13 +24,7 @@ from tests.apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
 from value_aware_attention import distributed
-from value_aware_attention.distributed import (
-    all_gather,
-    broadcast,
-    in_order,
-    own_share,
-    shared_map,
-)
+from value_aware_attention.distributed import broadcast, shared_map
 from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement.store import RecordCache
@@ -46,14 +40,23 @@ GRID += ("grid.baseline_keys=[4]", "grid.lsh_keys=[8]", "grid.lsh_rounds=[1]")
 GRID += ("grid.orf_features=[16]", "grid.random_seeds=[0]")
 
 
-@given(items=st.lists(st.integers(), max_size=30), count=st.integers(1, 8))
-def test_every_item_is_taken_by_one_process_and_comes_back_in_order(
+@given(items=st.lists(st.integers(), max_size=30), count=st.integers(2, 8))
+def test_every_item_is_computed_by_one_process_and_comes_back_in_order(
     items: list[int], count: int
 ) -> None:
-    shares = [own_share(list(enumerate(items)), process, count) for process in range(count)]
-    assert sorted(chain(*shares)) == list(enumerate(items))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert in_order(shares) == list(enumerate(items))
+    dealt = [items[rank::count] for rank in range(count)]
+    for rank in range(count):
+
+        def gather(shares: list[list[int]], mine: list[int], rank: int = rank) -> None:
+            assert mine == dealt[rank]
+            shares[:] = dealt
+
+        with (
+            patch.object(distributed, "processes", lambda: count),
+            patch("torch.distributed.get_rank", lambda rank=rank: rank),
+            patch("torch.distributed.all_gather_object", gather),
+        ):
+            assert shared_map(lambda item: item, items) == items
 
 
 def test_alone_a_process_computes_everything() -> None:
@@ -155,7 +158,7 @@ def finds_what_the_first_has(folder: Path) -> None:
     with started():
         assert cache.get({"a": 1}, lambda: pytest.fail("computed again")) == {"found": 1}
         # what is new is computed by both, and kept by the first
-        ranks = cache.get({"b": 2}, lambda: all_gather(os.environ["RANK"]))
+        ranks = cache.get({"b": 2}, lambda: shared_map(lambda _: os.environ["RANK"], [0, 1]))
         assert ranks == ["0", "1"]
 
 
