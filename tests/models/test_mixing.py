@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import FNetConfig, RobertaForMaskedLM
 from transformers.models.fnet.modeling_fnet import FNetFourierTransform
 
+from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import (
     FourierMixing,
     LinearMixing,
@@ -141,8 +142,6 @@ def test_what_stands_in_padding_moves_nothing(
 
 
 def test_a_causal_model_has_no_place_for_it() -> None:
-    from value_aware_attention.kernels import Exponential
-
     for attention in MIXINGS.values():
         with pytest.raises(ValueError, match=f"^{attention.name} lets every position see all"):
             attention.check_trainable(kernel=Exponential(), length=12, head_dim=8, is_causal=True)
