@@ -4,12 +4,13 @@ from value_aware_attention.approximations.approximation import Approximation, Sp
 from value_aware_attention.approximations.exact import Exact
 from value_aware_attention.approximations.feature_attention import LinearAttention
 from value_aware_attention.approximations.global_attention import BigBird, Longformer
+from value_aware_attention.approximations.halves_of_the_gain import (
+    ObliviousKeysOptimalWeights,
+    ValueAwareKeysAttentionWeights,
+)
 from value_aware_attention.approximations.linformer import Linformer
 from value_aware_attention.approximations.lsh import LSH
 from value_aware_attention.approximations.nystrom import Nystrom
-from value_aware_attention.approximations.oblivious_keys_optimal_weights import (
-    ObliviousKeysOptimalWeights,
-)
 from value_aware_attention.approximations.optimal_value_aware import OptimalValueAware
 from value_aware_attention.approximations.random_features import (
     OrthogonalRandomFeatures,
@@ -25,9 +26,6 @@ from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
 from value_aware_attention.approximations.sparse_transformer import Fixed, Strided
 from value_aware_attention.approximations.sparse_weights import SparseWeights
-from value_aware_attention.approximations.value_aware_keys_attention_weights import (
-    ValueAwareKeysAttentionWeights,
-)
 from value_aware_attention.call import chunked
 
 __all__ = [
