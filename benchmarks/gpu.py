@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
 
 layer:    the survey's benchmark (`pipelines.benchmark scale=gpu`) in bf16, to 32,768 tokens
-patterns: fixed patterns by FlexAttention beside SDPA and eager attention, bf16, 4,096 to 32,768
+patterns: fixed patterns beside SDPA and eager attention, bf16, 4,096 to 32,768 tokens
 training: a training step of the causal LM with each kernel at the paper's width, as trained, with
           compiled layers, and with eager attention: tokens/s and model-FLOP utilisation (MFU)
 solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: time and error
@@ -100,16 +100,12 @@ def patterns(device: str, quick: bool) -> Rows:
             "dense, SDPA": scaled_dot_product_attention,
             "dense, eager": partial(Eager(), kernel=Exponential()),
         }
-        engines = ("torch",) if quick else ("flex", "torch")  # compiling takes its time on a CPU
-        for name, build in PATTERNS.items():
-            works |= {f"{name}, {engine}": build(engine=engine) for engine in engines}
+        works |= {name: build() for name, build in PATTERNS.items()}
         for name, work in works.items():
             row = {"length": length, "attention": name}
             yield row | {"pass": "forward"} | measured(partial(forward, work, inputs), device)
-            # FlexAttention has no gradients on the CPU
-            if device == "cuda":
-                both = measured(partial(with_gradients, work, inputs), device)
-                yield row | {"pass": "forward + backward"} | both
+            both = measured(partial(with_gradients, work, inputs), device)
+            yield row | {"pass": "forward + backward"} | both
 
 
 @torch.inference_mode()

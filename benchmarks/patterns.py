@@ -1,13 +1,13 @@
-"""Times fixed patterns beside dense attention, as r halves, and by FlexAttention.
+"""Times fixed patterns beside dense attention, as r halves.
 
     python -m benchmarks.patterns                # at most a quarter of an hour
     python -m benchmarks.patterns --seconds 5    # at most 5 seconds a method, but three rounds
-    python -m benchmarks.patterns --quick        # L = 256 without FlexAttention; writes nothing
+    python -m benchmarks.patterns --quick        # L = 256; writes nothing
 
 Writes results/benchmarks/patterns.json and .md. One batch of 8 heads of 64 numbers, fp32, forward
 only. "eager" is softmax(QK'/sqrt(d))V with all weights held, "fused" torch's
-scaled_dot_product_attention, "flex" the same method with engine="flex", at the longest length only.
-All are called in paired rounds. "first call" is the one that lays the pattern out or compiles it.
+scaled_dot_product_attention. All are called in paired rounds. "first call" is the one that lays the
+pattern out.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,9 +56,7 @@ def main() -> None:
     given = options(__doc__, SECONDS).parse_args()
     limit = 0.0 if given.quick else given.seconds
     rows = [
-        row
-        for length in ((256,) if given.quick else LENGTHS)
-        for row in measure(length, length == LENGTHS[-1], limit)
+        row for length in ((256,) if given.quick else LENGTHS) for row in measure(length, limit)
     ]
     sizes = {"heads": HEADS, "head_dim": HEAD_DIM}
     record = header("patterns") | sizes | {"rows": rows}
@@ -66,23 +64,20 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def measure(length: int, with_flex: bool, limit: float) -> Iterator[dict[str, Any]]:
+def measure(length: int, limit: float) -> Iterator[dict[str, Any]]:
     """Measures every method, whole and halved, at one length."""
     tensors = inputs(length, HEADS)
-    for name, (whole, half) in tqdm(METHODS.items(), desc=f"L = {length}"):
-        flexible = with_flex and name not in ("random keys", "big bird")
-        flex = whole(engine="flex") if flexible else None
-        yield from compare(length, tensors, (whole(), half()), flex, limit)
+    for whole, half in tqdm(METHODS.values(), desc=f"L = {length}"):
+        yield from compare(length, tensors, (whole(), half()), limit)
 
 
 def compare(
     length: int,
     tensors: tuple[Tensor, ...],
     methods: tuple[FixedPattern, FixedPattern],
-    flex: FixedPattern | None,
     limit: float,
 ) -> Iterator[dict[str, Any]]:
-    """Times a method and its half in turn with dense attention and FlexAttention."""
+    """Times a method and its half in turn with dense attention."""
     batch = tuple(x[None] for x in tensors)
     works: dict[str, Callable[[], Any]] = {
         str(method): partial(method, *batch) for method in methods
@@ -92,14 +87,11 @@ def compare(
         "eager": partial(exact, *batch),
         "fused": partial(scaled_dot_product_attention, *batch),
     }
-    if flex is not None:
-        works["flex"] = partial(flex, *batch)
     first = {name: seconds(work) for name, work in works.items()}
     clocks = {name: partial(seconds, work) for name, work in works.items()}
     spent = in_rounds(clocks, pairs, limit)
-    for method, by_flex in zip(methods, (flex is not None, False), strict=True):
+    for method in methods:
         name = str(method)
-        difference = (works[name]() - works["flex"]()).abs().max() if by_flex else None
         yield {
             "length": length,
             "method": name,
@@ -107,9 +99,6 @@ def compare(
             "milliseconds": 1e3 * median(spent[name]),
             "first_call": 1e3 * first[name],
             **{dense: asdict(ratio(spent, name, dense)) for dense in DENSE},
-            "flex": 1e3 * median(spent["flex"]) if by_flex else None,
-            "flex_first_call": 1e3 * first["flex"] if by_flex else None,
-            "difference_from_flex": None if difference is None else float(difference),
         }
 
 
@@ -121,7 +110,7 @@ def share(method: FixedPattern, length: int) -> float:
 def page(record: dict[str, Any]) -> str:
     """Renders the record as Markdown."""
     headers = ["L", "method", "pairs kept", "ms", "/ eager", "verdict", "/ fused", "verdict"]
-    headers += ["rounds", "first call ms", "flex ms", "flex first call ms", "max difference"]
+    headers += ["rounds", "first call ms"]
     table = markdown(headers, [_cells(row) for row in record["rows"]], names=2)
     return (
         "# Fixed patterns: time beside dense attention\n\n"
@@ -132,14 +121,10 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    flex = ["", "", ""]
-    if row["flex"] is not None:
-        flex = [f"{row['flex']:.0f}", f"{row['flex_first_call']:,.0f}"]
-        flex += [f"{row['difference_from_flex']:.0e}"]
     return [
         str(row["length"]), f"`{row['method']}`", f"{row['pairs_kept']:.2%}",
         f"{row['milliseconds']:.1f}", *cells(*(row[name] for name in DENSE)),
-        f"{row['first_call']:.0f}", *flex,
+        f"{row['first_call']:.0f}",
     ]  # fmt: skip
 
 

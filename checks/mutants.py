@@ -38,7 +38,7 @@ SECONDS, MEMORY = 300, 12 * 2**30
 """Limits of CPU seconds and bytes; a mutant that exceeds one, as in an endless loop, is killed."""
 SOURCES = Path("src/value_aware_attention")
 PRELOADED = (
-    *("numpy", "scipy.optimize", "torch", "torch.nn.attention.flex_attention", "beartype"),
+    *("numpy", "scipy.optimize", "torch", "beartype"),
     *("transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"),
     *("hypothesis.strategies", "jaxtyping", "hydra.utils"),
 )

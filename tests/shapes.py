@@ -20,8 +20,8 @@ from jaxtyping import AbstractArray, jaxtyped
 __all__ = ["CHECKED", "check_shapes", "checked"]
 
 LIBRARY = (
-    *("approximations", "attention", "caches", "call", "error", "flex", "hugging_face", "kernels"),
-    *("measurement", "models", "layer", "probe", "weights"),
+    *("approximations", "attention", "caches", "call", "error", "hugging_face", "kernels"),
+    *("measurement", "models", "probe", "weights"),
 )
 STUDY = ("benchmarking", "data", "evaluation", "training")
 CHECKED = (

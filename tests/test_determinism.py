@@ -51,9 +51,9 @@ def values(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every leaf of a record but the description of its machine."""
     if isinstance(content, (dict, list)):
         pairs = content.items() if isinstance(content, dict) else enumerate(content)
-        for key, part in pairs:
+        for key, leaf in pairs:
             if key != "run_on":
-                yield from values(part, f"{path}.{key}")
+                yield from values(leaf, f"{path}.{key}")
     else:
         yield path, content
 
@@ -68,7 +68,7 @@ def test_batches_memory_and_threads_change_last_digits_alone(trained: Path) -> N
     assert before.keys() == after.keys() and len(before) > 100
     for path, value in before.items():
         if isinstance(value, float):
-            least = next((LEAST[part] for part in LEAST if part in path), ROUNDING)
+            least = next((LEAST[ending] for ending in LEAST if ending in path), ROUNDING)
             assert after[path] == pytest.approx(value, rel=LAST_DIGITS, abs=least), path
         else:
             assert after[path] == value, path

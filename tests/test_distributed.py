@@ -6,9 +6,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,13 +24,7 @@ from tests.apps import run_app
 from tests.test_cluster import write_model
 from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
 from value_aware_attention import distributed
-from value_aware_attention.distributed import (
-    all_gather,
-    broadcast,
-    in_order,
-    own_share,
-    shared_map,
-)
+from value_aware_attention.distributed import broadcast, shared_map
 from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement.store import RecordCache
@@ -46,14 +40,23 @@ GRID += ("grid.baseline_keys=[4]", "grid.lsh_keys=[8]", "grid.lsh_rounds=[1]")
 GRID += ("grid.orf_features=[16]", "grid.random_seeds=[0]")
 
 
-@given(items=st.lists(st.integers(), max_size=30), count=st.integers(1, 8))
-def test_every_item_is_taken_by_one_process_and_comes_back_in_order(
+@given(items=st.lists(st.integers(), max_size=30), count=st.integers(2, 8))
+def test_every_item_is_computed_by_one_process_and_comes_back_in_order(
     items: list[int], count: int
 ) -> None:
-    shares = [own_share(list(enumerate(items)), process, count) for process in range(count)]
-    assert sorted(chain(*shares)) == list(enumerate(items))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert in_order(shares) == list(enumerate(items))
+    dealt = [items[rank::count] for rank in range(count)]
+    for rank in range(count):
+
+        def gather(shares: list[list[int]], mine: list[int], rank: int = rank) -> None:
+            assert mine == dealt[rank]
+            shares[:] = dealt
+
+        with (
+            patch.object(distributed, "processes", lambda: count),
+            patch("torch.distributed.get_rank", lambda rank=rank: rank),
+            patch("torch.distributed.all_gather_object", gather),
+        ):
+            assert shared_map(lambda item: item, items) == items
 
 
 def test_alone_a_process_computes_everything() -> None:
@@ -124,19 +127,19 @@ def test_two_processes_write_the_record_of_one(
     alone = ("paths.records=" + str(root / "alone"), "paths.cache=" + str(root / "cache"))
     run_app(" ".join(["evaluate", *values, *GRID, *alone]), root)
     assert together(2, evaluate_app, root, *values, *GRID) == [0, 0]
-    one, two = (
+    single, shared = (
         without_checksum(json.loads((root / folder / f"{name}.json").read_text()))
         for folder in ("alone", "outputs/smoke/records")
     )
-    for own in (lambda record: record, lambda record: record["control"]):
-        ran = own(two)["run_on"], own(one)["run_on"]
+    for record_of in (lambda record: record, lambda record: record["control"]):
+        ran = record_of(shared)["run_on"], record_of(single)["run_on"]
         assert [on.pop("processes") for on in ran] == [2, 1]
-    assert two == one
-    assert len(one["cells"][0]["unit_totals"]) == (5 if name == "causal_elu" else 3)
-    assert any(cell["error"]["largest_support"] for cell in one["cells"])
+    assert shared == single
+    assert len(single["cells"][0]["unit_totals"]) == (5 if name == "causal_elu" else 3)
+    assert any(cell["error"]["largest_support"] for cell in single["cells"])
     # computed by both, kept by one: as many files as with one process, none half-written
-    kept = [sorted(p.name for p in (root / f).glob("*")) for f in ("cache/cells", ".cache/cells")]
-    assert kept[0] == kept[1]
+    cells = [sorted(p.name for p in (root / f).glob("*")) for f in ("cache/cells", ".cache/cells")]
+    assert cells[0] == cells[1]
 
 
 def test_more_processes_than_batches_still_agree_on_what_was_computed_before(root: Path) -> None:
@@ -155,7 +158,7 @@ def finds_what_the_first_has(folder: Path) -> None:
     with started():
         assert cache.get({"a": 1}, lambda: pytest.fail("computed again")) == {"found": 1}
         # what is new is computed by both, and kept by the first
-        ranks = cache.get({"b": 2}, lambda: all_gather(os.environ["RANK"]))
+        ranks = cache.get({"b": 2}, lambda: shared_map(lambda _: os.environ["RANK"], [0, 1]))
         assert ranks == ["0", "1"]
 
 
@@ -165,7 +168,7 @@ def test_all_processes_do_what_the_first_one_finds_in_the_cache(tmp_path: Path) 
     assert len(list((tmp_path / "0").iterdir())) == 2 and not (tmp_path / "1").exists()
 
 
-def fails_in_the_second(said: str) -> None:
+def fails_in_the_second(log: str) -> None:
     """Fails in the second process, while the first one waits for its number."""
 
     distributed.SECONDS_TO_SPEAK = 1.0  # nobody ends the processes here
@@ -179,15 +182,15 @@ def fails_in_the_second(said: str) -> None:
         with started():
             shared_map(compute, [0, 1])
     except ValueError as error:
-        with open(said, "a") as file:
+        with open(log, "a") as file:
             print(f"error: {error}", file=file)
         raise SystemExit(1) from None
 
 
 def test_what_one_process_refuses_ends_all_and_is_said_once(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    assert together(2, fails_in_the_second, str(said)) == [1, 1]
-    assert said.read_text() == "error: the second item is bad\n"
+    log = tmp_path / "said"
+    assert together(2, fails_in_the_second, str(log)) == [1, 1]
+    assert log.read_text() == "error: the second item is bad\n"
 
 
 def test_torchrun_says_in_one_line_what_every_process_refuses(root: Path) -> None:

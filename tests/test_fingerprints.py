@@ -103,8 +103,7 @@ def test_a_value_of_the_grid_changes_evaluations_and_no_survey(tree: Path) -> No
 def test_code_changes_the_stages_that_run_it(tree: Path) -> None:
     edit(tree, CORPUS, "if __name__", "UNUSED = 1\n\nif __name__")
     assert changed(tree) == {"corpus"}
-    flex = "src/value_aware_attention/flex.py"
-    edit(tree, flex, "BLOCK = 128", "BLOCK = 256")
+    edit(tree, "src/value_aware_attention/attention.py", "VECTOR = 16", "VECTOR = 32")
     different = changed(tree)
     assert {"benchmark", "train_causal@elu", "evaluate_masked@long"} < different
     assert not different & {"corpus", "tokens", "report"}
@@ -137,7 +136,7 @@ def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(compu
     code = set(found["code"])
     in_main = {"pipelines.app.training", "value_aware_study.training.fit"}
     assert {"pipelines.train_causal", "value_aware_study.training.optimizers", *in_main} <= code
-    assert {"value_aware_attention.flex", "value_aware_study.training.fit"} <= code
+    assert {"value_aware_attention.attention", "value_aware_study.training.fit"} <= code
     assert not {name for name in code if ".evaluation." in name or ".report." in name}
 
 

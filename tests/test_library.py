@@ -32,8 +32,8 @@ def packages(folder: Path) -> set[str]:
 def test_the_library_imports_its_dependencies_and_nothing_else() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {name.partition(">")[0] for name in project["dependencies"]}
-    found = packages(LIBRARY) - set(sys.stdlib_module_names) - {LIBRARY.name}
-    assert found <= required | {"kvpress"}  # whose presses caches.as_press makes, where installed
+    imports = packages(LIBRARY) - set(sys.stdlib_module_names) - {LIBRARY.name}
+    assert imports <= required | {"kvpress"}  # whose presses caches.as_press makes, where installed
 
 
 @pytest.mark.parametrize("folder", [LIBRARY, STUDY], ids=lambda folder: folder.name)
@@ -45,9 +45,9 @@ def test_no_package_imports_one_that_uses_it(folder: Path) -> None:
 def test_no_folder_of_the_library_imports_one_that_imports_it() -> None:
     below: dict[Path, set[Path]] = {}
     for file in LIBRARY.rglob("*.py"):
-        found = {LIBRARY.parent.joinpath(*name.split(".")) for name in imported(file)}
+        paths = {LIBRARY.parent.joinpath(*name.split(".")) for name in imported(file)}
         folders = {
-            path if path.is_dir() else path.parent for path in found if LIBRARY in path.parents
+            path if path.is_dir() else path.parent for path in paths if LIBRARY in path.parents
         }
         below.setdefault(file.parent, set()).update(folders - {file.parent, LIBRARY})
     TopologicalSorter(below).prepare()  # raises CycleError

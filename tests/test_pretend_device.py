@@ -24,7 +24,7 @@ from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
 from tests.reference.caches import best_set
 from tests.tasks.test_tasks import small_causal, small_masked
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
-from value_aware_attention import attention, error, flex, measurement
+from value_aware_attention import attention, error, measurement
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -61,9 +61,8 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 
 @pytest.fixture(autouse=True)
 def _what_both_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Selects the torch solver on both devices, and compiles nothing."""
+    """Selects the torch solver on both devices."""
     monkeypatch.setattr(compiled, "library", lambda: None)
-    monkeypatch.setattr(flex, "missing_compiler", lambda device: "the device is a pretence")
 
 
 @pytest.fixture
@@ -72,24 +71,24 @@ def device() -> Iterator[PretendDevice]:
         yield entered
 
 
-def moved(given: Any) -> Any:
-    """Copies the tensors and modules in `given` to the device."""
+def moved(arguments: Any) -> Any:
+    """Copies the tensors and modules in `arguments` to the device."""
     return tree_map(
-        lambda x: deepcopy(x).to(DEVICE) if isinstance(x, Tensor | nn.Module) else x, given
+        lambda x: deepcopy(x).to(DEVICE) if isinstance(x, Tensor | nn.Module) else x, arguments
     )
 
 
-def same_on_both(work: Callable[..., Any], *given: Any) -> PretendDevice:
+def same_on_both(work: Callable[..., Any], *arguments: Any) -> PretendDevice:
     """Runs work(*given) on the CPU and on the device, and compares the results."""
-    expected = work(*given)
+    expected = work(*arguments)
     with PretendDevice() as device:
-        found = work(*moved(given))
+        result = work(*moved(arguments))
         waits = device.waits.copy()
         assert all(
-            isinstance(x, PretendTensor) for x in tree_leaves(found) if isinstance(x, Tensor)
+            isinstance(x, PretendTensor) for x in tree_leaves(result) if isinstance(x, Tensor)
         )
-        found = tree_map_only(Tensor, Tensor.cpu, found)
-    torch.testing.assert_close(found, expected, **CLOSE)
+        result = tree_map_only(Tensor, Tensor.cpu, result)
+    torch.testing.assert_close(result, expected, **CLOSE)
     device.waits = waits
     return device
 
@@ -162,11 +161,11 @@ def test_what_cuda_allows(device: PretendDevice) -> None:
 def test_gradients_and_views_are_those_of_the_cpu() -> None:
     def work(x: Tensor) -> list[Tensor]:
         leaf = x.detach().clone().requires_grad_()
-        part = leaf * 3
-        part[:, 1] += part[:, 0]
-        part[0].mul_(2)
-        (part @ leaf.mT).square().sum().backward()
-        return [part.detach(), leaf.grad]
+        product = leaf * 3
+        product[:, 1] += product[:, 0]
+        product[0].mul_(2)
+        (product @ leaf.mT).square().sum().backward()
+        return [product.detach(), leaf.grad]
 
     same_on_both(work, torch.randn(3, 3))
 
@@ -251,18 +250,18 @@ def test_every_approximation(name: str) -> None:
         leaf = value.detach().clone().requires_grad_()
         output = module(query, key, leaf, kernel=kernel, **options)
         output.square().sum().backward()
-        found = [output.detach(), leaf.grad]
+        results = [output.detach(), leaf.grad]
         if isinstance(module, SparseApproximation):
             with torch.inference_mode(), chunked(16 * 6 * KEYS):
                 chosen = module.select(query, key, value, kernel=kernel, **options)
-            found += [chosen.dense(KEYS), chosen.error, chosen.support(), chosen.optimal]
+            results += [chosen.dense(KEYS), chosen.error, chosen.support(), chosen.optimal]
         else:
             with torch.inference_mode(), chunked(7 * 6 * KEYS):
-                found.append(module(query, key, value, kernel=kernel, **options))
-        return found
+                results.append(module(query, key, value, kernel=kernel, **options))
+        return results
 
-    every = masks(method.any_mask, method.causal)
-    for options in every[-1:] if name.startswith("optimal_value_aware") else every:
+    cases = masks(method.any_mask, method.causal)
+    for options in cases[-1:] if name.startswith("optimal_value_aware") else cases:
         same_on_both(outputs, method.build(), *inputs(), options)
     empty = [x[:0] for x in inputs()]
     same_on_both(lambda module, *qkv: module(*qkv, kernel=kernel).detach(), method.build(), *empty)
@@ -278,18 +277,18 @@ def test_looking_for_nan_makes_nobody_wait(method: nn.Module) -> None:
     query, key, value = inputs()
     value[0, 0, 3] = torch.nan
     with PretendDevice() as device, torch.inference_mode():
-        given = moved([query, key, value])
+        inputs_moved = moved([query, key, value])
         device.waits.clear()
-        output = method(*given, kernel=KERNELS["elu"])
+        output = method(*inputs_moved, kernel=KERNELS["elu"])
         assert not device.waits
         assert output[0, 0].cpu().isnan().any() and output[0, 1].cpu().isfinite().all()
 
 
 @pytest.mark.parametrize("name", CACHE_METHODS)
 def test_every_cache_method(name: str) -> None:
-    def outputs(module: nn.Module, *given: Tensor) -> Tensor:
+    def outputs(module: nn.Module, *tensors: Tensor) -> Tensor:
         with torch.inference_mode():
-            return module(*given, kernel=KERNELS["exponential"], is_causal=True)
+            return module(*tensors, kernel=KERNELS["exponential"], is_causal=True)
 
     for observed in ("last", "causal", "noncausal", "hindsight"):
         method = AfterPrefix(
@@ -300,8 +299,8 @@ def test_every_cache_method(name: str) -> None:
 
 def test_the_best_of_all_sets() -> None:
     def sets(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seen = Observed(query=query[:, None], key=key, value=value, kernel=KERNELS["elu"])
-        return best_set(seen, 2).indices
+        observed = Observed(query=query[:, None], key=key, value=value, kernel=KERNELS["elu"])
+        return best_set(observed, 2).indices
 
     same_on_both(sets, *(x[:, 0, :8] for x in inputs()))
 
@@ -376,9 +375,9 @@ def test_one_step_measures_the_device(made: Any, monkeypatch: pytest.MonkeyPatch
     expected = one_step(made(dropout=0.0), rows)["loss"]
     with PretendDevice():
         module = made(dropout=0.0).to(DEVICE)
-        found = one_step(module, moved(rows))
-        assert asked == [DEVICE, DEVICE] and found["peak_memory_gib"] == 1
-    assert found["loss"] == pytest.approx(expected, rel=1e-4)
+        step = one_step(module, moved(rows))
+        assert asked == [DEVICE, DEVICE] and step["peak_memory_gib"] == 1
+    assert step["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 TASKS: dict[str, Callable[[Path, str], Task]] = {
@@ -398,23 +397,23 @@ def test_evaluation(name: str, tmp_path: Path) -> None:
         task = TASKS[name](tmp_path, where)
         layers = LayerOptions(rows=2, search="fast")
         measured = measure(task, CELLS, cache=tmp_path / where, layers=layers, sizes=[1, 4])
-        own = task.run(None)
+        outcome = task.run(None)
         return [
             measured,
             task.layer_calls(),
-            own.totals.tolist(),
+            outcome.totals.tolist(),
             task.first_tokens(4),
             weights_hash(task.model),
         ]
 
     measured, calls, *rest = record("cpu")
     with PretendDevice() as device:
-        found, found_calls, *found_rest = record("cuda:0")
+        measured_on_device, found_calls, *found_rest = record("cuda:0")
         assert all(call.value.device == DEVICE for call in found_calls)
         layers = layer_numbers(found_calls)
         assert device.waits
-    for one, other in zip(found.cells, measured.cells, strict=True):
-        assert numbers(asdict(one)) == pytest.approx(numbers(asdict(other)), rel=1e-3, abs=1e-4)
+    for cell, other in zip(measured_on_device.cells, measured.cells, strict=True):
+        assert numbers(asdict(cell)) == pytest.approx(numbers(asdict(other)), rel=1e-3, abs=1e-4)
     assert numbers(found_rest[0]) == pytest.approx(numbers(rest[0]), rel=1e-4)
     assert found_rest[1:] == rest[1:]
     assert layers == pytest.approx(layer_numbers(calls), rel=1e-3, abs=1e-4)
@@ -439,13 +438,13 @@ def numbers(record: Any) -> list[float]:
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_models(kind: str) -> None:
     def work(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
-        found = []
+        logits = []
         for method in (Exact(), OptimalValueOblivious(3), OptimalValueAware(1)):
             with torch.inference_mode(), replace_attention(model, method):
-                found.append(model(**inputs).logits[inputs["attention_mask"].bool()])
+                logits.append(model(**inputs).logits[inputs["attention_mask"].bool()])
             with torch.inference_mode(), replace_attention(model, method, heads=[0, 2]):
-                found.append(model(**inputs).logits[inputs["attention_mask"].bool()])
-        return found
+                logits.append(model(**inputs).logits[inputs["attention_mask"].bool()])
+        return logits
 
     same_on_both(work, sharp(kind), batch())
 
@@ -472,7 +471,7 @@ def test_the_search_waits_a_few_times_for_every_key() -> None:
     few = [x[:1, :1] for x in inputs()]
     for r in (3, 6):
         with PretendDevice() as device, torch.inference_mode():
-            given = moved(few)
+            inputs_moved = moved(few)
             device.waits.clear()
-            OptimalValueAware(r, "fast")(*given)
+            OptimalValueAware(r, "fast")(*inputs_moved)
             assert 0 < device.waits.total() <= 12 * r + 12

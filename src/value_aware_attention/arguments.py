@@ -12,23 +12,26 @@ Choice = TypeVar("Choice")
 
 SEEDS = 2**64
 """Number of seeds that torch's generators take"""
+HIDDEN_DEFAULTS = [("engine", None), ("share_query_key", False)]
+"""Arguments left out of the text of a method at these defaults, so that records from before they
+existed are found by it"""
 
 
 def check_at_least(minimum: int, **arguments: int) -> int:
-    """Returns the one argument given, if it is an integer >= `minimum`; ValueError otherwise."""
-    ((name, given),) = arguments.items()
-    if not is_integer(given) or given < minimum:
-        raise ValueError(f"{name} is {given!r}; it must be an integer >= {minimum}")
-    return index(given)
+    """Returns the only argument, if it is an integer >= `minimum`; ValueError otherwise."""
+    ((name, number),) = arguments.items()
+    if not is_integer(number) or number < minimum:
+        raise ValueError(f"{name} is {number!r}; it must be an integer >= {minimum}")
+    return index(number)
 
 
 def check_share(**arguments: SupportsFloat) -> float:
-    """Returns the one argument given, a number or tensor of one, if it is above 0 and at most 1."""
-    ((name, given),) = arguments.items()
-    is_number = isinstance(given, Real) or (isinstance(given, Tensor) and given.ndim == 0)
-    if isinstance(given, bool) or not is_number or not 0 < float(given) <= 1:
-        raise ValueError(f"{name} is {given!r}; it must be above 0 and at most 1, as a number")
-    return float(given)
+    """Returns the only argument, a number or tensor of one, if it is above 0 and at most 1."""
+    ((name, share),) = arguments.items()
+    is_number = isinstance(share, Real) or (isinstance(share, Tensor) and share.ndim == 0)
+    if isinstance(share, bool) or not is_number or not 0 < float(share) <= 1:
+        raise ValueError(f"{name} is {share!r}; it must be above 0 and at most 1, as a number")
+    return float(share)
 
 
 def check_seed(seed: int) -> int:
@@ -39,53 +42,61 @@ def check_seed(seed: int) -> int:
 
 
 def check_integers(**arguments: Collection[int]) -> list[int]:
-    """Returns the one argument given, if it is a collection of integers; ValueError otherwise."""
-    ((name, given),) = arguments.items()
-    if not isinstance(given, Collection) or not all(map(is_integer, given)):
-        raise ValueError(f"{name} is {given!r}; it must be a list of integers")
-    return list(map(index, given))
+    """Returns the only argument, if it is a collection of integers; ValueError otherwise."""
+    ((name, integers),) = arguments.items()
+    if not isinstance(integers, Collection) or not all(map(is_integer, integers)):
+        raise ValueError(f"{name} is {integers!r}; it must be a list of integers")
+    return list(map(index, integers))
 
 
 def check_choice(choices: Iterable[Choice], **arguments: Choice) -> Choice:
-    """Returns the choice that the one argument given equals; ValueError where there is none."""
-    ((name, given),) = arguments.items()
+    """Returns the choice that the only argument equals; ValueError where there is none."""
+    ((name, choice),) = arguments.items()
     allowed = tuple(choices)
-    if isinstance(given, bool) or given not in allowed:
+    if isinstance(choice, bool) or choice not in allowed:
         none = "None or " if None in allowed else ""
-        named = ", ".join(str(choice) for choice in allowed if choice is not None)
-        raise ValueError(f"{name} is {given!r}; it must be {none}one of {named}")
-    return allowed[allowed.index(given)]
+        names = ", ".join(str(name) for name in allowed if name is not None)
+        raise ValueError(f"{name} is {choice!r}; it must be {none}one of {names}")
+    return allowed[allowed.index(choice)]
 
 
 def check_tensors(**arguments: Tensor) -> None:
     """Raises ValueError for an argument that is no tensor of floating-point numbers."""
-    for name, given in arguments.items():
-        if not isinstance(given, Tensor) or not given.is_floating_point():
-            shown = given.dtype if isinstance(given, Tensor) else described(given)
-            raise ValueError(f"{name} is {shown}; it must be a tensor of floating-point numbers")
+    for name, tensor in arguments.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = tensor.dtype if isinstance(tensor, Tensor) else described(tensor)
+            raise ValueError(f"{name} is {kind}; it must be a tensor of floating-point numbers")
 
 
-def described(given: object) -> str:
+def described(argument: object) -> str:
     """Describes an argument in a few words, be it as long as a tensor."""
-    if isinstance(given, type):
-        return f"the class {given.__name__}"
-    if given is None or isinstance(given, str | int | float):
-        return repr(given)
-    return f"of type {type(given).__name__}"
+    if isinstance(argument, type):
+        return f"the class {argument.__name__}"
+    if argument is None or isinstance(argument, str | int | float):
+        return repr(argument)
+    return f"of type {type(argument).__name__}"
 
 
-def is_integer(given: object) -> bool:
+def is_integer(number: object) -> bool:
     """Tells whether Python takes the argument for an integer, as it does numpy's; not True or
     False."""
     try:
-        index(given)  # type: ignore[arg-type]
+        index(number)  # type: ignore[arg-type]
     except TypeError:
         return False
-    return not isinstance(given, bool)
+    return not isinstance(number, bool)
 
 
 def arguments_shown(module: nn.Module) -> str:
-    """Lists the arguments of a module except modules, which its text shows as its children."""
-    given = {name: getattr(module, name) for name in signature(type(module)).parameters}
-    shown = {name: x for name, x in given.items() if not isinstance(x, nn.Module)}
-    return ", ".join(f"{name}={argument!r}" for name, argument in shown.items())
+    """Lists the arguments of a module's constructor, by which records of it are found again.
+
+    Modules among them are left out, which its text shows as its children.
+    """
+    parameters = signature(type(module)).parameters.values()
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    arguments = [(name, getattr(module, name)) for name in names]
+    return ", ".join(
+        f"{name}={argument!r}"
+        for name, argument in arguments
+        if not isinstance(argument, nn.Module) and (name, argument) not in HIDDEN_DEFAULTS
+    )

@@ -6,7 +6,6 @@ Glossary of dimension letters, used in every shape of the library:
     R      keys kept per query                                 F  random features
 """
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from value_aware_attention import flex
 from value_aware_attention.arguments import check_tensors, described
 from value_aware_attention.kernels import Exponential, Kernel, check_kernel
 
@@ -73,15 +71,12 @@ def attention(
     because 0 NaN is NaN. Infinity in a score does the same.
 
     The exponential kernel is computed by PyTorch's fused attention, on every device. The other two
-    are computed by FlexAttention on CUDA, from 128 queries on and where it supports the call
-    (`flex.unsupported_reason`: no fp64, no head of fewer than 16 numbers); elsewhere they hold the
-    N x M weights.
+    hold the N x M weights: batch x heads x N x M x 4 bytes in fp32, several times over with
+    gradients.
     """
     check_inputs(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
         return _fused(query, key, value, kernel, is_causal=is_causal)
-    if not isinstance(kernel, Exponential) and flex.is_preferred(query, key):
-        return _by_flex(query, key, value, kernel, attn_mask, is_causal)
     visible = _visible(query, key, attn_mask, is_causal)
     return attention_over(query, key, value, kernel, visible)
 
@@ -173,32 +168,6 @@ def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#
     return visible.tril() if is_causal else visible
 
 
-@flex.uncompiled  # it compiles a function of its own; a compiled model is cut here
-def _by_flex(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kernel: Kernel,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-) -> Tensor:
-    """Calls FlexAttention where it supports the call; its causal mask is a pattern, never drawn."""
-    if flex.unsupported_reason(query, key, value, kernel) is None:
-        mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
-        pattern = flex.causal_mask if is_causal else None
-        try:
-            with _without_autocast(value):
-                return flex.flex_kernel_attention(query, key, value, kernel, mask, pattern)
-        except flex.too_many_shapes():
-            warnings.warn(
-                f"{kernel} attention was called with more than {flex.SHAPES} shapes, for which "
-                f"FlexAttention is compiled; from now on the others hold their N x M weights",
-                stacklevel=2,
-            )
-    visible = _visible(query, key, attn_mask, is_causal)
-    return attention_over(query, key, value, kernel, visible)
-
-
 def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Disables autocast, which would compute products of fp32 factors in bf16."""
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
@@ -284,9 +253,9 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 
 
 def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
-    given = attn_mask.dtype if isinstance(attn_mask, Tensor) else described(attn_mask)
-    if given != torch.bool:
-        raise ValueError(f"attn_mask is {given}; it must be torch.bool, True = visible")
+    kind = attn_mask.dtype if isinstance(attn_mask, Tensor) else described(attn_mask)
+    if kind != torch.bool:
+        raise ValueError(f"attn_mask is {kind}; it must be torch.bool, True = visible")
     try:
         fits = torch.broadcast_shapes(attn_mask.shape, shape) == torch.Size(shape)
     except RuntimeError:
@@ -309,7 +278,7 @@ class AttentionState:
     def merge(self, other: "AttentionState") -> "AttentionState":
         """Returns the state over the keys of both."""
         log_scale = torch.maximum(self.log_scale, other.log_scale)
-        mine, others = ((part.log_scale - finite(log_scale)).exp() for part in (self, other))
+        mine, others = ((x.log_scale - finite(log_scale)).exp() for x in (self, other))
         return AttentionState(
             mine * self.values + others * other.values,
             mine * self.total + others * other.total,

@@ -1,7 +1,7 @@
-"""Describes one attention call: tensors, kernel and mask, and the quantities derived from them."""
+"""Describes one attention call: tensors, kernel, mask and layer, and what is derived from them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -22,8 +22,12 @@ from value_aware_attention.attention import (
     working_precision,
 )
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.layer import Layer
 
+uncompiled = torch._disable_dynamo
+"""Cuts a function out of a compiled model: `torch.compiler.disable`, which would import the
+compiler when the function is defined"""
+Rotary = Callable[[Tensor, Tensor], Tensor]
+"""(queries (..., N, D), shift (N)) -> the queries rotated to positions `shift` later."""
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
 BYTES_PER_ELEMENT = 64
 """Bytes that a method holds at its peak for each element of a block's largest matrix."""
@@ -59,6 +63,22 @@ def max_elements_within(memory_gib: float) -> int:
     if not 0 < memory_gib < math.inf:
         raise ValueError(f"memory_gib is {memory_gib}; it must be above 0 and finite")
     return max(1, int(memory_gib * 2**30) // BYTES_PER_ELEMENT)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Holds facts about a layer that `hugging_face.replace_attention` finds for methods."""
+
+    projection: Float[Tensor, "*heads V E"] | None = None
+    """Output projection W_o of each query head, without bias"""
+    rotary: Rotary | None = None
+    """None: the model does not rotate queries by their positions."""
+    repeated: tuple[Tensor, Tensor, Tensor] | None = None
+    """Queries, keys and values (B, *heads, T, .) of the prefix read again, after itself."""
+    number: int | None = None
+    """Its place among the layers of the model; None: bare tensors"""
+    kept: Any = None
+    """`caches.KeptKeys` chosen together with those of the other layers"""
 
 
 @dataclass(frozen=True)
@@ -163,11 +183,11 @@ class Call:
 
     def output(self) -> Float[Tensor, "*batch N V"]:
         """Computes the exact output o, block by block."""
-        parts = [
-            attention_over(part.query, self.key, self.value, self.kernel, part.visible)
-            for part in self.blocks()
+        outputs = [
+            attention_over(block.query, self.key, self.value, self.kernel, block.visible)
+            for block in self.blocks()
         ]
-        return torch.cat(parts, dim=-2)
+        return torch.cat(outputs, dim=-2)
 
     @property
     def seen(self) -> "Call":
@@ -197,11 +217,11 @@ class Call:
         """Computes the largest ||v||^2 that each query sees, block by block."""
         if self.is_empty:
             return self.value.new_zeros(*self.batch, self.query.shape[-2])
-        norms, parts = self.value.square().sum(dim=-1)[..., None, :], []
-        for part in self.blocks():
-            seen = norms if part.visible is None else norms.where(part.visible, 0.0)
-            parts.append(seen.amax(dim=-1).expand(*self.batch, part.query.shape[-2]))
-        return torch.cat(parts, dim=-1)
+        norms, largest = self.value.square().sum(dim=-1)[..., None, :], []
+        for block in self.blocks():
+            visible = norms if block.visible is None else norms.where(block.visible, 0.0)
+            largest.append(visible.amax(dim=-1).expand(*self.batch, block.query.shape[-2]))
+        return torch.cat(largest, dim=-1)
 
     def at(self, rows: Int[Tensor, "*#batch K"], dtype: torch.dtype | None = None) -> "Call":
         """Returns the call of the queries at `rows`, whose places may differ from head to head.
@@ -213,27 +233,23 @@ class Call:
         mask = self.attn_mask
         if mask is not None:
             mask = mask.expand(*self.batch, self.query.shape[-2], -1).take_along_dim(at, dim=-2)
-        part = replace(
-            self,
-            query=self.query.take_along_dim(at, dim=-2),
-            attn_mask=visibility(mask, self.is_causal, places, self.keys),
-            is_causal=False,
-            rows=places,
-        )
+        mask = visibility(mask, self.is_causal, places, self.keys)
+        query = self.query.take_along_dim(at, dim=-2)
+        call = replace(self, query=query, attn_mask=mask, is_causal=False, rows=places)
         if dtype is None:
-            return part
-        query, key, value = (x.to(dtype) for x in (part.query, part.key, part.value))
-        return replace(part, query=query, key=key, value=value, dtype=dtype)
+            return call
+        query, key, value = (x.to(dtype) for x in (call.query, call.key, call.value))
+        return replace(call, query=query, key=key, value=value, dtype=dtype)
 
     def unit(
         self, number: int, *, heads: slice = slice(None), positions: int | None = None
     ) -> "Call":
         """Returns a call (B, H, N, .) on one unit alone; `positions`: on its first tokens."""
-        one, tokens = slice(number, number + 1), slice(positions)
-        query, key, value = (x[one, heads, tokens] for x in (self.query, self.key, self.value))
+        row, tokens = slice(number, number + 1), slice(positions)
+        query, key, value = (x[row, heads, tokens] for x in (self.query, self.key, self.value))
         mask = self.attn_mask
         if mask is not None:
-            mask = mask.expand(*self.batch, -1, -1)[one, heads, tokens, tokens]
+            mask = mask.expand(*self.batch, -1, -1)[row, heads, tokens, tokens]
         rows = self.rows[tokens]
         return replace(self, query=query, key=key, value=value, attn_mask=mask, rows=rows)
 

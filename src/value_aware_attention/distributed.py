@@ -85,31 +85,17 @@ def own_device() -> str:
 
 
 def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Computes each item in one of the processes, and gives every process all results."""
-    if processes() == 1:
+    """Computes each item in one of the processes, and gives every process all results.
+
+    Items are dealt in turn: of P processes, the one of rank p computes items p, p + P, p + 2 P ...
+    """
+    count = processes()
+    if count == 1:
         return [compute(item) for item in items]
-    mine = own_share(items, distributed.get_rank(), processes())
-    return in_order(all_gather([compute(item) for item in mine]))
-
-
-def own_share(items: Sequence[T], process: int, count: int) -> list[T]:
-    """Deals the items in turn: of `count` processes, `process` takes every count-th."""
-    return list(items[process::count])
-
-
-def in_order(shares: Sequence[Sequence[T]]) -> list[T]:
-    """Restores the order of the items that `own_share` dealt to the processes."""
-    total = sum(map(len, shares))
-    return [shares[index % len(shares)][index // len(shares)] for index in range(total)]
-
-
-def all_gather(value: T) -> list[T]:
-    """Collects the values of all processes, in their order."""
-    if processes() == 1:
-        return [value]
-    values: list[T] = [value] * processes()
-    distributed.all_gather_object(values, value)
-    return values
+    shares: list[list[R]] = [[] for _ in range(count)]
+    mine = items[distributed.get_rank() :: count]
+    distributed.all_gather_object(shares, [compute(item) for item in mine])
+    return [shares[index % count][index // count] for index in range(len(items))]
 
 
 def broadcast(read: Callable[[], T]) -> T:

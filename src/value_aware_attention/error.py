@@ -88,7 +88,7 @@ class Sizes:
         if not self.is_causal:
             return float(min(r, self.keys))
         first = self.keys - self.queries + 1  # what the first query sees
-        return sum(min(r, seen) for seen in range(first, self.keys + 1)) / self.queries
+        return sum(min(r, past) for past in range(first, self.keys + 1)) / self.queries
 
 
 def budget(

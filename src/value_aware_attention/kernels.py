@@ -48,10 +48,9 @@ class Exponential:
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        given, is_number = self.scale, isinstance(self.scale, Real)
-        if given is None or (is_number and not isinstance(given, bool) and 0 <= given < math.inf):
-            return
-        raise ValueError(f"scale is {given!r}; it must be None or a finite number >= 0")
+        is_number = isinstance(self.scale, Real) and not isinstance(self.scale, bool)
+        if self.scale is not None and not (is_number and 0 <= self.scale < math.inf):
+            raise ValueError(f"scale is {self.scale!r}; it must be None or a finite number >= 0")
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
@@ -103,4 +102,4 @@ class Elu:
 
 
 KERNELS = (Exponential, Polynomial, Elu)
-"""The kernels that have a name in configs and that FlexAttention computes"""
+"""The kernels that have a name in configs"""

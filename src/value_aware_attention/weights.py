@@ -18,10 +18,10 @@ def usable(weights: Float[Tensor, "*batch N M"]) -> Bool[Tensor, "*batch N M"]:
 
 
 def or_overflow(
-    kept: Float[Tensor, "*batch N R"], alpha: Float[Tensor, "*#batch N M"]
+    weights: Float[Tensor, "*batch N R"], alpha: Float[Tensor, "*#batch N M"]
 ) -> Float[Tensor, "*batch N R"]:
-    """Replaces kept weights by NaN in rows whose attention weights are NaN: scores overflow."""
-    return kept.masked_fill(alpha.detach().sum(dim=-1, keepdim=True).isnan(), torch.nan)
+    """Replaces weights by NaN in rows whose attention weights alpha are NaN: scores overflow."""
+    return weights.masked_fill(alpha.detach().sum(dim=-1, keepdim=True).isnan(), torch.nan)
 
 
 def top_keys(
@@ -61,10 +61,10 @@ def weighted_sum(
     if 8 * indices.shape[-1] > keys or indices.numel() == 0:
         return dense_weights(indices, weights, keys) @ value
     batch = indices.shape[:-2]
-    every = value.expand(*batch, keys, width).reshape(-1, width)
-    first = torch.arange(0, len(every), keys, device=value.device).view(*batch, 1, 1)
-    bags = (indices + first).flatten(0, -2), every
-    output = embedding_bag(*bags, per_sample_weights=weights.flatten(0, -2), mode="sum")
+    table = value.expand(*batch, keys, width).reshape(-1, width)
+    first = torch.arange(0, len(table), keys, device=value.device).view(*batch, 1, 1)
+    bags = (indices + first).flatten(0, -2)
+    output = embedding_bag(bags, table, per_sample_weights=weights.flatten(0, -2), mode="sum")
     return output.unflatten(0, indices.shape[:-1])
 
 

@@ -65,18 +65,20 @@ def spread(value: Tensor) -> Tensor:
     return (value - value.mean(dim=-2, keepdim=True)).norm(dim=-1).amax(dim=-1)
 
 
-def errors(given: Problem, indices: Tensor, weights: Tensor) -> Tensor:
+def errors(problem: Problem, indices: Tensor, weights: Tensor) -> Tensor:
     """Computes ||o - sum_s w_s v_s||^2 (H, N) in fp64, with the values centred on o."""
     heads = torch.arange(len(indices))[:, None, None]
-    centred = given.value.double()[heads, indices] - given.output.double()[:, :, None]
+    centred = problem.value.double()[heads, indices] - problem.output.double()[:, :, None]
     return (weights.double()[..., None] * centred).sum(dim=-2).square().sum(dim=-1)
 
 
-def attended(given: Problem) -> Tensor:
+def attended(instance: Problem) -> Tensor:
     """Computes ||o|| + sum_i alpha_i ||v_i - o|| per row (H, N) in fp64, the scale of its rounding.
 
     A value far away that a row does not attend to makes nothing larger.
     """
-    value, output, weights = (x.double() for x in (given.value, given.output, given.weights))
+    value, output, weights = (
+        x.double() for x in (instance.value, instance.output, instance.weights)
+    )
     away = (value[:, None] - output[:, :, None]).norm(dim=-1)
     return output.norm(dim=-1) + (weights * away).sum(dim=-1)

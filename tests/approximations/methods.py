@@ -206,10 +206,10 @@ def by_card(card: Card) -> Method:
 
     A method that keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
     """
-    made, given = get_class(card.target), dict(card.arguments)
+    made, arguments = get_class(card.target), dict(card.arguments)
     if not issubclass(made, SparseApproximation):
-        return Method(partial(made, **given))
-    build, full = (partial(made, **given | {"r": r}) for r in (4, KEYS))
+        return Method(partial(made, **arguments))
+    build, full = (partial(made, **arguments | {"r": r}) for r in (4, KEYS))
     return Method(build, exact_when_full=full, keys_counted=4)
 
 

@@ -8,7 +8,7 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import METHODS, LargestTensor, Method
 from torch import Tensor
@@ -107,13 +107,13 @@ def test_values_are_centred_on_the_mean_of_those_that_the_first_row_sees(
 
 def test_a_method_shows_its_arguments_but_not_what_is_usual() -> None:
     """Records name a method so, and are found again by it."""
-    assert str(SlidingWindow(9)) == "SlidingWindow(r=9)"
-    assert str(SlidingWindow(9, engine="torch")) == "SlidingWindow(r=9, engine='torch')"
+    assert str(OptimalValueAware(9)) == "OptimalValueAware(r=9, search='default')"
+    assert "engine='torch'" in str(OptimalValueAware(9, engine="torch"))
 
 
 def test_counts_may_be_numpys_and_show_as_pythons() -> None:
     count, seed = np.int64(4), np.uint8(3)
-    for method, shown in (
+    for method, text in (
         (approximations.OptimalValueOblivious(count), "OptimalValueOblivious(r=4)"),
         (approximations.RandomKeys(count, seed), "RandomKeys(r=4, seed=3)"),
         (approximations.NormWeightedKeys(count, np.int64(2)), "NormWeightedKeys(r=4, norm=2)"),
@@ -124,7 +124,7 @@ def test_counts_may_be_numpys_and_show_as_pythons() -> None:
             "BigBird(window=4, random=4, global_positions=(0, 3), seed=3)",
         ),
     ):
-        assert str(method) == shown
+        assert str(method) == text
         assert method(*draw()).isfinite().all()
     with chunked(np.int64(5)):
         assert max_elements() == 5
@@ -147,8 +147,6 @@ REFUSED: dict[Callable[[], object], str] = {
     lambda: approximations.BigBird(0, 1, (), 0): r"window is 0",
     lambda: approximations.BigBird(1, 0, (), 0): r"random is 0",
     lambda: approximations.BigBird(1, 1, (1.5,), 0): r"global position is 1\.5",
-    lambda: approximations.Strided(2, engine="fast"): r"engine is 'fast'; .* one of flex, torch",
-    lambda: SlidingWindow(2, engine="fast"): r"engine is 'fast'",
     lambda: LSH(5, 1, 0): r"must be even",
     lambda: Linformer(0, 0): COUNT,
     lambda: Linformer(8, 0, length=7): r"it must be an integer >= 8",
@@ -227,6 +225,7 @@ def test_finite_numbers_whose_sum_overflows_are_taken(place: int) -> None:
         torch.testing.assert_close(output, tensors[2])
 
 
+@settings(max_examples=40)
 @given(
     numbers=st.integers(1, 4000), queries=st.integers(0, 40), keys=st.integers(1, 40),
     needed=st.integers(0, 100),
@@ -259,16 +258,14 @@ def test_the_allowance_ends_with_its_context() -> None:
 
 @pytest.mark.parametrize("method", SPARSE.values(), ids=SPARSE)
 def test_nothing_as_large_as_all_weights_is_held(method: Method) -> None:
-    """4 rows of 256 keys in 4 heads are 16 KiB of fp32; all weights would be 1 MiB."""
-    tensors = draw()
-    with chunked(4 * HEADS * LENGTH), LargestTensor() as largest, torch.no_grad():
-        method.build()(*tensors)
+    """12 rows of 256 keys in 4 heads are 48 KiB of fp32; all weights would be 1 MiB."""
+    with chunked(12 * HEADS * LENGTH), LargestTensor() as largest, torch.no_grad():
+        method.build()(*draw())
     assert 0 < largest.size <= 160 * 1024  # patterns take 64 queries, whatever is allowed
 
 
 def test_every_key_kept_is_summed_block_by_block() -> None:
     """With r = M the indices alone would be 2 MiB."""
-    tensors = draw()
     with chunked(4 * HEADS * LENGTH), LargestTensor() as largest, torch.no_grad():
-        OptimalValueOblivious(LENGTH)(*tensors)
+        OptimalValueOblivious(LENGTH)(*draw())
     assert largest.size <= 80 * 1024

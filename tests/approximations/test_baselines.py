@@ -67,7 +67,7 @@ def slow(name: str, alpha: Tensor, value: Tensor, visible: Tensor, r: int, row: 
 
 @pytest.mark.parametrize("name", BUILD)
 @pytest.mark.parametrize("kernel", KERNELS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=seeds, keys=st.integers(1, 12), r=st.integers(1, 14), mask=st.sampled_from("fcr"))
 def test_every_baseline_equals_its_reference(
     name: str, kernel: str, seed: int, keys: int, r: int, mask: str
@@ -95,7 +95,7 @@ def test_every_baseline_equals_its_reference(
 
 
 @pytest.mark.parametrize("name", OURS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=seeds,
     r=st.integers(1, 6),
@@ -129,7 +129,7 @@ def test_no_choice_depends_on_the_scale_of_the_values(
 
 
 @pytest.mark.parametrize("name", BUILD)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=seeds, r=st.integers(1, 12), sharpness=st.sampled_from([0.0, 1.0, 1e2, 1e5, 1e20]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_weights_are_a_distribution_on_visible_keys(
@@ -264,17 +264,15 @@ def test_sampled_keys_are_unbiased_with_variance_over_r(r: int) -> None:
 
 def test_draws_come_from_the_seed_the_head_and_the_position_alone() -> None:
     query, key, value = (x.expand(2, 3, 12, 4) for x in draw(7, 12, 4))
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
     drawn = SampledKeys(4, 1).select(query, key, value).dense(12)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.testing.assert_close(drawn, SampledKeys(4, 1).select(query, key, value).dense(12))
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0, 0], drawn[0, 1])
     assert not torch.equal(drawn, SampledKeys(4, 2).select(query, key, value).dense(12))
     longer = [torch.cat([x, x.flip(-2)], dim=-2) for x in (key, value)]
     mask = torch.arange(24) < 12
     padded = SampledKeys(4, 1).select(query, *longer, attn_mask=mask[None]).dense(24)
     torch.testing.assert_close(padded[..., :12], drawn)
+    few = SampledKeys(4, 1).select(query[..., :7, :], key, value).dense(12)
+    torch.testing.assert_close(few, drawn[..., :7, :])
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
@@ -305,11 +303,3 @@ def test_a_key_drawn_twice_fills_one_slot() -> None:
     chosen = SampledKeys(5, 0).select(query, key, value)
     assert chosen.support().item() == 1 and chosen.weights.shape == (1, 3)
     torch.testing.assert_close(chosen.dense(3), torch.tensor([[1.0, 0.0, 0.0]]))
-
-
-def test_more_queries_leave_the_first_draws_alone() -> None:
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, 3, 20, 4, generator=generator) for _ in range(3))
-    method = SampledKeys(3, 5)
-    few = method.select(query[:, :, :12], key, value)
-    torch.testing.assert_close(method.select(query, key, value).weights[:, :, :12], few.weights)

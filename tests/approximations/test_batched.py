@@ -36,14 +36,14 @@ def test_children_have_one_name_exactly_where_they_are_the_same_set() -> None:
     ):
         batched.search(draw(0, queries=1, keys=16, width=6), 4, "best", 1)
     repeated = 0
-    for (own, keys), name in zip(parents, names, strict=True):
+    for (parent, keys), name in zip(parents, names, strict=True):
         sets = [
             frozenset([*mine, key]) - {-1}
-            for mine, some in zip(own.tolist(), keys.tolist(), strict=True)
+            for mine, some in zip(parent.tolist(), keys.tolist(), strict=True)
             for key in some
             if key not in mine
         ]
-        new = (keys[..., None] != own[:, None]).all(-1).flatten()
+        new = (keys[..., None] != parent[:, None]).all(-1).flatten()
         named = dict(zip(name.flatten()[new].tolist(), sets, strict=True))
         assert len(named) == len(set(sets)) == len(set(named.values()))
         repeated += len(sets) - len(named)

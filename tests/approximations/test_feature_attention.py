@@ -23,7 +23,7 @@ from value_aware_attention.approximations import (
     feature_attention,
 )
 from value_aware_attention.approximations.feature_attention import CHUNK, FeatureAttention
-from value_aware_attention.approximations.random_projection import orthogonal_gaussian
+from value_aware_attention.approximations.random_features import orthogonal_gaussian
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Kernel
 
@@ -43,14 +43,14 @@ def method(request: pytest.FixtureRequest) -> FeatureAttention:
 
 @pytest.fixture
 def kernel(method: FeatureAttention) -> Kernel:
-    return next(kernel for one, kernel in METHODS.values() if one is method)
+    return next(kernel for each, kernel in METHODS.values() if each is method)
 
 
 def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> Tensor:
     """Computes the weights of one query on the keys it sees."""
     if isinstance(method, LinearAttention):
-        every = torch.ones(len(key), dtype=torch.bool)
-        return reference.attention_weights(query, key, reference.elu, every)
+        visible = torch.ones(len(key), dtype=torch.bool)
+        return reference.attention_weights(query, key, reference.elu, visible)
     if isinstance(method, OrthogonalRandomFeatures):
         projection = method.projection(len(query)).double()
         return reference.random_feature_weights(query, key, projection)
@@ -68,29 +68,16 @@ def test_against_the_reference(
     query, key, value = draw(1, LENGTH, 6)
     mask = None if hidden == 0 else torch.arange(LENGTH) >= hidden
     output = method(query / 2, key / 2, value, kernel=kernel, is_causal=causal, attn_mask=mask)
-    for row in (0, 2, 3, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, LENGTH - 1):
-        seen = slice(hidden, row + 1 if causal else LENGTH)
+    for row in (0, 3, CHUNK - 1, CHUNK, LENGTH - 1):
+        visible = slice(hidden, row + 1 if causal else LENGTH)
         expected = torch.zeros(6, dtype=torch.float64)
-        if key[seen].numel():
-            expected = reference_weights(method, query[row] / 2, key[seen] / 2) @ value[seen]
+        if key[visible].numel():
+            weights = reference_weights(method, query[row] / 2, key[visible] / 2)
+            expected = weights @ value[visible]
         torch.testing.assert_close(output[row], expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 60.0])
-def test_a_causal_row_is_the_last_row_of_what_it_sees(
-    method: FeatureAttention, kernel: Kernel, scale: float
-) -> None:
-    """Sums before the chunk and pairs within it add up to the bidirectional evaluation."""
-    query, key, value = draw(3, LENGTH, 8)
-    query, key = query * scale, key * scale
-    causal = method(query, key, value, kernel=kernel, is_causal=True)
-    for row in (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, LENGTH - 1):
-        seen = slice(row + 1)
-        alone = method(query[row : row + 1], key[seen], value[seen], kernel=kernel)
-        torch.testing.assert_close(causal[row], alone[0], atol=1e-5, rtol=1e-5)
-
-
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(length=st.integers(1, 40), rows=st.integers(1, 45), scale=st.sampled_from([0.1, 1.0, 30.0]))
 def test_blocks_and_chunks_of_any_size_give_the_same(length: int, rows: int, scale: float) -> None:
     query, key, value = draw(length, 2, length, 4)
@@ -107,20 +94,21 @@ def test_blocks_and_chunks_of_any_size_give_the_same(length: int, rows: int, sca
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 60.0])
-def test_gradients_are_finite_and_those_of_all_pairs(
+def test_outputs_and_gradients_are_finite_and_those_of_all_pairs(
     method: FeatureAttention, kernel: Kernel, causal: bool, scale: float
 ) -> None:
     """A mask of every pair takes the other path: one log-similarity for each of them."""
     query, key, value = draw(5, LENGTH, 8)
     grids = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     grids = grids.tril() if causal else grids
-    gradients = []
+    results = []
     for options in ({"is_causal": causal}, {"attn_mask": grids}):
         leaves = [(query * scale), (key * scale), value.clone()]
         leaves = [leaf.requires_grad_() for leaf in leaves]
-        method(*leaves, kernel=kernel, **options).sin().sum().backward()
-        gradients.append([leaf.grad for leaf in leaves])
-    for fast, slow in zip(*gradients, strict=True):
+        output = method(*leaves, kernel=kernel, **options)
+        output.sin().sum().backward()
+        results.append([output, *(leaf.grad for leaf in leaves)])
+    for fast, slow in zip(*results, strict=True):
         assert fast.isfinite().all()
         torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-4)
 
@@ -230,13 +218,13 @@ def test_memory_grows_linearly(
 
     def largest(length: int) -> int:
         inputs = draw(10, 1, length, 8, dtype=torch.float32)
-        with LargestTensor() as seen, torch.inference_mode():
+        with LargestTensor() as tensor, torch.inference_mode():
             mask = torch.ones(1, 1, length, dtype=torch.bool)
             method(*inputs, kernel=kernel, is_causal=causal, attn_mask=mask)
-        return seen.size
+        return tensor.size
 
     monkeypatch.setattr(feature_attention, "ROWS_IN_CACHE", 64)
-    assert largest(8192) <= 4 * largest(2048)
+    assert largest(4096) <= 4 * largest(1024)
 
 
 def test_orf_equals_performer_pytorch_with_its_projection() -> None:

@@ -22,12 +22,12 @@ def padded(inputs: list[Tensor], hidden: int) -> tuple[list[Tensor], Tensor]:
     """Inserts hidden positions in front of the inputs, between and behind them."""
     length = inputs[0].shape[0] + hidden
     generator = torch.Generator().manual_seed(hidden)
-    shown = torch.randperm(length, generator=generator)[: length - hidden].sort().values
+    places = torch.randperm(length, generator=generator)[: length - hidden].sort().values
     mask = torch.zeros(1, length, dtype=torch.bool)
-    mask[0, shown] = True
+    mask[0, places] = True
     longer = [torch.full((length, x.shape[1]), 3.0, dtype=x.dtype) for x in inputs]
     for x, filled in zip(inputs, longer, strict=True):
-        filled[shown] = x
+        filled[places] = x
     return longer, mask
 
 
@@ -46,8 +46,8 @@ def test_an_untrained_linformer_projects_keys_and_values_by_one_gaussian_matrix(
     drawn = Linformer(64, seed=5).draw(500)
     assert drawn.mean().abs() < 3 * (64 * 64 * 500) ** -0.5
     assert drawn.var() * 64 == pytest.approx(1, abs=0.03)
-    for one, other in ((Linformer(64, 5), Linformer(64, 5, length=500)),):
-        for projection in (*one.projections(500), *other.projections(500)):
+    for method in (Linformer(64, 5), Linformer(64, 5, length=500)):
+        for projection in method.projections(500):
             torch.testing.assert_close(projection, drawn)
     assert not torch.equal(Linformer(64, seed=6).draw(500), drawn)
 

@@ -51,9 +51,9 @@ def test_lsh_sorts_padding_behind_everything_else() -> None:
     output = LSH(8, 1, seed=7)(query, key, value, attn_mask=(torch.arange(20) < 16)[None])
     for place, row in enumerate(orders[0]):
         first = max(0, place // 4 * 4 - 4)
-        seen = orders[1][first : place // 4 * 4 + 4]
+        near = orders[1][first : place // 4 * 4 + 4]
         torch.testing.assert_close(
-            output[row], attention(query[row : row + 1], key[seen], value[seen])[0]
+            output[row], attention(query[row : row + 1], key[near], value[near])[0]
         )
 
 

@@ -46,8 +46,7 @@ def test_oblivious_and_aware_1_against_their_references(
         visible = torch.arange(keys) <= (row if causal else keys)
         expected = reference.attention_weights(query[row], key, SIMILARITIES[name], visible)
         torch.testing.assert_close(alpha[row], expected)
-        kept = reference.optimal_value_oblivious(expected, r)
-        torch.testing.assert_close(oblivious[row], kept)
+        torch.testing.assert_close(oblivious[row], reference.optimal_value_oblivious(expected, r))
         closest = reference.optimal_value_aware_1(expected, value, visible)
         assert aware.indices[row].item() == closest
     assert aware.optimal is not None and aware.optimal.all()
@@ -134,14 +133,14 @@ def test_values_a_row_does_not_see_do_not_move_it(engine: str, size: float) -> N
             OptimalValueOblivious(r),
         ):
             near, far = (method.select(*outlier(63, factor), **options) for factor in (1.0, size))
-            seen = slice(63) if "is_causal" in options else slice(64)
-            kept, error = (x.dense(64)[seen] for x in (near, far)), (near.error, far.error)
+            rows = slice(63) if "is_causal" in options else slice(64)
+            weights, errors = (x.dense(64)[rows] for x in (near, far)), (near.error, far.error)
             if size < 1e20 and (engine == "compiled" or not isinstance(method, OptimalValueAware)):
-                assert torch.equal(*kept) and torch.equal(*(x[seen] for x in error))
+                assert torch.equal(*weights) and torch.equal(*(x[rows] for x in errors))
                 continue
             # Batched products round by how many rows they hold; beyond 1e18 rows go to fp64.
-            torch.testing.assert_close(*kept, rtol=0, atol=5e-6)
-            torch.testing.assert_close(*(x[seen] for x in error), rtol=1e-4, atol=1e-10)
+            torch.testing.assert_close(*weights, rtol=0, atol=5e-6)
+            torch.testing.assert_close(*(x[rows] for x in errors), rtol=1e-4, atol=1e-10)
 
 
 # What a selection is
@@ -182,16 +181,6 @@ def test_the_error_is_recomputed_in_fp64() -> None:
         torch.testing.assert_close(chosen.error.sqrt().double(), error, atol=2e-6, rtol=1e-5)
 
 
-def test_half_precision_is_solved_in_fp32() -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        query, key, value = (x.to(dtype) for x in draw(8, 30, 8))
-        method = OptimalValueAware(9)
-        chosen = method.select(query, key, value)
-        assert chosen.weights.dtype == torch.float32
-        assert chosen.error.sqrt().max() <= 5e-6 * value.float().norm(dim=-1).max()
-        assert method(query, key, value).dtype == dtype
-
-
 def test_no_queries_no_heads_one_key(subtests: pytest.Subtests) -> None:
     for engine, search in itertools.product(ENGINES, SEARCHES):
         with subtests.test(engine=engine, search=search):
@@ -226,13 +215,13 @@ def test_a_causal_row_is_the_call_on_its_prefix(search: str, engine: str, values
         method = OptimalValueAware(r, search, engine)
         causal = method.select(query, key, value, is_causal=True)
         assert (causal.indices <= torch.arange(16)[:, None]).logical_or(causal.weights == 0).all()
-        for row in range(16):
+        for row in range(0, 16, 3):
             alone = method.select(query[row : row + 1], key[: row + 1], value[: row + 1])
             torch.testing.assert_close(causal.error[row], alone.error[0], rtol=1e-7, atol=tolerance)
             assert causal.optimal is not None and alone.optimal is not None
             assert causal.optimal[row] == alone.optimal[0]
     path = OptimalValueAware(3, search, engine).path(query, key, value, is_causal=True)
-    for row in range(16):
+    for row in range(0, 16, 3):
         prefix = query[row : row + 1], key[: row + 1], value[: row + 1]
         alone_path = OptimalValueAware(3, search, engine).path(*prefix)[0]
         torch.testing.assert_close(path[row], alone_path, rtol=1e-7, atol=tolerance)
@@ -244,17 +233,17 @@ def test_a_causal_row_is_the_call_on_its_prefix(search: str, engine: str, values
 @every_solver
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_the_path_holds_the_error_of_every_size(search: str, engine: str, inputs: str) -> None:
-    given = INPUTS[inputs](*draw(14, 20, 7))
+    tensors = INPUTS[inputs](*draw(14, 12, 7))
     method = OptimalValueAware(8, search, engine)
     for causal in (False, True):
-        path = method.path(*given, is_causal=causal)
-        assert path.shape == (20, 8) and (path >= 0).all()
+        path = method.path(*tensors, is_causal=causal)
+        assert path.shape == (12, 8) and (path >= 0).all()
         assert (path.diff(dim=-1) <= 0).all()
-        slack = 1e-12 * spread(given[2]) ** 2
-        for r in (1, 3, 5, 8):
-            error = OptimalValueAware(r, search, engine).select(*given, is_causal=causal).error
+        slack = 1e-12 * spread(tensors[2]) ** 2
+        for r in (1, 4, 8):
+            error = OptimalValueAware(r, search, engine).select(*tensors, is_causal=causal).error
             assert (path[:, r - 1] <= error * (1 + 1e-7) + slack).all()
-            oblivious = ObliviousKeysOptimalWeights(r).select(*given, is_causal=causal).error
+            oblivious = ObliviousKeysOptimalWeights(r).select(*tensors, is_causal=causal).error
             assert (error <= oblivious * (1 + 1e-7) + slack).all()
             assert (path[:, r - 1] <= oblivious * (1 + 1e-7) + slack).all()
             if r in (1, 8):
@@ -302,6 +291,3 @@ def test_the_example_of_section_3() -> None:
     torch.testing.assert_close(distances, torch.tensor([2.4925, 3.1925, 3.7925]).double())
     assert OptimalValueAware(1).select(query, key, value, kernel=kernel).indices.item() == 0
     assert OptimalValueOblivious(1).select(query, key, value, kernel=kernel).indices.item() == 2
-
-
-# Bad input

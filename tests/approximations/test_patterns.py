@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_attention import LocalAttention
-from methods import KERNELS
 from torch import Tensor
 from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
@@ -32,7 +31,7 @@ from value_aware_attention.approximations.fixed_pattern import FixedPattern, Spa
 from value_aware_attention.approximations.patterns import Pattern
 from value_aware_attention.call import Call
 from value_aware_attention.error import budget
-from value_aware_attention.kernels import Exponential, Kernel
+from value_aware_attention.kernels import Elu, Exponential, Kernel
 
 LONG = 4096
 
@@ -65,8 +64,8 @@ def expected_keys(method: FixedPattern, position: int, keys: int) -> list[int]:
         case Longformer(window=window, dilation=dilation, global_positions=everywhere):
             return reference.longformer(position, keys, window, dilation, everywhere)
         case BigBird(window=window, random=random, global_positions=everywhere, seed=seed):
-            own = drawn_keys(random, seed, keys, False)[position]
-            return reference.big_bird(position, keys, window, everywhere, own)
+            drawn = drawn_keys(random, seed, keys, False)[position]
+            return reference.big_bird(position, keys, window, everywhere, drawn)
     raise AssertionError(method)
 
 
@@ -165,7 +164,7 @@ def dense(method: FixedPattern, tensors: list[Tensor], mask: Tensor | None, **op
     return attention(*tensors, attn_mask=pattern if mask is None else pattern & mask, **options)
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("kernel", [Exponential(), Elu()], ids=str)  # fused, and not
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_is_that_of_the_dense_mask(
@@ -177,7 +176,7 @@ def test_attention_is_that_of_the_dense_mask(
     torch.testing.assert_close(output, dense(method, tensors, visible, **options))
 
 
-@pytest.mark.parametrize("queries", [1, 7, 70, 99])
+@pytest.mark.parametrize("queries", [1, 70])
 def test_queries_are_the_last_positions(method: FixedPattern, queries: int) -> None:
     tensors = draw(1, queries, 100)
     torch.testing.assert_close(method(*tensors), dense(method, tensors, None))
@@ -195,7 +194,7 @@ def test_queries_without_a_position_are_refused(method: FixedPattern) -> None:
             budget(method, queries=101, keys=100, head_dim=8, value_dim=8)
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("kernel", [Exponential(), Elu()], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_those_of_the_dense_mask(
     method: FixedPattern, kernel: Kernel, causal: bool
@@ -242,9 +241,11 @@ def test_patterns_compose_as_sets_of_pairs(a: Pattern, b: Pattern, queries: int)
 @given(pattern=st.builds(lambda a, b: a | b, PATTERNS, PATTERNS), queries=st.integers(1, 80))
 def test_pieces_are_disjoint_and_what_they_say(pattern: Pattern, queries: int) -> None:
     position = torch.arange(80)
-    seen = torch.stack([p.sees(position[:, None], position).expand(80, 80) for p in pattern.pieces])
-    assert seen.sum(dim=0).max() <= 1
-    for piece, pairs in zip(pattern.pieces, seen, strict=True):
+    masks = torch.stack(
+        [piece.sees(position[:, None], position).expand(80, 80) for piece in pattern.pieces]
+    )
+    assert masks.sum(dim=0).max() <= 1
+    for piece, pairs in zip(pattern.pieces, masks, strict=True):
         query, key = pairs.nonzero().unbind(-1)
         assert ((query - key) % piece.period == 0).all()
         if piece.queries is not None:
@@ -292,19 +293,12 @@ def work(method: FixedPattern, **options: Any) -> list[int]:
 )
 def test_pairs_outside_the_pattern_are_not_scored(method: FixedPattern, share: float) -> None:
     """Blocks of 64 queries score few more pairs than the pattern keeps, and never many at once."""
-    kept = budget(method, queries=LONG, keys=LONG, head_dim=1, value_dim=1) / 2 * LONG
+    pairs = budget(method, queries=LONG, keys=LONG, head_dim=1, value_dim=1) / 2 * LONG
     for causal in (False, True):
         scored = work(method, is_causal=causal)
         assert sum(scored) <= share * LONG**2
         assert max(scored) <= 64 * LONG
-        assert causal or sum(scored) >= kept
-
-
-@pytest.mark.parametrize("width", [1, 8])
-def test_the_budget_counts_every_pair_kept(method: FixedPattern, width: int) -> None:
-    pairs = expected_mask(method, 60, 100, is_causal=False).sum()
-    cost = budget(method, queries=60, keys=100, head_dim=width, value_dim=3)
-    assert cost == pytest.approx(float(pairs) / 60 * (width + 3))
+        assert causal or sum(scored) >= pairs
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -314,21 +308,15 @@ def test_the_keys_named_are_those_attended(name: str, causal: bool) -> None:
     assert isinstance(method, SparseFixedPattern)
     chosen = method.select(*tensors, is_causal=causal)
     assert chosen.indices.shape[-1] <= method.r
-    kept = chosen.dense(100)
+    weights = chosen.dense(100)
     mask = expected_mask(method, 100, 100, is_causal=causal)
-    assert torch.equal(kept > 0, mask.expand_as(kept))
+    assert torch.equal(weights > 0, mask.expand_as(weights))
     output = method(*tensors, is_causal=causal)
-    torch.testing.assert_close(kept @ tensors[2], output)
+    torch.testing.assert_close(weights @ tensors[2], output)
     exact = attention(*tensors, is_causal=causal)
     torch.testing.assert_close(chosen.error, (output - exact).square().sum(-1))
     single = method.select(*(x.float() for x in tensors), is_causal=causal)
     torch.testing.assert_close(single.error.double(), chosen.error, rtol=1e-4, atol=1e-9)
-
-
-def test_a_pattern_is_bidirectional_unless_told_otherwise(method: FixedPattern) -> None:
-    patterns = method.pattern(100), method.pattern(100, is_causal=False)
-    masks = [pattern.mask(100, 100) for pattern in patterns]
-    assert torch.equal(*masks) and masks[0].triu(1).any()
 
 
 def test_random_keys_are_uniform() -> None:

@@ -19,7 +19,7 @@ QUICK = {
     "cache_optimum": "## Error over the proved bound",
     "caches": "## Error on the observed queries",
     "optimal_value_aware": "call / fused",
-    "patterns": "flex first call ms",
+    "patterns": "first call ms",
     "training_step": "With both GPT-2 does the same work",
 }
 """Maps a benchmark, with its options, to a part of its page."""

@@ -8,8 +8,8 @@ from torch import Tensor
 from value_aware_attention import attention
 from value_aware_attention.attention import attention_state, masked_softmax
 from value_aware_attention.caches import AfterPrefix, KeptKeys, Observed
+from value_aware_attention.call import Layer
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_attention.layer import Layer
 
 
 class OneCache:

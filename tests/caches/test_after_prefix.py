@@ -14,9 +14,9 @@ from tests.caches.slow import OneCache
 from value_aware_attention import attention, caches
 from value_aware_attention.approximations import OptimalValueOblivious, chunked
 from value_aware_attention.caches import AfterPrefix, CacheMethod
+from value_aware_attention.call import Layer
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Elu, Exponential
-from value_aware_attention.layer import Layer
 
 N, PREFIX, D, V, R = 15, 10, 4, 3, 6
 OBSERVED = ("last", "causal", "noncausal", "continued", "hindsight")

@@ -29,8 +29,8 @@ from value_aware_attention.caches import (
     ObservedAttention,
     Recent,
 )
+from value_aware_attention.call import Layer
 from value_aware_attention.hugging_face.cache_layers import rotary_of
-from value_aware_attention.layer import Layer
 
 WRITTEN = load_file(Path(__file__).with_name("kvpress.safetensors"))
 LAYERS, HEADS, LENGTH, HEAD_DIM = WRITTEN["key"].shape

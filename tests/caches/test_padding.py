@@ -8,7 +8,7 @@ from tests.caches.methods import DRAWING, METHODS
 from tests.caches.seen import rotary
 from value_aware_attention.caches import AfterPrefix
 from value_aware_attention.caches.observed import OBSERVED
-from value_aware_attention.layer import Layer
+from value_aware_attention.call import Layer
 
 SLOWLY = pytest.mark.slow
 PREFIX, LATER, D, V, R = 20, 4, 4, 3, 7

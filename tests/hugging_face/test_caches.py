@@ -11,9 +11,9 @@ from tests.hugging_face.models import Recorder, batch, logits, sharp
 from value_aware_attention import caches
 from value_aware_attention.approximations import Exact
 from value_aware_attention.caches import AfterPrefix, CacheMethod
+from value_aware_attention.call import Layer
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.hugging_face.cache_layers import grouped, output_projection, rotary_of
-from value_aware_attention.layer import Layer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PREFIX, R = 9, 6

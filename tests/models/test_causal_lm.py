@@ -117,9 +117,9 @@ def test_padding_changes_nothing_that_is_not_padding(side: str) -> None:
     hidden = slice(0, 3) if side == "left" else slice(9, 12)
     mask[0, hidden] = 0
     other = torch.where(mask.bool(), read, (read + 1) % 50)
-    one, two = (model(t, attention_mask=mask).logits[mask.bool()] for t in (read, other))
-    torch.testing.assert_close(one, two)
-    assert side == "right" or not torch.allclose(one, logits(model)[mask.bool()], atol=1e-3)
+    first, second = (model(t, attention_mask=mask).logits[mask.bool()] for t in (read, other))
+    torch.testing.assert_close(first, second)
+    assert side == "right" or not torch.allclose(first, logits(model)[mask.bool()], atol=1e-3)
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Exponential(0.5), Polynomial(4), Elu()])

@@ -109,19 +109,19 @@ def test_a_checkpoint_of_other_sizes_is_refused(
     tmp_path: Path, changed: dict, message: str
 ) -> None:
     save_folded(roberta(length=8, block=8), tmp_path)
-    given = {**SIZE, "length": 20, "block": 8, "dropout": 0.0}
-    assert warm_start(tmp_path, **given).config.hidden_size == SIZE["width"]
+    arguments = {**SIZE, "length": 20, "block": 8, "dropout": 0.0}
+    assert warm_start(tmp_path, **arguments).config.hidden_size == SIZE["width"]
     with pytest.raises(ValueError, match=message):
-        warm_start(tmp_path, **given | changed)
+        warm_start(tmp_path, **arguments | changed)
 
 
 def test_only_a_folder_of_a_roberta_is_a_start(tmp_path: Path) -> None:
-    given = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
+    arguments = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
     BertConfig(vocab_size=60).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is a bert, not a roberta$"):
-        warm_start(tmp_path, **given)
+        warm_start(tmp_path, **arguments)
     with pytest.raises(FileNotFoundError, match=r"/nothing: no such folder$"):
-        warm_start(tmp_path / "nothing", **given)
+        warm_start(tmp_path / "nothing", **arguments)
 
 
 def test_the_paper_size_has_robertas_125_million_parameters() -> None:

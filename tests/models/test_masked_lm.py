@@ -145,14 +145,14 @@ def test_weights_of_another_method_are_refused(tmp_path: Path) -> None:
 
 def test_replaced_attention_goes_before_a_models_own_and_it_returns() -> None:
     model = trained(window(2)).model
-    own, exact = logits(model), logits(trained(None, steps=0).model)
-    assert not torch.allclose(own, exact, atol=1e-2)
+    windowed, exact = logits(model), logits(trained(None, steps=0).model)
+    assert not torch.allclose(windowed, exact, atol=1e-2)
     with replace_attention(model, Exact()):
         replaced = logits(model)
-        assert (replaced - own).abs().max() > 1e-2
+        assert (replaced - windowed).abs().max() > 1e-2
     with replace_attention(model, SlidingWindow(2)):
-        torch.testing.assert_close(logits(model), own)
-    assert torch.equal(logits(model), own)
+        torch.testing.assert_close(logits(model), windowed)
+    assert torch.equal(logits(model), windowed)
 
 
 def test_padding_is_hidden_from_a_models_own_attention() -> None:
@@ -160,10 +160,12 @@ def test_padding_is_hidden_from_a_models_own_attention() -> None:
     tokens = masked_batch(7)["input_ids"]
     mask = torch.ones_like(tokens)
     mask[0, 8:] = 0
-    seen, other = mask.bool(), tokens.where(mask.bool(), 9)
-    one, two = (model(input_ids=t, attention_mask=mask).logits[seen] for t in (tokens, other))
-    torch.testing.assert_close(one, two)
-    assert (model(input_ids=other).logits[seen] - one).abs().max() > 1e-3
+    visible, other = mask.bool(), tokens.where(mask.bool(), 9)
+    first, second = (
+        model(input_ids=t, attention_mask=mask).logits[visible] for t in (tokens, other)
+    )
+    torch.testing.assert_close(first, second)
+    assert (model(input_ids=other).logits[visible] - first).abs().max() > 1e-3
 
 
 def test_a_method_of_another_kernel_computes_that_one() -> None:

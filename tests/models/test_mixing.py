@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import FNetConfig, RobertaForMaskedLM
 from transformers.models.fnet.modeling_fnet import FNetFourierTransform
 
+from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import (
     FourierMixing,
     LinearMixing,
@@ -112,7 +113,7 @@ def test_everything_but_the_attention_is_kept(model: RobertaForMaskedLM) -> None
     mixed = {n for n, m in model.named_modules() if isinstance(m, Mixing)}
     assert len(mixed) == 2
     parts = ("self.query", "self.key", "self.value", "output.dense")
-    replaced = {f"{part}.{kind}" for part in parts for kind in ("weight", "bias")}
+    replaced = {f"{place}.{kind}" for place in parts for kind in ("weight", "bias")}
     expected = plain().state_dict()
     for name, value in model.state_dict().items():
         if not any(name.startswith(f"{mixing}.") for mixing in mixed):
@@ -129,10 +130,10 @@ def test_what_stands_in_padding_moves_nothing(
     mask = torch.ones_like(tokens)
     mask[0, 8:] = 0
     other = tokens.where(mask.bool(), tokens.roll(1, dims=1))
-    seen = mask.bool()
+    visible = mask.bool()
     before = model(input_ids=tokens, attention_mask=mask).logits
     torch.testing.assert_close(
-        model(input_ids=other, attention_mask=mask).logits[seen], before[seen]
+        model(input_ids=other, attention_mask=mask).logits[visible], before[visible]
     )
     moved = (model(input_ids=other).logits - model(input_ids=tokens).logits)[0, :8]
     assert moved.abs().max() > 1e-3  # without the mask they do
@@ -141,8 +142,6 @@ def test_what_stands_in_padding_moves_nothing(
 
 
 def test_a_causal_model_has_no_place_for_it() -> None:
-    from value_aware_attention.kernels import Exponential
-
     for attention in MIXINGS.values():
         with pytest.raises(ValueError, match=f"^{attention.name} lets every position see all"):
             attention.check_trainable(kernel=Exponential(), length=12, head_dim=8, is_causal=True)

@@ -25,10 +25,9 @@ from tests.training.tiny import (
     module_for,
     on_the_cpu,
 )
-from value_aware_attention import flex
 from value_aware_attention.kernels import Elu, Polynomial
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_study.training.fit import fit, peak_flops_of
+from value_aware_study.training.fit import fit, missing_compiler, peak_flops_of
 from value_aware_study.training.modules import CausalTraining, LanguageModeling, training_flops
 from value_aware_study.training.optimizers import InverseSquareRoot
 
@@ -128,12 +127,21 @@ def test_without_a_compiler_compiling_is_refused(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
-    flex.missing_compiler.cache_clear()
+    missing_compiler.cache_clear()
     try:
         with pytest.raises(ValueError, match=r"compile is true, but it needs a C\+\+ compiler"):
             trained(causal_module(), tmp_path, compile=True)
     finally:
-        flex.missing_compiler.cache_clear()
+        missing_compiler.cache_clear()
+
+
+def test_what_compiling_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = missing_compiler.__wrapped__
+    find_spec = "value_aware_study.training.fit.find_spec"
+    monkeypatch.setattr(find_spec, lambda name: name == "triton")
+    assert missing("cpu") is None and missing("cuda") is None
+    monkeypatch.setattr(find_spec, lambda name: None)
+    assert missing("cuda") == "it needs Triton and a C compiler on CUDA"
 
 
 def test_flops_are_those_that_torch_counts() -> None:

@@ -1,32 +1,31 @@
 """Approximations of attention, one idea per file, all behind one interface."""
 
 from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
-from value_aware_attention.approximations.big_bird import BigBird
 from value_aware_attention.approximations.exact import Exact
-from value_aware_attention.approximations.leave_one_out_keys import LeaveOneOutKeys
-from value_aware_attention.approximations.linear_attention import LinearAttention
-from value_aware_attention.approximations.linformer import Linformer
-from value_aware_attention.approximations.longformer import Longformer
-from value_aware_attention.approximations.lsh import LSH
-from value_aware_attention.approximations.norm_weighted_keys import NormWeightedKeys
-from value_aware_attention.approximations.nystrom import Nystrom
-from value_aware_attention.approximations.oblivious_keys_optimal_weights import (
+from value_aware_attention.approximations.feature_attention import LinearAttention
+from value_aware_attention.approximations.global_attention import BigBird, Longformer
+from value_aware_attention.approximations.halves_of_the_gain import (
     ObliviousKeysOptimalWeights,
+    ValueAwareKeysAttentionWeights,
 )
+from value_aware_attention.approximations.linformer import Linformer
+from value_aware_attention.approximations.lsh import LSH
+from value_aware_attention.approximations.nystrom import Nystrom
 from value_aware_attention.approximations.optimal_value_aware import OptimalValueAware
-from value_aware_attention.approximations.optimal_value_oblivious import OptimalValueOblivious
-from value_aware_attention.approximations.orthogonal_random_features import (
+from value_aware_attention.approximations.random_features import (
     OrthogonalRandomFeatures,
+    RandomFourierFeatures,
 )
-from value_aware_attention.approximations.random_fourier_features import RandomFourierFeatures
 from value_aware_attention.approximations.random_keys import RandomKeys
+from value_aware_attention.approximations.ranked_keys import (
+    LeaveOneOutKeys,
+    NormWeightedKeys,
+    OptimalValueOblivious,
+)
 from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
 from value_aware_attention.approximations.sparse_transformer import Fixed, Strided
 from value_aware_attention.approximations.sparse_weights import SparseWeights
-from value_aware_attention.approximations.value_aware_keys_attention_weights import (
-    ValueAwareKeysAttentionWeights,
-)
 from value_aware_attention.call import chunked
 
 __all__ = [

@@ -1,14 +1,13 @@
 """Defines the interface of approximations, and of those that keep a few keys per query."""
 
 from abc import ABC, abstractmethod
-from inspect import Parameter, signature
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.approximations.sparse_weights import SparseWeights, rows_in_fp64
-from value_aware_attention.arguments import check_at_least
+from value_aware_attention.arguments import arguments_shown, check_at_least
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
@@ -16,9 +15,6 @@ from value_aware_attention.weights import weighted_sum
 
 FEW_DIGITS = 1e-8
 """Part of the largest ||v||^2 below which an error is nearly all rounding in fp32"""
-HIDDEN_DEFAULTS = {"engine": None, "share_query_key": False}
-"""Arguments left out of `repr` at these defaults, so that records from before they existed are
-found by it"""
 
 
 class Approximation(nn.Module, ABC):
@@ -94,13 +90,7 @@ class Approximation(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Lists the constructor's arguments, by which the records of a method are found again."""
-        given = {
-            name: getattr(self, name)
-            for name, parameter in signature(type(self)).parameters.items()
-            if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
-        }
-        shown = (item for item in given.items() if item not in HIDDEN_DEFAULTS.items())
-        return ", ".join(f"{name}={argument!r}" for name, argument in shown)
+        return arguments_shown(self)
 
 
 class SparseApproximation(Approximation):
@@ -159,9 +149,8 @@ class SparseApproximation(Approximation):
             shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
             return call.query.new_zeros(shape, dtype=torch.long), call.value.new_zeros(shape)
         blocks = call.blocks(self.elements_per_query(call))
-        parts = zip(*[self.choose(block) for block in blocks], strict=True)
-        indices, weights = (torch.cat(part, dim=-2) for part in parts)
-        return indices, weights
+        indices, weights = zip(*[self.choose(block) for block in blocks], strict=True)
+        return torch.cat(indices, dim=-2), torch.cat(weights, dim=-2)
 
     def elements_per_query(self, call: Call) -> int:
         """Counts the elements held to choose the keys of one query; 0 = its M weights."""
@@ -186,18 +175,17 @@ class SparseApproximation(Approximation):
         return sizes.kept(self.r) * sizes.one_key
 
 
-def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N M"] | None) -> None:
+def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N #M"] | None) -> None:
     """Raises ValueError for NaN or infinity in visible keys and values and in queries that see."""
-    given = {"query": call.query, "key": call.key, "value": call.value}
+    tensors = {"query": call.query, "key": call.key, "value": call.value}
     # Sums are several times faster, and where they are finite everything is.
-    if torch.stack([x.sum().float() for x in given.values()]).isfinite().all():
+    if torch.stack([x.sum().float() for x in tensors.values()]).isfinite().all():
         return
     if visible is not None:
-        seen = visible.any(dim=-2).unsqueeze(-1)
-        seeing = visible.any(dim=-1, keepdim=True)
-        shown = {"query": seeing, "key": seen, "value": seen}
-        given = {name: x.where(shown[name], 0.0) for name, x in given.items()}
-    for name, x in given.items():
+        of_keys, of_queries = visible.any(dim=-2).unsqueeze(-1), visible.any(dim=-1, keepdim=True)
+        masks = {"query": of_queries, "key": of_keys, "value": of_keys}
+        tensors = {name: x.where(masks[name], 0.0) for name, x in tensors.items()}
+    for name, x in tensors.items():
         if not x.isfinite().all():
-            where = "" if call.layer.number is None else f" of layer {call.layer.number}"
-            raise ValueError(f"{name}{where} holds NaN or infinity; it must be finite")
+            place = "" if call.layer.number is None else f" of layer {call.layer.number}"
+            raise ValueError(f"{name}{place} holds NaN or infinity; it must be finite")

@@ -62,7 +62,7 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
             count += int(_listed(piece, queries, keys)[1].sum())
             continue
         for candidates in _candidates(piece, queries, keys):
-            count += int(_seen(piece, *candidates).sum())
+            count += int(_pairs(piece, *candidates).sum())
     return count
 
 
@@ -93,8 +93,8 @@ def _state(call: Call, piece: Piece) -> AttentionState | None:
 
 def _concatenated(states: list[AttentionState]) -> AttentionState:
     """Concatenates the states of blocks of queries."""
-    parts = zip(*((s.values, s.total, s.log_scale) for s in states), strict=True)
-    return AttentionState(*(torch.cat(part, dim=-2) for part in parts))
+    tensors = zip(*((s.values, s.total, s.log_scale) for s in states), strict=True)
+    return AttentionState(*(torch.cat(blocks, dim=-2) for blocks in tensors))
 
 
 def _placed(state: AttentionState, rows: Int[Tensor, " Q"], queries: int) -> AttentionState:
@@ -133,24 +133,24 @@ def _attend(
 
 def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
     """Computes a piece whose queries share no keys: keys and values are gathered per query."""
-    indices, seen = _listed(piece, call.query.shape[-2], call.keys)
-    indices, seen = indices.to(call.query.device), seen.to(call.query.device)
+    listed = _listed(piece, call.query.shape[-2], call.keys)
+    indices, visible = (x.to(call.query.device) for x in listed)
     if call.attn_mask is not None:
         mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], len(indices), call.keys)
-        seen = seen & mask.gather(-1, indices.expand(*mask.shape[:-1], -1))
+        visible = visible & mask.gather(-1, indices.expand(*mask.shape[:-1], -1))
     heads = max(1, torch.Size(call.batch).numel())
     # Keys and values are gathered beside each other, and multiplied: a quarter of what may be held.
     elements = heads * max(1, indices[:1].numel() * call.key.shape[-1])
     rows = max(1, max_elements() // 4 // elements)
     for first in range(0, len(indices), rows):
         some = slice(first, first + rows)
-        kept = indices[some]
+        keys = indices[some]
         query = call.query[..., some, None, :]
         key, value = (
-            x.index_select(-2, kept.flatten()).unflatten(-2, kept.shape)
+            x.index_select(-2, keys.flatten()).unflatten(-2, keys.shape)
             for x in (call.key, call.value)
         )
-        state = _attend(query, key, value, call.kernel, seen[..., some, None, :])
+        state = _attend(query, key, value, call.kernel, visible[..., some, None, :])
         yield state.rearranged(lambda x: x.squeeze(-2))
 
 
@@ -158,8 +158,8 @@ def _listed(piece: Piece, queries: int, keys: int) -> tuple[Tensor, Tensor]:
     """Returns the listed keys (N, R), and which of them the piece sees."""
     assert piece.listed is not None
     listed = piece.listed[keys - queries :]
-    seen = piece.sees(torch.arange(keys - queries, keys)[:, None], listed) & (listed >= 0)
-    return listed.clamp_min(0), seen
+    visible = piece.sees(torch.arange(keys - queries, keys)[:, None], listed) & (listed >= 0)
+    return listed.clamp_min(0), visible
 
 
 @lru_cache(maxsize=64)
@@ -168,11 +168,11 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
     blocks: list[Block] = []
     rows = [torch.arange(0)]
     for query, key in _candidates(piece, queries, keys):
-        seen = _seen(piece, query, key)
-        some, of_any = seen.any(dim=1), seen.any(dim=0)
-        query, key = query[some], key[of_any]
+        pairs = _pairs(piece, query, key)
+        seeing, of_any = pairs.any(dim=1), pairs.any(dim=0)
+        query, key = query[seeing], key[of_any]
         if len(query):
-            visible = seen[some][:, of_any]
+            visible = pairs[seeing][:, of_any]
             rows.append(query - (keys - queries))
             index = _index(rows[-1], device), _index(key, device)
             blocks.append(Block(*index, None if visible.all() else visible.to(device)))
@@ -181,16 +181,16 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
     return Layout(tuple(blocks), order.to(device), complete)
 
 
-def _seen(piece: Piece, query: Int[Tensor, " B"], key: Int[Tensor, " C"]) -> Bool[Tensor, "B C"]:
+def _pairs(piece: Piece, query: Int[Tensor, " B"], key: Int[Tensor, " C"]) -> Bool[Tensor, "B C"]:
     """Tells which pairs are in the piece; listed keys are scattered, not searched for."""
     if piece.listed is None:
         return piece.sees(query[:, None], key).expand(len(query), len(key))
     listed = piece.listed[query]
-    kept = piece.sees(query[:, None], listed) & (listed >= 0)
-    row, _ = kept.nonzero(as_tuple=True)
-    seen = torch.zeros(len(query), len(piece.listed), dtype=torch.bool)
-    seen[row, listed[kept]] = True
-    return seen[:, key]
+    visible = piece.sees(query[:, None], listed) & (listed >= 0)
+    row, _ = visible.nonzero(as_tuple=True)
+    pairs = torch.zeros(len(query), len(piece.listed), dtype=torch.bool)
+    pairs[row, listed[visible]] = True
+    return pairs[:, key]
 
 
 def _candidates(piece: Piece, queries: int, keys: int) -> Iterator[tuple[Tensor, Tensor]]:

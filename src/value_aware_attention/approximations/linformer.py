@@ -44,8 +44,8 @@ class Linformer(Approximation):
         self._check_length(call.keys)
         key, value = call.key, call.value
         if call.visible is not None:
-            seen = call.visible.transpose(-2, -1)
-            key, value = key.where(seen, 0.0), value.where(seen, 0.0)
+            visible = call.visible.transpose(-2, -1)
+            key, value = key.where(visible, 0.0), value.where(visible, 0.0)
         for_key, for_value = (x.to(key) for x in self.projections(call.keys, key.device))
         return attention_over(call.query, for_key @ key, for_value @ value, call.kernel, None)
 

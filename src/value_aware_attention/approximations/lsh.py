@@ -72,8 +72,7 @@ class LSH(Approximation):
             key_order = _sorted_by_hash(call.key, rotation, call.visible)
         query = _chunks(_take(call.query, query_order), chunk)
         chunks = query.shape[-3]
-        key, value, seen = self._neighbourhoods(call, key_order, chunk, chunks)
-        visible = seen[..., None, :]
+        key, value, visible = self._neighbourhoods(call, key_order, chunk, chunks)
         if self.share_query_key:
             visible = visible & ~self._itself(key_order, chunk, chunks)
         state = attention_state(call.kernel.log_similarity(query, key), value, visible)
@@ -84,16 +83,14 @@ class LSH(Approximation):
         self, call: Call, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns keys, values and visibility; chunk i holds the sorted chunks i - 1 and i."""
-        seen = torch.ones_like(order, dtype=torch.bool)
+        visible = torch.ones_like(order, dtype=torch.bool)
         if call.visible is not None:
-            seen = call.visible[..., 0, :].expand_as(order).gather(-1, order)
-        parts = (
-            _take(call.key, order),
-            _take(call.value, order),
-            seen[..., None],
+            visible = call.visible[..., 0, :].expand_as(order).gather(-1, order)
+        ordered = _take(call.key, order), _take(call.value, order), visible[..., None]
+        key, value, visible = (
+            _with_previous(_chunks(x, chunk))[..., :chunks, :, :] for x in ordered
         )
-        key, value, visible = (_with_previous(_chunks(part, chunk)) for part in parts)
-        return key[..., :chunks, :, :], value[..., :chunks, :, :], visible[..., :chunks, :, 0]
+        return key, value, visible.mT
 
     def _itself(self, order: Int[Tensor, "*batch M"], chunk: int, chunks: int) -> Tensor:
         """Finds where a query of chunk i meets its own key: both are sorted in one order."""

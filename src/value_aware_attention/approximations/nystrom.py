@@ -40,10 +40,11 @@ class Nystrom(Approximation):
             raise ValueError(
                 f"landmarks is {self.landmarks}; it must be at most the {call.keys} keys given"
             )
-        shown = None if visible is None else visible[..., 0, :]
-        own = shown if query.shape[-2] == call.keys else None
-        queries, query_used = _segment_means(query, min(self.landmarks, query.shape[-2]), own)
-        keys, key_used = _segment_means(key, self.landmarks, shown)
+        of_keys = None if visible is None else visible[..., 0, :]
+        of_queries = of_keys if query.shape[-2] == call.keys else None
+        landmarks = min(self.landmarks, query.shape[-2])
+        queries, query_used = _segment_means(query, landmarks, of_queries)
+        keys, key_used = _segment_means(key, self.landmarks, of_keys)
         to_landmarks = weights_over(query, keys, kernel, key_used)
         between = weights_over(queries, keys, kernel, key_used)
         if query_used is not None:
@@ -96,19 +97,20 @@ def _segment_means(
     length = x.shape[-2]
     if visible is None and segments and length % segments == 0:
         return x.unflatten(-2, (segments, -1)).mean(dim=-2), None
-    shown = torch.ones(length, dtype=torch.bool, device=x.device) if visible is None else visible
-    rank = shown.cumsum(dim=-1) - 1
-    count = shown.sum(dim=-1, keepdim=True)
+    if visible is None:
+        visible = torch.ones(length, dtype=torch.bool, device=x.device)
+    rank = visible.cumsum(dim=-1) - 1
+    count = visible.sum(dim=-1, keepdim=True)
     used = count.clamp_max(segments)
-    segment = (rank * used // count.clamp_min(1)).where(shown, segments)  # the last: of no segment
-    batch = torch.broadcast_shapes(x.shape[:-2], shown.shape[:-1])
+    segment = (rank * used // count.clamp_min(1)).where(
+        visible, segments
+    )  # the last: of no segment
+    batch = torch.broadcast_shapes(x.shape[:-2], visible.shape[:-1])
     index = segment.expand(*batch, length)
+    rows = x.expand(*batch, *x.shape[-2:])
     sums = x.new_zeros(*batch, segments + 1, x.shape[-1])
-    sums = sums.scatter_add(
-        -2, index[..., None].expand(*batch, *x.shape[-2:]), x.expand(*batch, *x.shape[-2:])
-    )
-    sizes = x.new_zeros(*batch, segments + 1).scatter_add(
-        -1, index, torch.ones_like(index, dtype=x.dtype)
-    )
+    sums = sums.scatter_add(-2, index[..., None].expand_as(rows), rows)
+    ones = torch.ones_like(index, dtype=x.dtype)
+    sizes = x.new_zeros(*batch, segments + 1).scatter_add(-1, index, ones)
     means = sums / sizes.clamp_min(1)[..., None]
     return means[..., :segments, :], (sizes > 0)[..., None, :segments]

@@ -57,9 +57,8 @@ class OptimalValueAware(SparseApproximation):
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
         problem = closest_combination.flatten(call)
-        found = closest_combination.solve(problem, self.r, self.search, self.engine)
-        indices, weights = (x.reshape(shape) for x in found)
-        return indices, or_overflow(weights, call.weights)
+        indices, weights = closest_combination.solve(problem, self.r, self.search, self.engine)
+        return indices.reshape(shape), or_overflow(weights.reshape(shape), call.weights)
 
     @torch.no_grad()
     def path(

@@ -56,8 +56,7 @@ class Pattern:
     def mask(self, queries: int, keys: int) -> Bool[Tensor, "N M"]:
         """Draws the pattern of the last `queries` of `keys` positions, as `attn_mask` takes it."""
         position = torch.arange(keys)
-        seen = self(position[keys - queries :, None], position)
-        return seen.expand(queries, keys)
+        return self(position[keys - queries :, None], position).expand(queries, keys)
 
 
 # Cached, as are the factories: equal arguments give the same object, by which layouts are found.

@@ -18,7 +18,7 @@ class RandomKeys(SparseFixedPattern):
     """
 
     def __init__(self, r: int, seed: int) -> None:
-        super().__init__(r, engine="torch")
+        super().__init__(r)
         self.seed = check_seed(seed)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:

@@ -1,4 +1,4 @@
-"""Keeps the r keys of each query with the largest score."""
+"""Keeps the r keys of each query with the largest score: attention's own weight, or another."""
 
 from abc import abstractmethod
 
@@ -7,23 +7,90 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import SparseApproximation
+from value_aware_attention.arguments import check_choice
 from value_aware_attention.call import Call
+from value_aware_attention.error import typical_unit
 from value_aware_attention.weights import or_overflow, renormalised, top_keys, usable
+
+NORMS = (1, 2)
+
+
+class OptimalValueOblivious(SparseApproximation):
+    """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate (Eq. 2)."""
+
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        alpha = call.weights.expand(*call.batch, -1, -1)
+        top = alpha.topk(min(self.r, call.keys), dim=-1, sorted=False)
+        return top.indices, renormalised(top.values)
 
 
 class RankedKeys(SparseApproximation):
     """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        weights = call.weights.expand(*call.batch, -1, -1)
+        alpha = call.weights.expand(*call.batch, -1, -1)
         with torch.no_grad():
-            scores = self.scores(call, weights)
-            indices = top_keys(scores, usable(weights), self.r)
-        kept = renormalised(weights.gather(-1, indices))
-        return indices, or_overflow(kept, weights)
+            indices = top_keys(self.scores(call, alpha), usable(alpha), self.r)
+        return indices, or_overflow(renormalised(alpha.gather(-1, indices)), alpha)
 
     @abstractmethod
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         """Scores the keys by which they are ranked, given the attention weights."""
+
+
+class NormWeightedKeys(RankedKeys):
+    """Keeps the top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
+
+    norm 2: the norm-based analysis of Kobayashi et al. (2020), of a value before the output
+    projection W_O instead of after. norm 1: VATP's score (Guo et al., 2024, arXiv 2406.12335), for
+    each query alone; VATP sums alpha over the queries, and always keeps the first tokens. The score
+    looks at the size of a value and not at its direction, so it depends on where the origin is; the
+    output error does not.
+    """
+
+    def __init__(self, r: int, norm: int = 2) -> None:
+        super().__init__(r)
+        self.norm = check_choice(NORMS, norm=norm)
+
+    def scores(
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
+    ) -> Float[Tensor, "*batch N M"]:
+        value = call.seen.value
+        return weights * (value / typical_unit(value)).norm(p=self.norm, dim=-1)[..., None, :]
+
+
+class LeaveOneOutKeys(RankedKeys):
+    """Keeps the top r keys by alpha_i / (1 - alpha_i) ||o - v_i||, weighted by attention (Eq. 2).
+
+    The score of CAOTE (arXiv 2504.14051): without key i and with the others renormalised, the
+    output moves by exactly that much. A key with alpha = 1 comes first.
+    """
+
+    def scores(
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
+    ) -> Float[Tensor, "*batch N M"]:
+        value = call.centred.value  # distances keep their digits far from 0
+        return output_change(weights, value / typical_unit(value))
+
+
+def output_change(
+    weights: Float[Tensor, "*#batch N M"], value: Float[Tensor, "*#batch M V"]
+) -> Float[Tensor, "*batch N M"]:
+    """Computes alpha_i / (1 - alpha_i) ||o - v_i|| of every key; inf for the only key seen.
+
+    As alpha approaches 1 neither 1 - alpha nor o - v has a digit left. For a key with more than
+    half of the weight alpha_i ||o_i - v_i|| is computed instead, which is equal, with o_i the
+    output of the others renormalised.
+    """
+    change = weights / (1 - weights) * torch.cdist(weights @ value, value)
+    weights = weights.expand_as(change)
+    value = value.expand(*change.shape[:-2], *value.shape[-2:])
+    heaviest = weights.argmax(dim=-1, keepdim=True)
+    others = weights.scatter(-1, heaviest, 0.0)
+    total = others.sum(dim=-1, keepdim=True)
+    distance = others @ value / total - value.take_along_dim(heaviest, dim=-2)
+    largest = weights.gather(-1, heaviest)
+    moved = (largest * distance.norm(dim=-1, keepdim=True)).masked_fill(total <= 0, torch.inf)
+    return change.scatter(-1, heaviest, moved.where(largest > 0.5, change.gather(-1, heaviest)))

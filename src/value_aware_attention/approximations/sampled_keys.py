@@ -32,8 +32,8 @@ class SampledKeys(SparseApproximation):
         drawn = _draw(weights, uniforms.to(weights.device))
         total = weights.sum(dim=-1, keepdim=True)  # 0: no visible key; NaN: scores overflow
         share = total.new_full(drawn.shape, 1 / self.r).where(total > 0, total)
-        kept = torch.zeros_like(weights).scatter_add_(-1, drawn, share)
-        slots = kept.topk(min(self.r, call.keys), dim=-1)
+        shares = torch.zeros_like(weights).scatter_add_(-1, drawn, share)
+        slots = shares.topk(min(self.r, call.keys), dim=-1)
         return slots.indices, slots.values
 
     def _uniforms(self, *rows: int) -> Float[Tensor, "*rows draws"]:

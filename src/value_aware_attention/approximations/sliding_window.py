@@ -26,8 +26,8 @@ class DilatedWindow(SparseFixedPattern):
     `SlidingWindow`.
     """
 
-    def __init__(self, r: int, dilation: int, engine: str | None = None) -> None:
-        super().__init__(r, engine)
+    def __init__(self, r: int, dilation: int) -> None:
+        super().__init__(r)
         self.dilation = check_at_least(1, dilation=dilation)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:

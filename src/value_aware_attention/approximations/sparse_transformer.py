@@ -19,8 +19,8 @@ class Strided(FixedPattern):
     as well.
     """
 
-    def __init__(self, stride: int, engine: str | None = None) -> None:
-        super().__init__(engine)
+    def __init__(self, stride: int) -> None:
+        super().__init__()
         self.stride = check_at_least(1, stride=stride)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
@@ -36,8 +36,8 @@ class Fixed(FixedPattern):
     suits text. Causal: j <= i as well.
     """
 
-    def __init__(self, stride: int, summary: int, engine: str | None = None) -> None:
-        super().__init__(engine)
+    def __init__(self, stride: int, summary: int) -> None:
+        super().__init__()
         self.stride = check_at_least(1, stride=stride)
         self.summary = check_at_least(1, summary=summary)
         if summary > stride:

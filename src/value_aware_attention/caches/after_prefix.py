@@ -29,10 +29,9 @@ from value_aware_attention.caches.observed import (
     visible_pairs,
 )
 from value_aware_attention.caches.padding import Part, Parts
-from value_aware_attention.call import Call
+from value_aware_attention.call import Call, Layer
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_attention.layer import Layer
 
 OF_MODEL = ("model", "checked")
 """Pools of all layers, whose keys are chosen together"""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from value_aware_attention import native
 from value_aware_attention.caches.joint_set import LEFT, State
-from value_aware_attention.flex import uncompiled
+from value_aware_attention.call import uncompiled
 
 SOURCE = Path(__file__).with_name("drops.cpp")
 

@@ -16,9 +16,8 @@ from value_aware_attention.attention import (
     finite,
     working_precision,
 )
-from value_aware_attention.call import Call
+from value_aware_attention.call import Call, Layer, Rotary
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.layer import Layer, Rotary
 
 
 @dataclass(frozen=True)

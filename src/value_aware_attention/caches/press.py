@@ -13,8 +13,8 @@ from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.after_prefix import AfterPrefix
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.call import Layer
 from value_aware_attention.kernels import Exponential
-from value_aware_attention.layer import Layer
 
 
 class Press(CacheMethod):

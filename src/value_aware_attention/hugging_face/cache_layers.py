@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.call import Layer, Rotary
 from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.hugging_face.layers import positions
-from value_aware_attention.layer import Layer, Rotary
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""

@@ -28,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.arguments import check_at_least, check_choice, check_share, described
-from value_aware_attention.flex import uncompiled
+from value_aware_attention.call import Layer, uncompiled
 from value_aware_attention.hugging_face.adapter import close, opened, unregister
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
 from value_aware_attention.hugging_face.cache_layers import grouped, rotary_of
@@ -43,7 +43,6 @@ from value_aware_attention.hugging_face.layers import (
 )
 from value_aware_attention.hugging_face.masks import split_mask
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.layer import Layer
 
 OBSERVED = ("last", "causal", "noncausal", "continued")
 """Ways to observe that need one pass over a prompt"""

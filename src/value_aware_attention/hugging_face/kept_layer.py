@@ -16,7 +16,7 @@ from value_aware_attention.attention import (
     finite,
     working_precision,
 )
-from value_aware_attention.flex import uncompiled
+from value_aware_attention.call import uncompiled
 from value_aware_attention.kernels import Kernel
 
 PAGES = 32

@@ -60,9 +60,9 @@ class CausalLanguageModelConfig(PreTrainedConfig):
             kernel = {"name": type(kernel).__name__, "arguments": arguments}
         self.kernel = kernel
         self.dropout = dropout
-        attention = trained_attention
-        described = asdict(attention) if isinstance(attention, TrainedAttention) else attention
-        self.trained_attention = described
+        if isinstance(trained_attention, TrainedAttention):
+            trained_attention = asdict(trained_attention)
+        self.trained_attention = trained_attention
         super().__init__(**options)
 
     @classmethod
@@ -113,8 +113,8 @@ class CausalLanguageModel(PreTrainedModel):
         weight = self.embedding.weight
         width = weight.shape[1]
         positions = sinusoidal_positions(input_ids.shape[1], width, device=weight.device)
-        x = self.embedding(input_ids) * math.sqrt(width) + positions.to(weight.dtype)
-        x = self.dropout(x)
+        x = self.embedding(input_ids) * math.sqrt(width)
+        x = self.dropout(x + positions.to(weight.dtype))
         mask = None  # the past alone: no matrix is needed for it
         if attention_mask is not None:
             mask = create_causal_mask(self.config, x, attention_mask, past_key_values=None)
@@ -203,10 +203,10 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def _kernel_from_dict(config: Mapping[str, Any]) -> Kernel:
-    known = {kernel.__name__: kernel for kernel in KERNELS}
-    if config["name"] not in known:
+    kernels = {kernel.__name__: kernel for kernel in KERNELS}
+    if config["name"] not in kernels:
         raise ValueError(f"kernel {config['name']!r} is not one of value_aware_attention.kernels")
-    return known[config["name"]](**config["arguments"])
+    return kernels[config["name"]](**config["arguments"])
 
 
 AutoConfig.register(CausalLanguageModelConfig.model_type, CausalLanguageModelConfig)

@@ -29,6 +29,11 @@ from transformers.utils.hub import cached_file
 from value_aware_attention.hugging_face.saved import check_files, local_folder, only_local, why_not
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
+HEADS = {
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
+}
+"""Kinds of models with the classes that transformers has of each, by config"""
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """Files of which a folder with a tokenizer holds at least one"""
 BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
@@ -59,22 +64,22 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     if config._attn_implementation not in (None, "sdpa", "eager"):
         config._attn_implementation = "eager"  # another one may need a package, or a GPU
     with _loading(name), _without_report():
-        model, found = build.from_pretrained(
+        model, report = build.from_pretrained(
             name, config=config, use_safetensors=True, dtype=dtype or "auto",
             output_loading_info=True, ignore_mismatched_sizes=True, **options,
         )  # fmt: skip
-    _check_weights(name, model, found, has_head=build is not AutoModel)
+    _check_weights(name, model, report, has_head=build is not AutoModel)
     return model
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a local folder or of the hub. Raises OSError where there is none."""
     folder = local_folder(name)
-    if folder is not None and not any(any(folder.glob(file)) for file in VOCABULARIES):
-        raise FileNotFoundError(
-            f"{name} has no tokenizer: give a folder that has one (option tokenizer)"
-        )
     if folder is not None:
+        if not any(any(folder.glob(file)) for file in VOCABULARIES):
+            raise FileNotFoundError(
+                f"{name} has no tokenizer: give a folder that has one (option tokenizer)"
+            )
         check_files(folder)
     with _loading(name):
         return AutoTokenizer.from_pretrained(
@@ -99,8 +104,8 @@ def _loading(name: str | Path) -> Iterator[None]:
                 f"{name} needs code of its own, which is not run: give a model that transformers "
                 f"itself has"
             ) from error
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{name} cannot be loaded: {said}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{name} cannot be loaded: {reason}") from error
 
 
 @contextmanager
@@ -120,36 +125,36 @@ def _without_report() -> Iterator[None]:
 
 def _architecture(name: str, config: PreTrainedConfig) -> str:
     """Returns the class that was saved, as the config names it; ValueError where it names none."""
-    named = config.architectures
-    first = named[0] if isinstance(named, list) and named else None
-    kinds = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING)
-    known = [one for mapping in kinds for one in _classes(mapping, config)]
+    saved = config.architectures
+    first = saved[0] if isinstance(saved, list) and saved else None
+    mappings = (*HEADS.values(), MODEL_MAPPING)
+    names = [model for mapping in mappings for model in _classes(mapping, config)]
     other = getattr(transformers, first, None) if isinstance(first, str) else None
-    if first not in known and getattr(other, "config_class", None) is not type(config):
+    if first not in names and getattr(other, "config_class", None) is not type(config):
         raise ValueError(
-            f"{name}: architectures is {json.dumps(named)} in config.json; it must be a list with "
-            f"the class that was saved, such as {' or '.join(dict.fromkeys(known))}"
+            f"{name}: architectures is {json.dumps(saved)} in config.json; it must be a list with "
+            f"the class that was saved, such as {' or '.join(dict.fromkeys(names))}"
         )
     return str(first)
 
 
 def _check_weights(
-    name: str, model: PreTrainedModel, found: Mapping[str, Any], *, has_head: bool
+    name: str, model: PreTrainedModel, report: Mapping[str, Any], *, has_head: bool
 ) -> None:
     """Raises ValueError for weights that were drawn, and for layers that the config leaves out.
 
     A model without a head may lack its pooler, which no hidden state depends on, and may leave the
     checkpoint's head; buffers that older models saved are left too.
     """
-    missing = [k for k in found["missing_keys"] if has_head or "pooler" not in k.split(".")]
+    missing = [k for k in report["missing_keys"] if has_head or "pooler" not in k.split(".")]
     if missing:
         raise ValueError(f"{name} lacks weights of its config: {_some(missing)}: give a whole one")
     if other := [
-        f"{key} ({list(has)}, not {list(to_be)})" for key, has, to_be in found["mismatched_keys"]
+        f"{key} ({list(has)}, not {list(to_be)})" for key, has, to_be in report["mismatched_keys"]
     ]:
         raise ValueError(f"{name} has weights of other sizes than its config: {_some(other)}")
     lists = [name for name, module in model.named_modules() if isinstance(module, ModuleList)]
-    unused = [key for key in found["unexpected_keys"] if _is_in_layers(key, lists)]
+    unused = [key for key in report["unexpected_keys"] if _is_in_layers(key, lists)]
     if unused:
         raise ValueError(f"{name} has weights that its config has no place for: {_some(unused)}")
 
@@ -157,7 +162,8 @@ def _check_weights(
 def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
     """Tells whether a weight belongs to a layer, whatever name the whole model has before it."""
     above = re.split(r"\.\d+\.", key)[0]
-    ours = any(f".{above}".endswith(f".{one}") or f".{one}".endswith(f".{above}") for one in lists)
+    pairs = [(f".{above}", f".{layers}") for layers in lists]
+    ours = any(a.endswith(b) or b.endswith(a) for a, b in pairs)
     return ours and above != key and not key.endswith(BUFFERS)
 
 
@@ -176,13 +182,8 @@ def checkpoint_files(name: str) -> list[Path]:
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
     """Finds the AutoModel class under which transformers lists this architecture."""
-    for mapping, found in (
-        (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
-        (MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM),
-    ):
-        if architecture in _classes(mapping, config):
-            return found
-    return AutoModel
+    kinds = (kind for kind, mapping in HEADS.items() if architecture in _classes(mapping, config))
+    return next(kinds, AutoModel)
 
 
 def _classes(mapping: Any, config: PreTrainedConfig) -> list[str]:

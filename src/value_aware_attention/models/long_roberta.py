@@ -158,9 +158,9 @@ def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMa
 
 
 def _check_sizes(checkpoint: str | Path, config: RobertaConfig, sizes: dict[str, int]) -> None:
-    found = {name: getattr(config, SIZES[name]) for name in sizes}
-    if found != sizes:
-        has, asked = (", ".join(f"{n} {size}" for n, size in x.items()) for x in (found, sizes))
+    of_config = {name: getattr(config, SIZES[name]) for name in sizes}
+    if of_config != sizes:
+        has, asked = (", ".join(f"{n} {size}" for n, size in x.items()) for x in (of_config, sizes))
         raise ValueError(f"{checkpoint} has {has}; {asked} are asked for: is it of another scale?")
 
 

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from value_aware_attention.approximations.approximation import Approximation
@@ -45,10 +44,17 @@ def save_masked(model: RobertaForMaskedLM, folder: Path) -> None:
     Parameters of an attention of its own, which is not ordinary, are in attention.safetensors
     beside it.
     """
-    own = _method_state(model)
-    save_folded(model, folder, without=own)
+    methods = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (Approximation, Mixing))
+    ]
+    prefixes = tuple(f"{name}." for name in methods)
+    state = model.state_dict()
+    of_methods = {name: state[name].contiguous() for name in state if name.startswith(prefixes)}
+    save_folded(model, folder, without=of_methods)
     if TrainedAttention.of(model.config):
-        save_file(own, folder / METHOD_WEIGHTS)
+        save_file(of_methods, folder / METHOD_WEIGHTS)
 
 
 def load_masked(folder: Path | str) -> RobertaForMaskedLM:
@@ -72,18 +78,3 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
         names = ", ".join(sorted(absent | set(unexpected)))
         raise ValueError(f"the weights in {folder} are not those of {attention}: {names}")
     return model.eval()
-
-
-def _method_state(model: RobertaForMaskedLM) -> dict[str, Tensor]:
-    """Collects parameters and buffers of the methods, by their names in the model."""
-    methods = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, (Approximation, Mixing))
-    ]
-    prefixes = tuple(f"{name}." for name in methods)
-    return {
-        name: value.contiguous()
-        for name, value in model.state_dict().items()
-        if name.startswith(prefixes)
-    }

@@ -1,13 +1,13 @@
 """Mixes tokens without attention, by linear maps that do not depend on the tokens (FNet)."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from value_aware_attention.arguments import check_at_least, check_seed
+from value_aware_attention.arguments import arguments_shown, check_at_least, check_seed
+from value_aware_attention.attention import working_precision
 
 
 class Mixing(nn.Module, ABC):
@@ -27,8 +27,7 @@ class FourierMixing(Mixing):
 
     def forward(self, hidden: Float[Tensor, "*batch N width"]) -> Float[Tensor, "*batch N width"]:
         with torch.autocast(hidden.device.type, enabled=False):
-            exact = hidden.float() if hidden.dtype in (torch.bfloat16, torch.float16) else hidden
-            return torch.fft.fft2(exact).real.to(hidden.dtype)
+            return torch.fft.fft2(working_precision(hidden)).real.to(hidden.dtype)
 
 
 class _MatrixMixing(Mixing):
@@ -56,7 +55,7 @@ class _MatrixMixing(Mixing):
         return self.positions[:length, :length] @ (hidden @ self.hidden)
 
     def extra_repr(self) -> str:
-        return f"length={self.length}, width={self.width}, seed={self.seed}"
+        return arguments_shown(self)
 
     def _drawn(self, deviations: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """Draws S and W with independent normal entries, from the seed alone."""
@@ -107,11 +106,11 @@ class MixingSublayer(nn.Module):
         self,
         hidden_states: Float[Tensor, "batch N width"],
         attention_mask: Tensor | None = None,
-        **options: Any,
+        **options: object,
     ) -> tuple[Float[Tensor, "batch N width"], None]:
         entering = hidden_states
         if attention_mask is not None:
             mask = attention_mask[:, 0, 0, :, None]  # (batch, 1, N, N), boolean or additive
-            seen = mask if mask.dtype == torch.bool else mask == 0
-            entering = hidden_states.where(seen, 0.0)
+            visible = mask if mask.dtype == torch.bool else mask == 0
+            entering = hidden_states.where(visible, 0.0)
         return self.output["LayerNorm"](hidden_states + self.mixing(entering)), None

@@ -65,12 +65,12 @@ class TrainedAttention:
         """Returns the class named by `target`."""
         module, _, name = self.target.rpartition(".")
         try:
-            found = getattr(import_module(module), name)
+            method = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError):
-            found = None
-        if not (isinstance(found, type) and issubclass(found, (Approximation, Mixing))):
+            method = None
+        if not (isinstance(method, type) and issubclass(method, (Approximation, Mixing))):
             raise ValueError(f"{self.target} is neither an approximation of attention nor a mixing")
-        return found
+        return method
 
     def check_trainable(
         self, *, kernel: Kernel, length: int, head_dim: int, is_causal: bool

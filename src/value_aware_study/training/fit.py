@@ -1,11 +1,14 @@
 """Training that can be killed: `fit` continues where the last checkpoint left off."""
 
 import logging
+import os
+import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,6 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException, SI
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
-from value_aware_attention.flex import missing_compiler
 from value_aware_study.data.batches import MicroBatches, check_micro_batches
 from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
 from value_aware_study.training.modules import LanguageModeling
@@ -165,6 +167,17 @@ def _prepare(
         raise ValueError(f"compile is true, but {reason}")
     for layer in module.layers() if compile else ():
         layer.compile(dynamic=False)
+
+
+@cache
+def missing_compiler(device: str) -> str | None:
+    """Names what torch.compile lacks on a cpu or cuda device of this machine; None if nothing."""
+    if device == "cuda":
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        complete = compiler and find_spec("triton")
+        return None if complete else "it needs Triton and a C compiler on CUDA"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    return None if compiler else "it needs a C++ compiler on the CPU"
 
 
 def _run(

@@ -21,7 +21,7 @@ from value_aware_attention.approximations.closest_combination.problem import (
     flatten,
     unresolved,
 )
-from value_aware_attention.flex import uncompiled
+from value_aware_attention.call import uncompiled
 
 __all__ = [
     "ENGINES",

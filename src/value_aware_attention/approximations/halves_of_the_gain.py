@@ -1,4 +1,4 @@
-"""Chooses keys for the output, weighted by attention: half of the gain of value-aware attention."""
+"""Splits the gain of value-aware attention into its halves: other weights, and other keys."""
 
 from dataclasses import replace
 
@@ -6,14 +6,38 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.approximations.closest_combination import unresolved
 from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_attention.weights import or_overflow, renormalised, usable
+from value_aware_attention.weights import or_overflow, renormalised, top_keys, usable
 
 QUERIES_AT_ONCE = 128
+
+
+class ObliviousKeysOptimalWeights(SparseApproximation):
+    """Keeps the top r keys by alpha, with the weights that come closest to the exact output.
+
+    argmin ||o - sum_i w_i v_i||^2 over w >= 0 summing to 1 on those keys: never further from the
+    output than optimal-v-oblivious-r, whose weights are among the candidates. The distance that
+    remains to optimal-v-aware-r is due to the choice of keys.
+    """
+
+    solves_for_weights = True
+    differentiable_weights = False
+
+    def elements_per_query(self, call: Call) -> int:
+        """Counts the numbers of the values kept, which are gathered."""
+        return min(self.r, call.keys) * call.value.shape[-1]
+
+    @torch.no_grad()
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+        problem = closest_combination.flatten(call)
+        indices = top_keys(problem.weights, problem.visible, self.r)
+        weights = closest_combination.optimal_weights(problem, indices)
+        shape = (*call.batch, *indices.shape[-2:])
+        return indices.reshape(shape), or_overflow(weights.reshape(shape), call.weights)
 
 
 class ValueAwareKeysAttentionWeights(SparseApproximation):
@@ -64,16 +88,16 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         unit = typical_unit(value)
         value = value / unit
         blocks = []
-        for part in weights.split(QUERIES_AT_ONCE, dim=-2):
-            *found, undone = _greedy(part, value, r)
+        for block in weights.split(QUERIES_AT_ONCE, dim=-2):
+            *greedy, undone = _greedy(block, value, r)
             if undone.any():
                 exact = replace(call, value=call.value.double()).centred.value / unit
-                again = _greedy(renormalised(part.double()), exact, r)
-                pairs = zip(again[:2], found, strict=True)
-                found = [new.to(old).where(undone[..., None], old) for new, old in pairs]
-            blocks.append(found)
-        indices, errors = (torch.cat(part, dim=-2) for part in zip(*blocks, strict=True))
-        return indices, errors, unit
+                again = _greedy(renormalised(block.double()), exact, r)
+                pairs = zip(again[:2], greedy, strict=True)
+                greedy = [new.to(old).where(undone[..., None], old) for new, old in pairs]
+            blocks.append(greedy)
+        indices, errors = zip(*blocks, strict=True)
+        return torch.cat(indices, dim=-2), torch.cat(errors, dim=-2), unit
 
 
 def _greedy(
@@ -89,8 +113,10 @@ def _greedy(
     distance = torch.cdist(output, value).square()
     residual, mass = torch.zeros_like(output), torch.zeros_like(weights[..., :1])
     taken = ~usable(weights)
-    seen = distance.masked_fill(taken, torch.inf)
-    undone = unresolved(seen, distance.masked_fill(taken, 0.0).amax(dim=-1), output)
+    farthest = distance.masked_fill(taken, 0.0).amax(dim=-1)
+    undone = closest_combination.unresolved(
+        distance.masked_fill(taken, torch.inf), farthest, output
+    )
     order, errors = [], []
     for _ in range(r):
         share = weights / (mass + weights).clamp_min_(torch.finfo(weights.dtype).tiny)

@@ -1,0 +1,83 @@
+"""Computes attention to a window and to a few positions that see and are seen by all."""
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+
+from value_aware_attention.approximations.fixed_pattern import FixedPattern
+from value_aware_attention.approximations.patterns import (
+    Pattern,
+    global_positions,
+    past,
+    random_keys,
+    window,
+)
+from value_aware_attention.arguments import check_at_least, check_seed
+
+
+class _WindowAndGlobal(FixedPattern):
+    """Attends to a window of `window` keys and to `global_positions`, which every query sees."""
+
+    def __init__(self, window: int, global_positions: Sequence[int]) -> None:
+        super().__init__()
+        self.window = check_at_least(1, window=window)
+        if not isinstance(global_positions, Collection):
+            raise ValueError(
+                f"global_positions is {global_positions!r}; it must be a list of integers"
+            )
+        positions = {check_at_least(0, **{"global position": p}) for p in global_positions}
+        self.global_positions = tuple(sorted(positions))
+
+    def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
+        if self.global_positions and self.global_positions[-1] >= keys:
+            raise ValueError(
+                f"global position is {self.global_positions[-1]}; {keys} keys allow 0 to {keys - 1}"
+            )
+        left = self.window - 1 if is_causal else self.window // 2
+        near = self.near(left, self.window - 1 - left, keys, is_causal)
+        pattern = near | global_positions(self.global_positions)
+        return pattern & past() if is_causal else pattern
+
+    @abstractmethod
+    def near(self, left: int, right: int, keys: int, is_causal: bool) -> Pattern:
+        """Returns the window, `left` and `right` keys beside the query, and what is added to it."""
+
+
+class Longformer(_WindowAndGlobal):
+    """Attends to a dilated window and global positions (Beltagy et al., 2020, section 3.1).
+
+    The window is of `window` keys, each `dilation` from the next: window // 2 to the left of the
+    token, itself, the rest to its right; cut off at the edges. The paper's W is window - 1. Causal:
+    the token and the window - 1 keys before it, and the past of and among the global positions.
+    Global positions attend to every key and every query attends to them, with the same projections.
+    Windows that grow with depth: pass a callable layer -> module to `replace_attention`.
+    """
+
+    def __init__(
+        self, window: int, dilation: int = 1, global_positions: Sequence[int] = ()
+    ) -> None:
+        super().__init__(window, global_positions)
+        self.dilation = check_at_least(1, dilation=dilation)
+
+    def near(self, left: int, right: int, keys: int, is_causal: bool) -> Pattern:
+        return window(left, right, self.dilation)
+
+
+class BigBird(_WindowAndGlobal):
+    """Attends to a window, random keys and global positions (Zaheer et al., 2020, section 2).
+
+    The pattern is of single tokens, without their blocks of 64. The window is of `window` keys:
+    window // 2 to the left of the token, itself, the rest to its right, cut off at the edges;
+    `random` keys per query, drawn as in `RandomKeys`; `global_positions` see and are seen by every
+    position. Causal: the token and the window - 1 keys before it, random keys from its past, and
+    the past of the rest.
+    """
+
+    def __init__(
+        self, window: int, random: int, global_positions: Sequence[int], seed: int
+    ) -> None:
+        super().__init__(window, global_positions)
+        self.random = check_at_least(1, random=random)
+        self.seed = check_seed(seed)
+
+    def near(self, left: int, right: int, keys: int, is_causal: bool) -> Pattern:
+        return window(left, right) | random_keys(self.random, self.seed, keys, is_causal)
