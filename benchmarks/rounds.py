@@ -56,9 +56,9 @@ def verdict(ratio: Ratio) -> str:
 
 def cells(*ratios: Mapping[str, Any]) -> list[str]:
     """Returns table cells of a record's ratios, each with its verdict, and the rounds."""
-    found = [Ratio(**ratio) for ratio in ratios]
-    pairs = [(str(ratio), verdict(ratio)) for ratio in found]
-    return [*chain.from_iterable(pairs), str(found[0].rounds)]
+    measured = [Ratio(**ratio) for ratio in ratios]
+    pairs = [(str(ratio), verdict(ratio)) for ratio in measured]
+    return [*chain.from_iterable(pairs), str(measured[0].rounds)]
 
 
 def seconds(work: Callable[[], object]) -> float:

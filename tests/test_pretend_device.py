@@ -6,7 +6,6 @@ The first tests show that the pretend device refuses what CUDA refuses.
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import asdict
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -26,8 +26,7 @@ class FixedPattern(Approximation):
     Queries are the last N of M positions; more of them than keys are refused. `engine` is "torch"
     (any device, with gradients), "flex" (FlexAttention: CUDA, or inference on a CPU that has a C++
     compiler), or None to choose: flex on CUDA, torch on a CPU. On a CPU torch is nearly twice as
-    fast for windows, several times for stripes, and does not compile for seconds in the first call
-    (`benchmarks/patterns.py`).
+    fast for windows, several times for stripes, and does not compile for seconds in the first call.
     """
 
     def __init__(self, engine: str | None = None) -> None:
