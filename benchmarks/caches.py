@@ -21,8 +21,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.decoding import llama
 from benchmarks.record import finish, header, markdown, options, setting
 from benchmarks.rounds import seconds
 from value_aware_attention import attention, caches
@@ -107,12 +107,7 @@ def measured(keys: int) -> dict[str, Any]:
 
 def of_model(keys: int) -> dict[str, Any]:
     """Measures the processor seconds of a model's prefill and of choices of its keys."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=4, vocab_size=1000, max_position_embeddings=keys,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = llama(keys)
     tokens = torch.randint(1000, (1, keys))
     begun = process_time()
     model.model(tokens)

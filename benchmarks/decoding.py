@@ -26,7 +26,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import in_fresh_process, resident_peak
 from benchmarks.record import HOW, finish, header, markdown, options, setting
-from benchmarks.rounds import cells, in_rounds, ratio
+from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention import caches
 from value_aware_attention.hugging_face import compressed_cache
 from value_aware_attention.kernels import Exponential
@@ -103,7 +103,8 @@ def measured(tokens: int, limit: float) -> dict[str, Any]:
             works[name] = lambda model=model, cache=cache: decoded(model, cache)  # type: ignore[misc]
             if name == RAGGED:
                 ways = {PAGES: partial(over_pages, cache), CALLS: by_head(cache)}
-                row["ragged"] = asdict(ratio(in_rounds(ways, [(PAGES, CALLS)], limit), *ways))
+                clocks = {way: partial(seconds, work, process_time) for way, work in ways.items()}
+                row["ragged"] = asdict(ratio(in_rounds(clocks, [(PAGES, CALLS)], limit), *ways))
         pairs = [(name, FULL) for name in CONTENDERS]
         spent = in_rounds(works, pairs, limit)
     row["ratios"] = {name: asdict(ratio(spent, name, FULL)) for name in CONTENDERS}
@@ -128,15 +129,14 @@ def paged(cache: Any) -> list[Any]:
     return [layer for layer in cache.layers if layer.pages is not None]
 
 
-def over_pages(cache: Any) -> float:
-    """Attends once in every layer over the pages of heads; returns the processor seconds."""
-    begun, query = process_time(), torch.ones(4, 2, 64)
+def over_pages(cache: Any) -> None:
+    """Attends once in every layer over the pages of heads."""
+    query = torch.ones(4, 2, 64)
     for layer in paged(cache):
         layer.pages.state(query, Exponential()).output()
-    return process_time() - begun
 
 
-def by_head(cache: Any) -> Callable[[], float]:
+def by_head(cache: Any) -> Callable[[], None]:
     """Copies the keys of each head; returns what attends once by a call for each of them."""
     heads, query = [], torch.ones(1, 2, 1, 64)
     for pages in (layer.pages for layer in paged(cache)):
@@ -144,11 +144,9 @@ def by_head(cache: Any) -> Callable[[], float]:
             slots = pages.cache == head
             heads.append([x[slots].flatten(0, 1)[None, None] for x in (pages.key, pages.value)])
 
-    def attend() -> float:
-        begun = process_time()
+    def attend() -> None:
         for key, value in heads:
             scaled_dot_product_attention(query, key, value, enable_gqa=True)
-        return process_time() - begun
 
     return attend
 

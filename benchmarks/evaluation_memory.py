@@ -134,8 +134,8 @@ def page(record: dict[str, Any]) -> str:
     headers = ["", "method", "evaluation.memory_gib", "MiB above what was held before"]
     headers += ["MiB of the process", "seconds"]
     rows = [
-        (row["kind"], row["method"], f"{row['memory_gib']:g}", row["above"], row["whole"])
-        + (row["seconds"],)
+        [row["kind"], row["method"], f"{row['memory_gib']:g}"]
+        + [row[name] for name in ("above", "whole", "seconds")]
         for row in record["rows"]
     ]
     return (

@@ -61,8 +61,8 @@ def cells(*ratios: Mapping[str, Any]) -> list[str]:
     return [*chain.from_iterable(pairs), str(measured[0].rounds)]
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Times a call on the clock, the release of its result included."""
-    began = perf_counter()
+def seconds(work: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
+    """Times a call, on the clock of the wall if not on another; its result is released."""
+    began = clock()
     work()
-    return perf_counter() - began
+    return clock() - began

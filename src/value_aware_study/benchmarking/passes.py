@@ -92,8 +92,8 @@ class Subject:
         if not hasattr(method, "multiply_adds"):
             return None
         head_dim = setting.width // setting.heads
-        sizes = {"queries": length, "keys": length, "head_dim": head_dim, "value_dim": head_dim}
-        return setting.batch * setting.heads * length * budget(method, **sizes)
+        each = budget(method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim)
+        return setting.batch * setting.heads * length * each
 
     def described(self, lengths: Iterable[int], setting: Setting) -> dict[str, Any]:
         """Lists names, arguments, published cost and multiply-adds, for the report."""
