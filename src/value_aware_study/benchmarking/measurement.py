@@ -92,7 +92,7 @@ class Benchmark:
             work = PASSES[name](subject, length, self.setting)
             try:
                 cells[subject.name] = {"peak_mib": round(peak_mib(work, self.setting.device), 3)}
-            except RuntimeError as error:  # the CPU's has no class of its own
+            except RuntimeError as error:  # out of memory has no class of its own on a CPU
                 if "memory" not in str(error):
                     raise
                 cells[subject.name] = {"left_out": str(error).partition("\n")[0]}

@@ -180,7 +180,9 @@ def linformer_worst(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Com
     growth = grown(costs.drop(columns=list(DENSE)).loc[EQUAL_UP_TO:])
     for method in growth.columns[growth.columns.str.startswith("linformer")]:
         ratios = growth[method] / growth.drop(columns=method).max(axis=1)
-        what = f"growth of {{{method}}} from {EQUAL_UP_TO} tokens, over the largest of the others"
+        what = (
+            f"growth of {{{method}}} from {EQUAL_UP_TO} tokens on, over the largest of the others"
+        )
         yield what, ratios.loc[longest(costs) :], 1.0, math.inf
 
 
@@ -192,7 +194,7 @@ def nystrom_worst_short(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) ->
 
 def fourier_flat(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
     """Computes the growth of the Fourier layer over all lengths, and its lead at each."""
-    growth = grown(costs)["fourier_mixing"].loc[longest(costs) :]
+    growth = grown(costs)["fourier_mixing"].loc[longest(costs, 0) :]
     yield f"growth of {{fourier_mixing}} (nearly flat: below {FLAT:g})", growth, 0.0, FLAT
     ratios = costs["fourier_mixing"] / costs.drop(columns="fourier_mixing").min(axis=1)
     yield "{fourier_mixing} over the least of the others", ratios, 0.0, 1.0
@@ -212,8 +214,9 @@ def longest(costs: pd.DataFrame, beyond: int = EQUAL_UP_TO) -> int:
 
 
 def grown(costs: pd.DataFrame) -> pd.DataFrame:
-    """Divides costs by those of the first length, round by round."""
-    return costs / costs.groupby(level="round").transform("first")
+    """Divides the costs of later lengths by those of the first, round by round."""
+    first = min(costs.index.get_level_values("length"), default=0)
+    return (costs / costs.groupby(level="round").transform("first")).loc[first + 1 :]
 
 
 CLAIMS: Mapping[str, tuple[Callable[..., Comparisons], Sequence[str]]] = {
@@ -465,6 +468,6 @@ def _arguments(about: Mapping[str, Any]) -> str:
 
 
 def _power(factor: float, power: float, *most: float) -> str:
-    grown = {1: "L", 0.5: "√L"}.get(power, f"L^{power:g}")
-    value = grown if factor == 1 else f"{factor:g} {grown}"
+    term = {1: "L", 0.5: "√L"}.get(power, f"L^{power:g}")
+    value = term if factor == 1 else f"{factor:g} {term}"
     return f"min({value}, {most[0]:g})" if most else value
