@@ -44,8 +44,8 @@ Call = Callable[[], Any]
 
 def main() -> None:
     """Measures, prints the table, and writes it unless asked for --quick."""
-    given = options(__doc__, SECONDS).parse_args()
-    limit, tokens = (0.0, 16) if given.quick else (given.seconds, TOKENS)
+    arguments = options(__doc__, SECONDS).parse_args()
+    limit, tokens = (0.0, 16) if arguments.quick else (arguments.seconds, TOKENS)
     with torch.inference_mode():
         rows = [
             measure(name, read, model, call, limit)
@@ -53,7 +53,7 @@ def main() -> None:
             for read, call in tqdm(calls(model, tokens).items(), desc=name)
         ]
     record = header("adapter") | {"layers": LAYERS, "tokens": tokens, "rows": rows}
-    finish("adapter", record, page(record), keep=not given.quick)
+    finish("adapter", record, page(record), keep=not arguments.quick)
 
 
 def roberta() -> PreTrainedModel:
@@ -81,13 +81,13 @@ def calls(model: PreTrainedModel, length: int = TOKENS) -> dict[str, Call]:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, VOCABULARY, (2, length), generator=generator)
     mask = (torch.arange(length) < torch.tensor([[length], [3 * length // 4]])).long()
-    found: dict[str, Call] = {
+    passes: dict[str, Call] = {
         "text": partial(_forward, model, tokens[:1]),
         "padded": partial(_forward, model, tokens, mask),
     }
     if isinstance(model, LlamaModel):
-        found["next token"] = _next_token(model, tokens[:1])
-    return found
+        passes["next token"] = _next_token(model, tokens[:1])
+    return passes
 
 
 def _forward(model: PreTrainedModel, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -112,18 +112,18 @@ def measure(
     """Times a call through the adapter and with the model's own attention, in paired rounds."""
     model.set_attn_implementation(OWN["eager"])
     contexts = {"adapter": partial(replace_attention, model, Exact())}
-    contexts |= {own: partial(with_own, model, called) for own, called in OWN.items()}
+    contexts |= {attention: partial(with_own, model, called) for attention, called in OWN.items()}
     outputs = []
     for context in contexts.values():
         with context():
             outputs.append(call())
     clocks = {key: partial(within, context, call) for key, context in contexts.items()}
-    spent = in_rounds(clocks, [("adapter", own) for own in OWN], limit)
+    spent = in_rounds(clocks, [("adapter", attention) for attention in OWN], limit)
     return {
         "model": name,
         "input": read,
         "milliseconds": {key: 1e3 * median(spent[key]) for key in clocks},
-        **{own: asdict(ratio(spent, "adapter", own)) for own in OWN},
+        **{attention: asdict(ratio(spent, "adapter", attention)) for attention in OWN},
         "largest_difference": max(float((outputs[0] - other).abs().max()) for other in outputs),
     }
 
@@ -159,7 +159,13 @@ def page(record: dict[str, Any]) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     times = [f"{row['milliseconds'][key]:.1f}" for key in ("adapter", *OWN)]
     difference = f"{row['largest_difference']:.0e}"
-    return [row["model"], row["input"], *times, *cells(*(row[own] for own in OWN)), difference]
+    return [
+        row["model"],
+        row["input"],
+        *times,
+        *cells(*(row[attention] for attention in OWN)),
+        difference,
+    ]
 
 
 if __name__ == "__main__":

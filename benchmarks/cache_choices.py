@@ -43,12 +43,12 @@ TURNS = {"not at all": 0.0, "half the prefix": 0.5, "1.5 prefixes": 1.5, "2 pref
 
 def main() -> None:
     """Measures, prints the table, and writes it unless asked for --quick."""
-    given = options(__doc__).parse_args()
+    arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
-    units, seeds = (2, [0]) if given.quick else (8, [0, 1, 2])
+    units, seeds = (2, [0]) if arguments.quick else (8, [0, 1, 2])
     rows = [row for name in tqdm(TEXTS) for row in measured(name, units, seeds)]
     record = header("cache_choices") | {"units": units * len(seeds), "rows": rows}
-    finish("cache_choices", record, page(record), keep=not given.quick)
+    finish("cache_choices", record, page(record), keep=not arguments.quick)
 
 
 def measured(name: str, units: int, seeds: list[int]) -> Iterator[dict[str, Any]]:
@@ -61,12 +61,12 @@ def measured(name: str, units: int, seeds: list[int]) -> Iterator[dict[str, Any]
     record = one(task, name, METHODS, ROWS)
     usual = {cell.r: cell for cell in record.cells if cell.method == "joint"}
     only = {"joint": METHODS["joint"]}
-    found = {"": record}
-    found |= {f", {rows} queries": one(task, name, only, rows) for rows in (64, 32, 16)}
+    records = {"": record}
+    records |= {f", {rows} queries": one(task, name, only, rows) for rows in (64, 32, 16)}
     if name in ROTARY:
-        found |= {f", turned {by}": turned_by(task, name, only, of) for by, of in TURNS.items()}
-    found[", repeated prefix"] = one(task, name, only, ROWS, "repeat")
-    for how, each in found.items():
+        records |= {f", turned {by}": turned_by(task, name, only, of) for by, of in TURNS.items()}
+    records[", repeated prefix"] = one(task, name, only, ROWS, "repeat")
+    for how, each in records.items():
         for cell in each.cells:
             error, beside = (np.array(x.by_unit["error"]) for x in (cell, usual[cell.r]))
             over_usual = asdict(estimate(error, beside))
@@ -85,7 +85,7 @@ def measured(name: str, units: int, seeds: list[int]) -> Iterator[dict[str, Any]
 def one(task: Task, name: str, methods: Any, rows: int, observed: str = "noncausal") -> CacheRecord:
     """Measures methods with `rows` observed queries."""
     settings = cache_settings(
-        methods, sizes=[task.first_row // part for part in PARTS], observed=[observed],
+        methods, sizes=[task.first_row // divisor for divisor in PARTS], observed=[observed],
         prefix=task.first_row, rows=rows,
     )  # fmt: skip
     return measure_caches(task, settings, model_name=name, task_name=name, progress=False)

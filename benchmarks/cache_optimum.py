@@ -57,8 +57,8 @@ def main() -> None:
     quick = options(__doc__).parse_args().quick
     torch.set_num_threads(1)
     kinds = [
-        (kernel, attention, part)
-        for kernel, attention, part in product(KERNELS, SHARPNESS, PARTS)
+        (kernel, attention, divisor)
+        for kernel, attention, divisor in product(KERNELS, SHARPNESS, PARTS)
         if kernel != "polynomial" or attention not in ("flat", "sharp")  # the same weights
     ]
     keys, compared, count = KEYS, COMPARED, CACHES
@@ -91,32 +91,32 @@ def drawn(kernel: str, attention: str, keys: int, seed: int = 0) -> caches.Obser
     return caches.Observed(query[None, None], key[None], value[None], KERNELS[kernel])
 
 
-def reach(kernel: str, attention: str, part: int, keys: range) -> dict[str, Any]:
+def reach(kernel: str, attention: str, divisor: int, keys: range) -> dict[str, Any]:
     """Raises the number of keys until a search ends unproved: the last proved, and that gap."""
-    found: dict[str, Any] = {"kernel": kernel, "attention": attention, "part": part}
-    found |= {"proved": None, "took": None, "beyond": None, "gap": None}
+    row: dict[str, Any] = {"kernel": kernel, "attention": attention, "part": divisor}
+    row |= {"proved": None, "took": None, "beyond": None, "gap": None}
     for count in keys:
-        seen, start = drawn(kernel, attention, count), perf_counter()
-        best = caches.optimal_set(seen, count // part, seconds=SECONDS)
+        observed, start = drawn(kernel, attention, count), perf_counter()
+        best = caches.optimal_set(observed, count // divisor, seconds=SECONDS)
         if not best.proved.all():
             gap = float(best.error / best.lower_bound) if best.lower_bound > 0 else None
-            return found | {"beyond": count, "gap": gap}
-        found |= {"proved": count, "took": perf_counter() - start}
-    return found
+            return row | {"beyond": count, "gap": gap}
+        row |= {"proved": count, "took": perf_counter() - start}
+    return row
 
 
 def comparison(
-    kernel: str, attention: str, part: int, keys: int, count: int
+    kernel: str, attention: str, divisor: int, keys: int, count: int
 ) -> list[dict[str, Any]]:
     """Compares every method with the proved lower bound; where it is 0 with nothing."""
     ratios: dict[str, list[float]] = {name: [] for name in METHODS}
-    r, proved = keys // part, 0
+    r, proved = keys // divisor, 0
     for seed in range(count):
-        seen = drawn(kernel, attention, keys, seed)
-        best = caches.optimal_set(seen, r, seconds=SECONDS)
+        observed = drawn(kernel, attention, keys, seed)
+        best = caches.optimal_set(observed, r, seconds=SECONDS)
         proved += bool(best.proved.all())
         for name, build in METHODS.items() if best.lower_bound > 0 else ():
-            ratios[name].append(float(seen.error(build(r).keep(seen)) / best.lower_bound))
+            ratios[name].append(float(observed.error(build(r).keep(observed)) / best.lower_bound))
     where = {"kernel": kernel, "attention": attention, "r": r, "proved": proved}
     return [where | {"method": name} | summary(of) for name, of in ratios.items()]
 
@@ -185,8 +185,8 @@ def _number(value: float | None, how: str) -> str:
 def _interval(mean: list[float] | None) -> str:
     if mean is None:
         return "–"
-    shown = f"{mean[0]:.3f}"
-    return f"{shown} ({mean[1]:.3f} to {mean[2]:.3f})" if len(mean) > 1 else shown
+    middle = f"{mean[0]:.3f}"
+    return f"{middle} ({mean[1]:.3f} to {mean[2]:.3f})" if len(mean) > 1 else middle
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.decoding import llama
 from benchmarks.record import finish, header, markdown, options, setting
 from benchmarks.rounds import seconds
 from value_aware_attention import attention, caches
@@ -65,14 +65,14 @@ WHY = (
 
 def main() -> None:
     """Measures, prints the table, and writes it unless asked for --quick."""
-    given = options(__doc__).parse_args()
+    arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        rows = [measured(keys) for keys in tqdm((64,) if given.quick else KEYS)]
-        models = [of_model(keys) for keys in tqdm((64,) if given.quick else MODEL_KEYS)]
+        rows = [measured(keys) for keys in tqdm((64,) if arguments.quick else KEYS)]
+        models = [of_model(keys) for keys in tqdm((64,) if arguments.quick else MODEL_KEYS)]
     record = header("caches") | {"head_dim": HEAD_DIM, "rows_observed": ROWS, "rows": rows}
     record["models"] = models
-    finish("caches", record, page(record), keep=not given.quick)
+    finish("caches", record, page(record), keep=not arguments.quick)
 
 
 def measured(keys: int) -> dict[str, Any]:
@@ -87,48 +87,43 @@ def measured(keys: int) -> dict[str, Any]:
         observed = new if others else query[:, -rows:]
         return caches.Observed(2 * observed[:, None], key, value, Exponential())
 
-    spent, kept = {}, {}
+    spent, chosen = {}, {}
     for name, build in METHODS.items():
         method = build(r)
         spent[name] = timed(lambda method=method: method.keep(seen(ROWS)))  # type: ignore[misc]
-        kept[name] = method.keep(seen(ROWS))
+        chosen[name] = method.keep(seen(ROWS))
     joint = caches.ValueAware(r)
     spent[FEWER] = timed(lambda: joint.keep(seen(FEWER_ROWS)))
-    kept[FEWER] = joint.keep(seen(FEWER_ROWS))
+    chosen[FEWER] = joint.keep(seen(FEWER_ROWS))
     with patch.object(refit, "CHOICES", (STRENGTH,)):
-        kept |= {f"{name}, fixed": METHODS[name](r).keep(seen(ROWS)) for name in REFITS}
-    found: dict[str, Any] = {"keys": keys, "r": r, "seconds": spent}
-    found["prefill"] = timed(lambda: attention(query, key, value, is_causal=True))
+        chosen |= {f"{name}, fixed": METHODS[name](r).keep(seen(ROWS)) for name in REFITS}
+    row: dict[str, Any] = {"keys": keys, "r": r, "seconds": spent}
+    row["prefill"] = timed(lambda: attention(query, key, value, is_causal=True))
     for field, others in (("errors", False), ("new_errors", True)):
-        left = {name: float(seen(ROWS, others).error(one)) for name, one in kept.items()}
-        found[field] = {name: one / left["ValueAware"] for name, one in left.items()}
-    return found
+        left = {name: float(seen(ROWS, others).error(keys)) for name, keys in chosen.items()}
+        row[field] = {name: error / left["ValueAware"] for name, error in left.items()}
+    return row
 
 
 def of_model(keys: int) -> dict[str, Any]:
     """Measures the processor seconds of a model's prefill and of choices of its keys."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=4, vocab_size=1000, max_position_embeddings=keys,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = llama(keys)
     tokens = torch.randint(1000, (1, keys))
     begun = process_time()
     model.model(tokens)
-    found: dict[str, Any] = {"keys": keys, "prefill": process_time() - begun}
+    row: dict[str, Any] = {"keys": keys, "prefill": process_time() - begun}
     with recording(model, shares_keys=True) as calls:
         model.model(tokens, use_cache=False)
-    given = [call.arguments() | {"layer": call.layer} for call in calls]
+    observations = [call.arguments() | {"layer": call.layer} for call in calls]
     for name, build in CHOICES.items():
         for pool in (None, "model"):
             after = caches.AfterPrefix(
                 build(keys // PART), prefix=keys, observed="continued", rows=ROWS, pool=pool
             )
             begun = process_time()
-            after.choose(given)
-            found[name if pool is None else f"{name}, one budget"] = process_time() - begun
-    return found
+            after.choose(observations)
+            row[name if pool is None else f"{name}, one budget"] = process_time() - begun
+    return row
 
 
 def timed(call: Callable[[], object]) -> list[float]:
@@ -146,8 +141,8 @@ def page(record: dict[str, Any]) -> str:
     for row in rows:
         spent = [row["prefill"], *(row["seconds"][name] for name in names)]
         times.append([row["keys"], row["r"], *map(_quartiles, spent)])
-        ratios = [one[1] / row["prefill"][1] for one in spent[1:]]
-        parts.append([row["keys"], row["r"], *(f"{one:,.1f}" for one in ratios)])
+        ratios = [quartiles[1] / row["prefill"][1] for quartiles in spent[1:]]
+        parts.append([row["keys"], row["r"], *(f"{ratio:,.1f}" for ratio in ratios)])
 
     def errors(field: str) -> str:
         head = list(rows[0][field])
@@ -156,9 +151,9 @@ def page(record: dict[str, Any]) -> str:
 
     head = list(record["models"][0])
     models = [
-        [one["keys"], f"{one['prefill']:.1f} s"]
-        + [f"{one[name]:.1f} ({one[name] / one['prefill']:.1f})" for name in head[2:]]
-        for one in record["models"]
+        [model["keys"], f"{model['prefill']:.1f} s"]
+        + [f"{model[name]:.1f} ({model[name] / model['prefill']:.1f})" for name in head[2:]]
+        for model in record["models"]
     ]
     return (
         "# Choosing the keys of a cache\n\n"
@@ -176,7 +171,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _quartiles(spent: list[float]) -> str:
-    low, middle, high = (1e3 * one for one in spent)
+    low, middle, high = (1e3 * quartile for quartile in spent)
     return f"{middle:,.1f} ({low:,.1f} to {high:,.1f})"
 
 

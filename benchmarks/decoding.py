@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from time import process_time
 from typing import Any
 
@@ -25,12 +24,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.memory import in_fresh_process, resident_peak
 from benchmarks.record import HOW, finish, header, markdown, options, setting
-from benchmarks.rounds import cells, in_rounds, ratio
+from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention import caches
 from value_aware_attention.hugging_face import compressed_cache
 from value_aware_attention.kernels import Exponential
-from value_aware_study.benchmarking.process import in_fresh_process, resident_peak
 
 KEEP, ROWS, TOKENS = 1 / 8, 128, 4
 RAGGED = "ValueAware, one budget"
@@ -55,12 +54,12 @@ MIB = 2**20
 
 def main() -> None:
     """Measures, prints the tables, and writes them unless asked for --quick."""
-    given = options(__doc__, limit=60.0).parse_args()
+    arguments = options(__doc__, limit=60.0).parse_args()
     torch.set_num_threads(1)
-    prompts = (64,) if given.quick else PROMPTS
-    rows = [measured(tokens, given.seconds) for tokens in tqdm(prompts)]
+    prompts = (64,) if arguments.quick else PROMPTS
+    rows = [measured(tokens, arguments.seconds) for tokens in tqdm(prompts)]
     record = header("decoding") | {"keep": KEEP, "rows_observed": ROWS, "rows": rows}
-    finish("decoding", record, page(record), keep=not given.quick)
+    finish("decoding", record, page(record), keep=not arguments.quick)
 
 
 def llama(tokens: int) -> LlamaForCausalLM:
@@ -93,25 +92,25 @@ def measured(tokens: int, limit: float) -> dict[str, Any]:
     """Measures every cache of one length of the prompt."""
     names = [FULL, *CONTENDERS]
     works: dict[str, Callable[[], float]] = {}
-    found: dict[str, Any] = {"tokens": tokens, "seconds_of_prompt": {}, "bytes": {}}
+    row: dict[str, Any] = {"tokens": tokens, "seconds_of_prompt": {}, "bytes": {}}
     with ExitStack() as opened:
         for name in names:
             model = llama(tokens)
             cache, spent, report = opened.enter_context(filled(model, name, tokens))
-            found["seconds_of_prompt"][name] = spent
+            row["seconds_of_prompt"][name] = spent
             whole = sum(x.nbytes for y in cache.layers for x in (y.keys, y.values))
-            found["bytes"][name] = whole if report is None else report.caches[0].bytes_after
+            row["bytes"][name] = whole if report is None else report.caches[0].bytes_after
             works[name] = lambda model=model, cache=cache: decoded(model, cache)  # type: ignore[misc]
             if name == RAGGED:
                 ways = {PAGES: partial(over_pages, cache), CALLS: by_head(cache)}
-                found["ragged"] = asdict(ratio(in_rounds(ways, [(PAGES, CALLS)], limit), *ways))
+                clocks = {way: partial(seconds, work, process_time) for way, work in ways.items()}
+                row["ragged"] = asdict(ratio(in_rounds(clocks, [(PAGES, CALLS)], limit), *ways))
         pairs = [(name, FULL) for name in CONTENDERS]
         spent = in_rounds(works, pairs, limit)
-    found["ratios"] = {name: asdict(ratio(spent, name, FULL)) for name in CONTENDERS}
-    found["ms"] = {name: 1e3 * sorted(x)[len(x) // 2] / TOKENS for name, x in spent.items()}
-    fresh = import_module("benchmarks.decoding").peak  # a process cannot be sent that of __main__
-    found["peak"] = {name: in_fresh_process(fresh, name, tokens) for name in names}
-    return found
+    row["ratios"] = {name: asdict(ratio(spent, name, FULL)) for name in CONTENDERS}
+    row["ms"] = {name: 1e3 * sorted(x)[len(x) // 2] / TOKENS for name, x in spent.items()}
+    row["peak"] = {name: in_fresh_process(peak, name, tokens) for name in names}
+    return row
 
 
 def decoded(model: LlamaForCausalLM, cache: Any) -> float:
@@ -130,27 +129,24 @@ def paged(cache: Any) -> list[Any]:
     return [layer for layer in cache.layers if layer.pages is not None]
 
 
-def over_pages(cache: Any) -> float:
-    """Attends once in every layer over the pages of heads; returns the processor seconds."""
-    begun, query = process_time(), torch.ones(4, 2, 64)
+def over_pages(cache: Any) -> None:
+    """Attends once in every layer over the pages of heads."""
+    query = torch.ones(4, 2, 64)
     for layer in paged(cache):
         layer.pages.state(query, Exponential()).output()
-    return process_time() - begun
 
 
-def by_head(cache: Any) -> Callable[[], float]:
+def by_head(cache: Any) -> Callable[[], None]:
     """Copies the keys of each head; returns what attends once by a call for each of them."""
     heads, query = [], torch.ones(1, 2, 1, 64)
     for pages in (layer.pages for layer in paged(cache)):
         for head in range(pages.caches):
-            own = pages.cache == head
-            heads.append([x[own].flatten(0, 1)[None, None] for x in (pages.key, pages.value)])
+            slots = pages.cache == head
+            heads.append([x[slots].flatten(0, 1)[None, None] for x in (pages.key, pages.value)])
 
-    def attend() -> float:
-        begun = process_time()
+    def attend() -> None:
         for key, value in heads:
             scaled_dot_product_attention(query, key, value, enable_gqa=True)
-        return process_time() - begun
 
     return attend
 
@@ -172,9 +168,9 @@ def page(record: dict[str, Any]) -> str:
     """Renders the record as Markdown."""
     rows, names = record["rows"], [FULL, *CONTENDERS]
     times = [
-        [row["tokens"], f"{row['ms'][FULL]:.1f}", name, f"{row['ms'][name]:.1f}", *cells(one)]
+        [row["tokens"], f"{row['ms'][FULL]:.1f}", name, f"{row['ms'][name]:.1f}", *cells(timing)]
         for row in rows
-        for name, one in row["ratios"].items()
+        for name, timing in row["ratios"].items()
     ]
     ragged = [[row["tokens"], *cells(row["ragged"])] for row in rows]
     bytes_held = [

@@ -1,33 +1,31 @@
 """Measures the memory of an evaluation at 4096 tokens and 12 heads of 64, at two memory_gib.
 
-    python -m benchmarks.evaluation_memory                      # most of an hour on two cores
-    python -m benchmarks.evaluation_memory --kinds method cell  # these rows anew, the others kept
+    python -m benchmarks.evaluation_memory            # most of an hour on two cores
+    python -m benchmarks.evaluation_memory --quick    # one row; writes nothing
 
-Writes results/benchmarks/evaluation_memory.json and .md, row by row, each in a fresh process: whole
+Writes results/benchmarks/evaluation_memory.json and .md. A row is a fresh process: whole
 grid cells (end metric, output error of every layer, and what is measured of every layer beside the
 grid) of a random RoBERTa of one layer, and of one as deep and with as many types as roberta-base;
 and methods on one sequence of random queries, keys and values.
 """
 
-import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks.record import FOLDER, header, markdown, setting, write
+from benchmarks.memory import in_fresh_process, resident_peak
+from benchmarks.record import finish, header, markdown, options, setting
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -41,7 +39,6 @@ from value_aware_attention.approximations import (
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.measurement import Setting, measure
 from value_aware_attention.models import build_roberta
-from value_aware_study.benchmarking.process import resident_peak
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.evaluation.texts import masked_task
 
@@ -73,50 +70,21 @@ MALLOC = "MALLOC_MMAP_THRESHOLD_"
 
 
 def main() -> None:
-    """Measures and writes the table row by row, or measures the one row of --row."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--row", nargs=3, metavar=("KIND", "METHOD", "GIB"), help="internal")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    given = parser.parse_args()
-    if row := given.row:
-        print(json.dumps(measured(row[0], row[1], float(row[2]))))
-        return
-    wanted = [(kind, name, gib) for gib in MEMORY for kind in given.kinds for name in KINDS[kind]]
-    rows = [row for row in written() if row["kind"] not in given.kinds]
-    for one in tqdm(wanted):
-        rows.append(fresh(*one))
-        record = recorded(rows)
-        write("evaluation_memory", record, page(record), FOLDER)
+    """Measures, prints the table, and writes it unless asked for --quick."""
+    quick = options(__doc__).parse_args().quick
+    cases = [(kind, name, gib) for gib in MEMORY for kind in KINDS for name in KINDS[kind]]
+    if quick:
+        cases = [("method", "Exact()", 1.0)]
+    rows = []
+    for kind, name, gib in tqdm(cases):
+        with patch.dict(os.environ, {MALLOC: str(2**20)} if gib < 1 else {}):
+            rows.append(in_fresh_process(measured, kind, name, gib))
+    record = header("evaluation_memory") | {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM}
+    record |= {"models": MODELS, "rows": rows}
+    finish("evaluation_memory", record, page(record), keep=not quick)
 
 
-def written() -> list[dict[str, Any]]:
-    """Reads the rows of the last run, with their threads and code."""
-    path = FOLDER / "evaluation_memory.json"
-    if not path.exists():
-        return []
-    record = json.loads(path.read_text())
-    had = {"threads": record["run_on"]["threads"], "source": record.get("source", "")}
-    return [had | row for row in record["rows"]]
-
-
-def recorded(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Builds the record; its source is that of the first row of older code, if there is one."""
-    sizes = {"length": LENGTH, "heads": HEADS, "head_dim": HEAD_DIM}
-    now = header("evaluation_memory")
-    rows = [{"source": now["source"]} | row for row in rows]
-    older = [row["source"] for row in rows if row["source"] != now["source"]]
-    return now | {"source": [*older, now["source"]][0], **sizes, "models": MODELS, "rows": rows}
-
-
-def fresh(kind: str, name: str, gib: float) -> dict[str, Any]:
-    """Measures a row in a process of its own; MALLOC is set for blocks below the default."""
-    environment = os.environ | ({MALLOC: str(2**20)} if gib < 1 else {})
-    command = [sys.executable, "-m", "benchmarks.evaluation_memory", "--row", kind, name, str(gib)]
-    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
+def measured(kind: str, name: str, gib: float) -> dict[str, str | float]:
     """Measures a row: MiB above those held before, MiB of the whole process, and seconds."""
     torch.manual_seed(0)
     work = cell_evaluation(name, **MODELS[kind]) if kind in MODELS else method_call(name)
@@ -124,14 +92,12 @@ def measured(kind: str, name: str, gib: float) -> dict[str, Any]:
     with torch.inference_mode(), chunked(max_elements_within(gib)):
         above = resident_peak(work)
     whole = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {
-        "kind": kind, "method": name, "memory_gib": gib, "above": round(above),
-        "whole": round(whole), "seconds": round(time.perf_counter() - began, 1),
-        "threads": torch.get_num_threads(),
-    }  # fmt: skip
+    spent = round(time.perf_counter() - began, 1)
+    row = {"kind": kind, "method": name, "memory_gib": gib}
+    return row | {"above": round(above), "whole": round(whole), "seconds": spent}
 
 
-def method_call(name: str) -> Any:
+def method_call(name: str) -> Callable[[], object]:
     inputs = [torch.randn(1, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
     method = METHODS[name]()
     # An evaluation asks the methods that solve for their weights what they chose.
@@ -139,7 +105,9 @@ def method_call(name: str) -> Any:
     return lambda: (method.select if solves else method)(*inputs)
 
 
-def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: int) -> Any:
+def cell_evaluation(
+    name: str, *, layers: int, vocabulary_size: int, sequences: int
+) -> Callable[[], object]:
     """Returns the work of one cell on a RoBERTa: its grid, and all measures of its layers."""
     model = build_roberta(
         vocabulary_size=vocabulary_size, layers=layers, width=HEADS * HEAD_DIM, heads=HEADS,
@@ -163,13 +131,13 @@ def cell_evaluation(name: str, *, layers: int, vocabulary_size: int, sequences: 
 def page(record: dict[str, Any]) -> str:
     """Renders the record as a table."""
     cell, base = record["models"].values()
-    headers = ["", "method", "evaluation.memory_gib", "MiB above what was held before",
-               "MiB of the process", "seconds", "threads", "code"]  # fmt: skip
+    headers = ["", "method", "evaluation.memory_gib", "MiB above what was held before"]
+    headers += ["MiB of the process", "seconds"]
     rows = [
-        (row["kind"], row["method"], f"{row['memory_gib']:g}", row["above"], row["whole"],
-         row["seconds"], row["threads"], row["source"][:12])
+        [row["kind"], row["method"], f"{row['memory_gib']:g}"]
+        + [row[name] for name in ("above", "whole", "seconds")]
         for row in record["rows"]
-    ]  # fmt: skip
+    ]
     return (
         "# Memory of an evaluation at 4096 tokens\n\n"
         f"{record['heads']} heads of {record['head_dim']}, {record['length']} tokens, fp32, a "

@@ -48,6 +48,7 @@ from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import CausalLanguageModel
+from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.training.fit import peak_flops_of
 from value_aware_study.training.modules import CausalTraining
 from value_aware_study.training.optimizers import InverseSquareRoot
@@ -138,8 +139,8 @@ def training(device: str, quick: bool) -> Rows:
             module = CausalTraining(model, schedule=schedule, optimizer=ADAMW, seed=0).train()
             operations = module.flops(tokens, batch * length)
             row = {"kernel": name, "attention": variant}
-            found = measured(optimizer_step(module, variant, tokens), device)
-            yield row | found | speed(found["ms"], batch * length, operations, peak, best)
+            costs = measured(optimizer_step(module, variant, tokens), device)
+            yield row | costs | speed(costs["ms"], batch * length, operations, peak, best)
 
 
 def optimizer_step(module: CausalTraining, variant: str, tokens: Tensor) -> Callable[[], None]:
@@ -180,8 +181,8 @@ def speed(
 
 def peak_operations(device: str) -> float | None:
     """Returns the maker's bf16 peak: $PEAK_FLOPS, or that of a GPU known by its name."""
-    if given := os.environ.get("PEAK_FLOPS"):
-        return float(given)
+    if peak := os.environ.get("PEAK_FLOPS"):
+        return float(peak)
     return peak_flops_of(torch.cuda.get_device_name(), "bf16") if device == "cuda" else None
 
 
@@ -199,37 +200,32 @@ def solver(device: str, quick: bool) -> Rows:
         for where in dict.fromkeys(("cpu", device)):
             here = inputs.to(where)
             method = OptimalValueAware(r)
-            found = measured(partial(forward, method, here), where)
+            costs = measured(partial(forward, method, here), where)
             reached, exact = forward(method, here), attention(*here)
             error = relative_output_error(reached, exact).mean()
             row = {"r": r, "device": where, "length": length, "heads": heads}
-            yield row | found | {"relative output error": float(error)}
+            yield row | costs | {"relative output error": float(error)}
 
 
 def measured(work: Callable[[], object], device: str) -> Row:
-    """Measures median milliseconds, and on CUDA the peak MiB above those held before.
+    """Measures median milliseconds, and the peak MiB of tensors above those held before.
 
     The first call, which compiles, is not counted. Out of memory, all values are None.
     """
     try:
-        work()
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        peak = peak_mib(work, device)
         spent, rounds = seconds(work)
-        peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else None
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return {"ms": None, "rounds": None, "peak MiB": None}
-    mib = peak / 2**20 if peak is not None else None
-    return {"ms": 1000 * spent, "rounds": rounds, "peak MiB": mib}
+    return {"ms": 1000 * spent, "rounds": rounds, "peak MiB": peak}
 
 
 def seconds(work: Callable[[], object]) -> tuple[float, int]:
     """Returns median seconds and rounds of a call; torch's timer waits for the device."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-    found = timer.blocked_autorange(min_run_time=RUN_TIME)
-    return found.median, len(found.times)
+    measurement = timer.blocked_autorange(min_run_time=RUN_TIME)
+    return measurement.median, len(measurement.times)
 
 
 def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
@@ -238,7 +234,7 @@ def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
 
 
 PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
-    part.__name__: part for part in (training, solver, patterns, layer)
+    measure.__name__: measure for measure in (training, solver, patterns, layer)
 }
 
 
@@ -252,8 +248,8 @@ def main() -> None:
     record = header("gpu") | {"device": arguments.device, "quick": arguments.quick, "parts": {}}
     same = {name: record[name] for name in ("run_on", "source", "device", "quick")}
     file = Path(arguments.folder) / "gpu.json"
-    if file.exists() and (kept := json.loads(file.read_text())) == kept | same:
-        record["parts"] = kept["parts"]  # of the same machine and code: they stay
+    if file.exists() and (before := json.loads(file.read_text())) == before | same:
+        record["parts"] = before["parts"]  # of the same machine and code: they stay
     for name in arguments.parts:
         record["parts"][name] = run_part(name, arguments)
         write("gpu", record, page(record), file.parent)
@@ -294,10 +290,10 @@ def page(record: Mapping[str, Any]) -> str:
     if record["quick"]:
         lines += ["Tiny sizes, to try the script: no number means anything.", ""]
     lines += [f"On {record['device']}. {setting(record)} Times are medians of their rounds.", ""]
-    for name, part in record["parts"].items():
-        stopped = [f"Incomplete: {part['stopped']}.", ""] if part["stopped"] else []
-        headers = list(dict.fromkeys(key for row in part["rows"] for key in row))
-        rows = [[_cell(row.get(key)) for key in headers] for row in part["rows"]]
+    for name, measurement in record["parts"].items():
+        stopped = [f"Incomplete: {measurement['stopped']}.", ""] if measurement["stopped"] else []
+        headers = list(dict.fromkeys(key for row in measurement["rows"] for key in row))
+        rows = [[_cell(row.get(key)) for key in headers] for row in measurement["rows"]]
         lines += [f"## {name}", "", *stopped, markdown(headers, rows, names=2), ""]
     return "\n".join(lines)
 

@@ -118,34 +118,34 @@ VARIANTS: dict[str, MethodCall] = {
 
 def main() -> None:
     """Measures, prints the tables, and writes them unless asked for --quick."""
-    given = options(__doc__).parse_args()
+    arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        cells = list(measured(64, 128) if given.quick else measured(KEYS, MANY_KEYS))
+        cells = list(measured(64, 128) if arguments.quick else measured(KEYS, MANY_KEYS))
     record = header("numerics") | {"heads": HEADS, "head_dim": HEAD_DIM}
     record |= {"keys": KEYS, "many_keys": MANY_KEYS, "cells": [asdict(cell) for cell in cells]}
-    finish("numerics", record, page(record), keep=not given.quick)
+    finish("numerics", record, page(record), keep=not arguments.quick)
 
 
 def measured(keys: int, many: int) -> Iterator[Cell]:
     """Measures every method on every input in every dtype."""
-    every = cases()
+    methods = cases()
     for name, inputs in inputs_of_every_kind(keys, many).items():
-        for method, case in tqdm(every.items(), desc=name):
+        for method, case in tqdm(methods.items(), desc=name):
             for dtype in DTYPES:
                 yield cell(method, case, name, inputs, dtype)
 
 
 def cases() -> dict[str, MethodCall]:
     """Returns all methods by name: those of the cards, `VARIANTS`, and caches of `KEPT` keys."""
-    found = {}
+    calls = {}
     for card in cards().values():
         method = instantiate(card.build())
         kernel = kernels.Elu() if method.kernels == (kernels.Elu,) else Exponential()
-        found[card.label] = MethodCall(method, kernel)
+        calls[card.label] = MethodCall(method, kernel)
     after = partial(caches.AfterPrefix, prefix=None, observed="last", rows=QUERIES)
     kept_by = {f"cache: {name}": MethodCall(after(build(KEPT))) for name, build in CACHES.items()}
-    return found | VARIANTS | kept_by
+    return calls | VARIANTS | kept_by
 
 
 def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
@@ -172,22 +172,22 @@ def inputs_of_every_kind(keys: int, many: int) -> dict[str, Inputs]:
 
 def cell(method: str, case: MethodCall, name: str, drawn: Inputs, dtype: str) -> Cell:
     """Measures one method on one input in one dtype."""
-    given = tuple(x.to(DTYPES[dtype]) for x in drawn)
-    reference = tuple(x.double() for x in given)
+    inputs = tuple(x.to(DTYPES[dtype]) for x in drawn)
+    reference = tuple(x.double() for x in inputs)
     if dtype == "fp64":
-        given = moved(given)
+        inputs = moved(inputs)
     rows = drawn[0].shape[1] * QUERIES
     try:
-        output = case.output(given)
+        output = case.output(inputs)
     except ValueError as error:
         return Cell(method, name, dtype, rows, refused=str(error))
-    found, exact = case.output(reference), case.exact(reference)
+    precise, exact = case.output(reference), case.exact(reference)
     return Cell(
         **{"method": method, "input": name, "dtype": dtype, "rows": rows},
-        **errors(output, found, other_keys(case, given, reference)),
+        **errors(output, precise, other_keys(case, inputs, reference)),
         distance=distance(output, exact),
-        distance_in_fp64=distance(found, exact),
-        exact=float(relative(case.exact(given), exact).max()),
+        distance_in_fp64=distance(precise, exact),
+        exact=float(relative(case.exact(inputs), exact).max()),
     )
 
 
@@ -226,10 +226,10 @@ def errors(output: Tensor, reference: Tensor, others: Tensor) -> dict[str, Any]:
     }
 
 
-def other_keys(case: MethodCall, given: Inputs, reference: Inputs) -> Tensor:
+def other_keys(case: MethodCall, rounded: Inputs, reference: Inputs) -> Tensor:
     """Tells which rows of two calls see different keys; none where a method chooses no keys."""
-    mine, theirs = (chosen(case, inputs) for inputs in (given, reference))
-    return ((mine - theirs).abs() > 0.5).any(dim=-1).expand(*given[0].shape[:2], QUERIES)
+    mine, theirs = (chosen(case, inputs) for inputs in (rounded, reference))
+    return ((mine - theirs).abs() > 0.5).any(dim=-1).expand(*rounded[0].shape[:2], QUERIES)
 
 
 def chosen(case: MethodCall, inputs: Inputs) -> Tensor:
@@ -237,8 +237,8 @@ def chosen(case: MethodCall, inputs: Inputs) -> Tensor:
     query, key, value = inputs
     last, method = query[..., -QUERIES:, :], case.method
     if isinstance(method, caches.AfterPrefix):
-        kept = method.method.keep(method.observe(last, key, value, kernel=case.kernel))
-        return kept.indices[..., None, :].double()
+        choice = method.method.keep(method.observe(last, key, value, kernel=case.kernel))
+        return choice.indices[..., None, :].double()
     if isinstance(method, SparseApproximation) and not isinstance(method, FixedPattern):
         weights = method.select(last, key, value, kernel=case.kernel).dense(key.shape[-2])
         return (weights > 0).double()

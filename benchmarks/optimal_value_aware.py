@@ -23,13 +23,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
 from benchmarks import optimal_value_aware  # by the name that other processes import it under
+from benchmarks.memory import in_fresh_process, resident_peak
 from benchmarks.record import PAIRED, finish, header, markdown, options, setting
 from benchmarks.rounds import in_rounds, ratio, seconds
 from value_aware_attention.approximations import OptimalValueAware, closest_combination
 from value_aware_attention.approximations.closest_combination import Problem
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential
-from value_aware_study.benchmarking.process import in_fresh_process, resident_peak
 from value_aware_study.benchmarking.ratio import Ratio
 
 HEAD_DIM = 64

@@ -90,7 +90,7 @@ def all_keys(calls: list[Call]) -> Inputs:
         row = torch.randint(keys, (heads,), generator=generator)
         query = call.query[0, torch.arange(heads), row][:, None]
         parts.append((query, call.key[0], call.value[0]))
-    query, key, value = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    query, key, value = (torch.cat(tensors).double() for tensors in zip(*parts, strict=True))
     return query, key, value
 
 
@@ -106,7 +106,7 @@ def few_keys(calls: list[Call]) -> Inputs:
         run = slice(first, first + FEW_KEYS)
         row = first + _below(FEW_KEYS, generator)
         parts.append((call.query[at][row : row + 1], call.key[at][run], call.value[at][run]))
-    query, key, value = (torch.stack(part).double() for part in zip(*parts, strict=True))
+    query, key, value = (torch.stack(tensors).double() for tensors in zip(*parts, strict=True))
     return query, key, value
 
 
@@ -135,9 +135,9 @@ def against_brute_force(inputs: Inputs, kernel: Kernel) -> dict[str, dict[str, f
         best = torch.stack(
             [_squared(v, o, reference_solver.brute_force(v, o, r)) for v, o in pairs]
         )
-        found = {search: errors(inputs, kernel, r, search) for search in SEARCHES}
+        by_search = {search: errors(inputs, kernel, r, search) for search in SEARCHES}
         record[str(r)] = {
-            search: float((error / best).log().mean().exp()) for search, error in found.items()
+            search: float((error / best).log().mean().exp()) for search, error in by_search.items()
         }
     return record
 
@@ -151,17 +151,17 @@ def against_best_known(inputs: Inputs, kernel: Kernel) -> dict[str, dict[str, fl
     record = {}
     exact = outputs(inputs, kernel)
     for r in (2, 4, 8, 16):
-        found = {search: errors(inputs, kernel, r, search) for search in SEARCHES}
+        by_name = {search: errors(inputs, kernel, r, search) for search in SEARCHES}
         with patch.object(batched, "BEAM", WIDE_BEAM):
-            found[f"beam of {WIDE_BEAM}"] = errors(inputs, kernel, r, "best", "torch")
+            by_name[f"beam of {WIDE_BEAM}"] = errors(inputs, kernel, r, "best", "torch")
         if r == 2:
             pairs = zip(inputs[2], exact, strict=True)
             best = [_squared(v, o, reference_solver.all_pairs(v, o)) for v, o in pairs]
-            found["all pairs"] = torch.stack(best)
-        known = torch.stack(list(found.values())).amin(0).mean()
-        record[str(r)] = {name: float(error.mean() / known) for name, error in found.items()}
+            by_name["all pairs"] = torch.stack(best)
+        best_known = torch.stack(list(by_name.values())).amin(0).mean()
+        record[str(r)] = {name: float(error.mean() / best_known) for name, error in by_name.items()}
         record[str(r)]["relative output error of the best"] = float(
-            known / exact.square().sum(-1).mean()
+            best_known / exact.square().sum(-1).mean()
         )
     return record
 

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
-from benchmarks import peers  # by the name that other processes import it under
 from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import cells, in_rounds, ratio, seconds
 from value_aware_attention.approximations import (
@@ -38,8 +37,8 @@ from value_aware_attention.approximations import (
     SlidingWindow,
 )
 from value_aware_attention.models.mixing import FourierMixing
+from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.benchmarking.passes import EagerAttention
-from value_aware_study.benchmarking.process import import_once, in_fresh_process, resident_peak
 
 LENGTH, HEADS, HEAD_DIM = 2048, 8, 64
 WIDTH = HEADS * HEAD_DIM
@@ -75,8 +74,8 @@ class Given(nn.Module):
         self.output, self.copied = output, copied
 
     def forward(self, x: Tensor) -> Tensor:
-        given = self.output[: len(x)]
-        return given.clone() if self.copied else given
+        rows = self.output[: len(x)]
+        return rows.clone() if self.copied else rows
 
 
 def inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,9 +150,9 @@ def longformer(length: int) -> Pair:
     )
     peer = LongformerSelfAttention(config, 0).eval()
     q, k, v = (merged(x) for x in inputs(length))
-    for name, given in (("query", q), ("key", k), ("value", v)):
+    for name, hidden in (("query", q), ("key", k), ("value", v)):
         for projection in (name, f"{name}_global"):  # which have the length in front
-            standing = Given(given.transpose(0, 1), copied=name == "query")
+            standing = Given(hidden.transpose(0, 1), copied=name == "query")
             setattr(peer, projection, standing)
     everywhere = torch.arange(length)[None] == 0
     options = {
@@ -180,8 +179,8 @@ def linformer(length: int) -> Pair:
     ours = Linformer(rank, seed=0, length=length).eval()
     peer = LinformerSelfAttention(WIDTH, length, k=rank, heads=HEADS).eval()
     q, k, v = (merged(x) for x in inputs(length))
-    for name, given in (("to_q", q), ("to_k", k), ("to_v", v)):
-        setattr(peer, name, Given(given))
+    for name, hidden in (("to_q", q), ("to_k", k), ("to_v", v)):
+        setattr(peer, name, Given(hidden))
     peer.to_out = nn.Identity()
     key, value = ours.projections(length)
     peer.proj_k, peer.proj_v = (nn.Parameter(x.T.contiguous()) for x in (key, value))
@@ -279,12 +278,11 @@ PEERS: dict[str, tuple[str, Callable[[int], Pair]]] = {
 def main() -> None:
     parser = options(__doc__, SECONDS)
     parser.add_argument("--only", nargs="+", choices=PEERS, metavar="METHOD", help=", ".join(PEERS))
-    given = parser.parse_args()
-    import_once([peers.__name__])
+    arguments = parser.parse_args()
     rows, missing = [], []
-    for method in tqdm(given.only or PEERS):
+    for method in tqdm(arguments.only or PEERS):
         try:
-            rows.append(compare(method, 0.0 if given.quick else given.seconds))
+            rows.append(compare(method, 0.0 if arguments.quick else arguments.seconds))
         except ImportError as error:
             missing.append(f"{PEERS[method][0]} ({error})")
     record = header("peers") | {
@@ -292,7 +290,7 @@ def main() -> None:
         "rows": rows,
         "not_installed": missing,
     }
-    finish("peers", record, page(record), keep=not (given.only or given.quick))
+    finish("peers", record, page(record), keep=not (arguments.only or arguments.quick))
 
 
 def built(method: str, length: int = LENGTH) -> Pair:
@@ -303,21 +301,20 @@ def built(method: str, length: int = LENGTH) -> Pair:
 
 @torch.inference_mode()
 def compare(method: str, limit: float, length: int = LENGTH) -> dict[str, Any]:
-    """Times both sides in rounds with fused dense attention; measures memory in fresh processes."""
+    """Times both sides in rounds with fused dense attention; measures the memory of each."""
     pair = built(method, length)
     fused = partial(scaled_dot_product_attention, *inputs(length))
     works = {"ours": pair.ours, "peer": pair.peer, DENSE: fused}
     apart = difference(pair, pair.ours(), pair.peer()) if pair.same else None
     clocks = {name: partial(seconds, work) for name, work in works.items()}
     spent = in_rounds(clocks, [("ours", "peer"), ("ours", DENSE)], limit)
-    memory = [in_fresh_process(peers.memory_of, method, side, length) for side in ("ours", "peer")]
     return {
         "method": method,
         "peer": PEERS[method][0],
         "settings": pair.settings,
         "milliseconds": {name: round(1000 * median(spent[name]), 3) for name in works},
         "beside": {name: asdict(ratio(spent, "ours", name)) for name in ("peer", DENSE)},
-        "peak_mib": [round(x, 2) for x in memory],
+        "peak_mib": [round(peak_mib(work, "cpu"), 2) for work in (pair.ours, pair.peer)],
         "compared": pair.compared,
         "largest_difference": apart,
     }
@@ -330,13 +327,6 @@ def difference(pair: Pair, ours: Tensor, peer: Tensor) -> float:
     return float((ours - peer).abs().max() / peer.abs().max())
 
 
-@torch.inference_mode()
-def memory_of(method: str, side: str, length: int = LENGTH) -> float:
-    """Measures the peak MiB of one call, above those held after a short one."""
-    getattr(built(method, 256), side)()
-    return resident_peak(getattr(built(method, length), side))
-
-
 def page(record: dict[str, Any]) -> str:
     """Renders the record as Markdown."""
     headers = ["method", "peer", "ours, ms", "peer, ms", "ours / peer", "verdict"]
@@ -347,9 +337,9 @@ def page(record: dict[str, Any]) -> str:
         "# Ours beside the public implementations\n\n"
         f"{record['inputs']}. {setting(record)} {HOW} Both sides take and give the same tensors, "
         "heads split and merged within the time of both or of neither. Fused dense: "
-        "PyTorch's scaled_dot_product_attention on the same q, k and v, heads split. Memory: peak "
-        "of one call in a fresh process above its inputs. Difference: largest, over the largest "
-        f"output.\n\n{table}\n\nWhat was run:\n\n"
+        "PyTorch's scaled_dot_product_attention on the same q, k and v, heads split. Memory: the "
+        "most that tensors hold at once in one call, above its inputs. Difference: largest, over "
+        f"the largest output.\n\n{table}\n\nWhat was run:\n\n"
         + "".join(f"- {_settings(row)}.\n" for row in record["rows"])
         + (f"\nNot installed: {missing}.\n" if missing else "")
     )

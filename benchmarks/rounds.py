@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -44,26 +45,24 @@ def in_rounds(
 
 def ratio(spent: Seconds, ours: str, theirs: str) -> Ratio:
     """Returns the ratio of two times, paired by round, with its 99% interval."""
-    return Ratio.of(spent[ours], spent[theirs], LEVEL)
+    return Ratio.of([a / b for a, b in zip(spent[ours], spent[theirs], strict=True)], LEVEL)
 
 
 def verdict(ratio: Ratio) -> str:
     """Returns "faster", "slower", "equal" (within 5%), or "undecided" by these rounds."""
-    if ratio.side() != "undecided":
-        return "faster" if ratio.side() == "below" else "slower"
-    equal = ratio.side(1 / EQUAL) == "above" and ratio.side(EQUAL) == "below"
-    return "equal" if equal else "undecided"
+    bounds = {"faster": (0.0, 1.0), "slower": (1.0, inf), "equal": (1 / EQUAL, EQUAL)}
+    return next((name for name in bounds if ratio.within(*bounds[name])), "undecided")
 
 
 def cells(*ratios: Mapping[str, Any]) -> list[str]:
     """Returns table cells of a record's ratios, each with its verdict, and the rounds."""
-    found = [Ratio(**ratio) for ratio in ratios]
-    pairs = [(str(ratio), verdict(ratio)) for ratio in found]
-    return [*chain.from_iterable(pairs), str(found[0].rounds)]
+    measured = [Ratio(**ratio) for ratio in ratios]
+    pairs = [(str(ratio), verdict(ratio)) for ratio in measured]
+    return [*chain.from_iterable(pairs), str(measured[0].rounds)]
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Times a call on the clock, the release of its result included."""
-    began = perf_counter()
+def seconds(work: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
+    """Times a call, on the clock of the wall if not on another; its result is released."""
+    began = clock()
     work()
-    return perf_counter() - began
+    return clock() - began

@@ -10,22 +10,15 @@ the same shape, with learned positions and PyTorch's fused attention. As it come
 activation gelu_new and the logits of all targets in memory; two more of it have ours, ReLU, and
 the last also our loss, in chunks of targets: what is left between that one and ours is the model.
 All take a step in every round, in turn.
-Loading is what the pipeline's data sets take to read a batch, in the training process, from a
-file of 20 million tokens: of that batch, and of 8 masked sequences of 512 tokens, which are masked
-anew; the masked step is that of a RoBERTa of the same shape. `trainer.workers` reads meanwhile.
 Writes results/benchmarks/training_step.json and .md.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
@@ -34,14 +27,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import Seconds, in_rounds, ratio, seconds, verdict
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
-from value_aware_attention.models import CausalLanguageModel, build_roberta
-from value_aware_study.data.batches import CausalBatches, MaskedBatches, MaskedSequences
-from value_aware_study.training.modules import CausalTraining, LanguageModeling, MaskedTraining
-from value_aware_study.training.optimizers import BertAdam, InverseSquareRoot, LinearWarmupDecay
+from value_aware_attention.models import CausalLanguageModel
+from value_aware_study.training.modules import CausalTraining
+from value_aware_study.training.optimizers import InverseSquareRoot
 
 SECONDS = 300.0
 ADAMW = partial(AdamW, lr=1.0, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01, fused=True)
-BERT_ADAM = partial(BertAdam, lr=1.0, betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=5.0)
 KERNELS: dict[str, Kernel] = {
     "exponential": Exponential(),
     "polynomial": Polynomial(),
@@ -62,7 +53,6 @@ class Shape:
     length: int = 512
     batch: int = 2
     vocabulary: int = 50_000
-    masked_batch: int = 8
 
     def __str__(self) -> str:
         return (
@@ -71,14 +61,14 @@ class Shape:
         )
 
 
-TINY = Shape(layers=1, width=16, heads=2, length=8, vocabulary=300, masked_batch=2)
+TINY = Shape(layers=1, width=16, heads=2, length=8, vocabulary=300)
 
 
 def main() -> None:
-    given = options(__doc__, SECONDS).parse_args()
-    shape, limit = (TINY, 0.0) if given.quick else (Shape(), given.seconds)
+    arguments = options(__doc__, SECONDS).parse_args()
+    shape, limit = (TINY, 0.0) if arguments.quick else (Shape(), arguments.seconds)
     record = header("training_step") | measure(shape, limit)
-    finish("training_step", record, page(record), keep=not given.quick)
+    finish("training_step", record, page(record), keep=not arguments.quick)
 
 
 def measure(shape: Shape, limit: float) -> dict[str, Any]:
@@ -89,8 +79,7 @@ def measure(shape: Shape, limit: float) -> dict[str, Any]:
     steps = all_steps(shape)
     clocks = {name: partial(seconds, partial(step, rows)) for name, step in steps.items()}
     spent = in_rounds(clocks, [("exponential", peer) for peer in PEERS], limit)
-    loading = loaded(shape, spent["exponential"], 4)
-    return {"shape": str(shape), "seconds": spent, "loading": loading}
+    return {"shape": str(shape), "seconds": spent}
 
 
 def all_steps(shape: Shape) -> dict[str, Step]:
@@ -140,8 +129,8 @@ class AsOurs(nn.Module):
         return self.transformer.h
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.transformer(input_ids=tokens).last_hidden_state
-        return found
+        states: Tensor = self.transformer(input_ids=tokens).last_hidden_state
+        return states
 
 
 def own_step(model: GPT2LMHeadModel) -> Step:
@@ -165,46 +154,7 @@ def step(optimizer: torch.optim.Optimizer, loss: Callable[[Any], Tensor], rows: 
     optimizer.step()
 
 
-def loaded(shape: Shape, causal_steps: list[float], count: int) -> list[dict[str, Any]]:
-    """Measures milliseconds to load a batch and to step on it, by kind of model."""
-    length = shape.length
-    with TemporaryDirectory() as folder:
-        stream, instances = Path(folder) / "stream.npy", Path(folder) / "instances.npy"
-        numbers = np.random.default_rng(0)
-        tokens = numbers.integers(5, shape.vocabulary, size=39_063 * length, dtype=np.uint16)
-        np.save(stream, tokens)
-        np.save(instances, tokens.reshape(-1, length))
-        causal = CausalBatches(stream, length=length, batch_size=shape.batch, steps=10**6, seed=0)
-        special = {"mask_token": 4, "special_tokens": range(5), "vocabulary_size": shape.vocabulary}
-        sequences = MaskedSequences([instances], length=length, **special)
-        masked = MaskedBatches(sequences, batch_size=shape.masked_batch, steps=10**6, seed=0)
-        take, _ = roberta(shape), masked[0]
-        masked_steps = [seconds(partial(take, masked[number])) for number in range(count + 1)][1:]
-        return [
-            _share(f"causal, {shape.batch} x {length}", causal, causal_steps),
-            _share(f"masked, {shape.masked_batch} x {length}", masked, masked_steps),
-        ]
-
-
-def _share(shape: str, batches: Any, steps: list[float]) -> dict[str, Any]:
-    began = perf_counter()
-    for number in range(1, 101):
-        batches[997 * number]
-    load = (perf_counter() - began) / 100
-    return {"shape": shape, "load_ms": 1000 * load, "step_ms": 1000 * median(steps)}
-
-
-def roberta(shape: Shape) -> Step:
-    """Returns the pipeline's step of a RoBERTa of this shape."""
-    torch.manual_seed(0)
-    size = {"layers": shape.layers, "width": shape.width, "heads": shape.heads}
-    size |= {"feedforward": 4 * shape.width, "vocabulary_size": shape.vocabulary}
-    model = build_roberta(**size, length=shape.length, block=shape.length, dropout=0.0)
-    schedule = LinearWarmupDecay(peak=1e-4, warmup_proportion=0.0, steps=10**6)
-    return _step_of(MaskedTraining(model, schedule=schedule, optimizer=BERT_ADAM, seed=0).train())
-
-
-def _step_of(module: LanguageModeling) -> Step:
+def _step_of(module: CausalTraining) -> Step:
     optimizer = module.make_optimizer(module.parameter_groups())
     for group in optimizer.param_groups:
         group["lr"] = 1e-4  # which the schedule multiplies in a training
@@ -221,16 +171,10 @@ def page(record: dict[str, Any]) -> str:
          len(spent[name]))
         for name in spent
     ]  # fmt: skip
-    shares = [
-        (x["shape"], f"{x['load_ms']:.2f}", f"{x['step_ms']:.0f}",
-         f"{100 * x['load_ms'] / x['step_ms']:.2f}%")
-        for x in record["loading"]
-    ]  # fmt: skip
     return (
         "# A training step with each kernel\n\n"
         f"{record['shape']}, all targets scored. {setting(record)} {HOW} Under 1 = faster than the "
-        f"column's.\n\n{markdown(headers, rows)}\n\n{cause(spent)}\n\n"
-        f"{markdown(['batch', 'ms to load', 'ms of a step', 'share'], shares)}\n"
+        f"column's.\n\n{markdown(headers, rows)}\n\n{cause(spent)}\n"
     )
 
 

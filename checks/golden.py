@@ -39,29 +39,29 @@ def main() -> None:
     """Runs the stages, writes their numbers and compares them with those of an earlier run."""
     if len(sys.argv) not in (2, 3):
         sys.exit("error: give a folder for the numbers, and on request that of an earlier run")
-    found = Path(sys.argv[1]).resolve()
-    shutil.rmtree(found, ignore_errors=True)
+    after = Path(sys.argv[1]).resolve()
+    shutil.rmtree(after, ignore_errors=True)
     with TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         for app, overrides in commands(root):
             began = time.perf_counter()
             run(app, overrides, root)
             print(f"{app} {' '.join(overrides)}: {time.perf_counter() - began:.1f} s", flush=True)
-        write_numbers(root, found)
-    print(f"{sum(path.is_file() for path in found.rglob('*'))} files in {found}")
+        write_numbers(root, after)
+    print(f"{sum(path.is_file() for path in after.rglob('*'))} files in {after}")
     if len(sys.argv) == 3:
-        lines = list(differences(Path(sys.argv[2]), found))
+        lines = list(differences(Path(sys.argv[2]), after))
         print("\n".join(lines) or "equal")
         sys.exit(1 if lines else 0)
 
 
 def commands(root: Path) -> list[tuple[str, list[str]]]:
     """Returns app and overrides of every stage of dvc.yaml and of a probe, the report's last."""
-    found = [(app, overrides) for _, app, overrides in stages() if app not in TIMED]
+    staged = [(app, overrides) for _, app, overrides in stages() if app not in TIMED]
     text = shutil.copy(REPOSITORY / "LICENSE", root.with_name("text.txt"))
     model = f"model={root}/outputs/{SCALE}/models/causal_exponential"
     probe = [model, f"text={text}", "caches=true", "probe.windows=2", "probe.length=96"]
-    return [*sorted(found, key=lambda one: one[0] == LAST), ("probe", probe)]
+    return [*sorted(staged, key=lambda command: command[0] == LAST), ("probe", probe)]
 
 
 def run(app: str, overrides: list[str], root: Path) -> None:

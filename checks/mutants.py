@@ -105,14 +105,14 @@ def mutants(file: str) -> Iterator[Mutant]:
     """
     text = (SOURCES / file).read_bytes()
     begins = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
-    seen: Counter[tuple[str, ...]] = Counter()
+    equal: Counter[tuple[str, ...]] = Counter()
     for function, node in _code(ast.parse(text), ""):
         for operator, old, after in changes(node):
             start = begins[old.lineno - 1] + old.col_offset
             end = begins[old.end_lineno - 1] + old.end_col_offset
             key = function, ast.unparse(old), after
-            place = old.lineno, *key[1:], start, end, seen[key]
-            seen[key] += 1
+            place = old.lineno, *key[1:], start, end, equal[key]
+            equal[key] += 1
             yield Mutant(file, function, operator, *place)
 
 
@@ -194,15 +194,15 @@ def _calls(node: ast.Call) -> Iterator[Change]:
 
 def tests_of(file: str) -> tuple[str, ...]:
     """Returns the tests that are to hold a file; () for a file that is not mutated."""
-    found = (tests for pattern, tests in TABLE["tests"].items() if fnmatch(file, pattern))
-    return tuple(next(found, ()))
+    matching = (tests for pattern, tests in TABLE["tests"].items() if fnmatch(file, pattern))
+    return tuple(next(matching, ()))
 
 
 def sample(count: int) -> list[Mutant]:
     """Draws the mutants whose names hash lowest: a change of one file leaves other draws alone."""
     files = (str(file.relative_to(SOURCES)) for file in SOURCES.rglob("*.py"))
-    every = (mutant for file in files if tests_of(file) for mutant in mutants(file))
-    return sorted(every, key=lambda x: sha256(f"{SEED} {x.name}".encode()).digest())[:count]
+    drawable = (mutant for file in files if tests_of(file) for mutant in mutants(file))
+    return sorted(drawable, key=lambda x: sha256(f"{SEED} {x.name}".encode()).digest())[:count]
 
 
 class _FirstFailure:
@@ -310,27 +310,38 @@ def check(killers: Iterable[str]) -> None:
 
 def known(outcomes: Path) -> dict[str, list[str]]:
     """Reads the killers of every mutant by name, one for each of its runs."""
-    found: dict[str, list[str]] = {}
+    killers: dict[str, list[str]] = {}
     for line in outcomes.read_text().splitlines() if outcomes.exists() else ():
-        one = json.loads(line)
-        found.setdefault(one["name"], []).append(one["killed_by"])
-    return found
+        outcome = json.loads(line)
+        killers.setdefault(outcome["name"], []).append(outcome["killed_by"])
+    return killers
 
 
 def main() -> None:
     """Runs the mutants that have no outcome yet; prints and writes the page, but for --quick."""
-    given = _given()
-    chosen = sample(5 if given.quick else given.sample)
-    given.outcomes.parent.mkdir(parents=True, exist_ok=True)
-    done = {name for name, killed in known(given.outcomes).items() if killed[-1] or not given.again}
+    arguments = _given()
+    chosen = sample(5 if arguments.quick else arguments.sample)
+    arguments.outcomes.parent.mkdir(parents=True, exist_ok=True)
+    done = {
+        name
+        for name, killed in known(arguments.outcomes).items()
+        if killed[-1] or not arguments.again
+    }
     for name in PRELOADED:
         import_module(name)
     if "value_aware_attention" in sys.modules:
         raise SystemExit("error: the library is imported; a mutant must be read in place of it")
-    run([one for one in chosen if one.name not in done], given.outcomes, given.workers)
-    found = known(given.outcomes)
-    check(found[one.name][-1] for one in chosen)
-    _write([asdict(one) | outcome(one.name, found[one.name]) for one in chosen], not given.quick)
+    run(
+        [mutant for mutant in chosen if mutant.name not in done],
+        arguments.outcomes,
+        arguments.workers,
+    )
+    killers = known(arguments.outcomes)
+    check(killers[mutant.name][-1] for mutant in chosen)
+    _write(
+        [asdict(mutant) | outcome(mutant.name, killers[mutant.name]) for mutant in chosen],
+        not arguments.quick,
+    )
 
 
 def _given() -> Namespace:
@@ -349,12 +360,12 @@ def outcome(name: str, killed_by: Sequence[str]) -> dict[str, Any]:
     return {"killed_by": killed_by[-1], "survived_at_first": not killed_by[0], "why": why}
 
 
-def _write(found: list[dict[str, Any]], keep: bool) -> None:
+def _write(outcomes: list[dict[str, Any]], keep: bool) -> None:
     # These import the library, which the mutants' processes have to do first.
     from benchmarks.record import finish
     from checks import mutants_page
 
-    record = mutants_page.record(SEED, found)
+    record = mutants_page.record(SEED, outcomes)
     finish("mutants", record, mutants_page.page(record), keep=keep)
 
 

@@ -22,25 +22,27 @@ HOW_READ = (
 )
 
 
-def record(seed: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def record(seed: int, mutants: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Builds the record of all mutants."""
     fields = (*KEPT, "killed_by", "survived_at_first", "why")
     return header("mutants") | {
         "seed": seed,
-        "mutants": [{name: one[name] for name in fields} for one in found],
+        "mutants": [{name: mutant[name] for name in fields} for mutant in mutants],
     }
 
 
 def page(record: dict[str, Any]) -> str:
     """Renders the record as Markdown: score, survivors, and files."""
-    found = record["mutants"]
-    survivors = [one for one in found if not one["killed_by"]]
-    written_for = [one for one in found if one["killed_by"] and one["survived_at_first"]]
-    files, alive = (Counter(one["file"] for one in some) for some in (found, survivors))
+    mutants = record["mutants"]
+    survivors = [mutant for mutant in mutants if not mutant["killed_by"]]
+    written_for = [
+        mutant for mutant in mutants if mutant["killed_by"] and mutant["survived_at_first"]
+    ]
+    files, alive = (Counter(mutant["file"] for mutant in some) for some in (mutants, survivors))
     rows = [(f"`{file}`", files[file] - alive[file], files[file]) for file in sorted(files)]
-    first = len(found) - len(survivors) - len(written_for)
+    first = len(mutants) - len(survivors) - len(written_for)
     return (
-        f"# Mutants: {len(found) - len(survivors)} of {len(found)} are killed\n\n{HOW_READ}\n\n"
+        f"# Mutants: {len(mutants) - len(survivors)} of {len(mutants)} are killed\n\n{HOW_READ}\n\n"
         f"{setting(record)}\n\n## Survivors\n\n{_table(survivors, 'why')}\n\n"
         f"## Killed since\n\nThe tests at first killed {first}; what the tests written then kill:"
         f"\n\n{_table(written_for, 'killed_by')}\n\n"
@@ -48,14 +50,14 @@ def page(record: dict[str, Any]) -> str:
     )
 
 
-def _table(found: Sequence[dict[str, Any]], last: str) -> str:
+def _table(mutants: Sequence[dict[str, Any]], last: str) -> str:
     rows = [
         (
-            _code(f"{one['file']}:{one['line']}"),
-            f"{_code(one['before'])} → {_code(one['after'])}",
-            one[last],
+            _code(f"{mutant['file']}:{mutant['line']}"),
+            f"{_code(mutant['before'])} → {_code(mutant['after'])}",
+            mutant[last],
         )
-        for one in found
+        for mutant in mutants
     ]
     return markdown(["place", "change", last.replace("_", " ")], rows, names=3) if rows else "None."
 

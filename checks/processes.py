@@ -22,14 +22,14 @@ for _app in APPS:
     import_module(f"pipelines.{_app}")
 
 
-def app_process(app: str, given: Sequence[str], root: Path, output: Path) -> ForkServerProcess:
+def app_process(app: str, overrides: Sequence[str], root: Path, output: Path) -> ForkServerProcess:
     """Returns the process of `python -m pipelines.<app>`, started, which prints to a file."""
-    process: ForkServerProcess = SERVER.Process(target=_run, args=(app, given, root, output))
+    process: ForkServerProcess = SERVER.Process(target=_run, args=(app, overrides, root, output))
     process.start()
     return process
 
 
-def _run(app: str, given: Sequence[str], root: Path, output: Path) -> None:
+def _run(app: str, overrides: Sequence[str], root: Path, output: Path) -> None:
     """Runs the app at the repository's root, on one thread."""
     os.chdir(REPOSITORY)
     multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
@@ -37,5 +37,5 @@ def _run(app: str, given: Sequence[str], root: Path, output: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(sys.stdout.fileno(), descriptor)
     torch.set_num_threads(1)
-    sys.argv = [f"pipelines.{app}", *FIXED, f"paths.root={root}", *given]
+    sys.argv = [f"pipelines.{app}", *FIXED, f"paths.root={root}", *overrides]
     import_module(f"pipelines.{app}").main()

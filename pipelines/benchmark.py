@@ -17,36 +17,29 @@ def main(cfg: DictConfig) -> None:
     from pipelines.app.tracking import tracked
     from value_aware_attention.measurement.run_on import run_on
     from value_aware_attention.measurement.store import RecordCache
-    from value_aware_study.benchmarking.measurement import Plan, measure, training_times
-    from value_aware_study.benchmarking.subjects import (
-        build_setting,
-        build_subject,
-        describe,
-        source_of,
-    )
+    from value_aware_study.benchmarking import measurement
+    from value_aware_study.benchmarking.passes import Setting, Subject
 
-    methods, layer = plain(cfg.methods), plain(cfg.layer)
-    subjects = [build_subject(name, method) for name, method in methods.items()]
-    setting = build_setting(layer)
-    lengths = [*cfg.lengths]
-    passes = {"forward": lengths, "forward_backward": lengths}
-    passes["attention"] = [*cfg.attention_lengths]
-    plan = Plan(passes, seconds=cfg.seconds, slowest=cfg.slowest)
-    where = asdict(run_on()) | {"threads": setting.threads}
-    source = source_of(subjects)
-    cells = measure(
-        subjects, plan, setting, RecordCache(cfg.cache, {"run_on": where, "source": source})
+    subjects = [Subject(name, config) for name, config in plain(cfg.methods).items()]
+    setting = Setting.here(plain(cfg.layer))
+    lengths = {"forward": [*cfg.lengths], "forward_backward": [*cfg.lengths]}
+    lengths["attention"] = [*cfg.attention_lengths]
+    machine = asdict(run_on()) | {"threads": setting.threads}
+    code = {"run_on": machine, "source": measurement.source_of(subjects)}
+    benchmark = measurement.Benchmark(
+        subjects, setting, cfg.seconds, cfg.slowest, RecordCache(cfg.cache, code)
     )
-    record = {
-        "run_on": where,
-        "source": source,
-        "layer": layer | {"device": setting.device, "threads": setting.threads},
-        "plan": {**plan.lengths, "seconds": plan.seconds, "slowest": plan.slowest},
-        "methods": {s.name: describe(methods[s.name], s, plan, setting) for s in subjects},
+    cells = list(benchmark.cells(lengths))
+    all_lengths = {*cfg.lengths, *cfg.attention_lengths}
+    record = code | {
+        "how": measurement.HOW,
+        "layer": asdict(setting),
+        "plan": {**lengths, "seconds": cfg.seconds, "slowest": cfg.slowest},
+        "methods": {subject.name: subject.described(all_lengths, setting) for subject in subjects},
         "cells": cells,
     }
     with tracked(cfg, "benchmark", setting.device) as run:
-        times = training_times(cells)
+        times = measurement.training_times(cells)
         write_json(cfg.metrics, times)
         write_json(cfg.record, record, checksum=True)
         if run:

@@ -8,8 +8,9 @@ import torch
 
 from pipelines.app import composed, plain
 from tests.apps import run_app
-from value_aware_study.benchmarking.measurement import check
-from value_aware_study.benchmarking.subjects import build_setting, build_subject
+from value_aware_attention.measurement.store import RecordCache
+from value_aware_study.benchmarking.measurement import Benchmark
+from value_aware_study.benchmarking.passes import Setting, Subject
 
 ROOT = Path(__file__).parents[1]
 KEPT = {"eager", "sliding_window", "reformer"}
@@ -27,29 +28,32 @@ def run(folder: Path, *overrides: str) -> None:
 
 
 @pytest.mark.parametrize("length", [16, 128])
-def test_every_configured_method_runs(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_configured_method_runs(
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     cfg = composed("benchmark", ["scale=smoke"]).benchmark
-    subjects = [build_subject(name, plain(method)) for name, method in cfg.methods.items()]
-    assert len(subjects) == len({subject.key() for subject in subjects}) >= 20
-    check(subjects, length, build_setting(plain(cfg.layer)))
+    subjects = [Subject(name, method) for name, method in plain(cfg.methods).items()]
+    assert len(subjects) >= 20
+    setting = Setting.here(plain(cfg.layer))
+    Benchmark(subjects, setting, 0.0, 1.0, RecordCache(tmp_path, {})).check(length)
 
 
 def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
     run(tmp_path)
     record = json.loads((tmp_path / "outputs/smoke/benchmark.json").read_text())
     steps = {(c["pass"], c["length"], c["method"]) for c in record["cells"]}
-    wanted = {("forward", 16), ("forward_backward", 16), ("attention", 16), ("attention", 32)}
-    assert steps == {(*step, method) for step in wanted for method in KEPT}
+    measured = {("forward", 16), ("forward_backward", 16), ("attention", 16), ("attention", 32)}
+    assert steps == {(*step, method) for step in measured for method in KEPT}
     for cell in record["cells"]:
         assert cell["time"]["low"] <= cell["time"]["milliseconds"] <= cell["time"]["high"]
         assert cell["time"]["passes"] >= len(cell["time"]["rounds"]) >= 6 and cell["peak_mib"] >= 0
     assert set(json.loads((tmp_path / "outputs/smoke/metrics/benchmark.json").read_text())) == KEPT
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
-    next(iter(kept)).unlink()  # as if the run had been ended before it
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
+    next(iter(before)).unlink()  # as if the run had been ended before it
     run(tmp_path)
     after = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
-    assert set(after) == set(kept) and sum(after[p] != kept[p] for p in kept) == 1
+    assert set(after) == set(before) and sum(after[p] != before[p] for p in before) == 1
     assert not list(tmp_path.rglob("*.partial"))
 
 

@@ -6,7 +6,6 @@ The first tests show that the pretend device refuses what CUDA refuses.
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import asdict
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,8 @@ from value_aware_attention.measurement.layers import layer_errors, skewness, ske
 from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
-from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
-from value_aware_study.benchmarking.process import peak_memory
+from value_aware_study.benchmarking.measurement import peak_mib
+from value_aware_study.benchmarking.passes import PASSES, Setting, Subject
 from value_aware_study.evaluation.picture import effective_weights, first_head
 from value_aware_study.training.plan import one_step
 
@@ -451,19 +450,19 @@ def test_hugging_face_models(kind: str) -> None:
 
 @pytest.mark.parametrize("name", PASSES)
 def test_benchmarked_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    for function in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, function, partial(asked.append, function))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**20)
     setting = Setting(16, 2, 32, 1, "cuda", "float32", 1, 0)
+    target = {"_target_": "value_aware_attention.approximations.Nystrom", "landmarks": 4}
+    mixing = {"_target_": "value_aware_attention.models.mixing.LinearMixing"}
+    mixing |= {"length": 12, "width": 16, "seed": 0}
+    configs: list[dict[str, object]] = [{"build": target}, {"build": mixing, "mixes_hidden": True}]
     with PretendDevice():
-        for method in (Exact, partial(Nystrom, 4)):
-            subject = Subject("method", method)
-            assert peak_memory(name, subject, 12, 8, setting)[0] == 3
-        subject = Subject("mixing", partial(LinearMixing, 12, 16, 0), mixes_hidden=True)
-        prepare(name, subject, 12, setting)()
-    assert asked.count("synchronize") == 5 and asked.count("empty_cache") == 2
+        for config in configs:
+            work = PASSES[name](Subject("method", config), 12, setting)
+            assert peak_mib(work, setting.device) == 3
 
 
 def test_the_search_waits_a_few_times_for_every_key() -> None:

@@ -1,27 +1,32 @@
 """The benchmark times a pre-norm layer's passes, with arguments that follow the length."""
 
-import os
-import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.benchmark import Timer
 
 from value_aware_attention import attention
-from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow, Strided
+from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow
 from value_aware_attention.kernels import Elu
 from value_aware_attention.measurement.store import RecordCache
-from value_aware_study.benchmarking import process
-from value_aware_study.benchmarking.measurement import Plan, check, measure
+from value_aware_study.benchmarking import measurement
+from value_aware_study.benchmarking.measurement import ROUNDS, Benchmark, in_turn, peak_mib, summary
 from value_aware_study.benchmarking.passes import PASSES, EagerAttention, Setting, Subject, layer_of
-from value_aware_study.benchmarking.process import in_fresh_process, peak_memory, times
 
 SETTING = Setting(16, 2, 32, 1, "cpu", "float32", 1, 0)
 
 
-def subject(method: type, **arguments: object) -> Subject:
-    return Subject(method.__name__, partial(method, **arguments))
+def subject(method: type, by_length: dict[str, Any] | None = None, **arguments: object) -> Subject:
+    target = {"_target_": f"{method.__module__}.{method.__name__}", **arguments}
+    return Subject(method.__name__, {"build": target, "by_length": by_length or {}})
+
+
+def benchmark(subjects: Iterable[Subject], folder: Path, slowest: float = 1.0) -> Benchmark:
+    return Benchmark(list(subjects), SETTING, 0.01, slowest, RecordCache(folder, {"machine": "a"}))
 
 
 def test_eager_attention_is_exact_attention(generator: torch.Generator) -> None:
@@ -48,156 +53,103 @@ def test_layer_is_pytorchs_pre_norm_encoder_layer() -> None:
 
 
 def test_forward_keeps_no_graph_and_backward_reaches_every_parameter() -> None:
-    work = PASSES["forward"](subject(Exact), 8, SETTING)
-    assert not work().requires_grad
-    layers: list[torch.nn.Module] = []
-
-    def build() -> torch.nn.Module:
-        layers.append(Exact())
-        return layers[-1]
-
-    backward = PASSES["forward_backward"](Subject("exact", build), 8, SETTING)
-    backward()
-    layer = backward.__closure__
-    assert layer is not None
-    module = next(c.cell_contents for c in layer if isinstance(c.cell_contents, torch.nn.Module))
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in module.parameters())
+    assert not PASSES["forward"](subject(Exact), 8, SETTING)().requires_grad
+    gradients = PASSES["forward_backward"](subject(Exact), 8, SETTING)()
+    parameters = list(layer_of(subject(Exact), 8, SETTING).parameters())
+    assert [g.shape for g in gradients] == [(1, 8, 16), *(p.shape for p in parameters)]
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
 def test_arguments_follow_the_length() -> None:
-    strided = Subject("s", partial(Strided), {"stride": (1, 0.5)})
-    assert strided.arguments(256) == {"stride": 16}
-    assert strided.module(256).stride == 16
-    capped = Subject("n", partial(Nystrom), {"landmarks": (1, 1, 64)})
+    window = subject(SlidingWindow, {"r": [1, 0.5]})
+    assert window.arguments(256) == {"r": 16} and window.module(256).r == 16
+    capped = subject(Nystrom, {"landmarks": [1, 1, 64]})
     assert [capped.arguments(n)["landmarks"] for n in (16, 64, 512)] == [16, 64, 64]
 
 
 def test_multiply_adds_are_of_all_heads_and_queries() -> None:
     assert subject(Exact).multiply_adds(10, SETTING) == 2 * 10 * 10 * 16
-    assert Subject("identity", torch.nn.Identity).multiply_adds(10, SETTING) is None
+    assert subject(torch.nn.Identity).multiply_adds(10, SETTING) is None
 
 
-class Doubled(torch.nn.Module):
-    """Allocates its output and nothing else; a matrix product may take scratch space beside it."""
+def test_peak_memory_is_the_most_that_tensors_hold_at_once() -> None:
+    x = torch.ones(2**18)  # a MiB
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x], dim=-1)
+    def work() -> torch.Tensor:
+        first = torch.cat([x, x])
+        second = torch.cat([first, first])
+        del first
+        return second.add_(1) + second
 
-
-@pytest.mark.slow
-def test_peak_memory_is_what_a_pass_allocates() -> None:
-    setting = Setting(2000, 1, 8, 1, "cpu", "float32", 1, 0)
-    doubling = Subject("double", Doubled, mixes_hidden=True)
-    found, seconds = in_fresh_process(peak_memory, "attention", doubling, 2000, 2, setting)
-    assert pytest.approx(found, rel=0.15) == 4 * 2000 * 4000 / 2**20
-    assert seconds > 0
+    assert peak_mib(work, "cpu") == pytest.approx(8, rel=1e-3)  # 2 + 4, then 4 + 4
+    assert peak_mib(lambda: x.add_(1), "cpu") < 1e-3
 
 
-def test_times_run_every_method_at_every_length_in_every_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A slow while of the machine thus falls on all methods and lengths."""
-    order: list[tuple[str, int]] = []
+def test_every_round_times_all_in_turn_and_a_summary_has_each_rounds_median() -> None:
+    order: list[str] = []
 
-    def noted(name: str, subject: Subject, length: int, setting: Setting) -> Callable[[], None]:
-        def work() -> None:
-            order.append((subject.name, length))
-            time.sleep(process.TURN)
+    def noted(name: str) -> Callable[[], None]:
+        return lambda: order.append(name)
 
-        return work
-
-    monkeypatch.setattr(process, "prepare", noted)
-    subjects = [subject(Exact), subject(SlidingWindow, r=4)]
-    runs = [(method, length) for method in subjects for length in (8, 16)]
-    spent = times("attention", runs, 0.0, SETTING)
-    once = [(method.name, length) for method, length in runs]
-    assert order == [*once, *(process.LEAST // 2 * [*once[::-1], *once])]
-    assert [len(rounds) for rounds in spent] == [process.LEAST] * 4
+    timers = {name: Timer("work()", globals={"work": noted(name)}) for name in "ab"}
+    turns = in_turn(timers, 0.006)
+    assert "".join(name for name, _ in groupby(order)) == ROUNDS * "ab"
+    cell = summary(turns["a"])
+    assert cell["low"] <= cell["milliseconds"] <= cell["high"] and len(cell["rounds"]) == ROUNDS
+    assert cell["passes"] >= ROUNDS
 
 
-def test_a_short_pass_is_repeated_in_its_turn() -> None:
-    (spent,) = times("attention", [(subject(Exact), 8)], 0.0, SETTING)
-    assert all(len(turn) > 1 and sum(turn) >= process.TURN for turn in spent)
-    assert all(seconds > 0 for turn in spent for seconds in turn)
+def test_measurements_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on measures only what is missing: a pass at a length."""
+    lengths = {"attention": [8], "forward": [8, 16]}
+    measured: list[int] = []
 
-
-def test_a_summary_has_every_rounds_median_for_ratios_within_rounds() -> None:
-    found = process.summary([[0.001, 0.003, 0.002], [0.004]])
-    assert found["rounds"] == [2.0, 4.0] and found["passes"] == 4 and found["milliseconds"] == 2.5
-
-
-def test_a_process_passes_errors_on() -> None:
-    with pytest.raises(ValueError, match="r is 0"):
-        in_fresh_process(SlidingWindow, 0)
-    with pytest.raises(MemoryError, match="exit code"):
-        in_fresh_process(os._exit, 9)
-
-
-def test_measurements_are_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that goes on measures only missing cells."""
-    from value_aware_study.benchmarking import measurement
-
-    made: list[str] = []
-
-    def fake(function, *given):
-        made.append(function.__name__)
-        if len(made) == 4:
+    def interrupted(timers: dict[str, Timer], seconds: float) -> dict[str, Any]:
+        measured.append(len(timers))
+        if len(measured) == 2:
             raise KeyboardInterrupt
-        if function is peak_memory:
-            return 2.0, 1e-3
-        return [[[1e-3], [2e-3], [3e-3]]] * len(given[1])
+        return in_turn(timers, seconds)
 
-    monkeypatch.setattr(measurement, "in_fresh_process", fake)
-    subjects = [subject(Exact), subject(SlidingWindow, r=4)]
-    plan = Plan({"attention": [8], "forward": [8, 16]}, seconds=0.1, slowest=1.0)
-    cache = RecordCache(tmp_path, {"machine": "a"})
+    monkeypatch.setattr(measurement, "in_turn", interrupted)
+    narrow = benchmark([subject(Exact), subject(SlidingWindow, r=4)], tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        measure(subjects, plan, SETTING, cache)
-    assert len(made) == 4
-    cells = measure(subjects, plan, SETTING, cache)
-    assert len(made) == 9  # two of memory and one of times were kept; the one that ended was not
-    assert [cell["time"]["milliseconds"] for cell in cells] == [2.0] * 6
-    assert measure(subjects, plan, SETTING, cache) == cells and len(made) == 9
-    wider = [subject(Exact), subject(SlidingWindow, r=5)]
-    measure(wider, plan, SETTING, cache)
-    assert len(made) == 14  # the other window's memory thrice, and the times of both passes
+        list(narrow.cells(lengths))
+    cells = list(narrow.cells(lengths))
+    assert measured == [2] * 4  # the one of the attention was kept, the one that ended was not
+    assert len(cells) == 6 and all(cell["time"]["passes"] >= ROUNDS for cell in cells)
+    assert list(narrow.cells(lengths)) == cells and len(measured) == 4
+    wide = benchmark([subject(Exact), subject(SlidingWindow, r=5)], tmp_path)
+    list(wide.cells(lengths))
+    assert len(measured) == 7
 
 
-def test_what_would_take_too_long_is_left_out_with_its_reason(tmp_path, monkeypatch) -> None:
-    from value_aware_study.benchmarking import measurement
-
-    def fake(function, *given):
-        if function is peak_memory:
-            return 1.0, 0.5 if given[1].name == "Exact" else 0.1
-        return [[[0.1]] * 3] * len(given[1])
-
-    monkeypatch.setattr(measurement, "in_fresh_process", fake)
-    plan = Plan({"forward": [16, 32, 64]}, seconds=0.1, slowest=1.0)
+def test_what_would_take_too_long_or_need_too_much_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subjects = [subject(Exact), subject(SlidingWindow, r=4)]
-    cells = measure(subjects, plan, SETTING, RecordCache(tmp_path, {}))
-    kept = [(c["method"], c["length"]) for c in cells if "time" in c]
-    assert kept == [("Exact", 16), *(("SlidingWindow", n) for n in (16, 32, 64))]
-    left = [cell for cell in cells if "left_out" in cell]
-    assert [cell["length"] for cell in left] == [32, 64]
-    assert all("2 s" in cell["left_out"] and "slowest = 1" in cell["left_out"] for cell in left)
+    cells = list(benchmark(subjects, tmp_path, slowest=1e-9).cells({"forward": [16, 32, 64]}))
+    assert [cell["length"] for cell in cells if "time" in cell] == [16, 16]
+    reasons = [cell["left_out"] for cell in cells if cell["length"] > 16]
+    assert len(reasons) == 4 and all("slowest = 1e-09" in reason for reason in reasons)
+    monkeypatch.setattr(measurement, "memory_mib", lambda device: 1e-6)
+    *_, last = benchmark(subjects, tmp_path).cells({"forward": [16, 32]})
+    assert last["left_out"] == "expected to need up to 0 GiB of memory"
 
 
-@pytest.mark.parametrize(
-    ("lengths", "named"),
-    [({"backward": [8]}, "backward"), ({"forward": [0]}, "0"), ({"forward": []}, "no lengths")],
-)
-def test_bad_plans_are_refused(lengths: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Plan(lengths, seconds=1.0, slowest=1.0)
+def test_a_pass_that_runs_out_of_memory_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(work: object, device: str) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate")
+
+    monkeypatch.setattr(measurement, "peak_mib", fails)
+    (cell,) = benchmark([subject(Exact)], tmp_path).cells({"attention": [8]})
+    assert cell["left_out"] == "CUDA out of memory. Tried to" and "time" not in cell
 
 
-def test_a_method_that_cannot_run_is_named_before_any_work() -> None:
+def test_a_method_that_cannot_run_is_named_before_any_work(tmp_path: Path) -> None:
+    wrong = benchmark([subject(Exact), subject(Nystrom, landmarks=17)], tmp_path)
     with pytest.raises(ValueError, match=r"Nystrom at length 16: landmarks"):
-        check([subject(Exact), subject(Nystrom, landmarks=17)], 16, SETTING)
-
-
-def test_bad_settings_are_refused() -> None:
+        next(wrong.cells({"forward": [16]}))
     with pytest.raises(ValueError, match="divisible by heads = 3"):
         Setting(16, 3, 32, 1, "cpu", "float32", 1, 0)
-    with pytest.raises(ValueError, match="float33"):
-        Setting(16, 2, 32, 1, "cpu", "float33", 1, 0)

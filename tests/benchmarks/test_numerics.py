@@ -24,7 +24,7 @@ def test_errors_shrink_with_the_digits_of_the_dtype() -> None:
     inputs = inputs_of_every_kind(64, 64)["ordinary"]
     case = MethodCall(approximations.OptimalValueOblivious(4))
     cells = [cell("method", case, "ordinary", inputs, dtype) for dtype in numerics.DTYPES]
-    assert all(0 < one.largest < 1e-2 for one in cells)
+    assert all(0 < measured.largest < 1e-2 for measured in cells)
     assert cells[0].largest > 1e3 * cells[2].largest > 1e9 * cells[3].largest
 
 
@@ -54,7 +54,11 @@ class Overflowing(Approximation):
 
 def test_what_is_not_finite_or_far_is_bold() -> None:
     inputs = inputs_of_every_kind(64, 64)["ordinary"]
-    one = cell("overflow", MethodCall(Overflowing()), "ordinary", inputs, "fp16")
-    assert one.non_finite_rows == one.rows and one.far
+    overflow = cell("overflow", MethodCall(Overflowing()), "ordinary", inputs, "fp16")
+    assert overflow.non_finite_rows == overflow.rows and overflow.far
     far = cell("far", MethodCall(Overflowing()), "ordinary", inputs, "fp32")
-    assert far.far and numerics._text(far).startswith("**") and "not finite" in numerics._text(one)
+    assert (
+        far.far
+        and numerics._text(far).startswith("**")
+        and "not finite" in numerics._text(overflow)
+    )

@@ -18,26 +18,25 @@ def test_the_interval_misses_the_median_as_seldom_as_it_says(size: int, level: f
         [sign * value for sign, value in zip(signs, sizes, strict=True)]
         for signs in product((-1, 1), repeat=size)
     ]
-    found = [median_interval(values, level) for values in signed]
-    if None in found:
+    intervals = [median_interval(values, level) for values in signed]
+    if None in intervals:
         assert 2 * 0.5**size > 1 - level
     else:
-        assert sum(not low <= 0 <= high for low, high in found) / 2**size <= 1 - level
+        assert sum(not low <= 0 <= high for low, high in intervals) / 2**size <= 1 - level
 
 
-def test_a_ratio_is_taken_round_by_round_and_takes_a_side_with_its_whole_interval() -> None:
-    theirs = [10.0, 30.0, 10.0, 20.0, 10.0, 10.0]
-    found = Ratio.of([0.5 * seconds for seconds in theirs], theirs)
-    assert (found.median, found.low, found.high) == (0.5, 0.5, 0.5)
-    assert found.side() == "below" and found.side(0.4) == "above"
-    noisy = Ratio.of([8.0, 9.0, 9.0, 9.0, 9.0, 13.0], [10.0] * 6)
-    assert noisy.side() == "undecided" and str(noisy) == "0.9 (0.8 to 1.3)"
-    assert Ratio.of([1.0] * 5, [2.0] * 5).side() == "undecided"  # too few for an interval
+def test_a_ratio_lies_between_bounds_with_its_whole_interval() -> None:
+    half = Ratio.of([0.5] * 6)
+    assert (half.median, half.low, half.high) == (0.5, 0.5, 0.5)
+    assert half.within(0.4, 0.6) and half.within(0.6, 1.0) is False and str(half) == "0.5"
+    noisy = Ratio.of([0.8, 0.9, 0.9, 0.9, 0.9, 1.3])
+    assert noisy.within(0.0, 1.0) is None and str(noisy) == "0.9 (0.8 to 1.3)"
+    assert Ratio.of([0.5] * 5).within(0.0, 1.0) is None  # too few for an interval
 
 
 def times(*values: float) -> Callable[[], float]:
-    given = cycle(values)
-    return lambda: next(given)
+    seconds = cycle(values)
+    return lambda: next(seconds)
 
 
 def test_rounds_end_when_all_pairs_are_decided() -> None:

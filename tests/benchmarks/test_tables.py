@@ -4,14 +4,12 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import record, tokenization, training_step
+from benchmarks import record, training_step
 from benchmarks.training_step import TINY, AsOurs
-from value_aware_study.data.tokenization import ByteLevelBPE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = {
@@ -19,7 +17,6 @@ QUICK = {
     "cache_optimum": "## Error over the proved bound",
     "caches": "## Error on the observed queries",
     "optimal_value_aware": "call / fused",
-    "patterns": "first call ms",
     "training_step": "With both GPT-2 does the same work",
 }
 """Maps a benchmark, with its options, to a part of its page."""
@@ -34,12 +31,12 @@ RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem !=
 
 
 @pytest.mark.parametrize(
-    ("command", "shown"),
+    ("command", "title"),
     [*QUICK.items(), *(pytest.param(*page, marks=pytest.mark.slow) for page in (DECODING, PEERS))],
 )
 def test_a_quick_run_prints_its_tables_and_writes_nothing(
     command: str,
-    shown: str,
+    title: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -49,7 +46,7 @@ def test_a_quick_run_prints_its_tables_and_writes_nothing(
     monkeypatch.setattr(sys, "argv", [name, "--quick", *options])
     import_module(f"benchmarks.{name}").main()
     printed = capsys.readouterr().out
-    assert shown in printed and "|:--" in printed and "nan" not in printed
+    assert title in printed and "|:--" in printed and "nan" not in printed
     assert not list(tmp_path.iterdir())
 
 
@@ -57,11 +54,11 @@ def test_a_quick_run_prints_its_tables_and_writes_nothing(
 def test_a_published_page_has_the_tables_of_its_record(file: Path) -> None:
     module = import_module(PAGES.get(file.stem, record.module_of(file.stem)))
     page = module.page(json.loads(file.read_text()))
-    shown, published = (
+    rendered, published = (
         [line for line in text.splitlines() if line.startswith("|")]
         for text in (page, file.with_suffix(".md").read_text())
     )
-    assert shown == published
+    assert rendered == published
 
 
 def test_gpt2_with_our_loss_has_gpt2s_loss_of_every_target() -> None:
@@ -71,15 +68,3 @@ def test_gpt2_with_our_loss_has_gpt2s_loss_of_every_target() -> None:
     assert ours.count_targets(rows) == 2 * TINY.length
     torch.testing.assert_close(ours.loss(rows), training_step.own_loss(model, rows))
     assert {id(p) for p in ours.parameters()} == {id(p) for p in model.parameters()}
-
-
-def test_tokenization_is_compared_with_the_call_that_it_makes(tmp_path: Path) -> None:
-    texts = [f"words and numbers {number}, </s> and more" for number in range(70)]
-    tokenizer = ByteLevelBPE(vocabulary_size=300, training_characters=1000).build(texts)
-    tokenization.write_texts(texts, tmp_path)
-    ways = tokenization.ways_to_tokenize(texts, tokenizer, tmp_path)
-    assert next(iter(ways)) == tokenization.PEER == "encode_batch_fast"
-    stream: Any = ways["token_stream"](tmp_path / "scratch")
-    encoded: Any = ways["encode_batch"](tmp_path)
-    assert sorted(row.as_py()[:-1] for row in stream["input_ids"]) == sorted(x.ids for x in encoded)
-    assert ways[tokenization.PEER](tmp_path) is None

@@ -7,8 +7,8 @@ import pytest
 
 from value_aware_attention.approximations import LSH, Exact, OptimalValueAware
 from value_aware_attention.measurement.store import import_closure, source_hash
+from value_aware_study.benchmarking.measurement import source_of
 from value_aware_study.benchmarking.passes import Subject
-from value_aware_study.benchmarking.subjects import source_of
 
 
 def closure_of(method: type) -> set[str]:
@@ -24,9 +24,12 @@ def test_a_closure_has_what_a_method_runs_and_no_other_method() -> None:
 
 
 def test_what_is_timed_depends_on_the_method_and_on_what_times_it() -> None:
-    one, other = Subject("exact", Exact), Subject("lsh", LSH)
-    assert source_of([one]) != source_of([other])
-    assert source_of([one]) != source_hash(Exact.__module__)
+    exact, lsh = (
+        Subject("", {"build": {"_target_": f"value_aware_attention.approximations.{name}"}})
+        for name in ("Exact", "LSH")
+    )
+    assert source_of([exact]) != source_of([lsh])
+    assert source_of([exact]) != source_hash(Exact.__module__)
 
 
 def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(

@@ -1,205 +1,182 @@
-"""The benchmark of every method at every length: memory first, then times, all kept on disk."""
+"""The benchmark of every method at every length: peak memory and time, all kept on disk."""
 
+import os
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import Measurement, Timer
 from tqdm import tqdm
 
-from value_aware_attention.measurement.store import RecordCache
-from value_aware_study.benchmarking.passes import (
-    PASSES,
-    Setting,
-    Subject,
-    prepare,
-)
-from value_aware_study.benchmarking.process import (
-    RESET,
-    import_once,
-    in_fresh_process,
-    peak_memory,
-    reported_mib,
-    summary,
-    times,
-)
+from value_aware_attention.measurement.store import RecordCache, defining_module, source_hash
+from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, Work
 
 Cell = dict[str, Any]
-SHARE_OF_MEMORY = 0.8
-"""Share of the free memory that a pass may be predicted to need."""
-
-MEMORY = Path("/proc/meminfo")
+HOW = (
+    "Time: torch.utils.benchmark.Timer, median over rounds in which every method runs at one "
+    "length in turn, warm-up not counted; bars are quartiles. Memory: the largest sum of tensors "
+    "that PyTorch holds at once during one pass (torch.profiler), above those that stay: weights, "
+    "inputs, the layout of a pattern."
+)
+ROUNDS = 6
+"""A 95% interval of a median takes six."""
+SHARE_OF_MEMORY = 0.7
+"""Share of the memory that a pass may be predicted to need."""
+# The profiler's C++ library announces every start and end on stderr.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Says which passes run at which lengths, and for how long.
+class Benchmark:
+    """Measures methods in one setting.
 
-    Each pass is timed for `seconds`, all lengths together, and for six rounds at least. Passes
-    predicted (from the previous length) to exceed `slowest` seconds are skipped and recorded as
-    skipped.
+    Each pass is timed for about `seconds`, all lengths together, in six rounds. Methods that are
+    predicted (from the previous length) to exceed `slowest` seconds are left out.
     """
 
-    lengths: Mapping[str, Sequence[int]]
+    subjects: Sequence[Subject]
+    setting: Setting
     seconds: float
     slowest: float
-
-    def __post_init__(self) -> None:
-        for name, lengths in self.lengths.items():
-            if name not in PASSES:
-                raise ValueError(f"the pass is {name!r}; it must be one of {', '.join(PASSES)}")
-            for length in lengths:
-                if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-                    raise ValueError(f"a length is {length!r}; it must be an integer >= 1")
-        if not any(self.lengths.values()):
-            raise ValueError("no lengths given; at least one pass must have a length")
-
-    def passes(self) -> dict[str, list[int]]:
-        """Returns the lengths of every pass, shortest first."""
-        return {name: sorted(set(lengths)) for name, lengths in self.lengths.items() if lengths}
-
-    def shortest(self) -> int:
-        """Returns the length of the pass that warms a process up."""
-        return min(min(lengths) for lengths in self.passes().values())
-
-
-def measure(
-    subjects: Sequence[Subject], plan: Plan, setting: Setting, cache: RecordCache
-) -> list[Cell]:
-    """Measures a cell per pass, length and method: time and peak memory, or why it is skipped."""
-    if not setting.device.startswith("cuda") and not RESET.exists():
-        raise ValueError(f"peak memory is read from {RESET}: it needs Linux, or a CUDA device")
-    check(subjects, plan.shortest(), setting)
-    import_once({subject.module_name for subject in subjects})
-    passes = plan.passes()
-    count = sum(len(lengths) * len(subjects) + 1 for lengths in passes.values())
-    cells: list[Cell] = []
-    with tqdm(total=count, unit="measurement", disable=None) as progress:
-        for name, lengths in passes.items():
-            run = _Pass(name, lengths, subjects, plan, setting, cache)
-            cells.extend(run.cells(progress))
-    return cells
-
-
-def check(subjects: Sequence[Subject], length: int, setting: Setting) -> None:
-    """Runs every method once at the shortest length, to refuse before any work what cannot run."""
-    here = replace(setting, device="cpu", batch=1)
-    for subject in subjects:
-        try:
-            prepare("attention", subject, length, here)()
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{subject.name} at length {length}: {error}") from error
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """Measures one pass of all methods at all its lengths."""
-
-    name: str
-    lengths: Sequence[int]
-    subjects: Sequence[Subject]
-    plan: Plan
-    setting: Setting
     cache: RecordCache
 
-    def cells(self, progress: tqdm) -> Iterator[Cell]:
-        memory = {
-            subject.name: self._memory_by_length(subject, progress) for subject in self.subjects
-        }
-        runs = [
-            (subject, length)
-            for subject in self.subjects
-            for length in self.lengths
-            if "left_out" not in memory[subject.name][length]
-        ]
-        progress.set_postfix_str(f"time, {self.name}, {len(runs)} methods and lengths")
-        timed = self._times(runs) if runs else []
-        progress.update()
-        time = {
-            (run[0].name, run[1]): {"time": found} for run, found in zip(runs, timed, strict=True)
-        }
-        for length in self.lengths:
-            for subject in self.subjects:
-                measured = memory[subject.name][length]
-                yield {
-                    "pass": self.name,
-                    "length": length,
-                    "method": subject.name,
-                    "arguments": subject.arguments(length),
-                    **{key: measured[key] for key in measured if key != "seconds"},
-                    **time.get((subject.name, length), {}),
-                }
+    def cells(self, lengths: Mapping[str, Sequence[int]]) -> Iterator[Cell]:
+        """Yields a cell per pass, length and method: time and peak memory, or why it is left out.
 
-    def _key(self, what: str) -> dict[str, Any]:
-        return {"what": what, "pass": self.name} | asdict(self.setting)
+        Raises ValueError, before any work, for a method that cannot run at the shortest length.
+        """
+        self.check(min(min(sizes) for sizes in lengths.values()))
+        for name, sizes in lengths.items():
+            before: dict[str, Cell] = {}
+            for length in tqdm(sorted(set(sizes)), desc=name, disable=None):
+                cells = self._at_length(name, length, self.seconds / len(sizes), before)
+                before = {cell["method"]: cell for cell in cells}
+                yield from cells
 
-    def _memory_by_length(self, subject: Subject, progress: tqdm) -> dict[int, Cell]:
-        found: dict[int, Cell] = {}
-        for before, length in zip([None, *self.lengths], self.lengths, strict=False):
-            progress.set_postfix_str(f"memory, {self.name}, L = {length}, {subject.name}")
-            reason = self._too_much(subject, before, length, found) if before else None
-            found[length] = {"left_out": reason} if reason else self._memory(subject, length)
-            progress.update()
-        return found
-
-    def _memory(self, subject: Subject, length: int) -> Cell:
-        small = min(self.plan.shortest(), length)
-
-        def compute() -> Cell:
-            given = (self.name, subject, length, small, self.setting)
+    def check(self, length: int) -> None:
+        """Runs every method once, to refuse before any work what cannot run."""
+        here = replace(self.setting, device="cpu", batch=1)
+        for subject in self.subjects:
             try:
-                peak, seconds = in_fresh_process(peak_memory, *given)
-            except MemoryError as error:
-                return {"left_out": str(error)}
-            except ValueError as error:
+                PASSES["attention"](subject, length, here)()
+            except (ValueError, TypeError) as error:
                 raise ValueError(f"{subject.name} at length {length}: {error}") from error
-            return {"peak_mib": round(peak, 3), "seconds": seconds}
 
-        key = self._key("memory") | {"length": length, "subject": subject.key()}
-        return self.cache.get(key, compute)
+    def _at_length(
+        self, name: str, length: int, seconds: float, before: Mapping[str, Cell]
+    ) -> list[Cell]:
+        """Measures the methods that are not left out, or finds their cells again."""
+        left_out = {method: self._too_much(length, cell) for method, cell in before.items()}
+        subjects = [subject for subject in self.subjects if not left_out.get(subject.name)]
+        key = {"pass": name, "length": length, "seconds": seconds} | asdict(self.setting)
+        key["methods"] = {subject.name: subject.config for subject in subjects}
+        measured = self.cache.get(key, lambda: self._measured(name, length, seconds, subjects))
+        return [
+            {"pass": name, "length": length, "method": subject.name}
+            | {"arguments": subject.arguments(length)}
+            | measured.get(subject.name, {"left_out": left_out.get(subject.name)})
+            for subject in self.subjects
+        ]
 
-    def _times(self, runs: Sequence[tuple[Subject, int]]) -> list[dict[str, Any]]:
-        def compute() -> dict[str, list[dict[str, Any]]]:
-            given = (self.name, runs, self.plan.seconds, self.setting)
-            return {"runs": [summary(rounds) for rounds in in_fresh_process(times, *given)]}
+    def _measured(
+        self, name: str, length: int, seconds: float, subjects: Sequence[Subject]
+    ) -> dict[str, Cell]:
+        torch.set_num_threads(self.setting.threads)
+        cells: dict[str, Cell] = {}
+        timers: dict[str, Timer] = {}
+        for subject in subjects:
+            work = PASSES[name](subject, length, self.setting)
+            try:
+                cells[subject.name] = {"peak_mib": round(peak_mib(work, self.setting.device), 3)}
+            except RuntimeError as error:  # out of memory has no class of its own on a CPU
+                if "memory" not in str(error):
+                    raise
+                cells[subject.name] = {"left_out": str(error).partition("\n")[0]}
+            else:
+                timers[subject.name] = Timer(
+                    "work()", globals={"work": work}, num_threads=self.setting.threads
+                )
+        turns = in_turn(timers, seconds)
+        return {
+            method: cell | ({"time": summary(turns[method])} if method in turns else {})
+            for method, cell in cells.items()
+        }
 
-        named = [(subject.key(), length) for subject, length in runs]
-        key = self._key("time") | {"runs": named, "seconds": self.plan.seconds}
-        return self.cache.get(key, compute)["runs"]
+    def _too_much(self, length: int, before: Cell) -> str | None:
+        """Says why a length is left out, predicted from the length before; None = it is not.
 
-    def _too_much(
-        self, subject: Subject, before: int, length: int, found: Mapping[int, Cell]
-    ) -> str | None:
-        """Says why a length is skipped, predicted from the length before; None = it is not."""
-        last = found[before]
-        if "left_out" in last:
-            return last["left_out"]
-        growth = self._growth(subject, before, length)
-        seconds = growth * last["seconds"]
-        if seconds > self.plan.slowest:
-            return (
-                f"expected to take up to {seconds:.0f} s, more than slowest = {self.plan.slowest:g}"
-            )
-        mib, free = growth * last["peak_mib"], available_mib(self.setting.device)
-        if mib > SHARE_OF_MEMORY * free:
+        Work grows as the method counts it, or else with the square of the length.
+        """
+        if "left_out" in before:
+            return before["left_out"]
+        subject = next(x for x in self.subjects if x.name == before["method"])
+        short, long = (subject.multiply_adds(n, self.setting) for n in (before["length"], length))
+        ratio = length / before["length"]
+        growth = max(ratio, long / short) if short and long else ratio**2
+        seconds = growth * before["time"]["milliseconds"] / 1000
+        if seconds > self.slowest:
+            return f"expected to take up to {seconds:.0f} s, more than slowest = {self.slowest:g}"
+        mib = growth * before["peak_mib"]
+        if mib > SHARE_OF_MEMORY * memory_mib(self.setting.device):
             return f"expected to need up to {mib / 1024:.0f} GiB of memory"
         return None
 
-    def _growth(self, subject: Subject, shorter: int, length: int) -> float:
-        """Predicts the growth of work from a shorter length: as counted, else quadratic."""
-        counts = [subject.multiply_adds(n, self.setting) for n in (shorter, length)]
-        ratio = length / shorter
-        if counts[0] is None or counts[1] is None:
-            return ratio**2
-        return max(ratio, counts[1] / counts[0])
+
+def peak_mib(work: Work, device: str) -> float:
+    """Measures the largest MiB of tensors that a call holds beyond those that were there before.
+
+    A call before it makes what stays, like the layout of a pattern for this length.
+    """
+    work()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
+        work()
+    events = profiler.profiler.kineto_results.events()
+    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    in_order = sorted(changes, key=lambda change: change[0])
+    return max(accumulate((count for _, count in in_order), initial=0)) / 2**20
 
 
-def available_mib(device: str) -> float:
-    """Reads the free memory in MiB."""
+def in_turn(timers: Mapping[str, Timer], seconds: float) -> dict[str, list[Measurement]]:
+    """Times for about `seconds` in rounds of all timers, so that a slow spell falls on them all."""
+    turn = seconds / ROUNDS / max(1, len(timers))
+    rounds = [
+        {name: timer.blocked_autorange(min_run_time=turn) for name, timer in timers.items()}
+        for _ in range(ROUNDS)
+    ]
+    return {name: [measured[name] for measured in rounds] for name in timers}
+
+
+def summary(turns: Sequence[Measurement]) -> Cell:
+    """Computes median and quartiles in milliseconds, the number of passes, each round's median."""
+    milliseconds = [1000 * second for turn in turns for second in turn.times]
+    low, middle, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
+    ends = {"milliseconds": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
+    passes = sum(turn.number_per_run * len(turn.times) for turn in turns)
+    return ends | {"passes": passes, "rounds": [round(1000 * turn.median, 4) for turn in turns]}
+
+
+def memory_mib(device: str) -> float:
+    """Returns the free MiB of a GPU, or the MiB of this machine."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0] / 2**20
-    return reported_mib(MEMORY, "MemAvailable")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def source_of(subjects: Sequence[Subject]) -> str:
+    """Hashes the code that is timed and the code that times it."""
+    timed = {defining_module(subject.config["build"]["_target_"]) for subject in subjects}
+    return source_hash(Benchmark.__module__, *sorted(timed))
 
 
 def training_times(cells: Sequence[Cell]) -> dict[str, float]:

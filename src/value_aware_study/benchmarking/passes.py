@@ -1,11 +1,12 @@
 """The passes that are timed: functions of one method at one length, and the layer they run."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from hydra.utils import instantiate
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -33,8 +34,18 @@ class Setting:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; it must be divisible by heads = {self.heads}")
-        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise ValueError(f"dtype is {self.dtype!r}; it must name a torch dtype, like float32")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(
+                f"benchmark.layer.device is {self.device} and there is no GPU; auto takes the CPU"
+            )
+
+    @classmethod
+    def here(cls, layer: Mapping[str, Any]) -> "Setting":
+        """Takes sizes from a config, with this machine's device and threads where none is named."""
+        automatic = "cuda" if torch.cuda.is_available() else "cpu"
+        device = automatic if layer["device"] == "auto" else layer["device"]
+        threads = layer["threads"] or torch.get_num_threads()
+        return cls(**{**layer, "device": device, "threads": threads})
 
     def random(self, *shape: int) -> Tensor:
         """Draws standard Gaussian numbers from the seed, on the CPU."""
@@ -44,31 +55,36 @@ class Setting:
 
 @dataclass(frozen=True)
 class Subject:
-    """Describes one method with its arguments.
+    """Describes one method by its name and its config, an entry of `benchmark.methods`.
 
-    `build` makes its module. `by_length` gives arguments that depend on the length L: (factor,
-    power, most) stands for factor * L ** power, rounded, at most `most`, which may be missing.
+    `build` makes its module. `by_length` gives arguments that depend on the length L: [factor,
+    power, most] stands for factor * L ** power, rounded, at most `most`, which may be missing.
     With `mixes_hidden` it maps hidden states in place of self-attention and its projections.
     """
 
     name: str
-    build: Callable[..., nn.Module]
-    by_length: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    kernel: Kernel = field(default_factory=Exponential)
-    mixes_hidden: bool = False
+    config: Mapping[str, Any]
+
+    @property
+    def kernel(self) -> Kernel:
+        return instantiate(self.config["kernel"]) if "kernel" in self.config else Exponential()
+
+    @property
+    def mixes_hidden(self) -> bool:
+        return self.config.get("mixes_hidden", False)
 
     def arguments(self, length: int) -> dict[str, int]:
         """Computes the arguments that depend on the length."""
         return {
             name: int(min([max(1, round(factor * length**power)), *most]))
-            for name, (factor, power, *most) in self.by_length.items()
+            for name, (factor, power, *most) in self.config.get("by_length", {}).items()
         }
 
     def module(self, length: int) -> nn.Module:
         """Builds the method for one length, with the same random weights every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self.build(**self.arguments(length))
+            return instantiate(self.config["build"], **self.arguments(length), _convert_="all")
 
     def multiply_adds(self, length: int, setting: Setting) -> float | None:
         """Counts those of all heads and queries; None if the method does not (`error.budget`)."""
@@ -76,23 +92,20 @@ class Subject:
         if not hasattr(method, "multiply_adds"):
             return None
         head_dim = setting.width // setting.heads
-        one = budget(method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim)
-        return setting.batch * setting.heads * length * one
+        each = budget(method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim)
+        return setting.batch * setting.heads * length * each
 
-    @property
-    def module_name(self) -> str:
-        """Names the module that defines the method."""
-        return self._built().__module__
-
-    def key(self) -> str:
-        """Writes everything that decides the measured code as text."""
-        given = self.build.keywords if isinstance(self.build, partial) else {}
-        named = f"{self.module_name}.{self._built().__qualname__}"
-        parts = (self.name, named, sorted(given.items()), sorted(self.by_length.items()))
-        return repr((*parts, self.kernel, self.mixes_hidden))
-
-    def _built(self) -> Any:
-        return self.build.func if isinstance(self.build, partial) else self.build
+    def described(self, lengths: Iterable[int], setting: Setting) -> dict[str, Any]:
+        """Lists names, arguments, published cost and multiply-adds, for the report."""
+        build = dict(self.config["build"])
+        return {
+            **{key: self.config[key] for key in ("label", "order", "exponent")},
+            "class": build.pop("_target_").rpartition(".")[2],
+            "arguments": build,
+            "by_length": self.config.get("by_length", {}),
+            "kernel": repr(self.kernel),
+            "multiply_adds": {str(n): self.multiply_adds(n, setting) for n in sorted(lengths)},
+        }
 
 
 class EagerAttention(Approximation):
@@ -122,8 +135,8 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Float[Tensor, "batch N width"]) -> Float[Tensor, "batch N width"]:
-        parts = self.projections(x).chunk(3, dim=-1)
-        query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
+        projected = self.projections(x).unflatten(-1, (3, self.heads, -1))
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
         mixed = self.method(query, key, value, kernel=self.kernel)
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
@@ -164,20 +177,15 @@ def forward(subject: Subject, length: int, setting: Setting) -> Work:
     """Prepares the layer's forward pass, which keeps nothing for a backward pass."""
     layer = layer_of(subject, length, setting).eval()
     x = setting.random(setting.batch, length, setting.width)
-    return torch.inference_mode()(partial(layer, x))
+    return torch.no_grad()(partial(layer, x))
 
 
 def forward_backward(subject: Subject, length: int, setting: Setting) -> Work:
     """Prepares the layer's forward pass and the gradients of its input and parameters."""
     layer = layer_of(subject, length, setting)
     x = setting.random(setting.batch, length, setting.width).requires_grad_()
-
-    def work() -> None:
-        layer.zero_grad()
-        x.grad = None
-        layer(x).square().mean().backward()
-
-    return work
+    inputs = [x, *layer.parameters()]
+    return lambda: torch.autograd.grad(layer(x).square().mean(), inputs)
 
 
 def attention(subject: Subject, length: int, setting: Setting) -> Work:
@@ -185,10 +193,10 @@ def attention(subject: Subject, length: int, setting: Setting) -> Work:
     method = subject.module(length).to(setting.device).eval()
     if subject.mixes_hidden:
         x = setting.random(setting.batch, length, setting.width)
-        return torch.inference_mode()(partial(method.to(x.dtype), x))
+        return torch.no_grad()(partial(method.to(x.dtype), x))
     shape = (3, setting.batch, setting.heads, length, setting.width // setting.heads)
     query, key, value = setting.random(*shape).unbind()
-    return torch.inference_mode()(partial(method, query, key, value, kernel=subject.kernel))
+    return torch.no_grad()(partial(method, query, key, value, kernel=subject.kernel))
 
 
 PASSES: dict[str, Callable[[Subject, int, Setting], Work]] = {
@@ -196,16 +204,3 @@ PASSES: dict[str, Callable[[Subject, int, Setting], Work]] = {
     "forward_backward": forward_backward,
     "attention": attention,
 }
-
-
-def prepare(name: str, subject: Subject, length: int, setting: Setting) -> Work:
-    """Prepares a named pass; on a GPU it returns when the device has finished."""
-    work = PASSES[name](subject, length, setting)
-    if not setting.device.startswith("cuda"):
-        return work
-
-    def synchronised() -> None:
-        work()
-        torch.cuda.synchronize()
-
-    return synchronised

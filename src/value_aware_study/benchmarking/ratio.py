@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from scipy.stats import binom
 
 LEVEL = 0.95
-Side = Literal["below", "above", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -21,30 +19,28 @@ class Ratio:
     rounds: int
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> "Ratio":
-        """Divides times of the same rounds: a slow spell of the machine slows both."""
-        paired = [a / b for a, b in zip(ours, theirs, strict=True)]
-        low, high = median_interval(paired, level) or (None, None)
-        return cls(median(paired), low, high, len(paired))
+    def of(cls, ratios: Sequence[float], level: float = LEVEL) -> "Ratio":
+        """Takes ratios of times of the same rounds: a slow spell of the machine slows both."""
+        low, high = median_interval(ratios, level) or (None, None)
+        return cls(median(ratios), low, high, len(ratios))
 
     @classmethod
     def exact(cls, value: float) -> "Ratio":
         """Wraps a ratio that is counted, not timed."""
         return cls(value, value, value, 1)
 
-    def side(self, threshold: float = 1.0) -> Side:
-        """Says on which side of a threshold the whole interval lies."""
+    def within(self, low: float, high: float) -> bool | None:
+        """Tells whether the ratio lies between two bounds; None where its interval holds one."""
         if self.low is None or self.high is None:
-            return "undecided"
-        if self.high < threshold:
-            return "below"
-        return "above" if self.low > threshold else "undecided"
+            return None
+        if low < self.low and self.high < high:
+            return True
+        return False if self.high < low or high < self.low else None
 
     def __str__(self) -> str:
-        ends = ""
-        if self.low is not None and self.high is not None and self.low < self.high:
-            ends = f" ({_number(self.low)} to {_number(self.high)})"
-        return _number(self.median) + ends
+        if self.low is None or self.high is None or self.low == self.high:
+            return _number(self.median)
+        return f"{_number(self.median)} ({_number(self.low)} to {_number(self.high)})"
 
 
 def _number(value: float) -> str:

@@ -14,7 +14,6 @@ from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
     benchmark,
-    benchmark_claims,
     budgets,
     caches,
     claims,
@@ -191,7 +190,7 @@ def survey_section(results: Results) -> Section:
 
 def _timed(measured: benchmark.Measurements) -> list[Found]:
     return [
-        ("the claims of time and memory", benchmark_claims.survey_claims(measured)),
+        ("the claims of time and memory", benchmark.survey_claims(measured)),
         ("time and memory", benchmark.time_and_memory(measured)),
         ("the growth of cost", benchmark.exponents(measured)),
         ("the cost tables", benchmark.cost_tables(measured)),

@@ -1,7 +1,11 @@
-"""Time and memory of a layer with every method: figures, growth with the length, and tables."""
+"""Time and memory of a layer with every method: the survey's claims, figures, growth, and tables.
+
+The claims are answered from our measurements alone: two costs of the same rounds are divided, and
+a comparison is no firmer than the interval of this ratio.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import linear_regression
@@ -13,6 +17,7 @@ import pandas as pd
 from value_aware_study.benchmarking.ratio import Ratio
 from value_aware_study.report.captions import machine
 from value_aware_study.report.charts import colour, direction, dots, toggled
+from value_aware_study.report.claim import VERDICTS, Answer, Finding
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel, ramp
 from value_aware_study.report.words import DASH, intervals, missing, number, sentences
@@ -25,21 +30,15 @@ COLUMNS = (
     *("pass", "length", "method", "label", "milliseconds", "low", "high", "passes"),
     *("peak_mib", "left_out"),
 )
-QUICK = "milliseconds"
+QUICK, SMALL = "milliseconds", "peak_mib"
+QUANTITIES = {QUICK: "time", SMALL: "peak memory"}
 TRAINING = "forward_backward"
 PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
-HOW = (
-    "Time: median over rounds in which every method runs at every length, in alternating order, "
-    "after one round that is not counted; bars are quartiles. Memory: the peak of one pass in a "
-    "fresh process, above what it holds with weights and inputs in place."
-)
+OLDER = "Time and memory were measured by older code."
 LONG_FROM = 512
 """Tokens of the shortest sequence in the figure of long ones."""
 ROW = 21
-PANELS = (
-    ("peak_mib", (), "peak memory, MiB"),
-    ("milliseconds", ("low", "high"), "time, ms"),
-)
+PANELS = ((SMALL, (), "peak memory, MiB"), (QUICK, ("low", "high"), "time, ms"))
 """Columns of a value and of the ends of its interval, if it has one, and the title of its axis."""
 MARKS = {
     "time": Mark.of("green"),
@@ -54,25 +53,39 @@ EXPLAINED = (
     "exponents mix two ways. An exponent of memory far below 1 means that most of the "
     "peak does not grow with the length here: projections, features or landmarks weigh as much."
 )
-Benchmark = Mapping[str, Any]
-"""The record of the benchmark: `cells`, `methods`, `layer` and `run_on`."""
+EQUAL = 1.25
+"""Two costs within this factor of each other count as about equal."""
+FLAT = 2.0
+"""A cost that grows by less than this over all lengths counts as nearly flat."""
+SHORT = slice(128, 256)
+"""Tokens at which the survey calls Nyströmformer the most inefficient"""
+EQUAL_UP_TO = 512
+"""Tokens up to which the survey calls dense attention about equal."""
+SUFFIXES = {"eager": "", "fused": " (Beside PyTorch's fused dense attention.)"}
+RATIOS = (
+    "Ratios of times are taken round by round: the median and, in brackets, its 95% interval (sign "
+    "test). A finding whose interval holds its threshold is undecided. Memory is measured once."
+)
+LIMIT = (
+    "The survey measured on a GPU (RTX 3090). These verdicts are of a CPU, where other things "
+    "cost: they neither confirm nor refute its claims on a GPU."
+)
 
-
-def paired(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Divides ours by theirs round by round, with a 95% interval; memory has one round."""
-    return Ratio.of(ours, theirs) if len(ours) > 1 else Ratio.exact(ours[0] / theirs[0])
-
-
-def listed(lengths: Sequence[int]) -> str:
-    """Writes "2,048, 4,096"; "none" for none."""
-    return ", ".join(f"{length:,}" for length in lengths) or "none"
+NAMED = (*DENSE, "nystrom", "fourier_mixing", "reformer")
+"""Methods that claims name; of one that was not measured the costs are missing."""
+EAGER = DENSE[:1]
+Comparisons = Iterator[tuple[str, pd.Series, float, float]]
+"""What is divided by what, the ratios by length and round, and the bounds that a claim has"""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Look-ups in a record; `quantity` is "milliseconds" or "peak_mib"."""
+    """Looks things up in a record, which has `cells`, `methods`, `layer` and `run_on`.
 
-    record: Benchmark
+    A quantity is "milliseconds" or "peak_mib".
+    """
+
+    record: Mapping[str, Any]
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -83,124 +96,243 @@ class Measurements:
         ]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
-    @property
-    def on_gpu(self) -> bool:
-        return self.record["layer"]["device"].startswith("cuda")
+    def costs(self, name: str, quantity: str) -> pd.DataFrame:
+        """Tabulates the costs of a pass by length and round (memory has one), a column a method."""
+        rows = [
+            {"length": cell["length"], "round": place, "method": cell["method"], "cost": cost}
+            for cell in self.record["cells"]
+            if cell["pass"] == name and "left_out" not in cell
+            for place, cost in enumerate(
+                cell["time"]["rounds"] if quantity == QUICK else [cell[quantity]]
+            )
+            if cost  # a pass that needs no memory has no ratio to another's
+        ]
+        frame = pd.DataFrame(rows, columns=["length", "round", "method", "cost"])
+        table = frame.pivot(index=["length", "round"], columns="method", values="cost")
+        return table.reindex(columns=list(dict.fromkeys([*NAMED, *self.record["methods"]])))
 
     @property
-    def where(self) -> str:
-        """Returns the limit of a verdict: "on this CPU"."""
-        return f"on this {'GPU' if self.on_gpu else 'CPU'}"
+    def place(self) -> str:
+        """Names the limit of a verdict."""
+        return "GPU" if self.record["layer"]["device"].startswith("cuda") else "CPU"
+
+    @property
+    def how(self) -> str:
+        """Says how time and memory were measured."""
+        return self.record.get("how", OLDER)
 
     @property
     def setting(self) -> str:
         """Describes the layer and the rounds in two sentences."""
         layer = self.record["layer"]
-        rounds = ", ".join(f"{self.counted(name)} {title}" for name, title in PASSES.items())
+        rounds = [
+            f"{self.costs(name, QUICK).index.get_level_values('round').nunique()} {title}"
+            for name, title in PASSES.items()
+        ]
         return (
             f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, "
             f"feed-forward {layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on "
-            f"{layer['device']}. Rounds: {rounds}."
+            f"{layer['device']}. Rounds: {', '.join(rounds)}."
         )
 
     @property
     def machine(self) -> tuple[str, str]:
         """Names the measurements and the machine that made them."""
         run_on, threads = self.record["run_on"], self.record["layer"]["threads"]
-        on = machine(run_on["hardware"], threads, run_on["versions"])
-        return "the survey's time and memory", on
+        hardware = machine(run_on["hardware"], threads, run_on["versions"])
+        return "the survey's time and memory", hardware
 
     def label(self, method: str) -> str:
         return self.record["methods"][method]["label"]
 
-    def efficient(self) -> list[str]:
-        """Returns every method but exact attention."""
-        return [name for name in self.record["methods"] if name not in DENSE]
-
     def by_length(self, name: str, method: str, quantity: str) -> dict[int, float]:
         """Maps each length to the cost of a pass of a method."""
         rows = self.frame[(self.frame["pass"] == name) & (self.frame["method"] == method)]
-        known = rows[rows[quantity].notna()]
-        return dict(zip(known["length"], known[quantity], strict=True))
-
-    def lengths(self, name: str) -> list[int]:
-        """Returns the lengths of a pass, short ones first."""
-        return sorted(set(self.frame[self.frame["pass"] == name]["length"]))
-
-    def rounds(self, name: str, quantity: str) -> dict[int, dict[str, list[float]]]:
-        """Maps length -> method -> cost of each round; memory is measured once."""
-        found: dict[int, dict[str, list[float]]] = {}
-        for cell in self.record["cells"]:
-            if cell["pass"] == name and "left_out" not in cell:
-                values = cell["time"]["rounds"] if quantity == QUICK else [cell[quantity]]
-                found.setdefault(cell["length"], {})[cell["method"]] = values
-        return dict(sorted(found.items()))
-
-    def counted(self, name: str) -> int:
-        """Counts the rounds in which a pass was timed."""
-        timed = [values for costs in self.rounds(name, QUICK).values() for values in costs.values()]
-        return max(map(len, timed), default=0)
-
-    def exponent(self, name: str, method: str, quantity: str) -> float | None:
-        """Fits p of cost ~ L^p over L >= 2048; None with fewer than two positive costs."""
-        values = self.by_length(name, method, quantity)
-        long = {length: cost for length, cost in values.items() if length >= FIT_FROM and cost > 0}
-        return slope(list(long), list(long.values())) if len(long) > 1 else None
-
-    def counted_exponent(self, method: str, lengths: Sequence[int]) -> float | None:
-        """Fits p of the multiply-adds that the method counts for itself."""
-        counts = self.record["methods"][method]["multiply_adds"]
-        long = [n for n in lengths if n >= FIT_FROM and counts.get(str(n)) is not None]
-        return slope(long, [counts[str(n)] for n in long]) if len(long) > 1 else None
+        rows = rows[rows[quantity].notna()]
+        return dict(zip(rows["length"], rows[quantity], strict=True))
 
 
-def slope(lengths: Sequence[float], costs: Sequence[float]) -> float:
-    """Returns the exponent p of cost ~ L^p: least squares of log cost on log length."""
-    return linear_regression(list(map(math.log, lengths)), list(map(math.log, costs))).slope
+def slope(costs: Mapping[int, float | None]) -> float | None:
+    """Fits p of cost ~ L^p over L >= 2048; None with fewer than two positive costs."""
+    logs = {
+        math.log(length): math.log(cost)
+        for length, cost in costs.items()
+        if length >= FIT_FROM and cost
+    }
+    return linear_regression(list(logs), list(logs.values())).slope if len(logs) > 1 else None
+
+
+def dense_about_equal(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
+    """Divides the cost of dense attention by the median of all other methods', to 512 tokens."""
+    ratios = costs[dense] / costs.drop(columns=list(DENSE)).median(axis=1)
+    yield "{dense} over the other methods' median", ratios.loc[:EQUAL_UP_TO], 1 / EQUAL, EQUAL
+
+
+def all_beat_dense(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
+    """Divides the cost of every method by dense attention's at the longest length."""
+    for method in costs.columns.drop(list(DENSE)):
+        ratios = costs[method] / costs[dense]
+        yield f"{{{method}}} over {{dense}}", ratios.loc[longest(costs) :], 0.0, 1.0
+
+
+def linformer_worst(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
+    """Divides the growth from 512 tokens on by the largest of the other efficient methods'."""
+    growth = grown(costs.drop(columns=list(DENSE)).loc[EQUAL_UP_TO:])
+    for method in growth.columns[growth.columns.str.startswith("linformer")]:
+        ratios = growth[method] / growth.drop(columns=method).max(axis=1)
+        what = (
+            f"growth of {{{method}}} from {EQUAL_UP_TO} tokens on, over the largest of the others"
+        )
+        yield what, ratios.loc[longest(costs) :], 1.0, math.inf
+
+
+def nystrom_worst_short(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
+    """Divides the cost at 128 and 256 tokens by the largest of all other methods'."""
+    ratios = costs["nystrom"] / costs.drop(columns="nystrom").max(axis=1)
+    yield "{nystrom} over the largest of the others", ratios.loc[SHORT], 1.0, math.inf
+
+
+def fourier_flat(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
+    """Computes the growth of the Fourier layer over all lengths, and its lead at each."""
+    growth = grown(costs)["fourier_mixing"].loc[longest(costs, 0) :]
+    yield f"growth of {{fourier_mixing}} (nearly flat: below {FLAT:g})", growth, 0.0, FLAT
+    ratios = costs["fourier_mixing"] / costs.drop(columns="fourier_mixing").min(axis=1)
+    yield "{fourier_mixing} over the least of the others", ratios, 0.0, 1.0
+
+
+def reformer_pays_late(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
+    """Divides Reformer's cost by dense attention's: the layer to 2,048 tokens, attention beyond."""
+    ratios = (costs["reformer"] / costs[dense]).loc[:FIT_FROM]
+    yield "a layer with {reformer} over one with {dense}", ratios, 1.0, math.inf
+    ratios = (alone["reformer"] / alone[dense]).loc[longest(alone, FIT_FROM) :]
+    yield "{reformer} alone over {dense}", ratios, 0.0, 1.0
+
+
+def longest(costs: pd.DataFrame, beyond: int = EQUAL_UP_TO) -> int:
+    """Returns the longest length beyond some tokens; what was not measured if there is none."""
+    return max([beyond + 1, *costs.index.get_level_values("length")])
+
+
+def grown(costs: pd.DataFrame) -> pd.DataFrame:
+    """Divides the costs of later lengths by those of the first, round by round."""
+    first = min(costs.index.get_level_values("length"), default=0)
+    return (costs / costs.groupby(level="round").transform("first")).loc[first + 1 :]
+
+
+CLAIMS: Mapping[str, tuple[Callable[..., Comparisons], Sequence[str]]] = {
+    "Dense attention performs about like the other methods up to 512 tokens.": (
+        dense_about_equal,
+        DENSE,
+    ),
+    "For longer sequences all methods are more efficient than dense attention.": (
+        all_beat_dense,
+        DENSE,
+    ),
+    "Linformer does not scale as well as the other efficient methods.": (linformer_worst, EAGER),
+    "Nyströmformer is the most inefficient method at 128 and 256 tokens.": (
+        nystrom_worst_short,
+        EAGER,
+    ),
+    "FNet is almost independent of the length, and ahead of every other method.": (
+        fourier_flat,
+        EAGER,
+    ),
+    "Reformer becomes more efficient only for very long inputs (over 2,048).": (
+        reformer_pays_late,
+        DENSE,
+    ),
+}
+"""Claim of the survey in our words -> the function that compares, and the dense attentions that are
+compared with: eager, which held all weights in the survey, and PyTorch's fused one."""
+
+
+def answers(measured: Measurements) -> list[Answer]:
+    """Answers every claim; one has no findings if its methods or lengths were not measured."""
+    return [
+        Answer(claim + SUFFIXES[dense], list(findings(measured, compare, dense)))
+        for claim, (compare, beside) in CLAIMS.items()
+        for dense in beside
+    ]
+
+
+def findings(
+    measured: Measurements, compare: Callable[..., Comparisons], dense: str
+) -> Iterator[Finding]:
+    """Makes a finding of each length's ratio, which a claim has between two bounds."""
+    labels = {method: measured.label(method) for method in measured.record["methods"]}
+    for quantity, name in QUANTITIES.items():
+        passes = (measured.costs(name, quantity) for name in (TRAINING, "attention"))
+        for what, ratios, low, high in compare(*passes, dense):
+            for length, rounds in ratios.dropna().groupby(level="length"):
+                ratio = Ratio.of(list(rounds)) if quantity == QUICK else Ratio.exact(*rounds)
+                holds = ratio.within(low, high)
+                where = f"{name}, {what.format(**labels, dense=labels[dense])}"
+                ends = ratio.median, ratio.low, ratio.high
+                yield Finding(f"{length:,} tokens {ratio}", holds, where, "", *ends, "ratio")
+
+
+def survey_claims(measured: Measurements) -> Exhibit:
+    """Shows every claim of the survey, its verdict, and the comparisons that it follows from."""
+    answered = answers(measured)
+    rows = pd.DataFrame(
+        {
+            "claim": [answer.claim for answer in answered],
+            "verdict": [answer.verdict for answer in answered],
+            "comparisons": [answer.agreement for answer in answered],
+            "measured here": ["; ".join(answer.found()) or "not measured" for answer in answered],
+        }
+    )
+    return Exhibit(
+        "survey_claims",
+        "The survey's claims, measured here",
+        f"Verdicts on this {measured.place}, no firmer than their intervals.",
+        [VERDICTS, f"{LIMIT} {RATIOS}" if measured.place == "CPU" else RATIOS, measured.setting],
+        table=Table(rows, rows),
+    )
 
 
 def time_and_memory(measured: Measurements) -> list[Exhibit]:
     """Shows forward + backward at long and at short lengths, each if it was measured."""
     rows = measured.frame
-    rows = rows[(rows["pass"] == TRAINING) & rows["milliseconds"].notna()]
-    ranges = (
-        ("long", "Figure 9", rows[rows["length"] >= LONG_FROM]),
-        ("short", "Figure 10", rows[rows["length"] < LONG_FROM]),
-    )
+    rows = rows[(rows["pass"] == TRAINING) & rows[QUICK].notna()].sort_values(["length", QUICK])
+    is_long = rows["length"] >= LONG_FROM
+    ranges = (("long", "Figure 9", rows[is_long]), ("short", "Figure 10", rows[~is_long]))
     return [
-        _of_lengths(measured, name, figure, found) for name, figure, found in ranges if len(found)
+        _of_lengths(measured, name, figure, selected)
+        for name, figure, selected in ranges
+        if len(selected)
     ]
 
 
 def _of_lengths(measured: Measurements, name: str, figure: str, rows: pd.DataFrame) -> Exhibit:
-    lengths = sorted(set(rows["length"]))
-    rows = rows.sort_values(["length", "milliseconds"])
-    longest = rows[rows["length"] == lengths[-1]]["label"]
-    order = list(dict.fromkeys([*longest, *rows["label"]]))
+    last = rows["length"].iloc[-1]
     drawn = rows.rename(columns={"label": "name"}).assign(
         series=[f"L = {length:,}" for length in rows["length"]]
     )
-    marks = ramp([f"L = {length:,}" for length in lengths])
     dashed = "Dashed: dense attention at each L, the tokens; a mark to its right costs more."
+    display = pd.DataFrame(
+        {
+            "tokens": [f"{length:,}" for length in rows["length"]],
+            "method": rows["label"],
+            "time, ms": [number(value) for value in rows[QUICK]],
+            "quartiles": intervals(rows),
+            "peak memory, MiB": [number(value) for value in rows[SMALL]],
+        }
+    )
+    data = rows[["length", "method", "label", QUICK, "low", "high", SMALL]]
     return Exhibit(
         f"time_memory_{name}",
         f"Memory and time for {name} sequences",
-        f"Forward + backward of one layer, fastest at {lengths[-1]:,} tokens first (the survey's "
+        f"Forward + backward of one layer, fastest at {last:,} tokens first (the survey's "
         f"{figure}).",
-        [f"{dashed} {HOW}", measured.setting],
-        [_cost_panel(drawn, marks, order, *panel) for panel in PANELS],
-        _cost_table(rows),
+        [f"{dashed} {measured.how}", measured.setting],
+        [_cost_panel(drawn, *panel) for panel in PANELS],
+        Table(data, display),
     )
 
 
-def _cost_panel(
-    drawn: pd.DataFrame,
-    marks: Mapping[str, Mark],
-    order: Sequence[str],
-    field: str,
-    ends: Sequence[str],
-    title: str,
-) -> Panel:
+def _cost_panel(drawn: pd.DataFrame, field: str, ends: Sequence[str], title: str) -> Panel:
+    """Draws a dot a method and length; methods are in the order of the longest length's times."""
     columns = {"value": drawn[field], "low": math.nan, "high": math.nan}
     values = drawn[["name", "series", "method"]].assign(**columns)
     if ends:
@@ -213,6 +345,9 @@ def _cost_panel(
     scale = alt.Scale(type="log", padding=8, nice=False)
     axis = alt.Axis(values=ticks, format="~g", labelOverlap="greedy", labelSeparation=6)
     x = alt.X("value:Q", title=direction(title, "lower"), scale=scale, axis=axis)
+    is_longest = drawn["length"] == drawn["length"].max()
+    order = list(dict.fromkeys([*drawn["name"][is_longest], *drawn["name"]]))
+    marks = ramp(list(dict.fromkeys(drawn["series"])))
     return toggled([*_dense_lines(values, marks), *dots(values, marks, x, order=order)], ROW)
 
 
@@ -226,68 +361,56 @@ def _dense_lines(values: pd.DataFrame, marks: Mapping[str, Mark]) -> list[alt.Ch
     return [base.mark_rule(strokeDash=[5, 4]), named.encode(x="value:Q", y=alt.value(0))]
 
 
-def _cost_table(rows: pd.DataFrame) -> Table:
-    """Tabulates median time with quartiles, and peak memory, by length and method."""
-    data = rows[["length", "method", "label", "milliseconds", "low", "high", "peak_mib"]]
-    display = pd.DataFrame(
-        {
-            "tokens": [f"{length:,}" for length in rows["length"]],
-            "method": rows["label"],
-            "time, ms": [number(value) for value in rows["milliseconds"]],
-            "quartiles": intervals(rows),
-            "peak memory, MiB": [number(value) for value in rows["peak_mib"]],
-        }
-    )
-    return Table(data, display)
-
-
 def exponents(measured: Measurements) -> Exhibit | None:
     """Shows exponents of the attention alone; None without a method at two long lengths."""
     data = _exponents(measured)
     fitted = data[data["attention, time"].notna()]
     if fitted.empty:
         return None
+    rows = measured.frame
+    lengths = rows["length"][(rows["pass"] == "attention") & (rows["length"] >= FIT_FROM)]
+    fit = (
+        "Least squares of log cost on log length over the measured lengths of at least "
+        f"{FIT_FROM:,} tokens ({_listed(sorted(set(lengths)))} for the attention alone), one "
+        "forward pass. The attention alone has no projections and no feed-forward layer, whose "
+        "cost grows with L and hides the attention's. Counted: multiply-adds, fitted the same way."
+    )
+    display = data[["method", "published"]].copy()
+    for column in ("counted", *FITTED.values(), "layer, time"):
+        display[column] = [number(value, 2) for value in data[column]]
+    display["fitted on"] = data["fitted on"]
     return Exhibit(
         "exponents",
         "How cost grows with the length",
         f"The exponent p of cost ~ L^p from {FIT_FROM:,} tokens on, beside the published one.",
-        [fit_note(measured), EXPLAINED, measured.setting],
+        [fit, EXPLAINED, measured.setting],
         [_exponents_panel(fitted)],
-        _exponents_table(data),
-    )
-
-
-def fit_note(measured: Measurements) -> str:
-    """Says which costs were fitted on which lengths."""
-    lengths = [n for n in measured.lengths("attention") if n >= FIT_FROM]
-    return (
-        "Least squares of log cost on log length over the measured lengths of at least "
-        f"{FIT_FROM:,} tokens ({listed(lengths)} for the attention alone), one forward pass. The "
-        "attention alone has no projections and no feed-forward layer, whose cost grows with L "
-        "and hides the attention's. Counted: multiply-adds, fitted the same way."
+        Table(data, display),
     )
 
 
 def _exponents(measured: Measurements) -> pd.DataFrame:
-    lengths = measured.lengths("attention")
-    rows = [
-        {
-            "method": about["label"],
-            "published": about["order"],
-            "exponent": about["exponent"],
-            "counted": measured.counted_exponent(method, lengths),
-            "attention, time": measured.exponent("attention", method, QUICK),
-            "attention, memory": measured.exponent("attention", method, "peak_mib"),
-            "layer, time": measured.exponent("forward", method, QUICK),
-            "fitted on": listed(
-                [n for n in measured.by_length("attention", method, QUICK) if n >= FIT_FROM]
-            ),
-        }
-        for method, about in measured.record["methods"].items()
-    ]
-    columns = ["method", "published", "exponent", "counted", *FITTED.values()]
-    frame = pd.DataFrame(rows, columns=[*columns, "layer, time", "fitted on"])
-    return frame.sort_values("attention, time", kind="stable", ignore_index=True)
+    rows = []
+    for method, about in measured.record["methods"].items():
+        counts = {int(length): count for length, count in about["multiply_adds"].items()}
+        times = measured.by_length("attention", method, QUICK)
+        rows.append(
+            {
+                "method": about["label"],
+                "published": about["order"],
+                "exponent": about["exponent"],
+                "counted": slope(counts),
+                "attention, time": slope(times),
+                "attention, memory": slope(measured.by_length("attention", method, SMALL)),
+                "layer, time": slope(measured.by_length("forward", method, QUICK)),
+                "fitted on": _listed([length for length in times if length >= FIT_FROM]),
+            }
+        )
+    return pd.DataFrame(rows).sort_values("attention, time", kind="stable", ignore_index=True)
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(f"{length:,}" for length in lengths) or "none"
 
 
 def _exponents_panel(fitted: pd.DataFrame) -> Panel:
@@ -306,21 +429,9 @@ def _exponents_panel(fitted: pd.DataFrame) -> Panel:
     return toggled(layers, ROW)
 
 
-def _exponents_table(data: pd.DataFrame) -> Table:
-    display = data[["method", "published"]].copy()
-    for column in ("counted", *FITTED.values(), "layer, time"):
-        display[column] = [number(value, 2) for value in data[column]]
-    display["fitted on"] = data["fitted on"]
-    return Table(data, display)
-
-
 def cost_tables(measured: Measurements) -> list[Exhibit]:
     """Tabulates the methods' settings, and every measurement."""
-    return [_methods(measured), *([_cells(measured)] if len(measured.frame) else [])]
-
-
-def _methods(measured: Measurements) -> Exhibit:
-    rows = [
+    methods = pd.DataFrame(
         {
             "method": about["label"],
             "class": about["class"],
@@ -328,38 +439,35 @@ def _methods(measured: Measurements) -> Exhibit:
             "kernel": about["kernel"],
         }
         for about in measured.record["methods"].values()
-    ]
-    data = pd.DataFrame(rows, columns=["method", "class", "arguments", "kernel"])
-    return Exhibit(
+    )
+    rows = measured.frame
+    display = rows[["pass", "length", "label"]].rename(columns={"label": "method"})
+    for name in (QUICK, "low", "high", SMALL):
+        display[name] = [number(value, 2) for value in rows[name]]
+    display["left out"] = ["" if missing(why) else why for why in rows["left_out"]]
+    settings = Exhibit(
         "methods",
         "The methods and their settings",
         "Every argument, as it was run; L is the sequence length.",
-        table=Table(data, data),
+        table=Table(methods, methods),
     )
+    cells = Exhibit(
+        "cells",
+        "Every measurement",
+        "Medians and quartiles in ms, peak memory in MiB.",
+        [measured.how],
+        table=Table(rows, display),
+    )
+    return [settings, cells]
 
 
 def _arguments(about: Mapping[str, Any]) -> str:
     by_length = {name: _power(*value) for name, value in about["by_length"].items()}
-    given = about["arguments"] | by_length
-    return ", ".join(f"{name} = {value}" for name, value in given.items()) or DASH
+    arguments = about["arguments"] | by_length
+    return ", ".join(f"{name} = {value}" for name, value in arguments.items()) or DASH
 
 
 def _power(factor: float, power: float, *most: float) -> str:
-    grown = "L" if power == 1 else "√L" if power == 0.5 else f"L^{power:g}"
-    value = grown if factor == 1 else f"{factor:g} {grown}"
+    term = {1: "L", 0.5: "√L"}.get(power, f"L^{power:g}")
+    value = term if factor == 1 else f"{factor:g} {term}"
     return f"min({value}, {most[0]:g})" if most else value
-
-
-def _cells(measured: Measurements) -> Exhibit:
-    every = measured.frame
-    display = every[["pass", "length", "label"]].rename(columns={"label": "method"})
-    for name in (QUICK, "low", "high", "peak_mib"):
-        display[name] = [number(value, 2) for value in every[name]]
-    display["left out"] = ["" if missing(why) else why for why in every["left_out"]]
-    return Exhibit(
-        "cells",
-        "Every measurement",
-        "Medians and quartiles in ms, peak memory in MiB.",
-        [HOW],
-        table=Table(every, display),
-    )
