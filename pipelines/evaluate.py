@@ -75,13 +75,14 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     cells = grid(plain(cfg.methods), plain(cfg.axes), task.length)
     record = measure(task, cells, **named)  # type: ignore[arg-type]
     key = {"count_models": plain(cfg.count_models), "training": file_hash([cfg.training])}
-    counted = instantiate(cfg.count_models)
-    beside = count_models(counted, task, record.cells[0], cache=cfg.cache, key=key)
+    counts = instantiate(cfg.count_models)
+    beside = count_models(counts, task, record.cells[0], cache=cfg.cache, key=key)
     beside |= longer_text(task, plain(cfg.longer) if cfg.longer else None)
     layers = LayerOptions(between=False, skewness_gap=False)  # seconds: no end metric
     alike = partial(measure, methods=[], layers=layers, cell_errors=False, cache=cfg.cache)
-    record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
-    record = replace(record, control=control(task, alike))
+    record = replace(
+        record, scale=cfg.scale, hashes=hashes, baselines=beside, control=control(task, alike)
+    )
     explored = evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
     save_json(inside(cfg.explored, cfg.name, ".json"), explored.to_json())
     write_summary(cfg, record)

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipelines.app.hydra_app import plain
 from pipelines.app.summary import SHORT, row, summary
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 
 if TYPE_CHECKING:  # it brings what draws
     from value_aware_study.report.exhibit import Page
@@ -135,12 +136,32 @@ def log_curves(run: Any, points: Iterable[tuple[float, str, Mapping[str, float |
     """
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:
-        found = by_keys.setdefault(int(keys), {})
-        for name, one in numbers.items():
-            if one is not None:
-                found[f"{key(name)}/{key(method)}"] = one
+        logged = by_keys.setdefault(int(keys), {})
+        for name, value in numbers.items():
+            if value is not None:
+                logged[f"{key(name)}/{key(method)}"] = value
     for keys in sorted(by_keys) if run else ():
         run.log(by_keys[keys], step=keys)
+
+
+def log_cache_record(run: Any, record: CacheRecord) -> None:
+    """Logs the errors of every cache method, way to observe and budget against its keys."""
+    curves = []
+    for cell in record.cells:
+        numbers = {"relative output error": cell.error, **cell.ends}
+        values = {name: estimate.value for name, estimate in numbers.items()}
+        budget = f", one budget: {cell.pool}" if cell.pool else ""
+        curves.append((cell.r, f"{cell.method} ({cell.observed} {cell.rows}{budget})", values))
+    log_curves(run, curves)
+
+
+def log_decoding_record(run: Any, record: DecodingRecord) -> None:
+    """Logs what every cache loses, in KL, and its time a token against its keys."""
+    curves = [
+        (cell.r, cell.cache, {"KL": cell.kl.value, "ms a token": cell.milliseconds})
+        for cell in record.cells
+    ]
+    log_curves(run, curves)
 
 
 def log_page(run: Any, page: "Page", folder: Path) -> None:
@@ -156,8 +177,8 @@ def log_page(run: Any, page: "Page", folder: Path) -> None:
             logged[f"figures/{exhibit.name}"] = image
         if exhibit.table and exhibit.name in TABLES:
             data = exhibit.table.data.astype(object)
-            known = data.where(data.notna(), None)  # no seeds are "", one is a number
-            table = wandb.Table(dataframe=known, allow_mixed_types=True)
+            data = data.where(data.notna(), None)  # no seeds are "", others numbers
+            table = wandb.Table(dataframe=data, allow_mixed_types=True)
             logged[f"tables/{exhibit.name}"] = table
     run.log(logged)
 
@@ -184,7 +205,7 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
     """
     folder = Path(dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    given = [name for name in os.environ if name.startswith("WANDB_") and name not in OF_HOME]
+    variables = [name for name in os.environ if name.startswith("WANDB_") and name not in OF_HOME]
     for variable, name in OF_HOME.items():
         os.environ.setdefault(variable, str(folder / name))
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -195,14 +216,16 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
         return wandb.init(project=project, group=group, mode=mode, dir=str(folder), **named)
     except ValidationError as error:
         first = error.errors()[0]
-        field, said = str(first["loc"][0]), first["msg"].replace("Input should be", "it must be", 1)
+        field, rule = str(first["loc"][0]), first["msg"].replace("Input should be", "it must be", 1)
         variable = f"WANDB_{field.upper()}"
-        name = variable if variable in given else f"logger.{field}"
-        raise ValueError(f"{name} is {first['input']}; {said}") from None
+        name = variable if variable in variables else f"logger.{field}"
+        raise ValueError(f"{name} is {first['input']}; {rule}") from None
     except wandb.Error as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        about = ", ".join(given) or "logger"
-        raise ValueError(f"{about}: W&B starts no run: {said}; logger=none does without") from None
+        reason = " ".join(str(error).split()).rstrip(".")
+        about = ", ".join(variables) or "logger"
+        raise ValueError(
+            f"{about}: W&B starts no run: {reason}; logger=none does without"
+        ) from None
 
 
 def no_run(**settings: Any) -> None:
