@@ -18,7 +18,7 @@ LOSSES = {
     "error_percent": "Error of masked models, in %",
     "output_error": "Relative error of attention outputs",
 }
-TRAINING: dict[str, list[Any]] = {
+TRAINING: dict[str, list[str]] = {
     "Loss, nats a token": ["train/loss", "evaluation/loss"],
     "Learning rate": ["train/learning_rate"],
     "Norm of the gradient": ["train/gradient_norm"],
@@ -70,8 +70,8 @@ def built(entity: str, project: str) -> workspaces.Workspace:
         project=project,
         name="Value-aware attention",
         sections=[
-            workspaces.Section(name=name, panels=found, is_open=True)
-            for name, found in sections.items()
+            workspaces.Section(name=name, panels=plots, is_open=True)
+            for name, plots in sections.items()
         ],
         auto_generate_panels=True,
     )

@@ -51,4 +51,4 @@ def cases() -> list[ValueCase]:
     """Reads every row of the table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
-        return [ValueCase(**row | {"exit": int(row["exit"])}) for row in rows]
+        return [ValueCase(**{**row, "exit": int(row["exit"])}) for row in rows]

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from omegaconf import DictConfig
@@ -20,6 +20,9 @@ from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record
 from value_aware_study.data.tokens import AGAIN
 from value_aware_study.paths import inside
+
+if TYPE_CHECKING:
+    from wandb import Run
 
 
 @contextmanager
@@ -39,8 +42,8 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
         try:
             yield own_device()
         except (MemoryError, RuntimeError) as error:
-            known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            if not known and "DefaultCPUAllocator" not in str(error):  # which has no class
+            is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+            if not is_memory and "DefaultCPUAllocator" not in str(error):  # which has no class
                 raise
             raise ValueError(
                 f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
@@ -55,7 +58,7 @@ def hashes_of(cfg: DictConfig) -> dict[str, str]:
 
 def tracked_by_first(
     cfg: DictConfig, stage: str, hashes: dict[str, str], cell: str = ""
-) -> AbstractContextManager[Any]:
+) -> "AbstractContextManager[Run | None]":
     """Opens the stage's W&B run in the first process; yields None in the others.
 
     It is named after the model and, of a sweep, after the one cell that is measured.

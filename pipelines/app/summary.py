@@ -24,12 +24,12 @@ def summary(record: Record) -> dict[str, float]:
     and for the output (OVA), and `match_4`, the number of keys by weight that match 4 value-aware
     ones.
     """
-    found = {"exact": record.cells[0].value}
+    numbers = {"exact": record.cells[0].value}
     for cell in record.cells:
         r = cell.parameters.get("r")
         if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
-            found[f"{SHORT[cell.approximation]}_{r}"] = cell.value
+            numbers[f"{SHORT[cell.approximation]}_{r}"] = cell.value
     matched = match(record.attention[0].output_error, 4) if record.attention else None
     if matched and matched.keys is not None:
-        found["match_4"] = matched.keys
-    return found
+        numbers["match_4"] = matched.keys
+    return numbers

@@ -17,7 +17,9 @@ from pipelines.app.summary import SHORT, row, summary
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 
-if TYPE_CHECKING:  # it brings what draws
+if TYPE_CHECKING:  # they bring W&B and what draws
+    from wandb import Run
+
     from value_aware_study.report.exhibit import Page
 
 OF_HOME = {"WANDB_DATA_DIR": "wandb_data", "WANDB_CACHE_DIR": "wandb_cache"}
@@ -35,7 +37,7 @@ TABLES = ("claims", "findings")
 
 
 @contextmanager
-def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[Any]:
+def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["Run | None"]:
     """Opens a W&B run named <stage>/<name>, with the config and sha256 hashes of what it read.
 
     Yields None where the logger is `none`, and in every process but the first. The run is finished
@@ -68,7 +70,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[A
     run.finish()
 
 
-def link(run: Any, how: str, kind: str, sha256: str) -> None:
+def link(run: "Run | None", how: str, kind: str, sha256: str) -> None:
     """Names what a run read (`use_artifact`) or made (`log_artifact`) by its content.
 
     W&B keeps no lineage of runs that are offline; their configs have the hashes.
@@ -83,7 +85,7 @@ def link(run: Any, how: str, kind: str, sha256: str) -> None:
     getattr(run, how)(artifact)
 
 
-def log_record(run: Any, record: Record) -> None:
+def log_record(run: "Run | None", record: Record) -> None:
     """Logs the curves of every method against its number of keys, the grid, and the summary.
 
     That number is the cell's budget, where it has one, or its r, where it has no other argument.
@@ -128,7 +130,9 @@ def key(name: str) -> str:
     return re.sub(r"\W+", "_", NAMES.get(name, name)).strip("_")
 
 
-def log_curves(run: Any, points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:
+def log_curves(
+    run: "Run | None", points: Iterable[tuple[float, str, Mapping[str, float | None]]]
+) -> None:
     """Logs (number of keys, method, its numbers by name) as a curve a number and method.
 
     The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
@@ -144,7 +148,7 @@ def log_curves(run: Any, points: Iterable[tuple[float, str, Mapping[str, float |
         run.log(by_keys[keys], step=keys)
 
 
-def log_cache_record(run: Any, record: CacheRecord) -> None:
+def log_cache_record(run: "Run | None", record: CacheRecord) -> None:
     """Logs the errors of every cache method, way to observe and budget against its keys."""
     curves = []
     for cell in record.cells:
@@ -155,7 +159,7 @@ def log_cache_record(run: Any, record: CacheRecord) -> None:
     log_curves(run, curves)
 
 
-def log_decoding_record(run: Any, record: DecodingRecord) -> None:
+def log_decoding_record(run: "Run | None", record: DecodingRecord) -> None:
     """Logs what every cache loses, in KL, and its time a token against its keys."""
     curves = [
         (cell.r, cell.cache, {"KL": cell.kl.value, "ms a token": cell.milliseconds})
@@ -164,7 +168,7 @@ def log_decoding_record(run: Any, record: DecodingRecord) -> None:
     log_curves(run, curves)
 
 
-def log_page(run: Any, page: "Page", folder: Path) -> None:
+def log_page(run: "Run | None", page: "Page", folder: Path) -> None:
     """Logs the figures of a page, which lie in a folder, and its claims and findings as tables."""
     if run is None:
         return
@@ -197,7 +201,7 @@ def record_made(
             link(run, "log_artifact", kind, sha256)
 
 
-def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> Any:
+def wandb_run(*, project: str, group: str, mode: str, dir: str, **named: Any) -> "Run":
     """Starts a run; with mode "offline" no account and no network are needed.
 
     What W&B keeps beside a run lies below `dir` too: a home that cannot be written would end a
@@ -228,5 +232,5 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
         ) from None
 
 
-def no_run(**settings: Any) -> None:
+def no_run(**settings: object) -> None:
     """Starts no run: the logger `none`."""

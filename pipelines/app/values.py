@@ -119,7 +119,7 @@ FOLDER = Rule(
     allowed="a folder, or what can become one: no file, and in none",
     holds=lambda v: (
         TEXT.holds(v)
-        and all(path.is_dir() or not path.exists() for path in (Path(v), *Path(v).parents))  # type: ignore[arg-type]
+        and all(path.is_dir() or not path.exists() for path in (Path(v), *Path(v).parents))
     ),
 )
 DTYPES = "float32", "bfloat16", "float16"
@@ -426,9 +426,7 @@ def check_override(override: Override) -> None:
     key, value = str(override.key_or_group), override.value()
     if key == "hydra.job.chdir":
         RULES[key].check(key, value)
-    elif key in GROUPS and not (
-        isinstance(value, str) or (isinstance(value, list) and key == "corpus")
-    ):
+    elif key in GROUPS and not isinstance(value, (str, list) if key == "corpus" else str):
         trained = [card.name for card in cards().values() if card.train is not None]
         names = option(key).words + (tuple(trained) if key == "attention" else ())
         word(*names).check(key, value)
@@ -552,7 +550,7 @@ def all_keys() -> list[str]:
     for file in CONF.glob("*.yaml"):
         keys += [key for key, _ in leaves(OmegaConf.to_container(OmegaConf.load(file)))]
     for file in CONF.glob("*/*.yaml"):
-        keys += [f"{file.parent.name}.{name}" for name in OmegaConf.load(file)]
+        keys += [f"{file.parent.name}.{name!s}" for name in OmegaConf.load(file)]
     return list(dict.fromkeys(keys))
 
 
