@@ -18,7 +18,7 @@ LOSSES = {
     "error_percent": "Error of masked models, in %",
     "output_error": "Relative error of attention outputs",
 }
-TRAINING: dict[str, list[str]] = {
+TRAINING: dict[str, list[Any]] = {
     "Loss, nats a token": ["train/loss", "evaluation/loss"],
     "Learning rate": ["train/learning_rate"],
     "Norm of the gradient": ["train/gradient_norm"],

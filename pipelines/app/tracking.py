@@ -70,7 +70,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     run.finish()
 
 
-def link(run: "Run | None", how: str, kind: str, sha256: str) -> None:
+def link(run: "Run", how: str, kind: str, sha256: str) -> None:
     """Names what a run read (`use_artifact`) or made (`log_artifact`) by its content.
 
     W&B keeps no lineage of runs that are offline; their configs have the hashes.
@@ -138,13 +138,15 @@ def log_curves(
     The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
     of them. The step of a row is the number of keys, by which every reader of W&B draws.
     """
+    if run is None:
+        return
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:
         logged = by_keys.setdefault(int(keys), {})
         for name, value in numbers.items():
             if value is not None:
                 logged[f"{key(name)}/{key(method)}"] = value
-    for keys in sorted(by_keys) if run else ():
+    for keys in sorted(by_keys):
         run.log(by_keys[keys], step=keys)
 
 
@@ -197,11 +199,12 @@ def record_made(
     if (cfg.run or {}).get("mode") != "online":
         return
     with tracked(cfg, stage, stage, **read) as run:
-        for sha256 in made:
-            link(run, "log_artifact", kind, sha256)
+        if run:
+            for sha256 in made:
+                link(run, "log_artifact", kind, sha256)
 
 
-def wandb_run(*, project: str, group: str, mode: str, dir: str, **named: Any) -> "Run":
+def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> "Run":
     """Starts a run; with mode "offline" no account and no network are needed.
 
     What W&B keeps beside a run lies below `dir` too: a home that cannot be written would end a

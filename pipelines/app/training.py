@@ -155,6 +155,12 @@ def check_trainer(cfg: DictConfig) -> None:
     if "tokens" in cfg:
         check_apart(model, Path(cfg.tokens))
     devices = cfg.trainer.devices * cfg.trainer.nodes
+    shares = devices * cfg.trainer.accumulate
+    if cfg.batches.batch_size % shares:  # before other processes are started
+        raise ValueError(
+            f"the batch_size of {cfg.name} is {cfg.batches.batch_size}; trainer.devices x "
+            f"trainer.nodes x trainer.accumulate, which is {shares}, must divide it"
+        )
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
     if devices > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not started_by_another:
         raise ValueError(

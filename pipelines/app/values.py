@@ -458,7 +458,7 @@ def leaves(
         yield key, content
 
 
-def read_params() -> dict[str, object]:
+def read_params() -> dict[str, Any]:
     """Reads params.yaml; ValueError where it is missing, no YAML, or has other keys."""
     try:
         return params_of(Path(PARAMS_FILE).read_text(encoding="utf-8"))
@@ -493,7 +493,7 @@ def values_of_scale(scale: str) -> dict[str, object]:
 
 
 @cache
-def params_of(text: str) -> dict[str, object]:
+def params_of(text: str) -> dict[str, Any]:
     """Parses and checks the text of params.yaml, which every composition asks for."""
     check_plain(text)
     content = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
