@@ -63,14 +63,11 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     """Writes the record of the whole grid, after the summary and the explorer's share of it."""
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.evaluating import write_record, write_summary
-    from value_aware_attention.files import save_json
     from value_aware_attention.hugging_face.saved import saved_tokenizer
-    from value_aware_attention.measurement import measure
     from value_aware_attention.measurement.control import control
-    from value_aware_attention.measurement.measure import LayerOptions
+    from value_aware_attention.measurement.measure import LayerOptions, measure
     from value_aware_study.evaluation.explorer import evaluated_exploration
     from value_aware_study.evaluation.grid import count_models, grid, longer_text
-    from value_aware_study.paths import inside
 
     cells = grid(plain(cfg.methods), plain(cfg.axes), task.length)
     record = measure(task, cells, **named)  # type: ignore[arg-type]
@@ -84,8 +81,7 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
         record, scale=cfg.scale, hashes=hashes, baselines=beside, control=control(task, alike)
     )
     explored = evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
-    save_json(inside(cfg.explored, cfg.name, ".json"), explored.to_json())
-    write_summary(cfg, record)
+    write_summary(cfg, record, explored)
     write_record(cfg, cfg.records, record)  # last: a record has everything that belongs to it
     return record
 

@@ -139,8 +139,7 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
     card = cards()[name]
     model = "causal" if card.causal else "masked"
     kernel = card.kernels[0] if card.kernels else "exponential"
-    given = [f"approximation={name}", f"model={model}", f"kernel={kernel}"]
-    cfg = composed("evaluate", given)
+    cfg = composed("evaluate", [f"approximation={name}", f"model={model}", f"kernel={kernel}"])
     method = setting(name, plain(cfg.approximation)).build(0)
     assert isinstance(method, Approximation) and isinstance(method, nn.Module)
     evaluated, surveyed = cfg.evaluate, shipped("survey").survey
@@ -157,8 +156,8 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
         assert timed.label == settings.get("label", card.label)
 
 
-def shipped_grid(length: int, *given: str) -> list[Setting]:
-    cfg = composed("evaluate", given).evaluate
+def shipped_grid(length: int, *overrides: str) -> list[Setting]:
+    cfg = composed("evaluate", overrides).evaluate
     return grid(plain(cfg.methods), plain(cfg.axes), length)
 
 
@@ -202,9 +201,9 @@ def test_a_model_is_evaluated_under_the_name_of_its_attention(
 @pytest.mark.parametrize("model", options("model"))
 def test_another_checkpoint_or_text_is_another_everywhere(model: str) -> None:
     """A path that stood in two places would be overridden in one of them."""
-    given = ("model.checkpoint=/other/model", "model.tokens=/other/text")
+    others = ("model.checkpoint=/other/model", "model.tokens=/other/text")
     for app in ("evaluate", "survey"):
-        cfg = composed(app, [f"model={model}", *given])[app]
+        cfg = composed(app, [f"model={model}", *others])[app]
         section = OmegaConf.to_yaml(cfg.task, resolve=True)
         assert "/other/model" in section and "/other/text" in section
         assert "outputs/" not in section
@@ -237,8 +236,8 @@ def test_every_trainer_builds(name: str) -> None:
     from value_aware_study.training.fit import fit
 
     trainer = composed("train_causal", [f"trainer={name}"]).train_causal.trainer
-    known = {*signature(fit).parameters, *signature(Trainer).parameters}
-    assert set(trainer) <= known | {"nodes", "accumulate"}
+    parameters = {*signature(fit).parameters, *signature(Trainer).parameters}
+    assert set(trainer) <= parameters | {"nodes", "accumulate"}
     assert set(TRAINER) <= set(signature(Trainer).parameters)  # which may be added
 
 

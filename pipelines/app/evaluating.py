@@ -19,6 +19,7 @@ from value_aware_attention.files import save_json, write_text
 from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record
 from value_aware_study.data.tokens import AGAIN
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.paths import inside
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ def write_record(cfg: DictConfig, folder: str, record: Record) -> None:
         save_json(inside(folder, cfg.name, ".json"), record.to_json())
 
 
-def write_summary(cfg: DictConfig, record: Record) -> None:
-    """Writes what `dvc metrics show` compares, and the curves that `dvc plots show` draws."""
+def write_summary(cfg: DictConfig, record: Record, explored: Exploration) -> None:
+    """Writes the exploration, what `dvc metrics show` compares, and the curves that it plots."""
     if is_first():
+        save_json(inside(cfg.explored, cfg.name, ".json"), explored.to_json())
         write_json(inside(cfg.metrics, cfg.name, ".json"), summary(record))
         write_text(inside(cfg.plots, cfg.name, ".csv"), curves(record))
 
