@@ -20,7 +20,7 @@ from pipelines.app import app, plain
 
 
 @app("evaluate")
-def main(cfg: DictConfig) -> dict[str, Any]:
+def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <records>/<model>.json, or returns the row of the one cell asked for."""
     from pipelines.app.evaluating import evaluating
 
@@ -28,7 +28,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         return evaluate(cfg, device)
 
 
-def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
+def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:
     """Measures the model's grid, one cell of it, or the attention that it was trained with."""
     from pipelines.app.evaluating import hashes_of, tracked_by_first, write_record
     from pipelines.app.summary import row

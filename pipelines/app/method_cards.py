@@ -8,7 +8,6 @@ of `attention`.
 from collections.abc import Collection, Iterable
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.utils import get_method
@@ -32,7 +31,7 @@ def register_methods(folder: Path = APPROXIMATIONS) -> None:
             store.store(name, attention(card), group="attention")
 
 
-def evaluate(methods: Iterable[Card]) -> dict[str, Any]:
+def evaluate(methods: Iterable[Card]) -> dict[str, object]:
     """Composes the grid's methods with their axes; named values become interpolations."""
     used = [card for card in methods if card.axes]
     axes = {
@@ -45,14 +44,14 @@ def evaluate(methods: Iterable[Card]) -> dict[str, Any]:
     return {"methods": {card.name: card.build() for card in used}, "axes": axes}
 
 
-def survey(methods: Iterable[Card]) -> dict[str, Any]:
+def survey(methods: Iterable[Card]) -> dict[str, object]:
     """Composes the methods at equal budgets, and the argument of each that meets one."""
     used = [(card, dict(card.survey)) for card in methods if card.survey is not None]
     vary = {card.name: changes.pop("vary", None) for card, changes in used}
     return {"methods": {card.name: card.build(**changes) for card, changes in used}, "vary": vary}
 
 
-def benchmark(methods: Iterable[Card]) -> dict[str, Any]:
+def benchmark(methods: Iterable[Card]) -> dict[str, object]:
     """Composes the methods that are timed, each by the name of its entry."""
     entries = {
         name: {"label": card.label} | dict(entry) | {"build": card.build(**entry.get("build", {}))}
@@ -62,7 +61,7 @@ def benchmark(methods: Iterable[Card]) -> dict[str, Any]:
     return {"methods": entries}
 
 
-def caches(methods: Collection[CacheCard]) -> dict[str, Any]:
+def caches(methods: Collection[CacheCard]) -> dict[str, object]:
     """Composes the cache methods, with the queries and the budgets that are their own."""
     return {
         "methods": {card.name: card.build() for card in methods},
@@ -71,7 +70,7 @@ def caches(methods: Collection[CacheCard]) -> dict[str, Any]:
     }
 
 
-def attention(card: Card) -> dict[str, Any]:
+def attention(card: Card) -> dict[str, object]:
     """Composes the option of `attention` that trains a model with the method."""
     method = card.build(**(card.train or {}))
     return {"method": method, "name": card.name, "suffix": "_${attention.name}"}

@@ -1,7 +1,5 @@
 """Summarises a record for the comparison of runs, and its cells as rows of a table."""
 
-from typing import Any
-
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.headline import match
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
@@ -9,7 +7,7 @@ from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
 SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
-def row(record: Record, cell: Cell) -> dict[str, Any]:
+def row(record: Record, cell: Cell) -> dict[str, object]:
     """Makes a row of a table of a cell."""
     metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
     error = {"relative_output_error": cell.error.relative} if cell.error else {}
