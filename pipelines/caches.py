@@ -17,9 +17,9 @@ from pipelines.app import app
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>.json: every method, with r keys of all there are to choose from."""
     from pipelines.app.checkpoint import check_model
-    from pipelines.app.tracking import log_curves, tracked
+    from pipelines.app.tracking import log_cache_record, tracked
     from value_aware_attention.files import save_json
-    from value_aware_attention.measurement.caches import cache_settings, measure_caches
+    from value_aware_attention.measurement.caches import measure_caches
     from value_aware_study.paths import inside
 
     file = inside(cfg.records, cfg.name, ".json")
@@ -27,62 +27,53 @@ def main(cfg: DictConfig) -> None:
         check_model(Path(cfg.load.checkpoint))
     # texts of one more seed are those that profiles are measured on
     task = instantiate(cfg.load, seeds=[*cfg.seeds, max(cfg.seeds) + 1], units=cfg.units)
-    *task.texts, calibration = task.texts
-    task.parts = len(task.texts)
-    keys = task.first_row or task.length
+    settings = compared(cfg, task)
     replicate = OmegaConf.select(cfg._get_root(), "replicate")
     again = replicate.suffix if "layers" not in replicate else ""  # another training of the model
-    given = {
-        "prefix": task.first_row or None,
-        "profiles": profiles(cfg, task, calibration) if task.first_row else None,
-        **{key: cfg[key] for key in ("only", "after", "pools", "rows")},
-    }
-    settings = cache_settings(
-        {name: partial(build, cfg, name) for name in cfg.methods},
-        sizes=[max(1, keys // part) for part in cfg.parts],
-        **{key: cfg[key] for key in ("observed", "gaps_of")}, **given,
-    )  # fmt: skip
-    curve = {name: {"model": cfg.curve.observed} for name in cfg.curve.methods}
-    settings += cache_settings(
-        {name: partial(build, cfg, name) for name in curve},
-        sizes=[max(1, keys // part) for part in cfg.curve.parts],
-        observed=cfg.curve.observed, **given | {"pools": curve},
-    )  # fmt: skip
     with tracked(cfg, "caches", cfg.name) as run:
         record = measure_caches(
             task, settings, model_name=cfg.name, description=cfg.description,
             task_name=cfg.name.removesuffix(again),
         )  # fmt: skip
-        log_curves(run, ((cell.r, *curve_point(cell)) for cell in record.cells))
+        log_cache_record(run, record)
     save_json(file, record.to_json())
 
 
-def profiles(cfg: DictConfig, task: Any, text: Any) -> dict[str, Any]:
-    """Profiles the task's model on a text, as the config says."""
+def compared(cfg: DictConfig, task: Any) -> list[Any]:
+    """Lists the settings of the tables and those of the curve; takes the task's last text away."""
     from value_aware_attention import caches
+    from value_aware_attention.measurement.caches import cache_settings
 
-    tokens, _ = text.take(range(len(text.inputs)))
-    return {
+    *task.texts, calibration = task.texts
+    task.parts, prefix = len(task.texts), task.first_row
+    tokens = calibration.take(range(len(calibration.inputs)))[0]
+    profiles = {
         name: caches.profile(
-            task.model, [tokens], partial(build, cfg, one.method), prefix=task.first_row,
-            by=one.by, observed=one.observed, rows=cfg.rows,
+            task.model, [tokens], partial(built, cfg, profile.method), prefix=prefix,
+            by=profile.by, observed=profile.observed, rows=cfg.rows,
         )
-        for name, one in cfg.profiles.items()
+        for name, profile in (cfg.profiles.items() if prefix else ())
     }  # fmt: skip
+    curve = {name: {"model": cfg.curve.observed} for name in cfg.curve.methods}
+    shared = {"only": cfg.only, "after": cfg.after, "rows": cfg.rows, "profiles": profiles}
+    tables = {"observed": cfg.observed, "pools": cfg.pools, "gaps_of": cfg.gaps_of}
+    curves = {"observed": cfg.curve.observed, "pools": curve}
+    of_all, of_curve = (cfg.methods, cfg.parts, tables), (curve, cfg.curve.parts, curves)
+    return [
+        setting
+        for names, parts, ways in (of_all, of_curve)
+        for setting in cache_settings(
+            {name: partial(built, cfg, name) for name in names},
+            sizes=[max(1, (prefix or task.length) // share) for share in parts],
+            prefix=prefix or None, **shared, **ways,
+        )
+    ]  # fmt: skip
 
 
-def build(cfg: DictConfig, name: str, r: int) -> Any:
+def built(cfg: DictConfig, name: str, r: int) -> Any:
     """Builds a configured method; wherever its config says caches.r it keeps r keys."""
     whole = OmegaConf.merge(cfg._get_root(), {"caches": {"r": r}})
     return instantiate(whole.caches.methods[name])
-
-
-def curve_point(cell: Any) -> tuple[str, dict[str, float | None]]:
-    """Names a cell's curves by method, queries and budget, and its errors by their names."""
-    numbers = {"relative output error": cell.error, **cell.ends}
-    values = {name: estimate.value for name, estimate in numbers.items()}
-    budget = f", one budget: {cell.pool}" if cell.pool else ""
-    return f"{cell.method} ({cell.observed} {cell.rows}{budget})", values
 
 
 if __name__ == "__main__":

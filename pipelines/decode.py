@@ -19,32 +19,26 @@ SHORT = ("model", "text", "tokenizer")
 @app("decode", short=SHORT)
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Writes <results>/<name>.json, and returns a row for a multirun's table."""
-    from pipelines.app.tracking import log_curves, tracked
+    from pipelines.app.tracking import log_decoding_record, tracked
     from value_aware_attention.files import save_json
     from value_aware_attention.measurement.decoding import measure_decoding
     from value_aware_study.paths import inside
 
     name = cfg.name or Path(cfg.model or "").resolve().name
     file = inside(cfg.results, name, ".json")
-    caches = {key: instantiate(one, _convert_="all") for key, one in cfg.caches.items()}
+    caches = {label: instantiate(cache, _convert_="all") for label, cache in cfg.caches.items()}
     task, prefix = loaded(cfg)
     with tracked(cfg, "decode", name) as run:
         record = measure_decoding(
-            task, caches, keep=[1 / part for part in cfg.parts], prefix=prefix, model_name=name,
+            task, caches, keep=[1 / share for share in cfg.parts], prefix=prefix, model_name=name,
             task_name=name, description=cfg.description,
         )  # fmt: skip
-        log_curves(
-            run,
-            (
-                (one.r, one.cache, {"KL": one.kl.value, "ms a token": one.milliseconds})
-                for one in record.cells
-            ),
-        )
+        log_decoding_record(run, record)
     save_json(file, record.to_json())
-    for one in record.cells:
-        print(f"{one.cache}, {one.keep:.1%} of the keys: KL {one.kl.value:.4f} nats a token")
+    for cell in record.cells:
+        print(f"{cell.cache}, {cell.keep:.1%} of the keys: KL {cell.kl.value:.4f} nats a token")
     print(file)
-    return {"model": name, **{f"{x.cache} {x.r}": x.kl.value for x in record.cells}}
+    return {"model": name, **{f"{cell.cache} {cell.r}": cell.kl.value for cell in record.cells}}
 
 
 def loaded(cfg: DictConfig) -> tuple[Any, int]:

@@ -20,7 +20,7 @@ from pipelines.app import app, plain
 
 
 @app("evaluate")
-def main(cfg: DictConfig) -> dict[str, Any]:
+def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <records>/<model>.json, or returns the row of the one cell asked for."""
     from pipelines.app.evaluating import evaluating
 
@@ -28,7 +28,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         return evaluate(cfg, device)
 
 
-def evaluate(cfg: DictConfig, device: str) -> dict[str, Any]:
+def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:
     """Measures the model's grid, one cell of it, or the attention that it was trained with."""
     from pipelines.app.evaluating import hashes_of, tracked_by_first, write_record
     from pipelines.app.summary import row
@@ -63,28 +63,25 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     """Writes the record of the whole grid, after the summary and the explorer's share of it."""
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.evaluating import write_record, write_summary
-    from value_aware_attention.files import save_json
     from value_aware_attention.hugging_face.saved import saved_tokenizer
-    from value_aware_attention.measurement import measure
     from value_aware_attention.measurement.control import control
-    from value_aware_attention.measurement.measure import LayerOptions
+    from value_aware_attention.measurement.measure import LayerOptions, measure
     from value_aware_study.evaluation.explorer import evaluated_exploration
     from value_aware_study.evaluation.grid import count_models, grid, longer_text
-    from value_aware_study.paths import inside
 
     cells = grid(plain(cfg.methods), plain(cfg.axes), task.length)
     record = measure(task, cells, **named)  # type: ignore[arg-type]
     key = {"count_models": plain(cfg.count_models), "training": file_hash([cfg.training])}
-    counted = instantiate(cfg.count_models)
-    beside = count_models(counted, task, record.cells[0], cache=cfg.cache, key=key)
+    counts = instantiate(cfg.count_models)
+    beside = count_models(counts, task, record.cells[0], cache=cfg.cache, key=key)
     beside |= longer_text(task, plain(cfg.longer) if cfg.longer else None)
     layers = LayerOptions(between=False, skewness_gap=False)  # seconds: no end metric
     alike = partial(measure, methods=[], layers=layers, cell_errors=False, cache=cfg.cache)
-    record = replace(record, scale=cfg.scale, hashes=hashes, baselines=beside)
-    record = replace(record, control=control(task, alike))
+    record = replace(
+        record, scale=cfg.scale, hashes=hashes, baselines=beside, control=control(task, alike)
+    )
     explored = evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
-    save_json(inside(cfg.explored, cfg.name, ".json"), explored.to_json())
-    write_summary(cfg, record)
+    write_summary(cfg, record, explored)
     write_record(cfg, cfg.records, record)  # last: a record has everything that belongs to it
     return record
 

@@ -30,7 +30,7 @@ from pipelines.app import (
     write_json,
 )
 from pipelines.app.choice import checked
-from pipelines.app.cross_checks import TRAINER
+from pipelines.app.values import TRAINER
 from value_aware_attention.files import load_json
 from value_aware_attention.measurement.store import (
     code_hashes,
@@ -43,7 +43,7 @@ ELSEWHERE = {"run", "choice"}
 """Keys of a stage's section that change no result, or that only a running app knows"""
 OF_TRAINER = ("precision", *TRAINER)
 """Arguments of the trainer that a scale or a user may set and that change a result"""
-WITHOUT = {"pipelines.app.tracking", "pipelines.app.values", "pipelines.app.cross_checks"}
+WITHOUT = {"pipelines.app.tracking", "pipelines.app.values"}
 """Modules that change no result: they log to W&B or refuse values."""
 LOOKS = (".html", ".css", ".js")
 

@@ -23,21 +23,21 @@ def main(cfg: DictConfig) -> None:
     from value_aware_study.training.plan import assumptions, with_hours
 
     overrides = list(HydraConfig.get().overrides.task)
-    found = rows(cfg, overrides)
+    stages = rows(cfg, overrides)
     speed = cfg.operations_per_second if cfg.accelerator == "gpu" else None
-    lines = [with_hours(one, speed) for one in found]
+    lines = [with_hours(stage, speed) for stage in stages]
     print(tabulate(lines, headers="keys", intfmt=",", floatfmt=".2g"))
-    print(f"\n{assumptions(total_operations(found), speed)}")
+    print(f"\n{assumptions(total_operations(stages), speed)}")
     if cfg.scale == "paper":
-        implied, steps = PAPER_INSTANCES * PAPER_EPOCHS // PAPER_BATCH, found[-1]["steps"]
+        implied, steps = PAPER_INSTANCES * PAPER_EPOCHS // PAPER_BATCH, stages[-1]["steps"]
         print(
             f"\nTable 4's {steps:,} steps are not the {implied:,} that its "
             f"{PAPER_INSTANCES:,} instances, {PAPER_EPOCHS} epochs and batches of {PAPER_BATCH} "
             f"imply; they are {steps * PAPER_BATCH // PAPER_EPOCHS:,} instances."
         )
     if cfg.one_step:
-        stages = trainings(overrides)
-        steps_taken = [step(cfg, name, stages[name]) for name in ("causal", "masked_long")]
+        sections = trainings(overrides)
+        steps_taken = [step(cfg, name, sections[name]) for name in ("causal", "masked_long")]
         print(tabulate(steps_taken, headers="keys", floatfmt=".2f"))
 
 
@@ -47,8 +47,8 @@ def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
 
     vocabulary = plan.vocabulary_size(section, cfg.vocabulary, cfg.tokens)
     batch = plan.random_batch(section, vocabulary, 1)
-    found = plan.one_step(plan.untrained(section, vocabulary), batch)
-    return {"one step of": name, "sequence": f"1 x {plan.sequence(section)}", **found}
+    taken = plan.one_step(plan.untrained(section, vocabulary), batch)
+    return {"one step of": name, "sequence": f"1 x {plan.sequence(section)}", **taken}
 
 
 def trainings(overrides: list[str]) -> dict[str, DictConfig]:
@@ -75,9 +75,9 @@ def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
     return [causal, *masked]
 
 
-def total_operations(found: list[dict[str, Any]]) -> float:
+def total_operations(stages: list[dict[str, Any]]) -> float:
     """Sums the operations of all stages."""
-    return sum(one["operations"] for one in found)
+    return sum(stage["operations"] for stage in stages)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ def main(cfg: DictConfig) -> None:
         hashes = hashes_of(cfg)
         task = instantiate(cfg.task, device=device)
         call = task.layer_calls()[0]
+        if call.is_causal and cfg.picture.tokens > call.keys:  # whole masked sequences are shown
+            raise ValueError(
+                f"survey.picture.tokens is {cfg.picture.tokens}; it must be at most {call.keys}, "
+                f"the tokens of a window"
+            )
         contenders = [
             Contender(name, plain(method), cfg.vary[name], instantiate(method, _partial_=True))
             for name, method in cfg.methods.items()

@@ -35,11 +35,11 @@ def main(cfg: DictConfig) -> None:
             made = [stream(cfg, *causal, **options)]
         else:
             made = [stream(cfg, *causal, scratch=folder), write(cfg, *masked, **options)]
-        for part in ("causal", "masked"):
-            write_checksums(folder / part)
+        for kind in ("causal", "masked"):
+            write_checksums(folder / kind)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
-    parts = [Path(cfg.folder) / part for part in ("causal", "causal/evaluation.npy", "masked")]
-    hashes = [file_hash([part]) for part in parts]
+    read = [Path(cfg.folder) / name for name in ("causal", "causal/evaluation.npy", "masked")]
+    hashes = [file_hash([path]) for path in read]
     record_made(cfg, "tokens", {"corpus": file_hash([cfg.corpus])}, "data", hashes)
 
 

@@ -46,8 +46,8 @@ def main(cfg: DictConfig) -> None:
 
     def module():
         model = instantiate(cfg.model, _partial_=True)  # Hydra would make a config of `attention`
-        given = {"vocabulary_size": len(tokenizer), "trained_attention": attention}
-        return instantiate(cfg.module, model(**given))
+        sizes = {"vocabulary_size": len(tokenizer), "trained_attention": attention}
+        return instantiate(cfg.module, model(**sizes))
 
     train(cfg, module, batches, held_out, save=CausalLanguageModel.save_pretrained, facts=facts)
 

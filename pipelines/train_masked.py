@@ -31,8 +31,8 @@ def main(cfg: DictConfig) -> None:
     head_dim = cfg.layers.width // cfg.layers.heads
     check_attention(attention, start, length=length, head_dim=head_dim)
     splits = ("train", held_out_split(folder, length))
-    given = {"folder": folder, "length": length, "fraction": cfg.fraction}
-    text, held_out = (masked_sequences(split=split, **given) for split in splits)
+    source = {"folder": folder, "length": length, "fraction": cfg.fraction}
+    text, held_out = (masked_sequences(split=split, **source) for split in splits)
     limit = cfg.training.evaluation_batches * cfg.batches.batch_size
     frozen = FrozenMaskedBatches(held_out, limit=limit, **cfg.batches)
     check_masked(frozen)

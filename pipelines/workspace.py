@@ -70,8 +70,8 @@ def built(entity: str, project: str) -> workspaces.Workspace:
         project=project,
         name="Value-aware attention",
         sections=[
-            workspaces.Section(name=name, panels=found, is_open=True)
-            for name, found in sections.items()
+            workspaces.Section(name=name, panels=plots, is_open=True)
+            for name, plots in sections.items()
         ],
         auto_generate_panels=True,
     )

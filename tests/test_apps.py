@@ -80,11 +80,11 @@ def record(folder: Path, model: str) -> Record:
 
 def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None:
     report = {path.name for path in (made / "report").iterdir()}
-    wanted = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
-    wanted |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
-    wanted |= {"survey_claims.md", "distance.csv", "trained.csv", "cells.csv", "methods.md"}
-    wanted |= {"distance.png", "patterns.png", "time_memory_short.png"}
-    assert wanted | {"hero.png", "explorer.json"} <= report
+    expected = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
+    expected |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
+    expected |= {"survey_claims.md", "distance.csv", "trained.csv", "cells.csv", "methods.md"}
+    expected |= {"distance.png", "patterns.png", "time_memory_short.png"}
+    assert expected | {"hero.png", "explorer.json"} <= report
     assert not list(made.rglob("*.partial"))
 
 
@@ -107,10 +107,10 @@ def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, mod
 
 def test_count_models_are_scored_on_the_targets_of_the_grid(made: Path) -> None:
     for model in ("causal_exponential", "causal_elu", "masked_long"):
-        given = record(made, model)
-        assert len(given.baselines) == (5 if model == "masked_long" else 8)
-        for counted in given.baselines.values():
-            assert counted.unit_counts == given.cells[0].unit_counts
+        evaluated = record(made, model)
+        assert len(evaluated.baselines) == (5 if model == "masked_long" else 8)
+        for counted in evaluated.baselines.values():
+            assert counted.unit_counts == evaluated.cells[0].unit_counts
     read = record(made, "causal_elu").baselines["5gram_tokens_read"]
     assert read.tokens == 6 * 4 * 96
 
@@ -122,8 +122,8 @@ def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path
     longer = short.baselines["longer_text"]
     assert longer.length == long.length and "longer_text" not in long.baselines
     assert longer.unit_counts == long.cells[0].unit_counts
-    found = answers(Results.of([long, short]))
-    (answer,) = (found for found in found if "long sequences" in found.claim)
+    claims = answers(Results.of([long, short]))
+    (answer,) = (answer for answer in claims if "long sequences" in answer.claim)
     assert len(answer.findings) == 1
 
 
@@ -159,10 +159,10 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
         "masked_long_lsh": ("LSH", "exponential", {"r": 64, "rounds": 4, "seed": 0}),
     }
     for model, (name, kernel, arguments) in models.items():
-        own = read(made / f"outputs/smoke/trained/{model}.json")
-        (cell,) = own.cells
-        assert (own.model, own.trained_with, own.kernel) == (model, name, kernel)
-        assert own.arguments == arguments
+        trained = read(made / f"outputs/smoke/trained/{model}.json")
+        (cell,) = trained.cells
+        assert (trained.model, trained.trained_with, trained.kernel) == (model, name, kernel)
+        assert trained.arguments == arguments
         assert cell.approximation == "exact" and cell.difference == 0
         (file,) = made.glob(f"outputs/smoke/metrics/train_*/{model}.json")
         training = json.loads(file.read_text())
@@ -181,12 +181,12 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
     task = task_of(made, "causal_elu_sliding_window")
     assert [layer.attention.approximation.r for layer in task.model.layers] == [4, 4]
-    own = read(made / "outputs/smoke/trained/causal_elu_sliding_window.json")
+    trained = read(made / "outputs/smoke/trained/causal_elu_sliding_window.json")
     windowed, exact = (
         math.exp(task.run(lambda layer, method=method: method).mean())
         for method in (SlidingWindow(4), Exact())
     )
-    assert own.cells[0].value == pytest.approx(windowed, rel=1e-5)
+    assert trained.cells[0].value == pytest.approx(windowed, rel=1e-5)
     assert abs(windowed - exact) > 1e-3 * exact
 
 
@@ -321,9 +321,9 @@ def test_what_an_app_starts_shows_tracebacks_only_if_the_user_asked(
             "hydra.output_subdir=null",
         ],
     )
-    seen: list[str | None] = []
-    app("corpus")(lambda cfg: seen.append(os.environ.get("HYDRA_FULL_ERROR")))()
-    assert seen == ["0"] and "HYDRA_FULL_ERROR" not in os.environ
+    variables: list[str | None] = []
+    app("corpus")(lambda cfg: variables.append(os.environ.get("HYDRA_FULL_ERROR")))()
+    assert variables == ["0"] and "HYDRA_FULL_ERROR" not in os.environ
 
 
 def test_a_checkpoint_of_another_kernel_or_vocabulary_is_refused(

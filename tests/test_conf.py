@@ -13,10 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from pipelines.app import composed, plain
-from pipelines.app.cross_checks import TRAINER
 from pipelines.app.method_cards import register_methods
 from pipelines.app.training import trained_attention
-from pipelines.app.values import check, leaves, read_params, values_of_scale
+from pipelines.app.values import TRAINER, leaves, read_params, values_of_scale
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting
@@ -25,6 +24,7 @@ from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
 from value_aware_study.cards import cards
 from value_aware_study.data.in_context import InContextTask
+from value_aware_study.data.tokenization import ByteLevelBPE, PretrainedTokenizer, WordLevel
 from value_aware_study.evaluation.grid import grid, setting
 from value_aware_study.report.published import TABLE_1
 
@@ -34,6 +34,9 @@ SHARED = ("base", "paths", "probing")
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)
 ASKED = {"probe": ["probe.model=x", "probe.text=x"], "corpus=local": ["corpus.path=docs"]}
 """Values that a user must give to an app or a group's option"""
+
+
+TOKENIZERS = (ByteLevelBPE, PretrainedTokenizer, WordLevel)
 
 
 def options(group: str) -> list[str]:
@@ -96,14 +99,39 @@ def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
     ],
 )
 def test_no_choice_has_a_value_that_is_refused(app: str, chosen: str) -> None:
-    check(composed(app, [chosen, *ASKED.get(chosen, [])]))
+    composed(app, [chosen, *ASKED.get(chosen, [])])
 
 
-@pytest.mark.parametrize("name", options("kernel"))
-def test_every_kernel_builds(name: str) -> None:
-    kernel = composed("train_causal", [f"kernel={name}"]).kernel
-    assert kernel.name == name
-    assert isinstance(instantiate(kernel.function), Kernel)
+def built() -> list[Any]:
+    """Pairs every option of the groups that build something with the app that builds it."""
+    of_groups = {
+        "kernel": ("train_causal", "kernel.function", Kernel),
+        "tokenizer@tokens.causal_tokenizer": ("tokens", "tokens.causal_tokenizer", TOKENIZERS),
+        "task": ("train_in_context", "train_in_context.task", InContextTask),
+    }
+    return [
+        (app, f"{group}={name}", key, kind)
+        for group, (app, key, kind) in of_groups.items()
+        for name in options(group.partition("@")[0])
+    ]
+
+
+@pytest.mark.parametrize(("app", "chosen", "key", "kind"), built())
+def test_every_option_builds(app: str, chosen: str, key: str, kind: Any) -> None:
+    cfg = composed(app, [chosen])
+    assert isinstance(instantiate(OmegaConf.select(cfg, key)), kind)
+    if "@" not in chosen:
+        named = OmegaConf.select(cfg, key.rpartition(".")[0])
+        assert named.name.endswith(chosen.partition("=")[2])
+
+
+@pytest.mark.parametrize("name", options("corpus"))
+def test_every_corpus_names_its_sources(name: str) -> None:
+    cfg = composed("corpus", [f"corpus={name}", *ASKED.get(f"corpus={name}", [])])
+    assert cfg.corpus.description
+    for source in cfg.corpus.sources.values():
+        assert instantiate(source.documents) is not None
+        assert {"train_instances", "evaluation_instances"} <= set(source)
 
 
 @pytest.mark.parametrize("name", options("approximation"))
@@ -111,8 +139,7 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
     card = cards()[name]
     model = "causal" if card.causal else "masked"
     kernel = card.kernels[0] if card.kernels else "exponential"
-    given = [f"approximation={name}", f"model={model}", f"kernel={kernel}"]
-    cfg = composed("evaluate", given)
+    cfg = composed("evaluate", [f"approximation={name}", f"model={model}", f"kernel={kernel}"])
     method = setting(name, plain(cfg.approximation)).build(0)
     assert isinstance(method, Approximation) and isinstance(method, nn.Module)
     evaluated, surveyed = cfg.evaluate, shipped("survey").survey
@@ -129,8 +156,8 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
         assert timed.label == settings.get("label", card.label)
 
 
-def shipped_grid(length: int, *given: str) -> list[Setting]:
-    cfg = composed("evaluate", given).evaluate
+def shipped_grid(length: int, *overrides: str) -> list[Setting]:
+    cfg = composed("evaluate", overrides).evaluate
     return grid(plain(cfg.methods), plain(cfg.axes), length)
 
 
@@ -174,9 +201,9 @@ def test_a_model_is_evaluated_under_the_name_of_its_attention(
 @pytest.mark.parametrize("model", options("model"))
 def test_another_checkpoint_or_text_is_another_everywhere(model: str) -> None:
     """A path that stood in two places would be overridden in one of them."""
-    given = ("model.checkpoint=/other/model", "model.tokens=/other/text")
+    others = ("model.checkpoint=/other/model", "model.tokens=/other/text")
     for app in ("evaluate", "survey"):
-        cfg = composed(app, [f"model={model}", *given])[app]
+        cfg = composed(app, [f"model={model}", *others])[app]
         section = OmegaConf.to_yaml(cfg.task, resolve=True)
         assert "/other/model" in section and "/other/text" in section
         assert "outputs/" not in section
@@ -202,29 +229,6 @@ def test_an_approximation_is_an_attention_to_train_with_where_it_has_gradients(n
         assert name in options("attention")
 
 
-@pytest.mark.parametrize("name", options("corpus"))
-def test_every_corpus_names_its_sources(name: str) -> None:
-    cfg = composed("corpus", [f"corpus={name}", *(["corpus.path=x"] if name == "local" else [])])
-    assert cfg.corpus.description
-    for source in cfg.corpus.sources.values():
-        assert instantiate(source.documents) is not None
-        assert {"train_instances", "evaluation_instances"} <= set(source)
-
-
-@pytest.mark.parametrize("name", options("tokenizer"))
-def test_every_tokenizer_builds(name: str) -> None:
-    cfg = composed("tokens", [f"tokenizer@tokens.causal_tokenizer={name}"])
-    assert callable(instantiate(cfg.tokens.causal_tokenizer).build)
-
-
-@pytest.mark.parametrize("name", options("task"))
-def test_every_task_builds_and_names_its_model(name: str) -> None:
-    cfg = composed("train_in_context", [f"task={name}"])
-    assert cfg.train_in_context.name == f"in_context_{name}"
-    assert isinstance(instantiate(cfg.train_in_context.task), InContextTask)
-    assert name in cfg.in_context.task
-
-
 @pytest.mark.parametrize("name", options("trainer"))
 def test_every_trainer_builds(name: str) -> None:
     from pytorch_lightning import Trainer
@@ -232,27 +236,17 @@ def test_every_trainer_builds(name: str) -> None:
     from value_aware_study.training.fit import fit
 
     trainer = composed("train_causal", [f"trainer={name}"]).train_causal.trainer
-    translated = {"nodes", "accumulate"}
-    assert set(trainer) <= {*signature(fit).parameters, *signature(Trainer).parameters} | translated
+    parameters = {*signature(fit).parameters, *signature(Trainer).parameters}
+    assert set(trainer) <= parameters | {"nodes", "accumulate"}
+    assert set(TRAINER) <= set(signature(Trainer).parameters)  # which may be added
 
 
-def test_what_may_be_added_to_the_trainer_are_arguments_of_lightnings() -> None:
-    from pytorch_lightning import Trainer
-
-    assert set(TRAINER) <= set(signature(Trainer).parameters)
-
-
-@pytest.mark.parametrize("name", options("logger"))
-def test_every_logger_names_a_function(name: str) -> None:
-    from hydra.utils import get_method
-
-    assert callable(get_method(composed("train_causal", [f"logger={name}"]).logger._target_))
-
-
-def test_laptop_has_what_other_scales_replace_as_it_is_in_params() -> None:
-    params, laptop = dict(leaves(read_params())), values_of_scale("laptop")
-    others = [values_of_scale(name) for name in options("scale") if name != "laptop"]
-    assert laptop == {key: params[key] for one in others for key in one}
+def test_laptop_has_all_values_of_params_as_they_are_shipped_and_no_scale_has_others() -> None:
+    params = dict(leaves(read_params()))
+    assert params.keys() - values_of_scale("laptop").keys() == {"scale", "overrides"}
+    assert values_of_scale("laptop").items() <= params.items()
+    for name in options("scale"):
+        assert values_of_scale(name).keys() <= params.keys()
 
 
 def test_the_paper_scale_is_the_papers() -> None:

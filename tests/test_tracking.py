@@ -54,9 +54,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
     write_model(tmp_path)
     made: list[Run] = []
 
-    def start(**given: Any) -> Run:
+    def start(**settings: Any) -> Run:
         run = Run()
-        run.name, run.tags, run.group = given["name"], given["tags"], given["group"]
+        run.name, run.tags, run.group = (settings[key] for key in ("name", "tags", "group"))
         run.config = SimpleNamespace(update=lambda values, **options: run.facts.update(values))
         run.settings = wandb.Settings(mode="offline")
         made.append(run)
@@ -91,14 +91,6 @@ def test_an_evaluation_logs_its_curves_against_r_and_a_summary(
     assert len(run.facts["checkpoint_sha256"]) == len(run.facts["data_sha256"]) == 64
 
 
-def test_a_cell_of_a_sweep_is_a_run_of_its_own(runs: list[Run], tmp_path: Path) -> None:
-    cell = "evaluate kernel=elu approximation=optimal_v_aware approximation.r=4"
-    run_app(f"{cell} logger=wandb", tmp_path)
-    (run,) = runs
-    metric = OmegaConf.load(ROOT / "sweep.yaml").metric.name
-    assert run.summary[metric] == run.summary["perplexity_OVA_4"] and "output_error" in run.summary
-
-
 def sweep_axes() -> dict[str, list[Any]]:
     sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
     return {name: axis["values"] for name, axis in sweep["parameters"].items()}
@@ -110,8 +102,8 @@ def sweep_axes() -> dict[str, list[Any]]:
 def test_the_sweep_is_that_of_the_multirun(file: str) -> None:
     text = re.sub(r"\\+\n\s*", "", (ROOT / file).read_text())
     (command,) = re.findall(r"python -m pipelines\.evaluate -m (.*)", text)
-    given = [one.partition("=") for one in command.split()]
-    assert {name: values.split(",") for name, _, values in given} == {
+    axes = [pair.partition("=") for pair in command.split()]
+    assert {name: values.split(",") for name, _, values in axes} == {
         name: [*map(str, values)] for name, values in sweep_axes().items()
     }
 
@@ -126,8 +118,8 @@ def test_every_value_of_the_sweep_is_a_cell() -> None:
         for value in values
     }
     for values in cells:
-        given = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
-        section = composed("evaluate", ["model=causal", *given, "scale=smoke"]).evaluate
+        chosen = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
+        section = composed("evaluate", ["model=causal", *chosen, "scale=smoke"]).evaluate
         method = setting(values[1], plain(section.approximation)).build(0)
         assert method.r == values[2]
 
@@ -138,12 +130,12 @@ def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() 
     against_r, compared, training = made.sections
     assert against_r.name == "Loss against r" and against_r.is_open
     logged = ["perplexity/OVO", "error_percent/window", "output_error/OVA", "evaluation/perplexity"]
-    found = [[*filter(re.compile(one.metric_regex).match, logged)] for one in against_r.panels]
-    assert found == [[name] for name in logged[:3]]
-    assert all(one.log_x for one in against_r.panels)
-    units = [{name.rpartition("/")[2] for name in one.y} for one in training.panels]
+    drawn = [[*filter(re.compile(plot.metric_regex).match, logged)] for plot in against_r.panels]
+    assert drawn == [[name] for name in logged[:3]]
+    assert all(plot.log_x for plot in against_r.panels)
+    units = [{name.rpartition("/")[2] for name in plot.y} for plot in training.panels]
     assert {"loss"} in units and {"learning_rate"} in units and {"tokens_per_second"} in units
-    assert not any(one.metric_regex for one in training.panels)
+    assert not any(plot.metric_regex for plot in training.panels)
     names = [column.metric.name for column in compared.panels[0].columns]
     assert names[0] == "perplexity_exact" and names[-1] == "match_4_keys"
 
@@ -171,7 +163,7 @@ def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online()
 
 def test_corpus_and_tokens_open_a_run_only_online(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(tracking, "tracked", lambda cfg, stage, *given, **facts: nullcontext())
+    monkeypatch.setattr(tracking, "tracked", lambda cfg, stage, *read, **facts: nullcontext("run"))
     monkeypatch.setattr(tracking, "link", lambda run, how, kind, sha256: opened.append(sha256))
     for run in ({"mode": "offline"}, None, {"mode": "online"}):
         tracking.record_made(OmegaConf.create({"run": run}), "tokens", {}, "data", ["ab12"])
@@ -209,44 +201,33 @@ run.finish()
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "line"),
+    ("variables", "settings", "line"),
     [
-        ("WANDB_MODE", "nope", "^WANDB_MODE is nope; it must be 'online', 'offline'"),
-        ("WANDB_SILENT", "abc", "^WANDB_SILENT is abc; it must be a valid boolean"),
-        ("WANDB_BASE_URL", "garbage", "^WANDB_BASE_URL is garbage; it must be a valid URL"),
-        ("WANDB_CONSOLE", "x", "^WANDB_CONSOLE is x; it must be 'auto', 'off'"),
-        ("WANDB_INIT_TIMEOUT", "soon", "^WANDB_INIT_TIMEOUT is soon; it must be a valid number"),
-        ("WANDB_PROJECT", "a/b", "^WANDB_PROJECT: W&B starts no run: Invalid project name 'a/b'"),
-        ("WANDB_RUN_ID", "a/b", "^WANDB_RUN_ID: W&B starts no run: Run ID cannot contain"),
+        ({"WANDB_MODE": "nope"}, {"mode": "nope"}, "^WANDB_MODE is nope; it must be 'online'"),
+        ({"WANDB_SILENT": "abc"}, {}, "^WANDB_SILENT is abc; it must be a valid boolean"),
+        ({"WANDB_BASE_URL": "x"}, {}, "^WANDB_BASE_URL is x; it must be a valid URL"),
+        ({"WANDB_PROJECT": "a/b"}, {}, "^WANDB_PROJECT: W&B starts no run: Invalid project name"),
+        ({"WANDB_RUN_ID": "a/b"}, {}, "^WANDB_RUN_ID: W&B starts no run: Run ID cannot contain"),
+        ({}, {"mode": "nope"}, "^logger.mode is nope; it must be 'online'"),
+        ({}, {"mode": "online"}, "^logger: W&B starts no run: No API key .*; logger=none does"),
+        ({}, {"project": "a?b"}, "^logger: W&B starts no run: Invalid project name 'a[?]b'"),
     ],
 )
-def test_a_variable_that_wandb_refuses_is_named(
-    unset: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str, line: str
+def test_what_wandb_refuses_is_named(
+    unset: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, str],
+    settings: dict[str, str],
+    line: str,
 ) -> None:
     wandb.teardown()  # it reads its variables once
-    unset.setenv(variable, value)
-    mode = os.environ.get("WANDB_MODE", "offline")
+    for name, value in ({"HOME": str(tmp_path)} | variables).items():  # without an account
+        unset.setenv(name, value)
     with pytest.raises(ValueError, match=line) as caught:
-        tracking.wandb_run(project="p", group="g", mode=mode, dir=str(tmp_path))
+        tracking.wandb_run(
+            **{"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)} | settings
+        )
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"mode": "nope"}, "^logger.mode is nope; it must be 'online'"),
-        ({"mode": "online"}, "^logger: W&B starts no run: No API key .*; logger=none does without"),
-        ({"project": "a?b"}, "^logger: W&B starts no run: Invalid project name 'a[?]b'"),
-    ],
-)
-def test_an_argument_that_wandb_refuses_is_named(
-    unset: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, str], line: str
-) -> None:
-    wandb.teardown()
-    unset.setenv("HOME", str(tmp_path))  # without an account
-    named = {"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)}
-    with pytest.raises(ValueError, match=line):
-        tracking.wandb_run(**named | given)
 
 
 def test_a_cell_of_a_sweep_is_named_after_it(
@@ -257,8 +238,10 @@ def test_a_cell_of_a_sweep_is_named_after_it(
     run_app(f"-m {cell}1,4".replace("-m evaluate", "evaluate -m"), tmp_path)
     monkeypatch.setenv("WANDB_SWEEP_ID", "ab12")
     run_app(f"{cell}4", tmp_path)
-    names = [(run.name, run.group) for run in runs]
-    assert names == [
+    metric = OmegaConf.load(ROOT / "sweep.yaml").metric.name
+    assert runs[0].summary[metric] == runs[0].summary["perplexity_OVO_4"]
+    assert "output_error" in runs[0].summary
+    assert [(run.name, run.group) for run in runs] == [
         ("evaluate/causal_elu OVO r=4", "smoke"),
         ("evaluate/causal_elu OVO r=1", "smoke sweep"),
         ("evaluate/causal_elu OVO r=4", "smoke sweep"),
@@ -267,7 +250,7 @@ def test_a_cell_of_a_sweep_is_named_after_it(
 
 
 @pytest.mark.parametrize(
-    ("app", "given", "tags"),
+    ("app", "chosen", "tags"),
     [
         ("train_causal", ["kernel=elu"], ["train", "laptop", "elu"]),
         ("train_masked", ["length=short"], ["train", "laptop", "exponential"]),
@@ -276,9 +259,9 @@ def test_a_cell_of_a_sweep_is_named_after_it(
     ],
 )
 def test_runs_are_tagged_with_their_scale_and_kernel(
-    runs: list[Run], app: str, given: list[str], tags: list[str]
+    runs: list[Run], app: str, chosen: list[str], tags: list[str]
 ) -> None:
-    section = composed(app, [*given, "logger=wandb", "scale=laptop"])[app]
+    section = composed(app, [*chosen, "logger=wandb", "scale=laptop"])[app]
     with tracking.tracked(section.copy(), "train", "masked_short_sliding_window"):
         pass
     (run,) = runs

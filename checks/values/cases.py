@@ -5,13 +5,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CALL", "LATE", "NEW", "PARAMS", "ValueCase", "cases"]
+__all__ = ["CALL", "LATE", "PARAMS", "ValueCase", "cases"]
 
 TABLE = Path(__file__).with_name("cases.tsv")
 PARAMS, LATE, CALL = "params.yaml", "while it runs", "call"
 """Kinds: an edit of the file; what is known only once the app looks at files and devices; a call of
 the library"""
-NEW = "new"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +20,7 @@ class ValueCase:
     `given` may begin with variables of the environment, as in a shell; of a `call` it is Python,
     over the names of `worker.NAMES`. `setup` is a shell command, run before it in the same folder.
     `found` says what came of a case when somebody found it: data lost, wrong in silence, accepted,
-    a crash, a traceback, a line that did not help; "new" of those thought of when the table was
-    made or a fault was mended.
+    a crash, a traceback, a line that did not help; "new" of those that stand for a rule.
     """
 
     kind: str
@@ -53,4 +51,4 @@ def cases() -> list[ValueCase]:
     """Reads every row of the table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
-        return [ValueCase(**row | {"exit": int(row["exit"])}) for row in rows]
+        return [ValueCase(**{**row, "exit": int(row["exit"])}) for row in rows]

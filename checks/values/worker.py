@@ -5,7 +5,6 @@
 Makes a run at smoke scale in FOLDER first; every case finds a copy of it.
 """
 
-import builtins
 import json
 import multiprocessing
 import os
@@ -16,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -63,17 +61,19 @@ model = LlamaForCausalLM(LlamaConfig(
 )).eval()
 """
 """Code that runs before a call of the library"""
-HEAVY = ("torch", "transformers", "pytorch_lightning", "value_aware_attention")
-"""Packages that take long to import, which apps import after they have checked their values"""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 
 
 def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the seconds of the imports, then an outcome for every case."""
+    """Makes a run at smoke scale, then yields an outcome for every case."""
     checkout = Path.cwd()
     sys.path[:0] = [str(checkout / "src"), str(checkout)]
-    imports = import_apps(sorted(path.stem for path in (checkout / "conf").glob("*.yaml")))
+    exec(NAMES, {})
+    names = sorted(path.stem for path in (checkout / "conf").glob("*.yaml"))
+    for name in (*names, *TOGETHER):
+        if find_spec(f"pipelines.{name}"):  # conf/ also holds what apps share
+            import_module(f"pipelines.{name}")
     whole = folder / "whole"
     whole.mkdir()
     for name in ("params.yaml", "dvc.yaml"):
@@ -82,25 +82,12 @@ def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
         made = run(whole, command)
         if made["code"]:
             raise RuntimeError(f"{command} failed: {made['stderr']}")
-    yield {"imports": imports}
     for case in cases:
-        yield outcome(folder, case, imports)
+        yield outcome(folder, case)
 
 
-def import_apps(names: Sequence[str]) -> float:
-    """Imports every app and the library; returns the CPU seconds."""
-    before = time.process_time()
-    exec(NAMES, {})
-    for name in HEAVY:
-        import_module(name)
-    for name in (*names, *TOGETHER):
-        if find_spec(f"pipelines.{name}"):  # conf/ also holds what apps share
-            import_module(f"pipelines.{name}")
-    return time.process_time() - before
-
-
-def outcome(folder: Path, case: Mapping[str, Any], imports: float) -> dict[str, Any]:
-    """Runs a case; returns its end, its CPU seconds, and the files that it changed."""
+def outcome(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs a case; returns its end, and the files that it changed."""
     root = folder / "case"
     if not root.exists():
         shutil.copytree(folder / "whole", root)
@@ -113,33 +100,30 @@ def outcome(folder: Path, case: Mapping[str, Any], imports: float) -> dict[str, 
     if setup := case.get("setup"):
         subprocess.run(["bash", "-ec", setup], cwd=root, check=True, stdout=subprocess.DEVNULL)
     earlier = files(root)
-    found = run(root, case["given"])
-    if found.pop("imported"):
-        found["seconds"] += imports
+    ended = run(root, case["given"])
     later = files(root)
     changed = sorted({name for name, _ in set(earlier.items()) ^ set(later.items())})
     if changed or edit or setup or (root / "logs").exists():
         shutil.rmtree(root)
-    return found | {"changed": changed}
+    return ended | {"changed": changed}
 
 
 def files(root: Path) -> dict[str, tuple[int, int]]:
     """Returns every file with its size and time, without those of logs, caches and DVC."""
-    found = (path for path in root.rglob("*") if path.is_file())
-    named = {path.relative_to(root).as_posix(): path.stat() for path in found}
+    stats = {
+        path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()
+    }
     return {
         name: (stat.st_size, stat.st_mtime_ns)
-        for name, stat in named.items()
+        for name, stat in stats.items()
         if name.split("/")[0] not in ("logs", ".cache", ".dvc")
     }
 
 
 def run(root: Path, command: str) -> dict[str, Any]:
     """Runs `python -m pipelines.<command>` in `root`."""
-    before = used()
-    marker, errors = root.parent / "imported", root.parent / "stderr"
-    marker.unlink(missing_ok=True)
-    process = FORK.Process(target=start, args=(root, command, marker, errors))
+    errors = root.parent / "stderr"
+    process = FORK.Process(target=start, args=(root, command, errors))
     process.start()
     process.join(LIMIT)
     ended = process.exitcode is not None
@@ -152,19 +136,11 @@ def run(root: Path, command: str) -> dict[str, Any]:
     return {
         "code": process.exitcode if ended else None,
         "stderr": [line[:500] for line in lines if line.strip() and "%|" not in line][:40],
-        "seconds": used() - before,
-        "imported": marker.exists(),
     }
 
 
-def used() -> float:
-    """Returns the CPU seconds of all ended processes."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return children.ru_utime + children.ru_stime
-
-
-def start(root: Path, command: str, marker: Path, errors: Path) -> None:
-    """Runs a case in its process; makes `marker` as soon as the app imports a heavy package."""
+def start(root: Path, command: str, errors: Path) -> None:
+    """Runs a case in its process."""
     os.setsid()
     os.chdir(root)
     multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
@@ -178,19 +154,12 @@ def start(root: Path, command: str, marker: Path, errors: Path) -> None:
     while VARIABLE.match(words[0]):
         name, _, value = words.pop(0).partition("=")
         os.environ[name] = value
-    app, *given = words
-    asked = [*FIXED, *ASKED.get(app, ())] if app != "fingerprints" else []
-    # what is given comes last: of two values of a key Hydra takes the later one, of options none
-    asked = [one for one in asked if f"{one.partition('=')[0]}=" not in f" {' '.join(given)}"]
-    sys.argv = [f"pipelines.{app}", *asked, *given]
-    imported = builtins.__import__
-
-    def marked(name: str, *arguments: Any, **options: Any) -> Any:
-        if name.partition(".")[0] in HEAVY:
-            marker.touch()
-        return imported(name, *arguments, **options)
-
-    builtins.__import__ = marked
+    app, *arguments = words
+    needed = [*FIXED, *ASKED.get(app, ())] if app != "fingerprints" else []
+    # of two values of a key Hydra takes the later one, of two options of a group none
+    text = f" {' '.join(arguments)}"
+    needed = [value for value in needed if f"{value.partition('=')[0]}=" not in text]
+    sys.argv = [f"pipelines.{app}", *needed, *arguments]
     import_module(f"pipelines.{app}").main()
 
 

@@ -3,7 +3,6 @@
 from pipelines.app.errors import USER_ERRORS, ending_with_one_line, one_line
 from pipelines.app.hydra_app import (
     app,
-    check_all,
     check_job,
     check_sweep,
     composed,
@@ -16,7 +15,6 @@ from pipelines.app.hydra_app import (
 __all__ = [
     "USER_ERRORS",
     "app",
-    "check_all",
     "check_job",
     "check_sweep",
     "composed",

@@ -44,12 +44,12 @@ def check_checkpoint(cfg: DictConfig) -> None:
     unsaid = {name: cfg.sizes[name] for name in NEW_SIZES if name in cfg.sizes}
     other = [name for name, size in cfg.sizes.items() if (unsaid | config).get(name) != size]
     if other:
-        found, asked = (
+        saved, asked = (
             ", ".join(f"{name} {sizes.get(name)}" for name in other)
             for sizes in (config, dict(cfg.sizes))
         )
         raise ValueError(
-            f"{folder} holds a model with {found}; scale={cfg.scale} asks for {asked}: train it at "
+            f"{folder} holds a model with {saved}; scale={cfg.scale} asks for {asked}: train it at "
             f"this scale, or give the scale and values that it was trained with"
         )
 
@@ -75,10 +75,10 @@ def check_tokenizer(folder: Path, tokens: Path) -> None:
     Raises FileNotFoundError or ValueError.
     """
     beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER
-    own = folder / TOKENIZER
-    if not own.exists():
-        raise FileNotFoundError(f"{own} is missing: {AGAIN}")
-    if beside.is_file() and checksum(own) != checksum(beside):
+    tokenizer = folder / TOKENIZER
+    if not tokenizer.exists():
+        raise FileNotFoundError(f"{tokenizer} is missing: {AGAIN}")
+    if beside.is_file() and checksum(tokenizer) != checksum(beside):
         raise ValueError(
             f"{tokens} was made with another tokenizer ({beside}) than {folder} was trained with: "
             f"train the model on these tokens (dvc repro), or make the tokens of its training again"

@@ -23,10 +23,10 @@ SECONDS_TO_SPEAK = 60.0
 
 
 @contextmanager
-def tracebacks(shown: bool) -> Iterator[None]:
+def tracebacks(in_full: bool) -> Iterator[None]:
     """Sets Hydra's variable for full tracebacks within the block."""
     before = os.environ.get(TRACEBACKS)
-    os.environ[TRACEBACKS] = "1" if shown else "0"
+    os.environ[TRACEBACKS] = "1" if in_full else "0"
     try:
         yield
     finally:

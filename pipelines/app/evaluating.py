@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from omegaconf import DictConfig
@@ -19,7 +19,11 @@ from value_aware_attention.files import save_json, write_text
 from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record
 from value_aware_study.data.tokens import AGAIN
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.paths import inside
+
+if TYPE_CHECKING:
+    from wandb import Run
 
 
 @contextmanager
@@ -39,8 +43,8 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
         try:
             yield own_device()
         except (MemoryError, RuntimeError) as error:
-            known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            if not known and "DefaultCPUAllocator" not in str(error):  # which has no class
+            is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+            if not is_memory and "DefaultCPUAllocator" not in str(error):  # which has no class
                 raise
             raise ValueError(
                 f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
@@ -55,7 +59,7 @@ def hashes_of(cfg: DictConfig) -> dict[str, str]:
 
 def tracked_by_first(
     cfg: DictConfig, stage: str, hashes: dict[str, str], cell: str = ""
-) -> AbstractContextManager[Any]:
+) -> "AbstractContextManager[Run | None]":
     """Opens the stage's W&B run in the first process; yields None in the others.
 
     It is named after the model and, of a sweep, after the one cell that is measured.
@@ -70,9 +74,10 @@ def write_record(cfg: DictConfig, folder: str, record: Record) -> None:
         save_json(inside(folder, cfg.name, ".json"), record.to_json())
 
 
-def write_summary(cfg: DictConfig, record: Record) -> None:
-    """Writes what `dvc metrics show` compares, and the curves that `dvc plots show` draws."""
+def write_summary(cfg: DictConfig, record: Record, explored: Exploration) -> None:
+    """Writes the exploration, what `dvc metrics show` compares, and the curves that it plots."""
     if is_first():
+        save_json(inside(cfg.explored, cfg.name, ".json"), explored.to_json())
         write_json(inside(cfg.metrics, cfg.name, ".json"), summary(record))
         write_text(inside(cfg.plots, cfg.name, ".csv"), curves(record))
 

@@ -3,10 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -15,11 +16,10 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipelines.app.cross_checks import check_added, check_given, check_together
 from pipelines.app.errors import (
     FULL_ERROR,
     ending_with_one_line,
@@ -27,17 +27,18 @@ from pipelines.app.errors import (
     result_or_failure,
     tracebacks,
 )
-from pipelines.app.method_cards import check_added_arguments, register_methods
+from pipelines.app.method_cards import check_arguments, register_methods
 from pipelines.app.values import (
+    CONF,
     PARAMS_FILE,
     check,
+    check_override,
     edited_params,
+    is_group,
     read_params,
     shown,
     values_of_scale,
 )
-
-CONFIG = str(Path(__file__).parents[2] / "conf")
 
 
 def app(
@@ -60,7 +61,7 @@ def app(
                 def task(cfg: DictConfig) -> Any:
                     return run_job(function, name, cfg, overrides)
 
-                hydra.main(version_base=None, config_path=CONFIG, config_name=name)(task)()
+                hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task)()
 
         return main
 
@@ -73,35 +74,38 @@ def read_arguments(name: str, short: Collection[str]) -> list[str]:
     Returns the overrides that were given, with the scale. Raises ValueError for what Hydra would
     not refuse by its name, and for a sweep of which every job is wrong.
     """
-    given = [f"{name}.{one}" if one.partition("=")[0] in short else one for one in sys.argv[1:]]
-    parsed = get_args_parser().parse_intermixed_args(given)
-    overrides = [*scale_of_params(given), *parsed.overrides]
-    check_given(overrides)
+    arguments = [
+        f"{name}.{argument}" if argument.partition("=")[0] in short else argument
+        for argument in sys.argv[1:]
+    ]
+    parsed = get_args_parser().parse_intermixed_args(arguments)
+    overrides = [*scale_of_params(arguments), *parsed.overrides]
+    parse(overrides)
     # argparse takes overrides from one place alone
-    options = [one for one in given if one not in parsed.overrides]
+    options = [argument for argument in arguments if argument not in parsed.overrides]
     sys.argv[1:] = [*options, f"hydra.job.name={name}", *edits_of_params(), *overrides]
     register_methods()
     if options in (["-m"], ["--multirun"]):  # other options are Hydra's to read
         check_sweep(name, overrides)
-    elif any("${" in one for one in parsed.overrides):  # Hydra would name a key of its own
+    elif any("${" in override for override in parsed.overrides):  # Hydra would name another key
         check_job(name, overrides)
     return overrides
 
 
 def run_job(
-    function: Callable[[DictConfig], Any], name: str, cfg: DictConfig, given: Sequence[str]
+    function: Callable[[DictConfig], Any], name: str, cfg: DictConfig, overrides: Sequence[str]
 ) -> Any:
     """Checks a composed config, then runs an app's function on its section."""
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
 
     def checked(section: DictConfig) -> Any:
         # Hydra leaves keys of its own out of the overrides that it names for a job
-        overrides = HydraConfig.get().overrides.task if is_sweep else given
+        own_overrides = HydraConfig.get().overrides.task if is_sweep else overrides
         with first_speaks():
-            check_all(cfg, name, overrides)
+            added = check(cfg, as_shipped(name, options_of(own_overrides)), name)
         if not is_sweep and os.environ.get("RANK", "0") == "0":
-            say_edits(cfg.scale, given)
-        check_added_arguments(cfg, overrides)
+            say_edits(cfg.scale, overrides)
+        check_arguments(cfg, added)
         return function(section)
 
     # what the function starts, such as the other processes of ddp, gets the user's choice
@@ -123,42 +127,66 @@ def check_sweep(name: str, overrides: Sequence[str]) -> None:
             f"each of the {together} processes would run the whole sweep: start -m without "
             f"torchrun, or torchrun without -m"
         )
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    first: Exception | None = None
-    for job in BasicSweeper.split_arguments(parsed, None)[0]:
+    errors: list[Exception] = []
+    for job in BasicSweeper.split_arguments(parse(overrides), None)[0]:
         try:
-            check_job(name, job)
+            return check_job(name, job)
         except Exception as error:
-            first = first or error
-        else:
-            return
-    if first:
-        raise first
+            errors.append(error)
+    raise errors[0]
 
 
 def check_job(name: str, overrides: Sequence[str]) -> None:
     """Raises ValueError for a config that is not allowed, else prints its edited values."""
-    cfg = composed(name, overrides)
-    check_all(cfg, name, overrides)
-    say_edits(cfg.scale, overrides)
+    say_edits(composed(name, overrides, app=name).scale, overrides)
 
 
-def composed(name: str, overrides: Sequence[str], **options: Any) -> DictConfig:
-    """Composes the config of an app as its command line would, within a running app or outside."""
+def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: Any) -> DictConfig:
+    """Composes the config of an app as its command line would, within a running app or outside.
+
+    Raises ValueError for a value that is not allowed; with `app` also where one is missing.
+    """
     register_methods()
-    inside = GlobalHydra.instance().is_initialized()
-    with nullcontext() if inside else initialize_config_dir(CONFIG, version_base=None):
-        check_given(overrides)
+    with inside_hydra():
+        parse(overrides)
         cfg = compose(name, [*edits_of_params(), *overrides], **options)
-    check_all(cfg, "", overrides)
+        check(cfg, as_shipped(name, options_of(overrides)), app)
     return cfg
 
 
-def check_all(cfg: DictConfig, app: str, overrides: Sequence[str]) -> None:
-    """Raises ValueError for the first thing that is not allowed in the config of an app."""
-    check(cfg, app)
-    check_added(cfg, overrides)
-    check_together(cfg, app)
+@cache
+def as_shipped(name: str, options: tuple[str, ...]) -> DictConfig:
+    """Composes the config of an app with options of groups alone: no value of it was given."""
+    with inside_hydra():
+        return compose(name, list(options))
+
+
+@contextmanager
+def inside_hydra() -> Iterator[None]:
+    """Makes Hydra compose from conf/, where no running app does."""
+    if GlobalHydra.instance().is_initialized():
+        yield
+    else:
+        with initialize_config_dir(str(CONF), version_base=None):
+            yield
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Parses overrides. Raises ValueError for one that Hydra takes, and that nothing reads."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for override in parsed:
+        check_override(override)
+    return parsed
+
+
+def options_of(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Selects the overrides that choose options of groups in the places where an app has one."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return tuple(
+        str(override.input_line)
+        for override in parsed
+        if is_group(override) and not override.is_add()
+    )
 
 
 def scale_of_params(arguments: Sequence[str]) -> list[str]:
@@ -167,11 +195,11 @@ def scale_of_params(arguments: Sequence[str]) -> list[str]:
     DVC reads the scale and Hydra needs a choice; this keeps it written once. The `overrides` hold
     for the scale of params.yaml alone.
     """
-    params = read_params()
-    scale, overrides = f"scale={params['scale']}", list(params["overrides"])
-    given = [one for one in arguments if one.startswith("scale=")]
-    if given:
-        return overrides if given[-1] == scale else []
+    params = OmegaConf.create(read_params())
+    scale, overrides = f"scale={params.scale}", list(params.overrides)
+    scales = [argument for argument in arguments if argument.startswith("scale=")]
+    if scales:
+        return overrides if scales[-1] == scale else []
     return [scale, *overrides]
 
 
@@ -185,10 +213,10 @@ def edits_of_params() -> list[str]:
 
 def say_edits(scale: str, overrides: Sequence[str]) -> None:
     """Prints the edited values of params.yaml that win over the scale's, one a line, on stderr."""
-    given = [one.partition("=")[0].lstrip("+") for one in overrides]
+    keys = [override.partition("=")[0].lstrip("+") for override in overrides]
     of_scale = values_of_scale(scale) if scale != "laptop" else {}
     for key, value in edited_params().items():
-        if key not in given and of_scale.get(key, value) != value:
+        if key not in keys and of_scale.get(key, value) != value:
             print(
                 f"{key} is {shown(value)} in {PARAMS_FILE}, edited: it wins over scale={scale}, "
                 f"which sets {shown(of_scale[key])}",
@@ -196,7 +224,7 @@ def say_edits(scale: str, overrides: Sequence[str]) -> None:
             )
 
 
-def typed(value: Any) -> str:
+def typed(value: object) -> str:
     """Writes a value as Hydra reads it on a command line."""
     if isinstance(value, list):
         return f"[{','.join(map(typed, value))}]"
@@ -207,7 +235,7 @@ def typed(value: Any) -> str:
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """Returns a config as dictionaries and lists, with its interpolations resolved."""
-    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+    return OmegaConf.to_container(cfg, resolve=True)  # type: ignore[return-value]
 
 
 def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> None:

@@ -1,7 +1,5 @@
 """Summarises a record for the comparison of runs, and its cells as rows of a table."""
 
-from typing import Any
-
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.headline import match
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
@@ -9,7 +7,7 @@ from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
 SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
-def row(record: Record, cell: Cell) -> dict[str, Any]:
+def row(record: Record, cell: Cell) -> dict[str, object]:
     """Makes a row of a table of a cell."""
     metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
     error = {"relative_output_error": cell.error.relative} if cell.error else {}
@@ -24,12 +22,12 @@ def summary(record: Record) -> dict[str, float]:
     and for the output (OVA), and `match_4`, the number of keys by weight that match 4 value-aware
     ones.
     """
-    found = {"exact": record.cells[0].value}
+    numbers = {"exact": record.cells[0].value}
     for cell in record.cells:
         r = cell.parameters.get("r")
         if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
-            found[f"{SHORT[cell.approximation]}_{r}"] = cell.value
+            numbers[f"{SHORT[cell.approximation]}_{r}"] = cell.value
     matched = match(record.attention[0].output_error, 4) if record.attention else None
     if matched and matched.keys is not None:
-        found["match_4"] = matched.keys
-    return found
+        numbers["match_4"] = matched.keys
+    return numbers

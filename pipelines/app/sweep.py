@@ -23,27 +23,27 @@ class SweepTable(Callback):
     leaves a file in the sweep's folder, at its start already, so that one that dies is named too.
     """
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Forgets the sweep before."""
         shutil.rmtree(jobs_folder(config), ignore_errors=True)
         self.lost: list[str] = []
         if "submitit" in config.hydra.launcher._target_:
             wait_for_every_job(self.lost)
 
-    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Leaves the outcome of a job that dies, until its end replaces it."""
         if config.hydra.mode == RunMode.MULTIRUN:
             log = f"{config.hydra.sweep.dir}/.submitit"
             leave(config, {"failure": f"its process died; its log is in {log}"})
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Leaves the row that a job returned, its columns in order, or why there is none."""
         if config.hydra.mode == RunMode.MULTIRUN:
-            found = job_return.return_value
-            row = list(found.items()) if isinstance(found, dict) else []
-            leave(config, {"failure": found} if isinstance(found, Failure) else {"row": row})
+            result = job_return.return_value
+            row = list(result.items()) if isinstance(result, dict) else []
+            leave(config, {"failure": result} if isinstance(result, Failure) else {"row": row})
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Prints the table, then a line for every failed job: the overrides of its own, and why."""
         import pandas as pd
 
@@ -52,7 +52,9 @@ class SweepTable(Callback):
         if rows := [dict(job["row"]) for job in jobs if job.get("row")]:
             print(pd.DataFrame(rows).to_string(index=False, float_format="{:.4g}".format))
         failed = [
-            f"{' '.join(own(job, config))}: {job['failure']}" for job in jobs if "failure" in job
+            f"{' '.join(own_overrides(job, config))}: {job['failure']}"
+            for job in jobs
+            if "failure" in job
         ]
         if failed or self.lost:
             sys.stdout.flush()
@@ -63,12 +65,12 @@ def jobs_folder(config: DictConfig) -> Path:
     return Path(config.hydra.sweep.dir) / "jobs"
 
 
-def leave(config: DictConfig, outcome: dict[str, Any]) -> None:
+def leave(config: DictConfig, outcome: dict[str, object]) -> None:
     job = {"overrides": list(config.hydra.overrides.task), **outcome}
     write_json(jobs_folder(config) / f"{config.hydra.job.num}.json", job)
 
 
-def own(job: dict[str, Any], config: DictConfig) -> list[str]:
+def own_overrides(job: dict[str, Any], config: DictConfig) -> list[str]:
     """Returns the overrides that a job does not share with its sweep; all of a single job."""
     shared = set(config.hydra.overrides.task)
     return [text for text in job["overrides"] if text not in shared] or job["overrides"]

@@ -15,8 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from pipelines.app.hydra_app import plain
 from pipelines.app.summary import SHORT, row, summary
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 
-if TYPE_CHECKING:  # it brings what draws
+if TYPE_CHECKING:  # they bring W&B and what draws
+    from wandb import Run
+
     from value_aware_study.report.exhibit import Page
 
 OF_HOME = {"WANDB_DATA_DIR": "wandb_data", "WANDB_CACHE_DIR": "wandb_cache"}
@@ -34,7 +37,7 @@ TABLES = ("claims", "findings")
 
 
 @contextmanager
-def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[Any]:
+def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["Run | None"]:
     """Opens a W&B run named <stage>/<name>, with the config and sha256 hashes of what it read.
 
     Yields None where the logger is `none`, and in every process but the first. The run is finished
@@ -67,7 +70,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator[A
     run.finish()
 
 
-def link(run: Any, how: str, kind: str, sha256: str) -> None:
+def link(run: "Run", how: str, kind: str, sha256: str) -> None:
     """Names what a run read (`use_artifact`) or made (`log_artifact`) by its content.
 
     W&B keeps no lineage of runs that are offline; their configs have the hashes.
@@ -82,7 +85,7 @@ def link(run: Any, how: str, kind: str, sha256: str) -> None:
     getattr(run, how)(artifact)
 
 
-def log_record(run: Any, record: Record) -> None:
+def log_record(run: "Run | None", record: Record) -> None:
     """Logs the curves of every method against its number of keys, the grid, and the summary.
 
     That number is the cell's budget, where it has one, or its r, where it has no other argument.
@@ -127,23 +130,47 @@ def key(name: str) -> str:
     return re.sub(r"\W+", "_", NAMES.get(name, name)).strip("_")
 
 
-def log_curves(run: Any, points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:
+def log_curves(
+    run: "Run | None", points: Iterable[tuple[float, str, Mapping[str, float | None]]]
+) -> None:
     """Logs (number of keys, method, its numbers by name) as a curve a number and method.
 
     The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
     of them. The step of a row is the number of keys, by which every reader of W&B draws.
     """
+    if run is None:
+        return
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:
-        found = by_keys.setdefault(int(keys), {})
-        for name, one in numbers.items():
-            if one is not None:
-                found[f"{key(name)}/{key(method)}"] = one
-    for keys in sorted(by_keys) if run else ():
+        logged = by_keys.setdefault(int(keys), {})
+        for name, value in numbers.items():
+            if value is not None:
+                logged[f"{key(name)}/{key(method)}"] = value
+    for keys in sorted(by_keys):
         run.log(by_keys[keys], step=keys)
 
 
-def log_page(run: Any, page: "Page", folder: Path) -> None:
+def log_cache_record(run: "Run | None", record: CacheRecord) -> None:
+    """Logs the errors of every cache method, way to observe and budget against its keys."""
+    curves = []
+    for cell in record.cells:
+        numbers = {"relative output error": cell.error, **cell.ends}
+        values = {name: estimate.value for name, estimate in numbers.items()}
+        budget = f", one budget: {cell.pool}" if cell.pool else ""
+        curves.append((cell.r, f"{cell.method} ({cell.observed} {cell.rows}{budget})", values))
+    log_curves(run, curves)
+
+
+def log_decoding_record(run: "Run | None", record: DecodingRecord) -> None:
+    """Logs what every cache loses, in KL, and its time a token against its keys."""
+    curves = [
+        (cell.r, cell.cache, {"KL": cell.kl.value, "ms a token": cell.milliseconds})
+        for cell in record.cells
+    ]
+    log_curves(run, curves)
+
+
+def log_page(run: "Run | None", page: "Page", folder: Path) -> None:
     """Logs the figures of a page, which lie in a folder, and its claims and findings as tables."""
     if run is None:
         return
@@ -156,8 +183,8 @@ def log_page(run: Any, page: "Page", folder: Path) -> None:
             logged[f"figures/{exhibit.name}"] = image
         if exhibit.table and exhibit.name in TABLES:
             data = exhibit.table.data.astype(object)
-            known = data.where(data.notna(), None)  # no seeds are "", one is a number
-            table = wandb.Table(dataframe=known, allow_mixed_types=True)
+            data = data.where(data.notna(), None)  # no seeds are "", others numbers
+            table = wandb.Table(dataframe=data, allow_mixed_types=True)
             logged[f"tables/{exhibit.name}"] = table
     run.log(logged)
 
@@ -172,11 +199,12 @@ def record_made(
     if (cfg.run or {}).get("mode") != "online":
         return
     with tracked(cfg, stage, stage, **read) as run:
-        for sha256 in made:
-            link(run, "log_artifact", kind, sha256)
+        if run:
+            for sha256 in made:
+                link(run, "log_artifact", kind, sha256)
 
 
-def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> Any:
+def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> "Run":
     """Starts a run; with mode "offline" no account and no network are needed.
 
     What W&B keeps beside a run lies below `dir` too: a home that cannot be written would end a
@@ -184,7 +212,7 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
     """
     folder = Path(dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    given = [name for name in os.environ if name.startswith("WANDB_") and name not in OF_HOME]
+    variables = [name for name in os.environ if name.startswith("WANDB_") and name not in OF_HOME]
     for variable, name in OF_HOME.items():
         os.environ.setdefault(variable, str(folder / name))
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -195,15 +223,17 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
         return wandb.init(project=project, group=group, mode=mode, dir=str(folder), **named)
     except ValidationError as error:
         first = error.errors()[0]
-        field, said = str(first["loc"][0]), first["msg"].replace("Input should be", "it must be", 1)
+        field, rule = str(first["loc"][0]), first["msg"].replace("Input should be", "it must be", 1)
         variable = f"WANDB_{field.upper()}"
-        name = variable if variable in given else f"logger.{field}"
-        raise ValueError(f"{name} is {first['input']}; {said}") from None
+        name = variable if variable in variables else f"logger.{field}"
+        raise ValueError(f"{name} is {first['input']}; {rule}") from None
     except wandb.Error as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        about = ", ".join(given) or "logger"
-        raise ValueError(f"{about}: W&B starts no run: {said}; logger=none does without") from None
+        reason = " ".join(str(error).split()).rstrip(".")
+        about = ", ".join(variables) or "logger"
+        raise ValueError(
+            f"{about}: W&B starts no run: {reason}; logger=none does without"
+        ) from None
 
 
-def no_run(**settings: Any) -> None:
+def no_run(**settings: object) -> None:
     """Starts no run: the logger `none`."""

@@ -60,8 +60,8 @@ def train(
     held_out: Dataset,
     *,
     save: Callable[[Any, Path], None],
-    facts: Mapping[str, Any],
-    measured: Callable[[Any], Mapping[str, Any]] = lambda model: {},
+    facts: Mapping[str, object],
+    measured: Callable[[Any], Mapping[str, object]] = lambda model: {},
 ) -> None:
     """Trains what `build` makes, writes the model's folder and its metrics.
 
@@ -109,7 +109,7 @@ def fingerprint(cfg: DictConfig, data: str = "") -> str:
     return sha256(repr((settings, numerics(cfg), data)).encode()).hexdigest()
 
 
-def numerics(cfg: DictConfig) -> dict[str, Any]:
+def numerics(cfg: DictConfig) -> dict[str, object]:
     """Returns the trainer's arguments that may change a step's result, added ones too."""
     return {key: value for key, value in plain(cfg.trainer).items() if key not in COSTS}
 
@@ -131,7 +131,7 @@ def check_finite(name: str, model: nn.Module, curve: Sequence[Mapping[str, float
 
 
 def write_model(
-    cfg: DictConfig, model: nn.Module, save: Callable[..., None], record: dict[str, Any]
+    cfg: DictConfig, model: nn.Module, save: Callable[..., None], record: dict[str, object]
 ) -> None:
     """Writes the model's folder, whole or not at all, and its metrics.
 
@@ -155,6 +155,12 @@ def check_trainer(cfg: DictConfig) -> None:
     if "tokens" in cfg:
         check_apart(model, Path(cfg.tokens))
     devices = cfg.trainer.devices * cfg.trainer.nodes
+    shares = devices * cfg.trainer.accumulate
+    if cfg.batches.batch_size % shares:  # before other processes are started
+        raise ValueError(
+            f"the batch_size of {cfg.name} is {cfg.batches.batch_size}; trainer.devices x "
+            f"trainer.nodes x trainer.accumulate, which is {shares}, must divide it"
+        )
     started_by_another = {"LOCAL_RANK", "SLURM_PROCID"} & set(os.environ)
     if devices > 1 and HydraConfig.get().mode == RunMode.MULTIRUN and not started_by_another:
         raise ValueError(
@@ -195,14 +201,14 @@ def memory_shortage_named(cfg: DictConfig) -> Iterator[None]:
 
 
 def metrics(
-    cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, Any]
+    cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, object]
 ) -> dict[str, Any]:
     """Collects the learning curve, its last point, and the hyper-parameters of Table 4."""
     module = plain(cfg.module)
     schedule, optimizer = module.pop("schedule"), module.pop("optimizer")
-    given = {**cfg.get("model", {}), **cfg.get("layers", {}), **cfg.get("positions", {})}
+    sizes = {**cfg.get("model", {}), **cfg.get("layers", {}), **cfg.get("positions", {})}
     hyperparameters = {
-        **{key: value for key, value in given.items() if key not in ("_target_", "kernel")},
+        **{key: value for key, value in sizes.items() if key not in ("_target_", "kernel")},
         **cfg.batches,
         **cfg.fit,
         **{key: value for key, value in module.items() if key != "_target_"},
