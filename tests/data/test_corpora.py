@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_study.data.corpora import read_texts, write_corpus
+from value_aware_attention.texts import read_texts
+from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import Document
 
 
 def written(folder, source):
-    return [list(read_texts([folder / source / f"{s}.jsonl"])) for s in ("train", "evaluation")]
+    return [list(read_texts(folder / source / f"{s}.jsonl")) for s in ("train", "evaluation")]
 
 
 class TestWriteCorpus:

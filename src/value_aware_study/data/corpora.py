@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from value_aware_attention.files import new_folder
+from value_aware_attention.texts import read_texts
 from value_aware_study.data.text import SPLITS, Document
 from value_aware_study.paths import inside
 
@@ -77,27 +79,6 @@ def write_corpus(
     return counts
 
 
-def read_texts(files: Iterable[Path]) -> Iterator[str]:
-    """Yields the texts of files written by `write_corpus`, one after the other."""
-    for file in files:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield _text(line, file, number)
-
-
-def _text(line: bytes, file: Path, number: int) -> str:
-    """Reads a line that `write_corpus` wrote; ValueError, which names it, for another."""
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except ValueError as error:
-        reason = getattr(error, "reason", getattr(error, "msg", error))
-        raise ValueError(f"{file}, line {number}, is damaged ({reason}): {AGAIN}") from None
-    text = row.get("text") if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        raise ValueError(f"{file}, line {number}, is damaged (it has no text): {AGAIN}")
-    return text
-
-
 def _write_source(
     name: str,
     documents: Iterable[Document],
@@ -129,10 +110,9 @@ def _write_source(
 
 def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
     """Counts the words of each source's evaluation text, and those copied from training text."""
-    held = {name: list(read_texts([folder / name / "evaluation.jsonl"])) for name in names}
-    words = copied_words(
-        read_texts(folder / name / "train.jsonl" for name in names), list(held.values())
-    )
+    held_out = [list(read_texts(folder / name / "evaluation.jsonl")) for name in names]
+    train = chain.from_iterable(read_texts(folder / name / "train.jsonl") for name in names)
+    words = copied_words(train, held_out)
     return {
         name: {"words": total, "copied_words": copied}
         for name, (copied, total) in zip(names, words, strict=True)

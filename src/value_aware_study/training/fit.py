@@ -4,21 +4,22 @@ import logging
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
 from value_aware_attention.flex import missing_compiler
-from value_aware_study.data.batches import MicroBatches, check_micro_batches
+from value_aware_study.data.batches import Batch, MicroBatches, check_micro_batches
 from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
 from value_aware_study.training.modules import LanguageModeling
 
@@ -54,8 +55,8 @@ Save = Callable[[list[dict[str, float]]], None]
 
 def fit(
     module: LanguageModeling,
-    train_batches: Dataset[Any],
-    evaluation_batches: Dataset[Any],
+    train_batches: Dataset[Batch],
+    evaluation_batches: Dataset[Batch],
     *,
     evaluate_every: int,
     checkpoint_every: int,
@@ -97,10 +98,14 @@ def fit(
         every=checkpoint_every,
         evaluate_every=evaluate_every,
     )
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        made = _trainer(checkpoint, steps, **trainer)
-        _prepare(module, made, compile, checkpoint_activations, peak_flops)
-        _run(made, module, checkpoint, train_batches, evaluation_batches, workers, save)
+    for name in LIGHTNING:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        for message in UNHELPFUL:
+            warnings.filterwarnings("ignore", message=message)
+        lightning = _trainer(checkpoint, steps, **trainer)
+        _prepare(module, lightning, compile, checkpoint_activations, peak_flops)
+        _run(lightning, module, checkpoint, train_batches, evaluation_batches, workers, save)
     return module.curve
 
 
@@ -115,7 +120,7 @@ def _trainer(
     bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     try:
-        made = Trainer(
+        lightning = Trainer(
             **options,
             max_steps=steps,
             num_nodes=nodes,
@@ -134,9 +139,9 @@ def _trainer(
         )
     except (MisconfigurationException, TypeError, ImportError) as error:
         raise ValueError(" ".join(str(error).split())) from None
-    if options.get("precision") in ("16-mixed", "16") and made.precision == "bf16-mixed":
+    if options.get("precision") in ("16-mixed", "16") and lightning.precision == "bf16-mixed":
         raise ValueError(f"precision is {options['precision']}; a CPU has bf16-mixed in its place")
-    return made
+    return lightning
 
 
 def _prepare(
@@ -171,8 +176,8 @@ def _run(
     trainer: Trainer,
     module: LanguageModeling,
     checkpoint: ResumableCheckpoint,
-    train_batches: Dataset[Any],
-    evaluation_batches: Dataset[Any],
+    train_batches: Dataset[Batch],
+    evaluation_batches: Dataset[Batch],
     workers: int,
     save: Save,
 ) -> None:
@@ -209,7 +214,7 @@ def _run(
             checkpoint.files.remove()
 
 
-def _plugins(files: CheckpointFiles) -> list[Any]:
+def _plugins(files: CheckpointFiles) -> list[CheckpointIO | SLURMEnvironment]:
     """Builds Lightning's plugins: our checkpoint files, and on Slurm no requeueing.
 
     Lightning would requeue a job by itself and continue it from a file of its own, whose step and
@@ -235,7 +240,7 @@ class StepProgress(Callback):
     Lightning's bars count epochs, and lose the total when a run continues.
     """
 
-    def on_train_start(self, trainer: Trainer, module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.bar = tqdm(
             total=trainer.max_steps,
             initial=trainer.global_step,
@@ -245,14 +250,14 @@ class StepProgress(Callback):
             disable=None if trainer.is_global_zero else True,  # None: drawn on a terminal alone
         )
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, *arguments: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *arguments: object) -> None:
         self.bar.set_postfix(module.latest, refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
 
-    def on_train_end(self, trainer: Trainer, module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.bar.close()
 
-    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         if hasattr(self, "bar"):
             self.bar.close()
 
@@ -268,20 +273,3 @@ class _Items(Sampler[int]):
 
     def __len__(self) -> int:
         return self.stop
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences Lightning's notices about hardware, and warnings that no user can act on."""
-    loggers = [logging.getLogger(name) for name in LIGHTNING]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for message in UNHELPFUL:
-            warnings.filterwarnings("ignore", message=message)
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.WARNING)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
