@@ -51,7 +51,7 @@ from value_aware_attention.measurement.task import Task
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject, prepare
 from value_aware_study.benchmarking.process import peak_memory
-from value_aware_study.evaluation.picture import effective_weights, first_head
+from value_aware_study.evaluation.budgets import effective_weights, first_head
 from value_aware_study.training.plan import one_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

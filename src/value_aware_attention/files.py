@@ -324,7 +324,7 @@ def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> di
     return content
 
 
-def to_json(content: Any, **options: Any) -> str:
+def to_json(content: object, **options: Any) -> str:
     """Serializes numbers, text, lists and dictionaries; `options` are those of `json.dumps`.
 
     Raises ValueError with the keys that lead to the first number that is not finite.
@@ -340,12 +340,12 @@ def from_json(text: str) -> Any:
     return content
 
 
-def _refuse_not_finite(content: Any, keys: str = "") -> None:
+def _refuse_not_finite(content: object, keys: str = "") -> None:
     """Raises ValueError for NaN and infinity, with their keys: "cells.0.value"."""
     if isinstance(content, float) and not math.isfinite(content):
         raise ValueError(f"{keys or 'the number'} is {content}, which JSON does not have")
     if isinstance(content, Mapping):
-        entries: Iterable[tuple[Any, Any]] = content.items()
+        entries: Iterable[tuple[object, object]] = content.items()
     else:
         entries = enumerate(content) if isinstance(content, (list, tuple)) else ()
     for key, entry in entries:
@@ -375,7 +375,7 @@ def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def _digest(content: Any) -> str:
+def _digest(content: object) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

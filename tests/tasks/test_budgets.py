@@ -22,8 +22,12 @@ from value_aware_attention.attention import attention_weights
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, budget
 from value_aware_attention.kernels import Exponential
-from value_aware_study.evaluation.budgets import closest_to_budget, cost_in_keys
-from value_aware_study.evaluation.picture import effective_weights, first_head
+from value_aware_study.evaluation.budgets import (
+    closest_to_budget,
+    cost_in_keys,
+    effective_weights,
+    first_head,
+)
 
 LENGTH, WIDTH = 64, 8
 BUILD = {

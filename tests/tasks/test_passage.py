@@ -6,7 +6,7 @@ from probed import model, tokenizer, words
 
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_study.evaluation import explorer
-from value_aware_study.evaluation.passage import passage
+from value_aware_study.evaluation.explorer import passage
 
 SENTENCES = [f"W{place} {' '.join(['w1', 'w2'] * 10)} w{place}." for place in range(4)]
 NOTHING: tuple[list[int], list[int]] = ([], [])
@@ -19,8 +19,8 @@ def text(tokens: list[str]) -> str:
 def test_whole_sentences_are_taken_and_the_first_of_a_text_is_not() -> None:
     written = f"{' '.join(SENTENCES)}\n\nParameters\n--------\nx : w1 w2"
     found = passage([written], tokenizer(), NOTHING)
-    assert text(found.shown) == " ".join(SENTENCES[1:3])
-    assert len(found.ids) == len(found.shown) == 44
+    assert text(found.pieces) == " ".join(SENTENCES[1:3])
+    assert len(found.ids) == len(found.pieces) == 44
 
 
 def test_a_passage_of_more_common_words_is_preferred() -> None:
@@ -42,13 +42,13 @@ def test_a_passage_of_more_common_words_is_preferred() -> None:
             return [str(one) for one in ids]
 
     found = passage([fewer, wordy], Pieces(), ([7], [9]))  # type: ignore[arg-type]
-    assert found.shown[0] == " 7" and found.shown[-1] == " 9" and len(found.ids) == 37
+    assert found.pieces[0] == " 7" and found.pieces[-1] == " 9" and len(found.ids) == 37
 
 
 def test_without_sentences_as_many_whole_words_as_fit_are_taken() -> None:
     found = passage([words(100)], tokenizer(), ([0], [2]), most=20)
-    assert text(found.shown) == f"<s> {' '.join(words(100).split()[1:19])} </s>"
-    assert text(passage(["alone"], tokenizer(), NOTHING).shown) == "alone"
+    assert text(found.pieces) == f"<s> {' '.join(words(100).split()[1:19])} </s>"
+    assert text(passage(["alone"], tokenizer(), NOTHING).pieces) == "alone"
     with pytest.raises(ValueError, match="the text is empty"):
         passage([" \n"], tokenizer(), NOTHING)
 

@@ -71,11 +71,11 @@ class MaskedSequences:
     ) -> None:
         if not paths:
             raise ValueError("masked batches need at least one file of instances, none was given")
-        read = [read_tokens(path, dimensions=2) for path in paths]
-        for path, tokens in zip(paths, read, strict=True):
+        instances = [read_tokens(path, dimensions=2) for path in paths]
+        for path, tokens in zip(paths, instances, strict=True):
             check_vocabulary(path, tokens, vocabulary_size)
-        self.parts = [rearrange(tokens, length) for tokens in read]
-        self.ends = list(accumulate(len(part) for part in self.parts))
+        self.sources = [rearrange(tokens, length) for tokens in instances]
+        self.ends = list(accumulate(map(len, self.sources)))
         self.mask_token, self.special_tokens = mask_token, list(special_tokens)
         self.vocabulary_size = vocabulary_size
         self.fraction = fraction
@@ -103,19 +103,19 @@ class MaskedSequences:
         return {"input_ids": inputs, "labels": labels}
 
     def _sequence(self, index: int) -> NDArray[np.int64]:
-        part = bisect_right(self.ends, index)
-        start = self.ends[part] - len(self.parts[part])
-        sequence: NDArray[np.int64] = self.parts[part][index - start].astype(np.int64)
-        return sequence
+        source = bisect_right(self.ends, index)
+        from_its_end = index - self.ends[source]
+        return self.sources[source][from_its_end].astype(np.int64)
 
 
 def masked_sequences(
-    *, folder: Path | str, split: str, length: int, fraction: float
+    *, folder: Path | str, split: str, length: int, fraction: float, block: int | None = None
 ) -> MaskedSequences:
     """Reads the masked LM's sequences that `write_tokens` left in `folder`, all sources together.
 
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
-    A.1); otherwise the shorter ones are joined (Table 4).
+    A.1); otherwise the shorter ones are joined (Table 4). Raises ValueError unless some have the
+    length `block`; None = any.
     """
     from value_aware_attention.hugging_face.saved import saved_tokenizer
 
@@ -123,6 +123,10 @@ def masked_sequences(
     lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
     if not lengths:
         raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
+    if block is not None and block not in lengths:
+        raise ValueError(
+            f"masked.block is {block}; {root} was made with {lengths[0]}: take that, or {AGAIN}"
+        )
     instances = root / str(length if length in lengths else lengths[0])
     tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
     return MaskedSequences(
@@ -199,7 +203,7 @@ class MicroBatches(Dataset[MicroBatch]):
 
     def __init__(
         self,
-        batches: Dataset[Any],
+        batches: Dataset[Batch],
         *,
         accumulate: int,
         world_size: int,

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -153,7 +152,7 @@ def _byte_level(model: models.Model) -> Tokenizer:
 
 
 def _wrap(tokenizer: Tokenizer, specials: dict[str, str]) -> PreTrainedTokenizerFast:
-    named: dict[str, Any] = dict(specials)
+    named = dict(specials)
     if "mask_token" in named:
         named |= {"cls_token": named["bos_token"], "sep_token": named["eos_token"]}
     # texts are packed, not truncated: no length is too long

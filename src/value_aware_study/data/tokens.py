@@ -119,15 +119,11 @@ def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
         written = ", ".join(sorted(p.name for p in corpus.glob("*") if p.is_dir())) or "nothing"
         lacking = ", ".join(missing or ["no source"])
         raise FileNotFoundError(f"{corpus} lacks {lacking}; it holds {written}")
-    needed = (corpus / name / f"{split}.jsonl" for name in sources for split in SPLITS)
-    for file in needed:
-        if file.exists() and not file.stat().st_size and file.stem != "validation":
-            raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
     check_checksums(corpus, CORPUS_AGAIN)
 
 
 def _write_instances(
-    streams: Mapping[str, Any],
+    streams: Mapping[str, "Dataset"],
     sources: Mapping[str, SourceQuota],
     split: str,
     tokenizer: "PreTrainedTokenizerFast",
@@ -148,7 +144,10 @@ def _write_instances(
 
 
 def _write_validation(
-    streams: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", length: int, folder: Path
+    streams: Mapping[str, "Dataset"],
+    tokenizer: "PreTrainedTokenizerFast",
+    length: int,
+    folder: Path,
 ) -> None:
     """Writes validation instances of all sources together: one source may have too few words."""
     from datasets import concatenate_datasets
@@ -238,7 +237,7 @@ def write_stream(
     if seed is not None:
         stream = stream.shuffle(seed=seed)
     before = [] if first is None else [np.array([first])]
-    array = _array(path, token_dtype(vocabulary_size), (len(before) + total,))
+    array = _array(path, vocabulary_size, (len(before) + total,))
     _fill(array, chain(before, _blocks(stream)))
     array.flush()
     return total
@@ -266,14 +265,16 @@ def write_instances(
     count = total // pieces if quota is None else min(quota, total // pieces)
     if count == 0:
         raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
-    array = _array(path, token_dtype(len(tokenizer)), (count, instance_length))
+    array = _array(path, len(tokenizer), (count, instance_length))
     array[:, 0], array[:, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
     _fill(array[:, 1:-1].flat, _blocks(stream))
     array.flush()
     return count
 
 
-def _array(path: Path, dtype: np.dtype[np.integer], shape: tuple[int, ...]) -> np.memmap:
+def _array(path: Path, vocabulary_size: int, shape: tuple[int, ...]) -> np.memmap:
+    """Makes a file of the smallest of uint16 and int32 that holds every id, mapped into memory."""
+    dtype = np.uint16 if vocabulary_size <= 2**16 else np.int32
     array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):  # writing to a map on a full disk would kill Python
         with path.open("r+b") as file:
@@ -338,14 +339,9 @@ def rearrange(instances: Tokens, length: int) -> Tokens:
     return instances[: count // group * group].reshape(-1, length)
 
 
-def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
-    """Returns the smallest of uint16 and int32 that holds every id."""
-    return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)
-
-
 def merged_counts(
-    documents: Mapping[str, Any], causal: Mapping[str, Any], masked: Mapping[str, Any]
-) -> dict[str, Any]:
+    documents: Mapping[str, Counts], causal: Mapping[str, Any], masked: Mapping[str, Any]
+) -> dict[str, object]:
     """Merges the counts of the corpus with those of the causal and of the masked tokens."""
     merged = {
         name: {

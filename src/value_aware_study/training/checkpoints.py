@@ -95,7 +95,7 @@ class ResumableCheckpoint(Callback):
                 return int(checkpoint["global_step"]), path
         return 0, None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, str]:
         return {"fingerprint": self.fingerprint}
 
     def on_train_batch_end(

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -23,11 +22,13 @@ from value_aware_study.data.batches import Batch, MicroBatches, check_micro_batc
 from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
 from value_aware_study.training.modules import LanguageModeling
 
-UNHELPFUL = (
-    r".*does not have many workers.*",
-    r".*is smaller than the logging interval.*",
-    r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
-    r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+UNHELPFUL = "|".join(
+    (
+        r".*does not have many workers.*",
+        r".*is smaller than the logging interval.*",
+        r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
+        r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+    )
 )
 """Warnings that no user can act on."""
 
@@ -76,8 +77,7 @@ def fit(
     model, and removes the checkpoints after that, so that a finished training is never lost.
     `trainer` are arguments of Lightning's Trainer; its num_nodes and accumulate_grad_batches are
     `nodes` and `accumulate`. Each of `devices` on every node takes its share of a batch's rows, in
-    `accumulate` micro-batches one after the other; the step is the same. `workers` processes read
-    batches ahead.
+    `accumulate` micro-batches; the step is the same. `workers` processes read batches ahead.
     `_prepare` describes the other options.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
@@ -98,11 +98,8 @@ def fit(
         every=checkpoint_every,
         evaluate_every=evaluate_every,
     )
-    for name in LIGHTNING:
-        logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        for message in UNHELPFUL:
-            warnings.filterwarnings("ignore", message=message)
+        warnings.filterwarnings("ignore", message=UNHELPFUL)
         lightning = _trainer(checkpoint, steps, **trainer)
         _prepare(module, lightning, compile, checkpoint_activations, peak_flops)
         _run(lightning, module, checkpoint, train_batches, evaluation_batches, workers, save)
@@ -117,6 +114,8 @@ def _trainer(
     Raises ValueError for an argument that it does not have, or that is not the user's to choose,
     and for devices that are not there.
     """
+    for name in LIGHTNING:
+        logging.getLogger(name).setLevel(logging.WARNING)
     bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     try:
@@ -214,7 +213,7 @@ def _run(
             checkpoint.files.remove()
 
 
-def _plugins(files: CheckpointFiles) -> list[CheckpointIO | SLURMEnvironment]:
+def _plugins(files: CheckpointFiles) -> list[Any]:
     """Builds Lightning's plugins: our checkpoint files, and on Slurm no requeueing.
 
     Lightning would requeue a job by itself and continue it from a file of its own, whose step and
@@ -250,14 +249,18 @@ class StepProgress(Callback):
             disable=None if trainer.is_global_zero else True,  # None: drawn on a terminal alone
         )
 
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *arguments: object) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, *arguments: object
+    ) -> None:
         self.bar.set_postfix(module.latest, refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.bar.close()
 
-    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, module: LightningModule, exception: BaseException
+    ) -> None:
         if hasattr(self, "bar"):
             self.bar.close()
 

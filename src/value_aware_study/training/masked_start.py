@@ -1,4 +1,4 @@
-"""Checks of a masked training before it starts: its tokens, its attention and its first weights."""
+"""Checks of a masked training before it starts: its attention, first weights and held-out text."""
 
 from pathlib import Path
 
@@ -9,16 +9,6 @@ from value_aware_attention.models.long_roberta import read_config
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.data.batches import FrozenMaskedBatches
-
-
-def check_block(tokens: Path, block: int) -> None:
-    """Raises ValueError where `tokens` holds instances of other lengths than `block` alone."""
-    made_with = {int(path.name) for path in tokens.glob("*") if path.name.isdigit()}
-    if made_with and block not in made_with:
-        raise ValueError(
-            f"masked.block is {block}; {tokens} was made with {min(made_with)}: take that, or run "
-            f"python -m pipelines.tokens again"
-        )
 
 
 def check_attention(
