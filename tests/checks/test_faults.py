@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 
 from checks.faults import damage, suite
-from checks.faults.apps import STAGES, Ended, Undisturbed, difference, tree, undisturbed
-from checks.faults.case import DAMAGED, FOREIGN, KILLED, SKIPPED, FaultCase, Trial
+from checks.faults.apps import (
+    DAMAGED,
+    KILLED,
+    SKIPPED,
+    STAGES,
+    Ended,
+    FaultCase,
+    Trial,
+    Undisturbed,
+    difference,
+    tree,
+    undisturbed,
+)
 from checks.faults.concurrent_starts import two, wrong_ends
-from checks.faults.foreign_files import foreign
 from checks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
 from checks.faults.kills import killed, torn
 
@@ -27,7 +37,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 TRIALS: dict[str, Callable[[Undisturbed], FaultCase]] = {
     "killed": lambda run: killed(run, STAGE, signal.SIGKILL, 0.7, over=True),
     "two at once": lambda run: two(run, STAGE, 0.0),
-    "somebody's file": lambda run: foreign(run, STAGE, "beside earlier outputs"),
     "full disk behind a checkpoint": lambda run: on_small_disk(run, STAGE, BEGUN, 0.5),
 }
 SLOW: dict[str, Callable[[Undisturbed], FaultCase]] = {
@@ -53,7 +62,7 @@ def test_a_stage_is_right_whatever_happens_to_it(
     assert not case.wrong
 
 
-@pytest.mark.parametrize("kind", sorted(set(suite.KINDS) - {DAMAGED, FOREIGN}))
+@pytest.mark.parametrize("kind", sorted(set(suite.KINDS) - {DAMAGED}))
 def test_a_kind_of_fault_is_tried_at_every_stage_alike_from_one_seed(
     tmp_path: Path, kind: str
 ) -> None:
