@@ -147,8 +147,8 @@ def test_the_page_names_files_that_hold_no_checksum(whole: Path, tmp_path: Path)
     (root / OUT / "records/a.json").write_text(with_checksum(record))
     run_app("report", root)
     page = (root / "report/index.html").read_text()
-    said = "These files have no checksum and are read as they are: metrics/tokens.json, train/a.js"
-    assert said in page.split('id="how"')[1]
+    line = "These files have no checksum and are read as they are: metrics/tokens.json, train/a.js"
+    assert line in page.split('id="how"')[1]
 
 
 @pytest.mark.parametrize(("command", "folder"), [("corpus", "corpus"), ("tokens", "tokens")])

@@ -292,7 +292,7 @@ def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "words"),
     [
         ("../../etc/passwd", "line 2 names ../../etc/passwd, which lies outside of its folder"),
         ("/etc/passwd", "line 2 names /etc/passwd, which lies outside of its folder"),
@@ -300,12 +300,12 @@ def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
         ("", "line 2 is no sha256 with a name"),
     ],
 )
-def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, said: str) -> None:
+def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "a").touch()
     write_checksums(tmp_path)
     with (tmp_path / CHECKSUMS).open("a") as file:
         file.write(f"{'0' * 64}  {line}\n")
-    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(said)}"):
+    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(words)}"):
         check_checksums(tmp_path)
 
 
@@ -353,9 +353,9 @@ def test_a_cell_under_the_name_of_another_is_computed_again(
     cache = RecordCache(tmp_path, {})
     for r in (1, 2):
         cache.get({"r": r}, lambda r=r: {"r": r})
-    one, other = tmp_path.iterdir()
-    aside = one.rename(tmp_path / "aside")
-    other.rename(one)
+    first, other = tmp_path.iterdir()
+    aside = first.rename(tmp_path / "aside")
+    other.rename(first)
     aside.rename(other)
     with caplog.at_level(logging.WARNING):
         assert [cache.get({"r": r}, lambda r=r: {"r": r}) for r in (1, 2)] == [{"r": 1}, {"r": 2}]
@@ -368,13 +368,13 @@ CONTENT = {"b": [1, 0.1, None], "a": {"10": "text", "9": True}}
 @pytest.mark.parametrize("indent", [None, 1])
 def test_what_was_written_is_read_and_its_text_stays(tmp_path: Path, indent: int | None) -> None:
     text = json.dumps(CONTENT, indent=indent) + "\n"
-    kept = with_checksum(text)
-    assert kept.startswith(text.rstrip("\n}")) and kept.endswith("}\n")
-    assert kept.count("\n") == text.count("\n") + (indent is not None)
+    summed = with_checksum(text)
+    assert summed.startswith(text.rstrip("\n}")) and summed.endswith("}\n")
+    assert summed.count("\n") == text.count("\n") + (indent is not None)
     assert without_checksum(CONTENT) == CONTENT
     file = tmp_path / "a.json"
-    for given in (text, kept, json.dumps(json.loads(kept), indent=3, sort_keys=True)):
-        file.write_text(given)
+    for layout in (text, summed, json.dumps(json.loads(summed), indent=3, sort_keys=True)):
+        file.write_text(layout)
         assert load_json(file) == CONTENT
 
 

@@ -124,8 +124,8 @@ def test_a_data_set_with_a_loading_script_is_refused_in_one_line(tmp_path):
 
 
 def far(cache, **options):
-    given = {"path": "some/books", "name": None, "splits": {"train": None}, "field": "text"}
-    return HubDocuments(**(given | {"cache": cache} | options))
+    source = {"path": "some/books", "name": None, "splits": {"train": None}, "field": "text"}
+    return HubDocuments(**(source | {"cache": cache} | options))
 
 
 def read(source):
@@ -156,7 +156,7 @@ def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monke
 def test_a_lost_connection_is_one_line_and_the_next_iteration_goes_on(tmp_path, monkeypatch, error):
     load = datasets.load_dataset
 
-    def lost(*given, **options):
+    def lost(*arguments, **options):
         raise error
 
     source = far(tmp_path, path=str(FIXTURES / "pg19"))
@@ -176,7 +176,7 @@ def test_a_row_without_a_text_is_refused(tmp_path):
 
 
 def test_the_stage_says_in_one_line_that_the_connection_was_lost(tmp_path, monkeypatch):
-    def lost(*given, **options):
+    def lost(*arguments, **options):
         raise httpx.ReadError("gone")
 
     monkeypatch.setattr("datasets.load_dataset", lost)
