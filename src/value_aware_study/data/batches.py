@@ -5,7 +5,7 @@ must not shuffle or batch these data sets again. Tokens are read from memory map
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from value_aware_attention.measurement.masking import mask_tokens
+from value_aware_attention.measurement.masking import IGNORED, mask_tokens
 from value_aware_study.data.tokens import AGAIN, check_vocabulary, read_tokens, rearrange
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
@@ -43,14 +43,12 @@ class CausalBatches(Dataset[Tensor]):
         return self.steps
 
     def __getitem__(self, step: int) -> Tensor:
-        starts = [self._start(index) for index in _indices(step, self.batch_size, self.steps)]
+        visits = _visits(step, self.batch_size, self.steps, count=self.blocks, seed=self.seed)
+        starts = [
+            _offset(self.offsets, self.seed, epoch) + block * self.length for epoch, block in visits
+        ]
         rows = [self.tokens[start : start + self.length + 1] for start in starts]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
-
-    def _start(self, index: int) -> int:
-        epoch, position = divmod(index, self.blocks)
-        offset = _offset(self.offsets, self.seed, epoch)
-        return offset + int(_permutation(self.blocks, self.seed, epoch)[position]) * self.length
 
 
 class MaskedSequences:
@@ -155,10 +153,9 @@ class MaskedBatches(Dataset[dict[str, Tensor]]):
         return self.steps
 
     def __getitem__(self, step: int) -> dict[str, Tensor]:
-        indices = []
-        for index in _indices(step, self.batch_size, self.steps):
-            epoch, position = divmod(index, len(self.sequences))
-            indices.append(int(_permutation(len(self.sequences), self.seed, epoch)[position]))
+        count = len(self.sequences)
+        visits = _visits(step, self.batch_size, self.steps, count=count, seed=self.seed)
+        indices = [sequence for _, sequence in visits]
         return self.sequences.masked(self.sequences.tokens(indices), self.seed, step)
 
 
@@ -167,7 +164,8 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
 
     The sequences of all sources are in a random order drawn from `seed`, so that the first `limit`
     (None: all) are a sample of all sources; the mask of the i-th is drawn from (seed, i) alone,
-    whatever the batch size. The last batch may be shorter.
+    whatever the batch size. The last batch may be shorter. Raises ValueError where nothing at all
+    is masked.
     """
 
     def __init__(
@@ -176,6 +174,11 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
         self.sequences = sequences
         self.batch_size, self.seed = batch_size, seed
         self.count = len(sequences) if limit is None else min(limit, len(sequences))
+        if not any((self[batch]["labels"] != IGNORED).any() for batch in range(len(self))):
+            raise ValueError(
+                f"no masked token in {self.count} held-out sequences; masked.fraction is "
+                f"{sequences.fraction:g}, raise it"
+            )
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
@@ -245,6 +248,15 @@ def _indices(step: int, batch_size: int, steps: int) -> range:
     if not 0 <= step < steps:
         raise IndexError(f"step {step} is outside 0 .. {steps - 1}")
     return range(step * batch_size, (step + 1) * batch_size)
+
+
+def _visits(
+    step: int, batch_size: int, steps: int, *, count: int, seed: int
+) -> Iterator[tuple[int, int]]:
+    """Yields the epoch and the element of each row of a step; epochs visit `count` elements."""
+    for index in _indices(step, batch_size, steps):
+        epoch, position = divmod(index, count)
+        yield epoch, int(_permutation(count, seed, epoch)[position])
 
 
 @lru_cache(maxsize=4)

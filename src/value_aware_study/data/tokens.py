@@ -134,7 +134,6 @@ def _write_instances(
     counts: Counts = {}
     for name, stream in streams.items():
         path = inside(folder, name) / f"{split}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
         quota = getattr(sources[name], split)
         rows = write_instances(
             stream, path, tokenizer=tokenizer, instance_length=length, quota=quota
@@ -152,10 +151,9 @@ def _write_validation(
     """Writes validation instances of all sources together: one source may have too few words."""
     from datasets import concatenate_datasets
 
-    text = concatenate_datasets(list(streams.values())) if streams else None
-    if text is not None and count_tokens(text) >= length - 2:
+    if sum(map(count_tokens, streams.values())) >= length - 2:
+        text = concatenate_datasets(list(streams.values()))
         path = folder / "validation.npy"
-        folder.mkdir(parents=True, exist_ok=True)
         write_instances(text, path, tokenizer=tokenizer, instance_length=length)
 
 
@@ -265,6 +263,7 @@ def write_instances(
     count = total // pieces if quota is None else min(quota, total // pieces)
     if count == 0:
         raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     array = _array(path, len(tokenizer), (count, instance_length))
     array[:, 0], array[:, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
     _fill(array[:, 1:-1].flat, _blocks(stream))

@@ -19,6 +19,7 @@ from value_aware_attention.measurement.record import Panel, Picture
 from value_aware_study.evaluation.grid import setting
 
 POINTS = 16
+"""Parameters that the search for a budget tries at a time"""
 
 
 class Affordable(NamedTuple):
@@ -59,7 +60,7 @@ def closest_to_budget(
         return abs(costs[parameter] - keys)
 
     low, high = 1, length
-    while untried := set(_spread(low, high)) - set(costs):
+    while untried := {*range(low, high, max(1, (high - low) // POINTS)), high} - costs.keys():
         for parameter in untried:
             costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
         tried = sorted(costs)
@@ -67,12 +68,6 @@ def closest_to_budget(
         place = tried.index(best)
         low, high = tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
     return Affordable(best, costs[best]) if away(best) <= within * keys else None
-
-
-def _spread(low: int, high: int) -> list[int]:
-    """Lists a few integers from low to high, both included; all of them where they are few."""
-    step = max(1, (high - low) // POINTS)
-    return [*range(low, high, step), high]
 
 
 def _cost(

@@ -84,16 +84,14 @@ class Exploration:
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
         """Joins explorations; ValueError where their sizes or methods differ."""
-        first = explorations[0]
-        for other in explorations:
-            for name in ("sizes", "methods"):
-                both = getattr(first, name), getattr(other, name)
-                if both[0] != both[1]:
-                    raise ValueError(
-                        f"the {name} of explorations are {both[0]} and {both[1]}, not one"
-                    )
+        for name in ("sizes", "methods"):
+            values = list(dict.fromkeys(getattr(other, name) for other in explorations))
+            if len(values) > 1:
+                raise ValueError(
+                    f"the {name} of explorations are {values[0]} and {values[1]}, not one"
+                )
         models = tuple(model for exploration in explorations for model in exploration.models)
-        return cls(first.sizes, first.methods, models)
+        return replace(explorations[0], models=models)
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":

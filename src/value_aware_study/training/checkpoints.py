@@ -4,7 +4,7 @@ import logging
 import os
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -14,7 +14,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from value_aware_attention.files import held, new_file, remove_left_overs
+from value_aware_attention.files import held, new_file
 from value_aware_study.data.batches import MicroBatch
 
 LOG = logging.getLogger(__name__)
@@ -31,16 +31,13 @@ class CheckpointFiles(TorchCheckpointIO):
         self.folder = folder
         self.last, self.previous = folder / "last.ckpt", folder / "previous.ckpt"
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Keeps other runs out of the folder until the process ends, even by a kill.
 
         Raises ValueError if another run holds the folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with held(self.folder, "a training run", "train in another folder"):
-            remove_left_overs(self.folder)
-            yield
+        return held(self.folder, "a training run", "train in another folder")
 
     def whole(self) -> Iterator[Path]:
         """Yields the checkpoints whose bytes are as written, newest first; warns of the others."""
