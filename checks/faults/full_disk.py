@@ -37,13 +37,19 @@ def full_disks(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
 
 
 def on_small_disk(run_: Undisturbed, stage: str, start: str, share: float) -> FaultCase:
-    """Runs `full`, or returns a case that says that no file system can be mounted."""
+    """Runs a stage with too little room, then with enough; skipped where none can be mounted."""
+    case = partial(FaultCase, kind=FULL, stage=stage, fault=start)
     with small_disk(run_.root) as mounted:
-        if mounted:
-            return full(run_, stage, start, share)
-    return FaultCase(
-        kind=FULL, stage=stage, fault=start, outcome=f"{SKIPPED}: no tmpfs may be mounted"
-    )
+        if not mounted:
+            return case(outcome=f"{SKIPPED}: no tmpfs may be mounted")
+        _, after = run_.trees(stage)
+        earlier = prepared(run_, stage, start)
+        limit(run_.root, disk_usage(run_.root).used + room(run_, stage, share))
+        ended = run(stage, run_.root)
+        wrong = wrong_refusal(ended.refusal, run_.root) or changed(tree(run_.root), earlier)
+        limit(run_.root, ROOMY)
+        wrong = f"{wrong} ({ended.told})" if wrong else wrong_after(run_, stage, after)
+        return case(outcome="refused in one line, then made whole", wrong=wrong)
 
 
 def starts(stage: str) -> tuple[str, ...]:
@@ -51,19 +57,6 @@ def starts(stage: str) -> tuple[str, ...]:
     if stage.startswith("train"):
         return (OVER, BEGUN)
     return (OVER, ANEW) if stage.startswith(("evaluate", "survey")) else (OVER,)
-
-
-def full(run_: Undisturbed, stage: str, start: str, share: float) -> FaultCase:
-    """Runs a stage with too little room, then with enough."""
-    _, after = run_.trees(stage)
-    earlier = prepared(run_, stage, start)
-    limit(run_.root, disk_usage(run_.root).used + room(run_, stage, share))
-    ended = run(stage, run_.root)
-    wrong = wrong_refusal(ended.refusal, run_.root) or changed(tree(run_.root), earlier)
-    limit(run_.root, ROOMY)
-    wrong = f"{wrong} ({ended.told})" if wrong else wrong_after(run_, stage, after)
-    outcome = "refused in one line, then made whole"
-    return FaultCase(kind=FULL, stage=stage, fault=start, outcome=outcome, wrong=wrong)
 
 
 def prepared(run_: Undisturbed, stage: str, start: str) -> Tree:

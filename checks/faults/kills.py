@@ -68,9 +68,11 @@ def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> FaultCa
     before, after = run_.trees(TRAINING)
     run_.before(TRAINING)
     longest = run_.seconds[TRAINING]
-    moments = [lambda _: is_writing(run_.root)]
-    moments += [after_seconds(share * longest) for share in parts]
-    moments += [lambda _: is_saving(run_.root)]
+    moments = [
+        once_there(run_.root, f"{CHECKPOINTS}/*/.last.ckpt.*"),
+        *(after_seconds(share * longest) for share in parts),
+        once_there(run_.root, "outputs/smoke/models/.*.partial"),
+    ]
     wrong, count = "", 0
     for moment in moments:
         ended = stopped(Running(TRAINING, run_.root), signal.SIGKILL, moment)
@@ -95,23 +97,16 @@ def stopped(running: Running, number: signal.Signals, moment: Callable[[Running]
 def begin(run_: Undisturbed, stage: str) -> None:
     """Starts a training anew and kills it once it has a checkpoint."""
     run_.before(stage)
-    stopped(Running(stage, run_.root), signal.SIGKILL, lambda _: has_checkpoint(run_.root))
+    running = Running(stage, run_.root)
+    stopped(running, signal.SIGKILL, once_there(run_.root, f"{CHECKPOINTS}/*/last.ckpt"))
 
 
 def after_seconds(seconds: float) -> Callable[[Running], bool]:
     return lambda running: running.seconds >= seconds
 
 
-def has_checkpoint(root: Path) -> bool:
-    return any((root / CHECKPOINTS).glob("*/last.ckpt"))
-
-
-def is_writing(root: Path) -> bool:
-    return any((root / CHECKPOINTS).glob("*/.last.ckpt.*"))
-
-
-def is_saving(root: Path) -> bool:
-    return any((root / "outputs/smoke/models").glob(".*.partial"))
+def once_there(root: Path, pattern: str) -> Callable[[Running], bool]:
+    return lambda running: any(root.glob(pattern))
 
 
 def torn(disturbed: Tree, *whole: Tree) -> str:
