@@ -52,7 +52,7 @@ test: setup-dev  ## set up and run the tests, but for the slow ones
 test-slow: setup-dev  ## the slow tests: killed and distributed runs, clusters, every option as a cell
 	@$(RUN) $(PYTEST) -m slow
 
-faults: setup  ## kills, full disks, two at once, damaged and strangers' files: is every stage right all the same
+faults: setup  ## kills, full disks, two at once, damaged files: is every stage right all the same
 	@$(RUN) python -m checks.faults
 
 lint: setup-dev  ## style, formatting, types, and requirements that fit together

@@ -31,7 +31,7 @@ from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.measurement.windows import text_windows, windows_task
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
-from value_aware_study.data.packaged_weights import weights_folder
+from value_aware_study.paths import weights_folder
 
 LENGTH, WINDOWS = 512, 8
 FEW_KEYS, FEW_QUERIES = 18, 32

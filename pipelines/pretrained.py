@@ -17,8 +17,7 @@ def main(cfg: DictConfig) -> None:
     """Writes <results>/<model>/: record.json, tables, figures and a page."""
     from pipelines.app.probing import probed
     from value_aware_attention.models.checkpoints import load_model, load_tokenizer
-    from value_aware_study.data.packaged_weights import weights_folder
-    from value_aware_study.paths import inside
+    from value_aware_study.paths import inside, weights_folder
 
     results = inside(cfg.results, cfg.model)
     package = {key: cfg[key] for key in ("requirement", "package", "folder")}

@@ -19,8 +19,12 @@ def main(cfg: DictConfig) -> None:
     from pipelines.app.tracking import log_record
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement import measure
-    from value_aware_study.evaluation.budgets import Contender, planned_cells, with_costs
-    from value_aware_study.evaluation.picture import picture
+    from value_aware_study.evaluation.budgets import (
+        Contender,
+        picture,
+        planned_cells,
+        with_costs,
+    )
 
     with evaluating(cfg) as device:
         hashes = hashes_of(cfg)

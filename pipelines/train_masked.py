@@ -23,19 +23,17 @@ def main(cfg: DictConfig) -> None:
         masked_sequences,
     )
     from value_aware_study.data.tokens import held_out_split
-    from value_aware_study.training.masked_start import check_attention, check_block, check_masked
+    from value_aware_study.training.masked_start import check_attention
 
     attention, start = trained_attention(cfg), cfg.warm_start
     folder, length, block = Path(cfg.tokens), cfg.positions.length, cfg.positions.block
-    check_block(folder, block)
     head_dim = cfg.layers.width // cfg.layers.heads
     check_attention(attention, start, length=length, head_dim=head_dim)
     splits = ("train", held_out_split(folder, length))
-    source = {"folder": folder, "length": length, "fraction": cfg.fraction}
-    text, held_out = (masked_sequences(split=split, **source) for split in splits)
+    options = {"folder": folder, "length": length, "fraction": cfg.fraction, "block": block}
+    text, held_out = (masked_sequences(split=split, **options) for split in splits)
     limit = cfg.training.evaluation_batches * cfg.batches.batch_size
     frozen = FrozenMaskedBatches(held_out, limit=limit, **cfg.batches)
-    check_masked(frozen)
 
     def module():
         size = {"vocabulary_size": text.vocabulary_size, **cfg.positions, **cfg.layers}

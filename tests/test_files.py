@@ -148,15 +148,6 @@ def test_an_empty_folder_and_one_of_ours_with_a_card_are_replaced(tmp_path: Path
     assert names(target) == {"SHA256SUMS", "a.txt"}
 
 
-def test_a_file_that_appears_meanwhile_is_not_lost(tmp_path: Path) -> None:
-    target = tmp_path / "data"
-    with pytest.raises(ValueError, match="data holds mine"), new_folder(target) as folder:
-        (folder / "a.txt").write_text("ours")
-        target.mkdir()
-        (target / "mine").touch()
-    assert names(target) == {"mine"} and names(tmp_path) == {"data"}
-
-
 def test_a_link_to_a_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None:
     disk, target = tmp_path / "disk", tmp_path / "data"
     make_folder(disk, "old")
@@ -165,26 +156,12 @@ def test_a_link_to_a_folder_on_another_disk_stays_a_link(tmp_path: Path) -> None
     assert target.is_symlink() and (disk / "a.txt").read_text() == "new"
 
 
-def test_an_old_folder_that_somebody_else_left_is_not_put_in_place(tmp_path: Path) -> None:
-    old = tmp_path / ".data.old"
-    old.mkdir()
-    (old / "model.safetensors").touch()
-    with pytest.raises(ValueError, match=rf"^{old} is in the way and not this program's"):
-        make_folder(tmp_path / "data", "new")
-    assert names(tmp_path) == {".data.old"} and names(old) == {"model.safetensors"}
-
-
-def test_a_folder_in_the_place_of_a_file_leaves_all_files_as_they_were(tmp_path: Path) -> None:
-    target = tmp_path / "report"
-    (target / "z.csv").mkdir(parents=True)
-    (target / "a.csv").write_text("old")
-    refused = pytest.raises(IsADirectoryError, match=r"z\.csv is a folder")
-    with refused, new_files(target, last="a.csv") as folder:
-        for name in ("a.csv", "z.csv"):
-            (folder / name).write_text("new")
-    assert (target / "a.csv").read_text() == "old" and names(tmp_path) == {"report"}
-    with pytest.raises(NotADirectoryError, match=r"a\.csv is a file"), new_folder(target / "a.csv"):
+def test_a_file_in_the_place_of_a_folder_stays(tmp_path: Path) -> None:
+    target = tmp_path / "a.csv"
+    target.write_text("old")
+    with pytest.raises(NotADirectoryError, match=r"a\.csv is a file"), new_folder(target):
         pass
+    assert target.read_text() == "old"
 
 
 @pytest.mark.parametrize("write", [new_folder, lambda path: new_files(path, last="")])
@@ -315,7 +292,7 @@ def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "words"),
     [
         ("../../etc/passwd", "line 2 names ../../etc/passwd, which lies outside of its folder"),
         ("/etc/passwd", "line 2 names /etc/passwd, which lies outside of its folder"),
@@ -323,12 +300,12 @@ def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
         ("", "line 2 is no sha256 with a name"),
     ],
 )
-def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, said: str) -> None:
+def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "a").touch()
     write_checksums(tmp_path)
     with (tmp_path / CHECKSUMS).open("a") as file:
         file.write(f"{'0' * 64}  {line}\n")
-    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(said)}"):
+    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(words)}"):
         check_checksums(tmp_path)
 
 
@@ -376,9 +353,9 @@ def test_a_cell_under_the_name_of_another_is_computed_again(
     cache = RecordCache(tmp_path, {})
     for r in (1, 2):
         cache.get({"r": r}, lambda r=r: {"r": r})
-    one, other = tmp_path.iterdir()
-    aside = one.rename(tmp_path / "aside")
-    other.rename(one)
+    first, other = tmp_path.iterdir()
+    aside = first.rename(tmp_path / "aside")
+    other.rename(first)
     aside.rename(other)
     with caplog.at_level(logging.WARNING):
         assert [cache.get({"r": r}, lambda r=r: {"r": r}) for r in (1, 2)] == [{"r": 1}, {"r": 2}]
@@ -391,13 +368,13 @@ CONTENT = {"b": [1, 0.1, None], "a": {"10": "text", "9": True}}
 @pytest.mark.parametrize("indent", [None, 1])
 def test_what_was_written_is_read_and_its_text_stays(tmp_path: Path, indent: int | None) -> None:
     text = json.dumps(CONTENT, indent=indent) + "\n"
-    kept = with_checksum(text)
-    assert kept.startswith(text.rstrip("\n}")) and kept.endswith("}\n")
-    assert kept.count("\n") == text.count("\n") + (indent is not None)
+    summed = with_checksum(text)
+    assert summed.startswith(text.rstrip("\n}")) and summed.endswith("}\n")
+    assert summed.count("\n") == text.count("\n") + (indent is not None)
     assert without_checksum(CONTENT) == CONTENT
     file = tmp_path / "a.json"
-    for given in (text, kept, json.dumps(json.loads(kept), indent=3, sort_keys=True)):
-        file.write_text(given)
+    for layout in (text, summed, json.dumps(json.loads(summed), indent=3, sort_keys=True)):
+        file.write_text(layout)
         assert load_json(file) == CONTENT
 
 

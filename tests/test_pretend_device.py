@@ -50,7 +50,7 @@ from value_aware_attention.measurement.task import Task
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
 from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject
-from value_aware_study.evaluation.picture import effective_weights, first_head
+from value_aware_study.evaluation.budgets import effective_weights, first_head
 from value_aware_study.training.plan import one_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
 from value_aware_attention.measurement import Record
-from value_aware_study.data.packaged_weights import weights_folder
+from value_aware_study.paths import weights_folder
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -34,6 +35,23 @@ CHECKPOINTS, CELLS = f"{CACHE}/checkpoints", f"{CACHE}/cells"
 LIMIT = 200.0
 """Seconds after which a process counts as one that does not end"""
 Tree = Mapping[str, str]
+KILLED, FULL, CONCURRENT, DAMAGED = "killed", "full disk", "two at once", "damaged file"
+SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultCase:
+    """Records the outcome of one fault; `wrong` names the mistake, empty where all is right."""
+
+    kind: str
+    stage: str
+    fault: str
+    outcome: str
+    wrong: str = ""
+
+
+Trial = partial[FaultCase]
+"""Makes a case in a folder of its own; its random numbers were drawn before."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +83,8 @@ class Running:
     def __init__(self, stage: str, root: Path) -> None:
         self.output = root.with_name(f"output_{time.monotonic_ns()}")
         self.began = time.perf_counter()
-        app, *given = STAGES[stage].split()
-        self.process = app_process(app, given, root, self.output)
+        app, *overrides = STAGES[stage].split()
+        self.process = app_process(app, overrides, root, self.output)
 
     @property
     def seconds(self) -> float:
@@ -98,12 +116,12 @@ def run(stage: str, root: Path) -> Ended:
 
 def tree(root: Path) -> dict[str, str]:
     """Returns every file below a folder with its sha256, hidden files and folders included."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root).as_posix()
-        if name.split("/")[0] != LOGS:
-            found[name] = sha256(_lasting(path)).hexdigest() if path.is_file() else "folder"
-    return found
+    paths = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))}
+    return {
+        name: sha256(_lasting(path)).hexdigest() if path.is_file() else "folder"
+        for name, path in paths.items()
+        if name.split("/")[0] != LOGS
+    }
 
 
 def _lasting(path: Path) -> bytes:
@@ -121,13 +139,13 @@ def _lasting(path: Path) -> bytes:
     return json.dumps(record | {"content_sha256": ""}, sort_keys=True).encode()
 
 
-def difference(found: Tree, wanted: Tree) -> str:
-    """Describes files too many, missing or with other bytes; empty where the tree is as wanted."""
-    both = sorted(set(found) & set(wanted))
+def difference(disturbed: Tree, right: Tree) -> str:
+    """Describes files too many, missing or with other bytes; empty where the trees are equal."""
+    both = sorted(set(disturbed) & set(right))
     kinds = {
-        "left behind": sorted(set(found) - set(wanted)),
-        "missing": sorted(set(wanted) - set(found)),
-        "other bytes": [name for name in both if found[name] != wanted[name]],
+        "left behind": sorted(set(disturbed) - set(right)),
+        "missing": sorted(set(right) - set(disturbed)),
+        "other bytes": [name for name in both if disturbed[name] != right[name]],
     }
     return "; ".join(f"{kind}: {', '.join(names[:4])}" for kind, names in kinds.items() if names)
 
@@ -140,7 +158,7 @@ class Undisturbed:
     """
 
     root: Path
-    kept: Path
+    copies: Path
     seconds: Mapping[str, float]
 
     def before(self, stage: str) -> Tree:
@@ -154,12 +172,12 @@ class Undisturbed:
     def trees(self, stage: str) -> tuple[Tree, Tree]:
         """Returns the trees before and after a stage; the folder stays as it is."""
         number = self._number(stage)
-        return tree(self.kept / str(number)), tree(self.kept / str(number + 1))
+        return tree(self.copies / str(number)), tree(self.copies / str(number + 1))
 
     def written(self, stage: str) -> dict[str, int]:
         """Returns the size in bytes, by name, of every file that a stage makes or changes."""
         before, after = self.trees(stage)
-        folder = self.kept / str(self._number(stage) + 1)
+        folder = self.copies / str(self._number(stage) + 1)
         return {
             name: (folder / name).stat().st_size
             for name, digest in after.items()
@@ -173,15 +191,15 @@ class Undisturbed:
         self.root.mkdir(exist_ok=True)
         for path in self.root.iterdir():  # the folder itself may be where a disk is mounted
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        shutil.copytree(self.kept / str(number), self.root, dirs_exist_ok=True)
+        shutil.copytree(self.copies / str(number), self.root, dirs_exist_ok=True)
         return tree(self.root)
 
 
 def undisturbed(folder: Path, stages: Sequence[str] = tuple(STAGES)) -> Undisturbed:
     """Runs stages, one after the other. Raises RuntimeError where one fails."""
-    root, kept, seconds = folder / "run", folder / "kept", {}
+    root, copies, seconds = folder / "run", folder / "copies", {}
     root.mkdir()
-    shutil.copytree(root, kept / "0")
+    shutil.copytree(root, copies / "0")
     first = SERVER.Process()  # which takes the imports, so that no stage's seconds have them
     first.start()
     first.join()
@@ -190,5 +208,5 @@ def undisturbed(folder: Path, stages: Sequence[str] = tuple(STAGES)) -> Undistur
         if ended.code:
             raise RuntimeError(f"{stage} failed undisturbed: {ended.told}")
         seconds[stage] = ended.seconds
-        shutil.copytree(root, kept / str(number), ignore=shutil.ignore_patterns(LOGS))
-    return Undisturbed(root, kept, seconds)
+        shutil.copytree(root, copies / str(number), ignore=shutil.ignore_patterns(LOGS))
+    return Undisturbed(root, copies, seconds)

@@ -1,7 +1,6 @@
 """Cuts files and changes bits: each must be refused by name, or computed again as it was."""
 
 import random
-import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,14 +8,15 @@ from pathlib import Path
 from checks.faults.apps import (
     CELLS,
     CHECKPOINTS,
-    Running,
+    DAMAGED,
+    FaultCase,
+    Trial,
     Undisturbed,
     difference,
     run,
     tree,
 )
-from checks.faults.case import DAMAGED, FaultCase, Trial
-from checks.faults.kills import stopped
+from checks.faults.kills import begin
 
 READ: Mapping[str, tuple[str, str]] = {
     "corpus jsonl": ("tokens", "outputs/*/corpus/*/train.jsonl"),
@@ -63,35 +63,28 @@ def damaged(
     stage, pattern = READ[kind]
     before, after = run_.trees(stage)
     if pattern.startswith(CHECKPOINTS):
-        begin(run_, stage, pattern)
+        begin(run_, stage)
     else:
         run_.after(stage) if pattern.startswith(CELLS) else run_.before(stage)
     file = numbers.choice([file for file in sorted(run_.root.glob(pattern)) if file.is_file()])
     damage(file, numbers)
-    name, found = file.relative_to(run_.root).as_posix(), tree(run_.root)
+    name, earlier = file.relative_to(run_.root).as_posix(), tree(run_.root)
     ended = run(stage, run_.root)
+    left = tree(run_.root)
     if ended.code == 0:
-        outcome, left = "results as undisturbed", tree(run_.root)
-        given = {name: before[name]} if name in before and name in left else {}
-        wrong = difference({**left, **given}, after)
+        outcome = "results as undisturbed"
+        undamaged = {name: before[name]} if name in before and name in left else {}
+        wrong = difference({**left, **undamaged}, after)
     else:
         outcome = "refused by name"
         named = ended.refusal is not None and str(file.parent) in ended.refusal
-        wrong = "" if named else ended.told
-        wrong = wrong or difference(files(tree(run_.root)), files(found))
+        wrong = difference(files(left), files(earlier)) if named else ended.told
     fault = f"{kind}: {damage.__name__}"
     return FaultCase(kind=DAMAGED, stage=stage, fault=fault, outcome=outcome, wrong=wrong)
 
 
-def files(found: Mapping[str, str]) -> dict[str, str]:
-    return {name: digest for name, digest in found.items() if digest != "folder"}
-
-
-def begin(run_: Undisturbed, stage: str, pattern: str) -> None:
-    """Starts a training and kills it once it has a checkpoint."""
-    run_.before(stage)
-    running = Running(stage, run_.root)
-    stopped(running, signal.SIGKILL, lambda _: any(run_.root.glob(pattern)))
+def files(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in names.items() if digest != "folder"}
 
 
 def cut(file: Path, numbers: random.Random) -> None:

@@ -1,7 +1,6 @@
 """Runs stages on a full disk: one line, old outputs whole, and success once there is room."""
 
 import random
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,17 +10,18 @@ from shutil import disk_usage
 
 from checks.faults.apps import (
     CACHE,
-    CHECKPOINTS,
+    FULL,
+    SKIPPED,
     STAGES,
-    Running,
+    FaultCase,
     Tree,
+    Trial,
     Undisturbed,
     difference,
     run,
     tree,
 )
-from checks.faults.case import FULL, SKIPPED, FaultCase, Trial
-from checks.faults.kills import stopped, wrong_after
+from checks.faults.kills import begin, wrong_after
 
 ROOMY, PAGE = 1 << 30, 4096
 OVER, ANEW, BEGUN = "over earlier outputs", "anew", "a training that had begun"
@@ -36,14 +36,20 @@ def full_disks(run_: Undisturbed, numbers: random.Random) -> list[Trial]:
     return [partial(on_small_disk, run_, *case, numbers.random()) for case in cases]
 
 
-def on_small_disk(run_: Undisturbed, stage: str, start: str, part: float) -> FaultCase:
-    """Runs `full`, or returns a case that says that no file system can be mounted."""
+def on_small_disk(run_: Undisturbed, stage: str, start: str, share: float) -> FaultCase:
+    """Runs a stage with too little room, then with enough; skipped where none can be mounted."""
+    case = partial(FaultCase, kind=FULL, stage=stage, fault=start)
     with small_disk(run_.root) as mounted:
-        if mounted:
-            return full(run_, stage, start, part)
-    return FaultCase(
-        kind=FULL, stage=stage, fault=start, outcome=f"{SKIPPED}: no tmpfs may be mounted"
-    )
+        if not mounted:
+            return case(outcome=f"{SKIPPED}: no tmpfs may be mounted")
+        _, after = run_.trees(stage)
+        earlier = prepared(run_, stage, start)
+        limit(run_.root, disk_usage(run_.root).used + room(run_, stage, share))
+        ended = run(stage, run_.root)
+        wrong = wrong_refusal(ended.refusal, run_.root) or changed(tree(run_.root), earlier)
+        limit(run_.root, ROOMY)
+        wrong = f"{wrong} ({ended.told})" if wrong else wrong_after(run_, stage, after)
+        return case(outcome="refused in one line, then made whole", wrong=wrong)
 
 
 def starts(stage: str) -> tuple[str, ...]:
@@ -53,39 +59,19 @@ def starts(stage: str) -> tuple[str, ...]:
     return (OVER, ANEW) if stage.startswith(("evaluate", "survey")) else (OVER,)
 
 
-def full(run_: Undisturbed, stage: str, start: str, part: float) -> FaultCase:
-    """Runs a stage with too little room, then with enough."""
-    _, after = run_.trees(stage)
-    found = prepared(run_, stage, start)
-    limit(run_.root, disk_usage(run_.root).used + room(run_, stage, part))
-    ended = run(stage, run_.root)
-    wrong = wrong_refusal(ended.refusal, run_.root) or changed(tree(run_.root), found)
-    limit(run_.root, ROOMY)
-    wrong = f"{wrong} ({ended.told})" if wrong else wrong_after(run_, stage, after)
-    outcome = "refused in one line, then made whole"
-    return FaultCase(kind=FULL, stage=stage, fault=start, outcome=outcome, wrong=wrong)
-
-
 def prepared(run_: Undisturbed, stage: str, start: str) -> Tree:
     """Fills the folder; a training that had begun is one that was killed behind a checkpoint."""
     if start == OVER:
         return run_.after(stage)
-    run_.before(stage)
-    if start == BEGUN:
-        checkpoints = run_.root / CHECKPOINTS
-        stopped(
-            Running(stage, run_.root),
-            signal.SIGKILL,
-            lambda running: any(checkpoints.glob("*/last.ckpt")),
-        )
+    begin(run_, stage) if start == BEGUN else run_.before(stage)
     return tree(run_.root)
 
 
-def room(run_: Undisturbed, stage: str, part: float) -> int:
+def room(run_: Undisturbed, stage: str, share: float) -> int:
     """Returns room in whole pages, less than the stage's largest file takes, cells left out."""
     written = run_.written(stage).items()
     largest = max(size for name, size in written if not name.startswith(CACHE))
-    return int(part * largest) // PAGE * PAGE
+    return int(share * largest) // PAGE * PAGE
 
 
 def wrong_refusal(line: str | None, root: Path) -> str:
@@ -94,19 +80,19 @@ def wrong_refusal(line: str | None, root: Path) -> str:
     return "" if str(root) in line else f"the line names no path: {line}"
 
 
-def changed(found: Tree, earlier: Tree) -> str:
+def changed(later: Tree, earlier: Tree) -> str:
     """Describes changes by a refused run; it may add whole cells, checkpoints and empty folders.
 
     It may remove files that a killed run had left.
     """
     allowed = {
         name
-        for name, digest in found.items()
+        for name, digest in later.items()
         if name not in earlier and not is_hidden(name)
         if digest == "folder" or name.startswith(CACHE)
     }
-    kept = {name: digest for name, digest in earlier.items() if not is_hidden(name)}
-    return difference({n: d for n, d in found.items() if n not in allowed}, kept)
+    lasting = {name: digest for name, digest in earlier.items() if not is_hidden(name)}
+    return difference({n: d for n, d in later.items() if n not in allowed}, lasting)
 
 
 def is_hidden(name: str) -> bool:

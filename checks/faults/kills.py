@@ -9,16 +9,18 @@ from pathlib import Path
 
 from checks.faults.apps import (
     CHECKPOINTS,
+    KILLED,
     STAGES,
     Ended,
+    FaultCase,
     Running,
     Tree,
+    Trial,
     Undisturbed,
     difference,
     run,
     tree,
 )
-from checks.faults.case import KILLED, FaultCase, Trial
 
 ASKED = 0.2
 """The share of SIGTERM among the signals; the others are SIGKILL"""
@@ -46,15 +48,15 @@ def kills(run_: Undisturbed, numbers: random.Random, count: int) -> list[Trial]:
 
 
 def killed(
-    run_: Undisturbed, stage: str, number: signal.Signals, part: float, *, over: bool
+    run_: Undisturbed, stage: str, number: signal.Signals, share: float, *, over: bool
 ) -> FaultCase:
-    """Kills a stage once, `part` of its undisturbed seconds after its start."""
+    """Kills a stage once, `share` of its undisturbed seconds after its start."""
     before, after = run_.trees(stage)
     run_.after(stage) if over else run_.before(stage)
-    ended = stopped(Running(stage, run_.root), number, after_seconds(part * run_.seconds[stage]))
+    ended = stopped(Running(stage, run_.root), number, after_seconds(share * run_.seconds[stage]))
     wrong = torn(tree(run_.root), before, after) or wrong_end(ended, number)
     outcome = "had finished" if ended.code == 0 else "made whole by the same command"
-    fault = f"{number.name} at {part:.0%}" + (", over earlier outputs" if over else "")
+    fault = f"{number.name} at {share:.0%}" + (", over earlier outputs" if over else "")
     return FaultCase(
         kind=KILLED, stage=stage, fault=fault, outcome=outcome,
         wrong=wrong or wrong_after(run_, stage, after),
@@ -66,9 +68,11 @@ def killed_again_and_again(run_: Undisturbed, parts: Sequence[float]) -> FaultCa
     before, after = run_.trees(TRAINING)
     run_.before(TRAINING)
     longest = run_.seconds[TRAINING]
-    moments = [lambda _: is_writing(run_.root)]
-    moments += [after_seconds(part * longest) for part in parts]
-    moments += [lambda _: is_saving(run_.root)]
+    moments = [
+        once_there(run_.root, f"{CHECKPOINTS}/*/.last.ckpt.*"),
+        *(after_seconds(share * longest) for share in parts),
+        once_there(run_.root, "outputs/smoke/models/.*.partial"),
+    ]
     wrong, count = "", 0
     for moment in moments:
         ended = stopped(Running(TRAINING, run_.root), signal.SIGKILL, moment)
@@ -90,23 +94,26 @@ def stopped(running: Running, number: signal.Signals, moment: Callable[[Running]
     return running.end()
 
 
+def begin(run_: Undisturbed, stage: str) -> None:
+    """Starts a training anew and kills it once it has a checkpoint."""
+    run_.before(stage)
+    running = Running(stage, run_.root)
+    stopped(running, signal.SIGKILL, once_there(run_.root, f"{CHECKPOINTS}/*/last.ckpt"))
+
+
 def after_seconds(seconds: float) -> Callable[[Running], bool]:
     return lambda running: running.seconds >= seconds
 
 
-def is_writing(root: Path) -> bool:
-    return any((root / CHECKPOINTS).glob("*/.last.ckpt.*"))
+def once_there(root: Path, pattern: str) -> Callable[[Running], bool]:
+    return lambda running: any(root.glob(pattern))
 
 
-def is_saving(root: Path) -> bool:
-    return any((root / "outputs/smoke/models").glob(".*.partial"))
-
-
-def torn(found: Tree, *whole: Tree) -> str:
+def torn(disturbed: Tree, *whole: Tree) -> str:
     """Names a file under its final name that is not whole; empty where there is none."""
-    for name, digest in found.items():
-        hidden = any(part.startswith(".") for part in name.split("/"))
-        if digest != "folder" and not hidden and digest not in {one.get(name) for one in whole}:
+    for name, digest in disturbed.items():
+        hidden = any(folder.startswith(".") for folder in name.split("/"))
+        if digest != "folder" and not hidden and digest not in {tree.get(name) for tree in whole}:
             return f"half-written after the signal: {name}"
     return ""
 

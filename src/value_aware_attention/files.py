@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import file_digest, sha256
@@ -35,15 +35,15 @@ PARTIAL, OLD, LOCK = ".partial", ".old", ".lock"
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Error numbers of file systems without locks, some of them on a network"""
 NO_ROOM = {
-    errno.ENOSPC: "no space left",
-    errno.EDQUOT: "the quota is used up",
-    errno.EFBIG: "files may not grow as large",
+    "No space left on device": "no space left",
+    "Disk quota exceeded": "the quota is used up",
+    "File too large": "files may not grow as large",
+    # torch.save says no more than this when its archive cannot grow
+    "unexpected pos": "no space left",
+    "iostream error": "no space left",
+    "PytorchStreamWriter failed": "no space left",
 }
-BY_RUST = re.compile(r"os error (\d+)")
-BY_TORCH = re.compile(r"unexpected pos \d+|iostream error|PytorchStreamWriter failed")
-"""Messages of torch.save when its archive cannot grow; they do not name the reason."""
-ROOM = 2**30
-"""Free bytes above which torch has rather met a limit of a file's size than a full disk"""
+"""Words in an error of any library where a file cannot grow -> the reason"""
 
 
 class DiskFull(OSError):
@@ -84,17 +84,21 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     """
     target = Path(path)
     target = target.resolve() if target.is_symlink() else target  # the link itself stays
-    with _aside(target) as (partial, old):
+    old = target.with_name(f".{target.name}{OLD}")
+    with _folder_beside(target) as partial:
+        if old.exists() and not target.exists():  # a writer was killed between its two renames
+            os.replace(old, target)
         check_replaceable(target)
         yield partial
         if unnamed(partial):
             write_checksums(partial)
-        check_replaceable(target)  # somebody may have put files there meanwhile
         _flush(*partial.rglob("*"), partial)
+        shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             os.replace(target, old)
         os.replace(partial, target)
         _flush(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
@@ -102,20 +106,32 @@ def new_files(path: Path | str, *, last: str) -> Iterator[Path]:
     """Yields a folder to fill, whose files are moved into `path`, the file `last` after the others.
 
     Other files of that folder stay. Raises ValueError where another process writes there, DiskFull
-    where the disk is full, IsADirectoryError, before a file is replaced, for a folder in its place.
+    where the disk is full.
     """
     target = Path(path)
-    with _aside(target) as (partial, _):
+    with _folder_beside(target) as partial:
         yield partial
         files = sorted(partial.iterdir(), key=lambda file: (file.name == last, file.name))
-        places = [target / file.name for file in files]
-        if folders := [place for place in places if place.is_dir()]:
-            raise IsADirectoryError(f"{folders[0]} is a folder; a file is written there")
         _flush(*files, partial)
         target.mkdir(exist_ok=True)
-        for file, place in zip(files, places, strict=True):
-            os.replace(file, place)
+        for file in files:
+            os.replace(file, target / file.name)
         _flush(target)
+
+
+@contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """Yields an empty hidden folder beside `target`, locked and removed at the end."""
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(f"{target} is a file; a folder is written there")
+    partial = target.with_name(f".{target.name}{PARTIAL}")
+    with held(target), full_disk_named(target.parent):
+        shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+        try:
+            partial.mkdir()
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_replaceable(path: Path | str) -> None:
@@ -177,38 +193,6 @@ def _locked(file: Path, refusal: str | None = None) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def _aside(target: Path) -> Iterator[tuple[Path, Path]]:
-    """Yields an empty folder beside `target`, and the name to which an old one is moved."""
-    if target.exists() and not target.is_dir():
-        raise NotADirectoryError(f"{target} is a file; a folder is written there")
-    partial, old = (target.with_name(f".{target.name}{suffix}") for suffix in (PARTIAL, OLD))
-    with held(target):
-        _settle(target, partial, old)
-        try:
-            with full_disk_named(target.parent):
-                partial.mkdir()
-                yield partial, old
-        finally:
-            _settle(target, partial, old)
-
-
-def _settle(target: Path, partial: Path, old: Path) -> None:
-    """Puts an old folder back that no new one has replaced; removes unfinished and old folders.
-
-    Raises ValueError for a folder under the old one's name that this user's program did not leave.
-    """
-    if old.exists():
-        if unnamed(old) or old.stat().st_uid != os.geteuid():
-            raise ValueError(f"{old} is in the way and not this program's: move it away")
-        if not target.exists():
-            os.replace(old, target)
-    shutil.rmtree(partial, ignore_errors=True)
-    if old.exists():
-        os.replace(old, partial)  # so that a name of an old folder is always that of a whole one
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def _flush(*paths: Path) -> None:
     """Flushes the bytes of files and the names in folders: until then a rename may be lost."""
     for path in paths:
@@ -224,27 +208,20 @@ def full_disk_named(folder: Path) -> Iterator[None]:
     """Raises DiskFull in the place of the error that a library raises where the disk is full."""
     try:
         yield
-    except DiskFull:
-        raise
     except Exception as error:
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        reason = _lack_of_room(error, free)
-        if reason is None:
+        reason = _lack_of_room(error)
+        if reason is None or isinstance(error, DiskFull):
             raise
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise DiskFull(f"{reason} in {folder} ({free:,} bytes are free)") from error
 
 
-def _lack_of_room(error: BaseException | None, free: int) -> str | None:
+def _lack_of_room(error: BaseException | None) -> str | None:
     """Finds a lack of space in an error or in one that it followed from."""
     while error is not None:
-        number = error.errno if isinstance(error, OSError) else None
-        if by_rust := BY_RUST.search(str(error)):
-            number = int(by_rust[1])
-        if number in NO_ROOM:
-            return NO_ROOM[number]
-        if isinstance(error, RuntimeError) and BY_TORCH.search(str(error)):
-            limited = f", or {NO_ROOM[errno.EFBIG]}" if free > ROOM else ""
-            return NO_ROOM[errno.ENOSPC] + limited
+        for words, reason in NO_ROOM.items():
+            if words in str(error):
+                return reason
         error = error.__cause__ or error.__context__
     return None
 
@@ -265,19 +242,17 @@ def check_checksums(path: Path | str, remedy: str = "make it again") -> None:
 
     A file that no SHA256SUMS names, in its folder or the three above it, is taken as it is.
     """
-    given = Path(path)
-    for folder in (given, *given.parents[:FOLDERS_ABOVE]):
-        if not (folder / CHECKSUMS).is_file():
+    path = Path(path)
+    folders = (path, *path.parents[:FOLDERS_ABOVE])
+    root = next((folder for folder in folders if (folder / CHECKSUMS).is_file()), path)
+    for name, written in listed(root, remedy).items():
+        file = root / name
+        if not file.is_relative_to(path):
             continue
-        for name, written in listed(folder, remedy).items():
-            file = folder / name
-            if not file.is_relative_to(given):
-                continue
-            if not file.is_file():
-                raise ValueError(f"{file} is missing: {remedy}")
-            if checksum(file) != written:
-                raise ValueError(f"{file} has changed since it was written: {remedy}")
-        return
+        if not file.is_file():
+            raise ValueError(f"{file} is missing: {remedy}")
+        if checksum(file) != written:
+            raise ValueError(f"{file} has changed since it was written: {remedy}")
 
 
 def unnamed(folder: Path) -> list[Path]:
@@ -289,7 +264,7 @@ def unnamed(folder: Path) -> list[Path]:
         if file.name == CHECKSUMS
         for name in listed(file.parent)
     }
-    cards = {one.with_name(CARD) for one in named}
+    cards = {file.with_name(CARD) for file in named}
     return [file for file in files if file.name != CHECKSUMS and file not in named | cards]
 
 
@@ -305,15 +280,15 @@ def listed(folder: Path, remedy: str = "move it away") -> dict[str, str]:
         text = file.read_text(encoding="utf-8")
         if not text.endswith("\n"):
             raise ValueError("it has no last line" if text else "it is empty")
-        found = {}
+        sums = {}
         for number, line in enumerate(text.splitlines(), start=1):
-            if not (parts := CHECKSUM_LINE.fullmatch(line)):
+            if not (columns := CHECKSUM_LINE.fullmatch(line)):
                 raise ValueError(f"line {number} is no sha256 with a name")
-            name = PurePosixPath(parts[2])
+            name = PurePosixPath(columns[2])
             if name.is_absolute() or ".." in name.parts:
                 raise ValueError(f"line {number} names {name}, which lies outside of its folder")
-            found[str(name)] = parts[1]
-    return found
+            sums[str(name)] = columns[1]
+    return sums
 
 
 def checksum(file: Path) -> str:
@@ -340,7 +315,7 @@ def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> di
     content that differs from its checksum.
     """
     with reading(path, remedy):
-        content = _parsed(Path(path).read_text(encoding="utf-8"))
+        content = from_json(Path(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, not an object")
         content = without_checksum(content)
@@ -349,7 +324,7 @@ def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> di
     return content
 
 
-def to_json(content: Any, **options: Any) -> str:
+def to_json(content: object, **options: Any) -> str:
     """Serializes numbers, text, lists and dictionaries; `options` are those of `json.dumps`.
 
     Raises ValueError with the keys that lead to the first number that is not finite.
@@ -360,31 +335,21 @@ def to_json(content: Any, **options: Any) -> str:
 
 def from_json(text: str) -> Any:
     """Parses JSON; raises ValueError for anything else, NaN and numbers above 1e308 included."""
-    content = _parsed(text)
+    content = json.loads(text)
     _refuse_not_finite(content)
     return content
 
 
-def _parsed(text: str) -> Any:
-    """Parses JSON without the NaN and infinity that Python writes and no other reader knows."""
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"it holds {constant}")
-
-
-def _refuse_not_finite(content: Any, keys: str = "") -> None:
+def _refuse_not_finite(content: object, keys: str = "") -> None:
     """Raises ValueError for NaN and infinity, with their keys: "cells.0.value"."""
     if isinstance(content, float) and not math.isfinite(content):
         raise ValueError(f"{keys or 'the number'} is {content}, which JSON does not have")
-    parts: Any = ()
     if isinstance(content, Mapping):
-        parts = content.items()
-    elif isinstance(content, (list, tuple)):
-        parts = enumerate(content)
-    for key, part in parts:
-        _refuse_not_finite(part, f"{keys}.{key}" if keys else str(key))
+        entries: Iterable[tuple[object, object]] = content.items()
+    else:
+        entries = enumerate(content) if isinstance(content, (list, tuple)) else ()
+    for key, entry in entries:
+        _refuse_not_finite(entry, f"{keys}.{key}" if keys else str(key))
 
 
 def with_checksum(text: str) -> str:
@@ -404,13 +369,13 @@ def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError where the content has another checksum.
     """
-    rest = {key: part for key, part in content.items() if key != CONTENT_SHA256}
+    rest = {key: value for key, value in content.items() if key != CONTENT_SHA256}
     if CONTENT_SHA256 in content and content[CONTENT_SHA256] != _digest(rest):
         raise ValueError("it has changed since it was written")
     return rest
 
 
-def _digest(content: Any) -> str:
+def _digest(content: object) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

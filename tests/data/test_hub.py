@@ -12,7 +12,6 @@ from datasets.packaged_modules.json.json import Json
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from tests.apps import refusal
 from value_aware_attention.hugging_face.saved import hub_answers
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import HubDocuments
@@ -124,8 +123,8 @@ def test_a_data_set_with_a_loading_script_is_refused_in_one_line(tmp_path):
 
 
 def far(cache, **options):
-    given = {"path": "some/books", "name": None, "splits": {"train": None}, "field": "text"}
-    return HubDocuments(**(given | {"cache": cache} | options))
+    source = {"path": "some/books", "name": None, "splits": {"train": None}, "field": "text"}
+    return HubDocuments(**(source | {"cache": cache} | options))
 
 
 def read(source):
@@ -156,7 +155,7 @@ def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monke
 def test_a_lost_connection_is_one_line_and_the_next_iteration_goes_on(tmp_path, monkeypatch, error):
     load = datasets.load_dataset
 
-    def lost(*given, **options):
+    def lost(*arguments, **options):
         raise error
 
     source = far(tmp_path, path=str(FIXTURES / "pg19"))
@@ -167,24 +166,6 @@ def test_a_lost_connection_is_one_line_and_the_next_iteration_goes_on(tmp_path, 
     assert "pg19', name None, split 'train', stopped" in message and "\n" not in message
     assert type(error).__name__ in message and message.endswith("files that are missing")
     assert datasets.load_dataset is load and read(source) == read(hub())
-
-
-def test_a_row_without_a_text_is_refused(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
-    with pytest.raises(ValueError, match="has no texts in 'text', only text"):
-        read(hub(path=str(tmp_path)))
-
-
-def test_the_stage_says_in_one_line_that_the_connection_was_lost(tmp_path, monkeypatch):
-    def lost(*given, **options):
-        raise httpx.ReadError("gone")
-
-    monkeypatch.setattr("datasets.load_dataset", lost)
-    monkeypatch.setattr("value_aware_attention.hugging_face.saved.hub_answers", lambda: True)
-    line = refusal("corpus corpus=bookcorpus", tmp_path)
-    assert line.startswith("error: data set 'lucadiliello/bookcorpusopen'")
-    assert "stopped (ReadError: gone)" in line
-    assert not (tmp_path / "outputs/smoke/corpus").exists()
 
 
 def test_a_hub_that_does_not_answer_is_known_in_seconds(tmp_path, monkeypatch):

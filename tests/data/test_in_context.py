@@ -64,10 +64,10 @@ def test_every_key_that_is_asked_was_stated_with_the_value_that_is_scored(
         assert sorted(stated.values()) == list(range(1, 2 * pairs, 2))
         assert labels[prefix::2] == [stated[key] for key in row[prefix::2]]
         assert labels[1::2] == [IGNORED] * (len(row) // 2)
-        known: set[int] = set()
+        earlier: set[int] = set()
         for key, label in zip(row[:prefix:2], labels[:prefix:2], strict=True):
-            assert label == (stated[key] if key in known else IGNORED)
-            known.add(key)
+            assert label == (stated[key] if key in earlier else IGNORED)
+            earlier.add(key)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1.0])
@@ -116,9 +116,9 @@ def test_bayes_is_the_integral_over_all_laws(chain: list[int]) -> None:
         if before == chain[-1]:
             likelihood *= grid if after else 1 - grid
     expected = float((likelihood * grid).sum() / likelihood.sum())
-    found = MarkovChains(states=2, prefix=1, length=9).bayes(torch.tensor([chain]))
-    assert found.shape == (1, len(chain), 2)
-    assert found[0, -1, 1].item() == pytest.approx(expected, abs=1e-5)
+    laws = MarkovChains(states=2, prefix=1, length=9).bayes(torch.tensor([chain]))
+    assert laws.shape == (1, len(chain), 2)
+    assert laws[0, -1, 1].item() == pytest.approx(expected, abs=1e-5)
 
 
 @given(SEEDS)
@@ -160,15 +160,15 @@ def test_answers_are_measured_row_by_row_after_the_prefix(task: InContextTask) -
     logits[1, asked[0]] = -logits[1, asked[0]]  # one answer of the second row is wrong
     logits[:, : task.prefix] = -99.0  # and nothing before the prefix's end counts
     logits[:, : task.prefix, 0] = 99.0
-    found = task.metrics(logits, batch)
-    assert found["accuracy"].tolist() == pytest.approx([1.0, 1 - 1 / len(asked)])
-    assert found["exact_match"].tolist() == [1.0, 0.0]
+    metrics = task.metrics(logits, batch)
+    assert metrics["accuracy"].tolist() == pytest.approx([1.0, 1 - 1 / len(asked)])
+    assert metrics["exact_match"].tolist() == [1.0, 0.0]
     others = task.vocabulary_size - 1
     right = math.log(1 + others * math.exp(-9))
     wrong = math.log(1 + others * math.exp(9))
     nats = [right, (wrong + (len(asked) - 1) * right) / len(asked)]
     assert len(asked) == (5 if task is RECALL else 9)
-    assert found["nats"].tolist() == pytest.approx(nats, rel=1e-3)
+    assert metrics["nats"].tolist() == pytest.approx(nats, rel=1e-3)
 
 
 def test_batches_are_functions_of_seed_and_step() -> None:

@@ -12,7 +12,6 @@ from value_aware_study.data.tokens import (
     count_tokens,
     held_out_split,
     rearrange,
-    token_dtype,
     token_stream,
     write_instances,
     write_stream,
@@ -167,12 +166,10 @@ class TestRearrange:
         assert np.shares_memory(rearrange(instances, 8), instances)
 
 
-def test_token_dtype_is_the_smallest_that_holds_every_id():
-    assert [token_dtype(size) for size in (300, 2**16, 2**16 + 1)] == [
-        np.uint16,
-        np.uint16,
-        np.int32,
-    ]
+@pytest.mark.parametrize(("size", "kind"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
+def test_the_type_is_the_smallest_that_holds_every_id(stream, tmp_path, size, kind):
+    write_stream([stream], tmp_path / "s.npy", vocabulary_size=size)
+    assert np.load(tmp_path / "s.npy").dtype == kind
 
 
 class TestValidation:

@@ -142,10 +142,6 @@ class TestPretrainedTokenizer:
         assert loaded(texts()[0])["input_ids"] == bpe(texts()[0])["input_ids"]
         assert loaded.mask_token_id == 4
 
-    def test_a_saved_folder(self, bpe, tmp_path):
-        bpe.save_pretrained(tmp_path)
-        assert PretrainedTokenizer(path=str(tmp_path)).build([]).get_vocab() == bpe.get_vocab()
-
     def test_missing_merges_and_specials_are_named(self, bpe, tmp_path):
         bpe.backend_tokenizer.model.save(str(tmp_path))
         (tmp_path / "merges.txt").unlink()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from value_aware_attention.approximations import LSH, Exact, OptimalValueAware
+from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.measurement.store import import_closure, source_hash
 from value_aware_study.benchmarking.measurement import source_of
 from value_aware_study.benchmarking.passes import Subject

@@ -22,8 +22,12 @@ from value_aware_attention.attention import attention_weights
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, budget
 from value_aware_attention.kernels import Exponential
-from value_aware_study.evaluation.budgets import closest_to_budget, cost_in_keys
-from value_aware_study.evaluation.picture import effective_weights, first_head
+from value_aware_study.evaluation.budgets import (
+    closest_to_budget,
+    cost_in_keys,
+    effective_weights,
+    first_head,
+)
 
 LENGTH, WIDTH = 64, 8
 BUILD = {
@@ -46,15 +50,17 @@ def cost(method: torch.nn.Module, *, is_causal: bool = False) -> float:
 @settings(max_examples=8, deadline=None)
 @given(keys=st.integers(1, LENGTH))
 def test_the_closest_setting_is_the_best_of_all(name: str, is_causal: bool, keys: int) -> None:
-    found = closest_to_budget(
+    closest = closest_to_budget(
         BUILD[name], keys, length=LENGTH, head_dim=WIDTH, is_causal=is_causal, within=1e9
     )
-    every = [cost(BUILD[name](value), is_causal=is_causal) for value in range(1, LENGTH + 1)]
-    assert found is not None
-    assert found.cost == cost(BUILD[name](found.parameter), is_causal=is_causal)
-    best = min(abs(one - keys) for one in every)
+    costs = [cost(BUILD[name](value), is_causal=is_causal) for value in range(1, LENGTH + 1)]
+    assert closest is not None
+    assert closest.cost == cost(BUILD[name](closest.parameter), is_causal=is_causal)
+    best = min(abs(price - keys) for price in costs)
     # Costs that fall and rise again have two places to look: coarse to fine may miss the better.
-    assert abs(found.cost - keys) <= (best if name in ("oblivious", "window", "orf") else best + 4)
+    assert abs(closest.cost - keys) <= (
+        best if name in ("oblivious", "window", "orf") else best + 4
+    )
 
 
 def test_what_no_setting_reaches_is_none_and_refused_parameters_are_passed_over() -> None:
@@ -87,14 +93,14 @@ def call(*, is_causal: bool) -> Call:
     "method", [Exact(), SlidingWindow(4), OptimalValueAware(3), OrthogonalRandomFeatures(16, 0)]
 )
 def test_the_weights_read_off_give_the_output(method: torch.nn.Module, is_causal: bool) -> None:
-    shown = first_head(call(is_causal=is_causal), 12)
-    assert shown.query.shape == shown.key.shape == (1, 1, 12, WIDTH)
-    weights = effective_weights(method, shown)
-    options = {"kernel": shown.kernel, "is_causal": is_causal}
-    output = method(shown.query, shown.key, shown.value, **options)
-    torch.testing.assert_close(weights @ shown.value[0, 0], output[0, 0], atol=1e-5, rtol=1e-4)
+    head = first_head(call(is_causal=is_causal), 12)
+    assert head.query.shape == head.key.shape == (1, 1, 12, WIDTH)
+    weights = effective_weights(method, head)
+    options = {"kernel": head.kernel, "is_causal": is_causal}
+    output = method(head.query, head.key, head.value, **options)
+    torch.testing.assert_close(weights @ head.value[0, 0], output[0, 0], atol=1e-5, rtol=1e-4)
     if is_causal:
         assert weights.triu(1).abs().max() <= 1e-6
     if isinstance(method, Exact):
-        exact = attention_weights(shown.query, shown.key, is_causal=is_causal)
+        exact = attention_weights(head.query, head.key, is_causal=is_causal)
         torch.testing.assert_close(weights, exact[0, 0])

@@ -102,8 +102,8 @@ def slow_choice(name: str, model: KneserNey, text: list[int], place: int) -> int
     width = {"both_neighbours": 1, "4grams": 3, "4grams_shown_token": 3}.get(name, 0)
 
     def log_p(context: list[int], token: int) -> float:
-        wanted = [UNKNOWN] * width + [UNKNOWN if t == MASK else t for t in context]
-        contexts = np.array(wanted[len(wanted) - width :], dtype=np.int64)[None]
+        padded = [UNKNOWN] * width + [UNKNOWN if t == MASK else t for t in context]
+        contexts = np.array(padded[len(padded) - width :], dtype=np.int64)[None]
         return np.log(model.probabilities(contexts, np.array([token]))).item()
 
     def score(token: int) -> float:

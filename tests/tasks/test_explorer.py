@@ -49,30 +49,30 @@ def test_weights_and_errors_are_those_of_dense_attention(
     mask = torch.ones(2, 1, 8, 8, dtype=torch.bool) if masked else None
     if mask is not None:
         mask[..., 1] = False
-    given = call(generator, causal, mask)
-    [*heads] = explored_model("tiny", [given], TOKENS, METHODS, SIZES).heads
-    query, key, value = (x[0, :, :6] for x in (given.query, given.key, given.value))
+    layer = call(generator, causal, mask)
+    [*heads] = explored_model("tiny", [layer], TOKENS, METHODS, SIZES).heads
+    query, key, value = (x[0, :, :6] for x in (layer.query, layer.key, layer.value))
     cut = None if mask is None else mask[0, :, :6, :6]
     exact = attention_weights(query, key, attn_mask=cut, is_causal=causal)
     output = attention(query, key, value, attn_mask=cut, is_causal=causal)
     assert [(head.layer, head.head) for head in heads] == [(0, 0), (0, 1), (0, 2)]
     for head in heads:
-        for row, found in enumerate(head.queries):
-            weights = dense(found.weights, range(len(found.weights)))
+        for row, explored in enumerate(head.queries):
+            weights = dense(explored.weights, range(len(explored.weights)))
             assert torch.allclose(weights, exact[head.head, row], atol=0.5 / WHOLE + 1e-6)
-            for size, kept_by_methods in zip(SIZES, found.kept, strict=True):
-                for kept in kept_by_methods:
-                    check(kept, size, value[head.head], output[head.head, row])
+            for size, kept_by_methods in zip(SIZES, explored.kept, strict=True):
+                for choice in kept_by_methods:
+                    check(choice, size, value[head.head], output[head.head, row])
 
 
-def check(kept: Kept, size: int, value: Tensor, output: Tensor) -> None:
-    assert len(kept.keys) <= size and len(set(kept.keys)) == len(kept.keys)
+def check(choice: Kept, size: int, value: Tensor, output: Tensor) -> None:
+    assert len(choice.keys) <= size and len(set(choice.keys)) == len(choice.keys)
     # A window whose keys are all masked keeps none: its output is zero, and so all error is left.
-    expected = WHOLE if kept.keys else 0
-    assert kept.error is not None and sum(kept.weights) == pytest.approx(expected, abs=size)
-    approximate = dense(kept.weights, kept.keys) @ value
+    expected = WHOLE if choice.keys else 0
+    assert choice.error is not None and sum(choice.weights) == pytest.approx(expected, abs=size)
+    approximate = dense(choice.weights, choice.keys) @ value
     error = (approximate - output).square().sum() / output.square().sum()
-    assert kept.error == pytest.approx(float(error), rel=0.05, abs=0.05)  # rounded weights
+    assert choice.error == pytest.approx(float(error), rel=0.05, abs=0.05)  # rounded weights
 
 
 def test_the_optimum_leaves_the_least_error_and_none_from_d_plus_1_on(
@@ -80,9 +80,9 @@ def test_the_optimum_leaves_the_least_error_and_none_from_d_plus_1_on(
 ) -> None:
     model = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, (1, 5))
     for head in model.heads:
-        for found in head.queries:
-            (optimal, *others), (whole, *_) = found.kept
-            assert optimal.error == min(kept.error for kept in (optimal, *others))
+        for explored in head.queries:
+            (optimal, *others), (whole, *_) = explored.kept
+            assert optimal.error == min(choice.error for choice in (optimal, *others))
             assert whole.error < 1e-9
 
 
@@ -93,10 +93,17 @@ def test_heads_are_those_asked_for(generator: torch.Generator) -> None:
 
 
 def test_an_output_of_zero_has_no_relative_error(generator: torch.Generator) -> None:
-    one = call(generator, False)
-    zero = recorded(one.query, one.key, 0 * one.value, one.kernel, False, 0)
+    layer = call(generator, False)
+    zero = recorded(
+        layer.query,
+        layer.key,
+        0 * layer.value,
+        layer.kernel,
+        False,
+        0,
+    )
     [head, *_] = explored_model("tiny", [zero], TOKENS, METHODS, SIZES).heads
-    assert {kept.error for kept in head.queries[0].kept[0]} == {None}
+    assert {choice.error for choice in head.queries[0].kept[0]} == {None}
 
 
 def test_more_tokens_than_keys_are_refused(generator: torch.Generator) -> None:

@@ -30,15 +30,15 @@ class Slow:
                 gram = tuple(row[start : start + n])
                 times[gram] += 1
                 before[gram].add(row[start - 1] if start else "start")
-        return times if highest else Counter({gram: len(found) for gram, found in before.items()})
+        return times if highest else Counter({gram: len(tokens) for gram, tokens in before.items()})
 
     def discount(self, n: int, count: int) -> float:
         n1, n2, n3, n4 = (
             max(1, sum(c == times for c in self.counts[n - 1].values())) for times in (1, 2, 3, 4)
         )
         y = n1 / (n1 + 2 * n2)
-        found = {1: 1 - 2 * y * n2 / n1, 2: 2 - 3 * y * n3 / n2, 3: 3 - 4 * y * n4 / n3}
-        return found[min(count, 3)] if found[min(count, 3)] > 0 else y
+        discounts = {1: 1 - 2 * y * n2 / n1, 2: 2 - 3 * y * n3 / n2, 3: 3 - 4 * y * n4 / n3}
+        return discounts[min(count, 3)] if discounts[min(count, 3)] > 0 else y
 
     def probability(self, context: tuple[int, ...], token: int) -> float:
         n = len(context) + 1
@@ -49,8 +49,8 @@ class Slow:
             return lower
         rest = sum(self.discount(n, c) for c in followed.values()) / total
         count = followed.get((*context, token), 0)
-        own = (count - self.discount(n, count)) / total if count else 0.0
-        return own + rest * lower
+        share = (count - self.discount(n, count)) / total if count else 0.0
+        return share + rest * lower
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,10 +61,10 @@ def test_probabilities_are_those_of_the_slow_recursion_and_sum_to_one(rows, orde
     slow = Slow(rows.tolist(), length + 1)
     context = tuple(data.draw(st.lists(st.integers(0, SIZE - 1), min_size=length, max_size=length)))
     contexts = np.tile(np.array(context, dtype=np.int64), (SIZE, 1))
-    found = model.probabilities(contexts, np.arange(SIZE))
-    assert found == pytest.approx([slow.probability(context, w) for w in range(SIZE)])
-    assert found.sum() == pytest.approx(1)
-    assert (found > 0).all()
+    probabilities = model.probabilities(contexts, np.arange(SIZE))
+    assert probabilities == pytest.approx([slow.probability(context, w) for w in range(SIZE)])
+    assert probabilities.sum() == pytest.approx(1)
+    assert (probabilities > 0).all()
 
 
 @given(TEXTS, st.integers(0, 2))
@@ -72,16 +72,16 @@ def test_the_tokens_up_to_an_unknown_one_are_left_out(rows, place) -> None:
     model = KneserNey(rows, order=4, vocabulary_size=SIZE)
     contexts = np.tile(rows[:1, :3], (SIZE, 1))
     contexts[:, place] = UNKNOWN
-    found = model.probabilities(contexts, np.arange(SIZE))
+    probabilities = model.probabilities(contexts, np.arange(SIZE))
     contexts[:, :place] = 0
-    assert (found == model.probabilities(contexts, np.arange(SIZE))).all()
-    assert found.sum() == pytest.approx(1)
+    assert (probabilities == model.probabilities(contexts, np.arange(SIZE))).all()
+    assert probabilities.sum() == pytest.approx(1)
     if place == 2:
         continued = Slow(rows.tolist(), 2).counts[0]
         lower = KneserNey(rows, order=2, vocabulary_size=SIZE)
         unseen = lower.probabilities(np.full((SIZE, 1), UNKNOWN), np.arange(SIZE))
-        assert found == pytest.approx(unseen)
-        assert found.argmax() in {gram[0] for gram in continued}
+        assert probabilities == pytest.approx(unseen)
+        assert probabilities.argmax() in {gram[0] for gram in continued}
 
 
 @given(TEXTS, st.integers(1, 3), st.data())
@@ -92,7 +92,7 @@ def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, d
     left, right = (np.array([data.draw(tokens)], dtype=np.int64) for _ in range(2))
     hidden = data.draw(st.integers(0, width))  # first unknown token on the right
     right[:, hidden:] = UNKNOWN
-    found = log_likelihood(model, left, np.arange(SIZE)[None], right)
+    scores = log_likelihood(model, left, np.arange(SIZE)[None], right)
     for candidate in range(SIZE):
         text = [*left[0], candidate, *right[0, :hidden]]
         expected = sum(
@@ -104,7 +104,7 @@ def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, d
             )
             for i in range(width, len(text))
         )
-        assert found[0, candidate] == pytest.approx(expected.item())
+        assert scores[0, candidate] == pytest.approx(expected.item())
 
 
 def test_no_n_gram_spans_two_rows() -> None:

@@ -128,10 +128,10 @@ def test_masked_error_equals_the_full_output_layer(tmp_path: Path) -> None:
 
 
 def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path: Path) -> None:
-    (every,), (some,) = (small_masked(tmp_path, units).texts for units in (None, 3))
+    (all_rows,), (some,) = (small_masked(tmp_path, units).texts for units in (None, 3))
     for row, index in enumerate(evenly_spaced(9, 3)):
-        assert torch.equal(every.inputs[index], some.inputs[row])
-        assert torch.equal(every.labels[index], some.labels[row])
+        assert torch.equal(all_rows.inputs[index], some.inputs[row])
+        assert torch.equal(all_rows.labels[index], some.labels[row])
 
 
 def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     calls = causal.layer_calls()
     if name == "features":  # it approximates another kernel
         calls = [replace(call, kernel=kernels.Exponential()) for call in calls]
-    found = cell_error(lambda layer: BUILD[name](), [ExactRows.of(call) for call in calls])
+    error = cell_error(lambda layer: BUILD[name](), [ExactRows.of(call) for call in calls])
     errors, norms, cosines, lengths = [], [], [], []
     with torch.no_grad():
         for call in calls:
@@ -205,25 +205,25 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
             cosines.append(float(((scored[0] * scored[1]).sum(dim=-1) / ours / theirs).mean()))
             lengths.append(float((ours.square().sum() / theirs.square().sum()).sqrt()))
     errors, norms = np.array(errors), np.array(norms)
-    np.testing.assert_allclose(found.unit_squared_errors, errors, rtol=1e-3)
-    np.testing.assert_allclose(found.unit_squared_norms, norms, rtol=1e-4)
+    np.testing.assert_allclose(error.unit_squared_errors, errors, rtol=1e-3)
+    np.testing.assert_allclose(error.unit_squared_norms, norms, rtol=1e-4)
     _, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
-    assert found.relative == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
-    assert found.low == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
-    assert found.high == pytest.approx(high, rel=1e-2)
+    assert error.relative == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
+    assert error.low == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
+    assert error.high == pytest.approx(high, rel=1e-2)
     layers = errors.sum(axis=1) / norms.sum(axis=1)
-    assert found.by_layer == pytest.approx(layers, rel=1e-3)
-    assert found.cosine_by_layer == pytest.approx(cosines, abs=1e-4)
-    assert found.length_by_layer == pytest.approx(lengths, rel=1e-4)
-    assert found.cosine == pytest.approx(np.mean(cosines), abs=1e-4)
+    assert error.by_layer == pytest.approx(layers, rel=1e-3)
+    assert error.cosine_by_layer == pytest.approx(cosines, abs=1e-4)
+    assert error.length_by_layer == pytest.approx(lengths, rel=1e-4)
+    assert error.cosine == pytest.approx(np.mean(cosines), abs=1e-4)
 
 
 def test_an_output_that_is_no_number_is_not_an_error_of_zero(causal: Task) -> None:
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
-    found = cell_error(lambda layer: NotANumber(), layers)
-    assert found.relative is None and found.by_layer == (None, None)
-    assert found.cosine is found.relative_length is None
-    assert json.dumps(asdict(found), allow_nan=False)
+    error = cell_error(lambda layer: NotANumber(), layers)
+    assert error.relative is None and error.by_layer == (None, None)
+    assert error.cosine is error.relative_length is None
+    assert json.dumps(asdict(error), allow_nan=False)
 
 
 class NotANumber(torch.nn.Module):
@@ -233,8 +233,8 @@ class NotANumber(torch.nn.Module):
 
 def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: Task) -> None:
     layers = [ExactRows.of(call) for call in causal.layer_calls()]
-    found = cell_error(lambda layer: OptimalValueAware(2), layers)
-    assert found.largest_support == 2 and 0 < found.largest_error < 1
+    error = cell_error(lambda layer: OptimalValueAware(2), layers)
+    assert error.largest_support == 2 and 0 < error.largest_error < 1
     assert cell_error(lambda layer: SlidingWindow(2), layers).largest_support is None
 
 
@@ -260,9 +260,9 @@ def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path)
             asked.append(call.query.shape[-2])
             return super().choose(call)
 
-    found = task.run(lambda layer: Counted(2))
-    assert found.totals[:4].tolist() == found.counts[:4].tolist() == [0.0] * 4
-    assert found.counts[4:].min() > 0 and min(asked) == 1
+    sums = task.run(lambda layer: Counted(2))
+    assert sums.totals[:4].tolist() == sums.counts[:4].tolist() == [0.0] * 4
+    assert sums.counts[4:].min() > 0 and min(asked) == 1
 
 
 @pytest.mark.parametrize("build", [OptimalValueOblivious, OptimalValueAware])
@@ -283,12 +283,12 @@ def test_the_last_layer_answers_only_for_scored_positions_and_no_score_changes(
         made.layer = layer
         return made
 
-    found = task.run(method)
+    sums = task.run(method)
     assert rows[1] < 0.75 * rows[0]
     # A method that says it cannot answer a query alone gets the whole call.
     whole = task.run(lambda layer: type("Whole", (build,), {"queries_alone": False})(2))
-    np.testing.assert_allclose(found.totals, whole.totals, rtol=1e-4)
-    np.testing.assert_array_equal(found.counts, whole.counts)
+    np.testing.assert_allclose(sums.totals, whole.totals, rtol=1e-4)
+    np.testing.assert_array_equal(sums.counts, whole.counts)
 
 
 def test_axes_expand_to_budgets_that_fit() -> None:
@@ -340,8 +340,8 @@ def test_a_number_is_kept_under_everything_that_decides_it(tmp_path: Path) -> No
     longer.recorded_units = 1
     other = small_causal(tmp_path, 90, 20, 12)
     other.model.layers[0].attention.output.weight.data.mul_(2)
-    found = [first, cells(longer), cells(other), cells(small_causal(tmp_path, 90, 20, 12), 3)]
-    assert len({cell[1].value for cell in found}) == 4
+    measured = [first, cells(longer), cells(other), cells(small_causal(tmp_path, 90, 20, 12), 3)]
+    assert len({cell[1].value for cell in measured}) == 4
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -65,7 +65,7 @@ def train_app(root: Path, dies: str = "", at: int = 0) -> None:
     train_causal.main()
 
 
-def kill(**given: Any) -> None:
+def kill(**options: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

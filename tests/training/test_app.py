@@ -58,7 +58,7 @@ def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("override", "words_of_line"),
     [
         ("masked.block=7", ("masked.block is 7; ", f"was made with {LENGTH}")),
         (
@@ -68,13 +68,13 @@ def test_of_two_processes_the_first_one_writes(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_do_not_fit_the_tokens_are_refused_before_any_work(
-    tmp_path: Path, given: str, said: tuple[str, ...]
+    tmp_path: Path, override: str, words_of_line: tuple[str, ...]
 ) -> None:
     write_masked(tmp_path)
     rows = tmp_path / f"outputs/smoke/tokens/masked/{LENGTH}/random"
     shutil.copy(rows / "evaluation.npy", rows / "train.npy")
-    line = refusal(f"train_masked length=short {given}", tmp_path)
-    assert all(words in line for words in said), line
+    line = refusal(f"train_masked length=short {override}", tmp_path)
+    assert all(words in line for words in words_of_line), line
     assert not (tmp_path / ".cache").exists()
     assert not (tmp_path / "outputs/smoke/metrics").exists()
 

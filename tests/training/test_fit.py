@@ -52,8 +52,8 @@ def logged(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
 
 
-def same(one: State, other: State) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
+def same(first: State, other: State) -> bool:
+    return all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_checkpointed_activations_give_the_same_gradients(masked: bool) -> None:
         if again:
             module.checkpoint_activations()
         for layer in module.layers():
-            first = next(part for part in layer.modules() if isinstance(part, nn.Linear))
+            first = next(block for block in layer.modules() if isinstance(block, nn.Linear))
             first.register_forward_pre_hook(lambda *arguments: calls.append(1))
         torch.manual_seed(5)
         loss = module.loss(masked_batch(0) if masked else causal_batch(0))
@@ -162,8 +162,8 @@ def test_flops_are_those_that_torch_counts() -> None:
 def test_flops_of_the_papers_model() -> None:
     """A token takes 6 x (6 x 12 x 512^2 + 267,744 x 512) + 12 x 6 x 512 x 512 operations."""
     parameters = 6 * 12 * 512**2 + 267_744 * 512
-    given = {"parameters": parameters, "layers": 6, "width": 512, "length": 512}
-    assert training_flops(**given) == 954_630_144
+    size = {"parameters": parameters, "layers": 6, "width": 512, "length": 512}
+    assert training_flops(**size) == 954_630_144
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,11 @@ def test_the_loss_is_the_cross_entropy_of_every_answer_and_has_all_gradients() -
 def test_the_metrics_are_the_tasks_means_over_rows() -> None:
     training, rows = module(), batch()
     totals = training.totals(rows)
-    found = training.metrics({name: float(value) for name, value in totals.items()})
+    metrics = training.metrics({name: float(value) for name, value in totals.items()})
     expected = RECALL.metrics(training.model(rows["input_ids"]).logits, rows)
-    assert found.keys() == {"loss", "accuracy", "exact_match"}
-    assert found["loss"] == pytest.approx(float(expected["nats"].mean()), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(float(expected["accuracy"].mean()))
+    assert metrics.keys() == {"loss", "accuracy", "exact_match"}
+    assert metrics["loss"] == pytest.approx(float(expected["nats"].mean()), rel=1e-5)
+    assert metrics["accuracy"] == pytest.approx(float(expected["accuracy"].mean()))
 
 
 def test_heads_that_score_all_keys_alike_weigh_each_by_one_over_their_number() -> None:
@@ -113,7 +113,7 @@ def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("override", "words"),
     [
         ("task=chess", ("chess", "copying", "markov", "recall")),
         ("task=recall in_context.recall.pairs=1", ("pairs is 1", "at least 2")),
@@ -126,8 +126,8 @@ def check_model(folder: Path, task: str, record: dict[str, Any]) -> None:
     ],
 )
 def test_what_cannot_be_trained_ends_with_one_line(
-    tmp_path: Path, given: str, words: tuple[str, ...]
+    tmp_path: Path, override: str, words: tuple[str, ...]
 ) -> None:
-    line = refusal(f"train_in_context {given}", tmp_path)
+    line = refusal(f"train_in_context {override}", tmp_path)
     assert all(word in line for word in words), line
     assert not (tmp_path / "outputs").exists()

@@ -105,20 +105,20 @@ def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:
         def __getitem__(self, step: int) -> Any:
             return super().__getitem__(step)[[0, 0]]  # the rows of the two parts are equal
 
-    seen = []
+    losses = []
 
     class Recording(type(causal_module())):  # type: ignore[misc]
         def loss(self, batch: Any, targets: float | None = None) -> torch.Tensor:
-            seen.append(super().loss(batch, targets))
-            return seen[-1]
+            losses.append(super().loss(batch, targets))
+            return losses[-1]
 
     module = causal_module(dropout=0.5)
     module.__class__ = Recording
     settings = {"evaluate_every": 1, "checkpoint_every": 1, "fingerprint": ""}
     settings |= {"checkpoint_folder": tmp_path}
     fit(module, Same(1), HeldOut(1), **settings, **on_the_cpu(accumulate=2))
-    assert len(seen) == 2
-    assert seen[0] != seen[1]
+    assert len(losses) == 2
+    assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(

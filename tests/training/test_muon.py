@@ -68,11 +68,8 @@ def test_everything_else_is_adamws() -> None:
     assert torch.equal(ours[1], theirs[1]) and torch.equal(ours[2], theirs[2])
 
 
-def test_refuses_hidden_parameters_that_are_no_matrices() -> None:
+def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(ValueError, match="2D"):
         Muon([{"params": [nn.Parameter(torch.zeros(3))], "hidden": True}], lr=1.0)
-
-
-def test_refuses_a_rate_that_is_not_positive() -> None:
     with pytest.raises(ValueError, match=r"adamw_rate is 0; it must be positive"):
         Muon([{"params": list(parameters())[:1], "hidden": True}], lr=1.0, adamw_rate=0)

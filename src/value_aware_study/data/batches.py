@@ -5,7 +5,7 @@ must not shuffle or batch these data sets again. Tokens are read from memory map
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from value_aware_attention.measurement.masking import mask_tokens
+from value_aware_attention.measurement.masking import IGNORED, mask_tokens
 from value_aware_study.data.tokens import AGAIN, check_vocabulary, read_tokens, rearrange
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
@@ -43,14 +43,12 @@ class CausalBatches(Dataset[Tensor]):
         return self.steps
 
     def __getitem__(self, step: int) -> Tensor:
-        starts = [self._start(index) for index in _indices(step, self.batch_size, self.steps)]
+        visits = _visits(step, self.batch_size, self.steps, count=self.blocks, seed=self.seed)
+        starts = [
+            _offset(self.offsets, self.seed, epoch) + block * self.length for epoch, block in visits
+        ]
         rows = [self.tokens[start : start + self.length + 1] for start in starts]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
-
-    def _start(self, index: int) -> int:
-        epoch, position = divmod(index, self.blocks)
-        offset = _offset(self.offsets, self.seed, epoch)
-        return offset + int(_permutation(self.blocks, self.seed, epoch)[position]) * self.length
 
 
 class MaskedSequences:
@@ -71,11 +69,11 @@ class MaskedSequences:
     ) -> None:
         if not paths:
             raise ValueError("masked batches need at least one file of instances, none was given")
-        read = [read_tokens(path, dimensions=2) for path in paths]
-        for path, tokens in zip(paths, read, strict=True):
+        instances = [read_tokens(path, dimensions=2) for path in paths]
+        for path, tokens in zip(paths, instances, strict=True):
             check_vocabulary(path, tokens, vocabulary_size)
-        self.parts = [rearrange(tokens, length) for tokens in read]
-        self.ends = list(accumulate(len(part) for part in self.parts))
+        self.sources = [rearrange(tokens, length) for tokens in instances]
+        self.ends = list(accumulate(map(len, self.sources)))
         self.mask_token, self.special_tokens = mask_token, list(special_tokens)
         self.vocabulary_size = vocabulary_size
         self.fraction = fraction
@@ -103,19 +101,19 @@ class MaskedSequences:
         return {"input_ids": inputs, "labels": labels}
 
     def _sequence(self, index: int) -> NDArray[np.int64]:
-        part = bisect_right(self.ends, index)
-        start = self.ends[part] - len(self.parts[part])
-        sequence: NDArray[np.int64] = self.parts[part][index - start].astype(np.int64)
-        return sequence
+        source = bisect_right(self.ends, index)
+        from_its_end = index - self.ends[source]
+        return self.sources[source][from_its_end].astype(np.int64)
 
 
 def masked_sequences(
-    *, folder: Path | str, split: str, length: int, fraction: float
+    *, folder: Path | str, split: str, length: int, fraction: float, block: int | None = None
 ) -> MaskedSequences:
     """Reads the masked LM's sequences that `write_tokens` left in `folder`, all sources together.
 
     Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
-    A.1); otherwise the shorter ones are joined (Table 4).
+    A.1); otherwise the shorter ones are joined (Table 4). Raises ValueError unless some have the
+    length `block`; None = any.
     """
     from value_aware_attention.hugging_face.saved import saved_tokenizer
 
@@ -123,6 +121,10 @@ def masked_sequences(
     lengths = sorted(int(path.name) for path in root.glob("*") if path.name.isdigit())
     if not lengths:
         raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
+    if block is not None and block not in lengths:
+        raise ValueError(
+            f"masked.block is {block}; {root} was made with {lengths[0]}: take that, or {AGAIN}"
+        )
     instances = root / str(length if length in lengths else lengths[0])
     tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
     return MaskedSequences(
@@ -151,10 +153,9 @@ class MaskedBatches(Dataset[dict[str, Tensor]]):
         return self.steps
 
     def __getitem__(self, step: int) -> dict[str, Tensor]:
-        indices = []
-        for index in _indices(step, self.batch_size, self.steps):
-            epoch, position = divmod(index, len(self.sequences))
-            indices.append(int(_permutation(len(self.sequences), self.seed, epoch)[position]))
+        count = len(self.sequences)
+        visits = _visits(step, self.batch_size, self.steps, count=count, seed=self.seed)
+        indices = [sequence for _, sequence in visits]
         return self.sequences.masked(self.sequences.tokens(indices), self.seed, step)
 
 
@@ -163,7 +164,8 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
 
     The sequences of all sources are in a random order drawn from `seed`, so that the first `limit`
     (None: all) are a sample of all sources; the mask of the i-th is drawn from (seed, i) alone,
-    whatever the batch size. The last batch may be shorter.
+    whatever the batch size. The last batch may be shorter. Raises ValueError where nothing at all
+    is masked.
     """
 
     def __init__(
@@ -172,6 +174,11 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
         self.sequences = sequences
         self.batch_size, self.seed = batch_size, seed
         self.count = len(sequences) if limit is None else min(limit, len(sequences))
+        if not any((self[batch]["labels"] != IGNORED).any() for batch in range(len(self))):
+            raise ValueError(
+                f"no masked token in {self.count} held-out sequences; masked.fraction is "
+                f"{sequences.fraction:g}, raise it"
+            )
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
@@ -199,7 +206,7 @@ class MicroBatches(Dataset[MicroBatch]):
 
     def __init__(
         self,
-        batches: Dataset[Any],
+        batches: Dataset[Batch],
         *,
         accumulate: int,
         world_size: int,
@@ -241,6 +248,15 @@ def _indices(step: int, batch_size: int, steps: int) -> range:
     if not 0 <= step < steps:
         raise IndexError(f"step {step} is outside 0 .. {steps - 1}")
     return range(step * batch_size, (step + 1) * batch_size)
+
+
+def _visits(
+    step: int, batch_size: int, steps: int, *, count: int, seed: int
+) -> Iterator[tuple[int, int]]:
+    """Yields the epoch and the element of each row of a step; epochs visit `count` elements."""
+    for index in _indices(step, batch_size, steps):
+        epoch, position = divmod(index, count)
+        yield epoch, int(_permutation(count, seed, epoch)[position])
 
 
 @lru_cache(maxsize=4)

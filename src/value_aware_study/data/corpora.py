@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from value_aware_attention.files import new_folder
+from value_aware_attention.texts import read_texts
 from value_aware_study.data.text import SPLITS, Document
 from value_aware_study.paths import inside
 
@@ -60,12 +62,12 @@ def write_corpus(
     if not sources:
         raise ValueError("a corpus needs at least one source, none was given")
     with new_folder(folder) as partial:
-        seen: set[int] = set()
+        hashes: set[int] = set()
         fractions = (evaluation_fraction, validation_fraction)
         counts = {
             name: _write_source(
                 name,
-                without_copies(documents, seen) if remove_copies else documents,
+                without_copies(documents, hashes) if remove_copies else documents,
                 inside(partial, name),
                 seed,
                 fractions,
@@ -75,27 +77,6 @@ def write_corpus(
         for name, copied in _overlap(partial, list(sources)).items():
             counts[name]["evaluation"] |= copied
     return counts
-
-
-def read_texts(files: Iterable[Path]) -> Iterator[str]:
-    """Yields the texts of files written by `write_corpus`, one after the other."""
-    for file in files:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield _text(line, file, number)
-
-
-def _text(line: bytes, file: Path, number: int) -> str:
-    """Reads a line that `write_corpus` wrote; ValueError, which names it, for another."""
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except ValueError as error:
-        reason = getattr(error, "reason", getattr(error, "msg", error))
-        raise ValueError(f"{file}, line {number}, is damaged ({reason}): {AGAIN}") from None
-    text = row.get("text") if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        raise ValueError(f"{file}, line {number}, is damaged (it has no text): {AGAIN}")
-    return text
 
 
 def _write_source(
@@ -129,10 +110,9 @@ def _write_source(
 
 def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
     """Counts the words of each source's evaluation text, and those copied from training text."""
-    held = {name: list(read_texts([folder / name / "evaluation.jsonl"])) for name in names}
-    words = copied_words(
-        read_texts(folder / name / "train.jsonl" for name in names), list(held.values())
-    )
+    held_out = [list(read_texts(folder / name / "evaluation.jsonl")) for name in names]
+    train = chain.from_iterable(read_texts(folder / name / "train.jsonl") for name in names)
+    words = copied_words(train, held_out)
     return {
         name: {"words": total, "copied_words": copied}
         for name, (copied, total) in zip(names, words, strict=True)
@@ -143,28 +123,24 @@ def _assigned(
     documents: Iterable[Document], key: str, evaluation: float, validation: float
 ) -> Iterator[Document]:
     """Yields the non-empty documents with a split; the one nearest to evaluation comes last."""
-    next_to_go: tuple[float, str] | None = None
+    spare: tuple[float, str] | None = None
     evaluated = False
     for position, document in enumerate(documents):
         if not document.text.strip():
             continue
-        if document.split is not None:
-            yield document
-            evaluated |= document.split == "evaluation"
-            continue
-        drawn = (_uniform(f"{key} {position}"), document.text)
-        if drawn[0] < evaluation:
-            yield Document(document.text, "evaluation")
-            evaluated = True
-        elif drawn[0] < evaluation + validation:
-            yield Document(document.text, "validation")
-        elif next_to_go is None:
-            next_to_go = drawn
+        split, drawn = document.split, _uniform(f"{key} {position}")
+        if split is None and drawn < evaluation + validation:
+            split = "evaluation" if drawn < evaluation else "validation"
+        if split is not None:
+            yield Document(document.text, split)
+            evaluated |= split == "evaluation"
+        elif spare is None:
+            spare = drawn, document.text
         else:
-            next_to_go, other = min(next_to_go, drawn), max(next_to_go, drawn)
-            yield Document(other[1], "train")
-    if next_to_go is not None:
-        yield Document(next_to_go[1], "train" if evaluated else "evaluation")
+            spare, (_, text) = sorted([spare, (drawn, document.text)])
+            yield Document(text, "train")
+    if spare is not None:
+        yield Document(spare[1], "train" if evaluated else "evaluation")
 
 
 def _uniform(key: str) -> float:
@@ -172,27 +148,31 @@ def _uniform(key: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def without_copies(documents: Iterable[Document], seen: set[int]) -> Iterator[Document]:
+def without_copies(documents: Iterable[Document], earlier: set[int]) -> Iterator[Document]:
     """Removes the passages that earlier documents hold; a document may end up empty.
 
-    A passage goes if at least half of its words lie in a 13-gram of `seen`, the hashes of what
-    earlier documents kept, to which each document adds its own. A passage is a paragraph, or an
-    entry of a list: an unindented line and the indented ones below it. Copies within one document
-    stay: they never lie in two splits.
+    A passage goes if at least half of its words lie in a 13-gram of `earlier`, the hashes of what
+    remains of earlier documents, to which each document adds its own. A passage is a paragraph, or
+    an entry of a list: an unindented line and the indented ones below it. Copies within one
+    document stay: they never lie in two splits.
     """
     for document in documents:
-        parts = list(_passages(document.text))
-        words = [_words(part) for part in parts]
-        hashes = _ngrams([word for part in words for word in part]).tolist()
-        copied = _covered(np.fromiter((h in seen for h in hashes), bool, len(hashes)))
-        ends = np.cumsum([len(part) for part in words])
+        passages = list(_passages(document.text))
+        words = [_words(passage) for passage in passages]
+        hashes = _ngrams([word for passage in words for word in passage]).tolist()
+        copied = _covered(np.fromiter((h in earlier for h in hashes), bool, len(hashes)))
+        ends = np.cumsum([len(passage) for passage in words])
         shares = [
-            copied[end - len(part) : end].mean() if part and hashes else 0.0  # no 13-gram: no copy
-            for part, end in zip(words, ends, strict=True)
+            copied[end - len(passage) : end].mean() if passage and hashes else 0.0  # no 13-gram
+            for passage, end in zip(words, ends, strict=True)
         ]
-        kept = [part for part, share in zip(parts, shares, strict=True) if share < 0.5]
-        text = document.text if len(kept) == len(parts) else "".join(kept).strip()
-        seen.update(hashes if len(kept) == len(parts) else _ngrams(_words(text)).tolist())
+        if max(shares) < 0.5:
+            text = document.text
+        else:
+            fresh = (p for p, share in zip(passages, shares, strict=True) if share < 0.5)
+            text = "".join(fresh).strip()
+            hashes = _ngrams(_words(text)).tolist()
+        earlier.update(hashes)
         yield Document(text, document.split)
 
 
@@ -204,15 +184,15 @@ def copied_words(train: Iterable[str], groups: Sequence[Sequence[str]]) -> list[
     """
     words = [[_words(text) for text in texts] for texts in groups]
     held = [[_ngrams(text) for text in texts] for texts in words]
-    known = np.unique(np.concatenate([_ngrams([]), *(h for texts in held for h in texts)]))
-    found = np.zeros(len(known), bool)
-    for text in train if len(known) else ():
+    asked = np.unique(np.concatenate([_ngrams([]), *(h for texts in held for h in texts)]))
+    occurs = np.zeros(len(asked), bool)
+    for text in train if len(asked) else ():
         hashes = _ngrams(_words(text))
-        places = np.searchsorted(known, hashes) % len(known)
-        found[places[known[places] == hashes]] = True
+        places = np.searchsorted(asked, hashes) % len(asked)
+        occurs[places[asked[places] == hashes]] = True
     return [
         (
-            sum(int(_covered(found[np.searchsorted(known, h)]).sum()) for h in hashes),
+            sum(int(_covered(occurs[np.searchsorted(asked, h)]).sum()) for h in hashes),
             sum(map(len, texts)),
         )
         for hashes, texts in zip(held, words, strict=True)

@@ -6,11 +6,11 @@ starts at once.
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 from unittest.mock import patch
 
 from value_aware_attention.texts import articles, read_texts
@@ -61,10 +61,10 @@ class Docstrings:
     package: str
 
     def __iter__(self) -> Iterator[Document]:
-        seen: set[str] = set()
+        earlier: set[str] = set()
         for docstrings in map(docstrings_of, _modules(self.package)):
-            if fresh := [one for one in dict.fromkeys(docstrings) if one not in seen]:
-                seen.update(fresh)
+            if fresh := [text for text in dict.fromkeys(docstrings) if text not in earlier]:
+                earlier.update(fresh)
                 yield Document("\n\n".join(fresh))
 
 
@@ -145,14 +145,14 @@ class HubDocuments:
                 raise ValueError(f"{self.path} has no texts in {self.field!r}, only {columns}")
             yield text
 
-    def _load(self, hub_split: str) -> Any:
+    def _load(self, hub_split: str) -> Iterable[Mapping[str, object]]:
         import datasets  # slow to import: the other sources do without
 
         from value_aware_attention.hugging_face.saved import hub_answers  # as slow
 
         silent = not Path(self.path).exists() and not hub_answers()
         options = {"split": hub_split, "cache_dir": self.cache and str(self.cache)}
-        given = f"data set {self.path!r}, name {self.name!r}, split {hub_split!r}"
+        name = f"data set {self.path!r}, name {self.name!r}, split {hub_split!r}"
         try:
             # where the hub does not answer, its client would try again for minutes
             with patch("datasets.config.HF_HUB_OFFLINE", silent or datasets.config.HF_HUB_OFFLINE):
@@ -167,10 +167,10 @@ class HubDocuments:
                 + (later if silent else _first_line(error))
             ) from None
         except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{given} cannot be loaded: {_first_line(error)}") from None
+            raise ValueError(f"{name} cannot be loaded: {_first_line(error)}") from None
         except Exception as error:  # of whichever HTTP client `datasets` uses
             raise ConnectionError(
-                f"{given}, stopped ({type(error).__name__}: {_first_line(error)}); "
+                f"{name}, stopped ({type(error).__name__}: {_first_line(error)}); "
                 "the same command continues with the files that are missing"
             ) from error
 

@@ -3,8 +3,8 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -127,32 +127,21 @@ class PretrainedTokenizer:
 def sample(texts: Iterable[str], characters: int) -> list[str]:
     """Selects the texts of lowest hash, in order, with at most `characters` characters together.
 
-    One text longer than that is cut. Memory stays below twice the bound plus one text.
+    One text longer than that is cut. Memory stays below the bound plus one text.
     """
-    kept: list[tuple[bytes, str]] = []
-    held, bound = 0, b"\xff" * 9
+    lowest: list[tuple[int, str]] = []  # a heap with the highest hash first
+    total, bound = 0, 2**64
     for text in texts:
-        key = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        if key < bound:
-            kept.append((key, text))
-            held += len(text)
-        if held > 2 * characters:
-            kept, bound = _lowest(kept, characters)
-            held = sum(len(text) for _, text in kept)
-    return [text[:characters] for _, text in _lowest(kept, characters)[0]]
-
-
-def _lowest(
-    keyed_texts: list[tuple[bytes, str]], characters: int
-) -> tuple[list[tuple[bytes, str]], bytes]:
-    """Selects the prefix in key order within the bound (at least one text), and the next key."""
-    ordered = sorted(keyed_texts)
-    held = 0
-    for count, (key, text) in enumerate(ordered):
-        held += len(text)
-        if held > characters and count:
-            return ordered[:count], key
-    return ordered, b"\xff" * 9
+        key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        if key >= bound:
+            continue
+        heappush(lowest, (-key, text))
+        total += len(text)
+        while total > characters and len(lowest) > 1:
+            highest, dropped = heappop(lowest)
+            total -= len(dropped)
+            bound = -highest
+    return [text[:characters] for _, text in sorted(lowest, reverse=True)]
 
 
 def _byte_level(model: models.Model) -> Tokenizer:
@@ -163,7 +152,7 @@ def _byte_level(model: models.Model) -> Tokenizer:
 
 
 def _wrap(tokenizer: Tokenizer, specials: dict[str, str]) -> PreTrainedTokenizerFast:
-    named: dict[str, Any] = dict(specials)
+    named = dict(specials)
     if "mask_token" in named:
         named |= {"cls_token": named["bos_token"], "sep_token": named["eos_token"]}
     # texts are packed, not truncated: no length is too long

@@ -6,7 +6,7 @@ Everything passes in blocks; nothing in memory grows with the corpus.
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,8 +16,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from value_aware_attention.files import check_checksums, reading
+from value_aware_attention.texts import read_texts
 from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
-from value_aware_study.data.corpora import read_texts
 from value_aware_study.data.text import SPLITS
 from value_aware_study.paths import inside
 
@@ -70,7 +70,8 @@ def write_tokens(
     folder. Arrow files lie in `scratch` meanwhile.
     """
     _check_written(corpus, sources)
-    built = tokenizer.build(read_texts(inside(corpus, name) / "train.jsonl" for name in sources))
+    files = (inside(corpus, name) / "train.jsonl" for name in sources)
+    built = tokenizer.build(chain.from_iterable(map(read_texts, files)))
     counts: dict[str, Counts] = {name: {} for name in sources}
     for folder in filter(None, (stream_folder, instance_folder)):
         built.save_pretrained(folder / "tokenizer")
@@ -116,17 +117,13 @@ def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
     missing = [name for name in sources if not inside(corpus, name).is_dir()]
     if missing or not sources:
         written = ", ".join(sorted(p.name for p in corpus.glob("*") if p.is_dir())) or "nothing"
-        wanted = ", ".join(missing or ["no source"])
-        raise FileNotFoundError(f"{corpus} lacks {wanted}; it holds {written}")
-    needed = (corpus / name / f"{split}.jsonl" for name in sources for split in SPLITS)
-    for file in needed:
-        if file.exists() and not file.stat().st_size and file.stem != "validation":
-            raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
+        lacking = ", ".join(missing or ["no source"])
+        raise FileNotFoundError(f"{corpus} lacks {lacking}; it holds {written}")
     check_checksums(corpus, CORPUS_AGAIN)
 
 
 def _write_instances(
-    streams: Mapping[str, Any],
+    streams: Mapping[str, "Dataset"],
     sources: Mapping[str, SourceQuota],
     split: str,
     tokenizer: "PreTrainedTokenizerFast",
@@ -137,7 +134,6 @@ def _write_instances(
     counts: Counts = {}
     for name, stream in streams.items():
         path = inside(folder, name) / f"{split}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
         quota = getattr(sources[name], split)
         rows = write_instances(
             stream, path, tokenizer=tokenizer, instance_length=length, quota=quota
@@ -147,15 +143,17 @@ def _write_instances(
 
 
 def _write_validation(
-    streams: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", length: int, folder: Path
+    streams: Mapping[str, "Dataset"],
+    tokenizer: "PreTrainedTokenizerFast",
+    length: int,
+    folder: Path,
 ) -> None:
     """Writes validation instances of all sources together: one source may have too few words."""
     from datasets import concatenate_datasets
 
-    text = concatenate_datasets(list(streams.values())) if streams else None
-    if text is not None and count_tokens(text) >= length - 2:
+    if sum(map(count_tokens, streams.values())) >= length - 2:
+        text = concatenate_datasets(list(streams.values()))
         path = folder / "validation.npy"
-        folder.mkdir(parents=True, exist_ok=True)
         write_instances(text, path, tokenizer=tokenizer, instance_length=length)
 
 
@@ -177,42 +175,35 @@ def token_stream(
     The documents are in random order drawn from `seed`; None keeps the order of the file. Specials
     written in a text are text. The Arrow files lie in `cache_dir` and may be deleted afterwards.
     """
-    import pyarrow
     from datasets import Dataset, Features, List, Value
-    from tokenizers import Tokenizer
 
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: write the corpus first")
     # not the JSON reader of `datasets`: Arrow's rewrites texts that look like dates
-    documents = Dataset.from_generator(
-        _rows,
-        features=Features({"text": Value("string")}),
-        cache_dir=str(cache_dir),
-        gen_kwargs={"file": file, "written": file.stat().st_mtime_ns},  # what names the cache
-    )
-    if seed is not None:
-        documents = documents.shuffle(seed=seed)
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.encode_special_tokens = True
-    end = tokenizer.eos_token_id
-
-    def tokenize(batch: "pyarrow.Table") -> "pyarrow.Table":
-        encoded = backend.encode_batch_fast(batch["text"].to_pylist(), add_special_tokens=False)
-        ids = [np.array([*encoding.ids, end], dtype=np.int32) for encoding in encoded]
-        # built as Arrow holds it: converting lists of lists takes a tenth of the whole time
-        ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
-        tokens = pyarrow.ListArray.from_arrays(ends, np.concatenate(ids))
-        return pyarrow.table({"input_ids": tokens})
-
-    return documents.with_format("arrow").map(
-        tokenize,
-        batched=True,
-        batch_size=DOCUMENTS_PER_BATCH,
-        writer_batch_size=DOCUMENTS_PER_BATCH,
-        remove_columns=["text"],
+    stream = Dataset.from_generator(
+        _tokenized,
         features=Features({"input_ids": List(Value("int32"))}),
-        desc=f"tokenizing {file.parent.name}/{file.stem}",
+        cache_dir=str(cache_dir),
+        gen_kwargs={
+            "file": file,
+            "tokenizer": tokenizer.backend_tokenizer.to_str(),
+            "end": tokenizer.eos_token_id,
+            "written": file.stat().st_mtime_ns,  # part of what names the cache
+        },
     )
+    return stream if seed is None else stream.shuffle(seed=seed)
+
+
+def _tokenized(file: Path, tokenizer: str, end: int, written: int) -> Iterator[dict[str, Tokens]]:
+    """Yields the tokens of each document and `end`, many documents at a time."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer)
+    backend.encode_special_tokens = True
+    texts = read_texts(file)
+    while documents := list(islice(texts, DOCUMENTS_PER_BATCH)):
+        for encoding in backend.encode_batch_fast(documents, add_special_tokens=False):
+            yield {"input_ids": np.array([*encoding.ids, end], dtype=np.int32)}
 
 
 def count_tokens(stream: "Dataset") -> int:
@@ -244,11 +235,8 @@ def write_stream(
     if seed is not None:
         stream = stream.shuffle(seed=seed)
     before = [] if first is None else [np.array([first])]
-    array = _array(path, token_dtype(vocabulary_size), (len(before) + total,))
-    start = 0
-    for block in chain(before, _blocks(stream)):
-        array[start : start + len(block)] = block
-        start += len(block)
+    array = _array(path, vocabulary_size, (len(before) + total,))
+    _fill(array, chain(before, _blocks(stream)))
     array.flush()
     return total
 
@@ -275,20 +263,17 @@ def write_instances(
     count = total // pieces if quota is None else min(quota, total // pieces)
     if count == 0:
         raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
-    array = _array(path, token_dtype(len(tokenizer)), (count, instance_length))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = _array(path, len(tokenizer), (count, instance_length))
     array[:, 0], array[:, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
-    row = 0
-    for block in _whole_pieces(_blocks(stream), pieces):
-        rows = block.reshape(-1, pieces)[: count - row]
-        array[row : row + len(rows), 1:-1] = rows
-        row += len(rows)
-        if row == count:
-            break
+    _fill(array[:, 1:-1].flat, _blocks(stream))
     array.flush()
     return count
 
 
-def _array(path: Path, dtype: np.dtype[np.integer], shape: tuple[int, ...]) -> np.memmap:
+def _array(path: Path, vocabulary_size: int, shape: tuple[int, ...]) -> np.memmap:
+    """Makes a file of the smallest of uint16 and int32 that holds every id, mapped into memory."""
+    dtype = np.uint16 if vocabulary_size <= 2**16 else np.int32
     array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):  # writing to a map on a full disk would kill Python
         with path.open("r+b") as file:
@@ -296,24 +281,20 @@ def _array(path: Path, dtype: np.dtype[np.integer], shape: tuple[int, ...]) -> n
     return array
 
 
-def _rows(file: Path, written: int) -> Iterator[dict[str, str]]:
-    for text in read_texts([file]):
-        yield {"text": text}
+def _fill(places: "Tokens | np.flatiter", blocks: Iterable[Tokens]) -> None:
+    """Copies blocks of tokens to places in order, until all of them are taken."""
+    start = 0
+    for block in blocks:
+        places[start : start + len(block)] = block[: len(places) - start]
+        start += len(block)
+        if start >= len(places):
+            break
 
 
 def _blocks(stream: "Dataset") -> Iterator[Tokens]:
     for batch in stream.with_format("arrow").iter(batch_size=DOCUMENTS_PER_BATCH):
         for chunk in batch["input_ids"].chunks:
             yield chunk.flatten().to_numpy()
-
-
-def _whole_pieces(blocks: Iterator[Tokens], piece: int) -> Iterator[Tokens]:
-    rest = np.empty(0, dtype=np.int32)
-    for block in blocks:
-        joined = np.concatenate([rest, block])
-        whole = len(joined) // piece * piece
-        yield joined[:whole]
-        rest = joined[whole:]
 
 
 def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
@@ -357,14 +338,9 @@ def rearrange(instances: Tokens, length: int) -> Tokens:
     return instances[: count // group * group].reshape(-1, length)
 
 
-def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
-    """Returns the smallest of uint16 and int32 that holds every id."""
-    return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.int32)
-
-
 def merged_counts(
-    documents: Mapping[str, Any], causal: Mapping[str, Any], masked: Mapping[str, Any]
-) -> dict[str, Any]:
+    documents: Mapping[str, Counts], causal: Mapping[str, Any], masked: Mapping[str, Any]
+) -> dict[str, object]:
     """Merges the counts of the corpus with those of the causal and of the masked tokens."""
     merged = {
         name: {

@@ -1,19 +1,25 @@
-"""Cells of the survey: every method with the arguments whose cost is nearest to each budget."""
+"""Cells and picture of the survey: every method with the arguments that cost nearest a budget."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
+from value_aware_attention.approximations import Exact, SparseApproximation
 from value_aware_attention.call import Call
 from value_aware_attention.error import budget
-from value_aware_attention.measurement import Record, Setting
+from value_aware_attention.measurement import Record, Setting, Task
 from value_aware_attention.measurement.layers import rounded
+from value_aware_attention.measurement.record import Panel, Picture
 from value_aware_study.evaluation.grid import setting
 
 POINTS = 16
+"""Parameters that the search for a budget tries at a time"""
 
 
 class Affordable(NamedTuple):
@@ -54,7 +60,7 @@ def closest_to_budget(
         return abs(costs[parameter] - keys)
 
     low, high = 1, length
-    while untried := set(_spread(low, high)) - set(costs):
+    while untried := {*range(low, high, max(1, (high - low) // POINTS)), high} - costs.keys():
         for parameter in untried:
             costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
         tried = sorted(costs)
@@ -62,12 +68,6 @@ def closest_to_budget(
         place = tried.index(best)
         low, high = tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
     return Affordable(best, costs[best]) if away(best) <= within * keys else None
-
-
-def _spread(low: int, high: int) -> list[int]:
-    """Lists a few integers from low to high, both included; all of them where they are few."""
-    step = max(1, (high - low) // POINTS)
-    return [*range(low, high, step), high]
 
 
 def _cost(
@@ -93,25 +93,25 @@ class Contender:
     """
 
     name: str
-    method: Mapping[str, Any]
+    method: Mapping[str, object]
     vary: str | None
     make: Callable[..., nn.Module]
 
-    def given(self, parameter: int) -> dict[str, int]:
+    def argument(self, parameter: int) -> dict[str, int]:
         """Returns the open argument by its name."""
         return {} if self.vary is None else {self.vary: parameter}
 
     def build(self, parameter: int) -> nn.Module:
-        return self.make(**self.given(parameter))
+        return self.make(**self.argument(parameter))
 
     def near(self, keys: int, call: Call, within: float) -> Affordable | None:
         """Finds the argument that costs nearest to `keys` on a call; None where it cannot run."""
         length, head_dim = call.key.shape[-2:]
-        found = closest_to_budget(
+        closest = closest_to_budget(
             self.build, keys, length=length, head_dim=head_dim, is_causal=call.is_causal,
             within=within,
         )  # fmt: skip
-        return found if found and _usable(self.build(found.parameter), call) else None
+        return closest if closest and _usable(self.build(closest.parameter), call) else None
 
 
 def planned_cells(
@@ -128,7 +128,9 @@ def planned_cells(
     """
     keys = call.key.shape[-2]
     possible = [budget for budget in budgets if budget <= keys]
-    plan = [cell for one in contenders for cell in _near(one, call, possible, within, seeds)]
+    plan = [
+        cell for contender in contenders for cell in _near(contender, call, possible, within, seeds)
+    ]
     if not plan:
         raise ValueError(
             f"no method of the survey comes within {within:g} of survey.budgets {budgets}; a "
@@ -145,13 +147,13 @@ def _near(
     seeds: Sequence[int],
 ) -> Iterator[Planned]:
     for keys in budgets:
-        found = contender.near(keys, call, within)
-        if found is None:
+        closest = contender.near(keys, call, within)
+        if closest is None:
             continue
-        given = {**contender.method, **contender.given(found.parameter)}
-        for seed in seeds if "seed" in given else [None]:
-            seeded = given if seed is None else given | {"seed": seed}
-            yield setting(contender.name, seeded), keys, rounded(found.cost)
+        method = {**contender.method, **contender.argument(closest.parameter)}
+        for seed in seeds if "seed" in method else [None]:
+            seeded = method if seed is None else method | {"seed": seed}
+            yield setting(contender.name, seeded), keys, rounded(closest.cost)
 
 
 def _usable(method: nn.Module, call: Call) -> bool:
@@ -169,3 +171,56 @@ def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
         for cell, (_, budget, cost) in zip(measured, plan, strict=True)
     )
     return replace(record, cells=(exact, *costed))
+
+
+def first_head(call: Call, positions: int) -> Call:
+    """Cuts a call to its first sequence and head, and to its first positions."""
+    return call.unit(0, heads=slice(1), positions=positions)
+
+
+@torch.inference_mode()
+def effective_weights(method: nn.Module, call: Call) -> Float[Tensor, "N M"]:
+    """Finds W with output = W @ value: what the method uses for alpha, negative included.
+
+    A method that names its keys says so itself; any other is linear in the values, so that the
+    identity in their place reads W off.
+    """
+    if isinstance(method, SparseApproximation):
+        return method.select(**call.arguments()).dense(call.keys)[0, 0]
+    identity = torch.eye(call.keys, dtype=call.dtype, device=call.value.device)
+    return method(**call.arguments() | {"value": identity})[0, 0]
+
+
+def picture(
+    contenders: Sequence[Contender],
+    task: Task,
+    call: Call,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    tokens: int,
+    budget: int,
+) -> Picture:
+    """Draws the weights of every method on a text's first tokens, in the first layer and head."""
+    head = first_head(call, tokens)
+    text = (str(tokenizer.decode([token])).strip() for token in task.first_tokens(tokens))
+    exact = _matrix(effective_weights(Exact(), head))
+    panels = [Panel(approximation="exact", parameters={}, cost=None, weights=exact)]
+    for contender in contenders:
+        closest = contender.near(budget, head, within=math.inf)
+        if closest is None:
+            continue
+        weights = effective_weights(contender.build(closest.parameter), head)
+        panels.append(
+            Panel(
+                approximation=contender.name,
+                parameters=contender.argument(closest.parameter),
+                cost=rounded(closest.cost),
+                weights=_matrix(weights),
+            )
+        )
+    return Picture(tokens=tuple(text), panels=tuple(panels))
+
+
+def _matrix(weights: Tensor) -> tuple[tuple[float, ...], ...]:
+    """Rounds weights to three digits after the point, as a record holds them."""
+    return tuple(tuple(round(number, 3) for number in row) for row in weights.tolist())

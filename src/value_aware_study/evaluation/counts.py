@@ -46,13 +46,13 @@ class CausalCounts:
         stream = np.asarray(read_tokens(self.training, dimensions=1))[None]
         read = np.concatenate([self.batches[step].numpy() for step in range(len(self.batches))])
         size, longest = task.model.config.vocabulary_size, max(CAUSAL_ORDERS.values())
-        scored = {}
+        baselines = {}
         for suffix, rows in (("", stream), ("_tokens_read", read)):
             model = KneserNey(rows, order=longest, vocabulary_size=size)
             for name, order in CAUSAL_ORDERS.items():
-                measured = end_metric(_nats(task, model, order), exact, task.metric)
-                scored[name + suffix] = Baseline(tokens=rows[:, 1:].size, **measured)
-        return scored
+                metric = end_metric(_nats(task, model, order), exact, task.metric)
+                baselines[name + suffix] = Baseline(tokens=rows[:, 1:].size, **metric)
+        return baselines
 
 
 def _nats(task: Task, model: KneserNey, order: int) -> UnitSums:
@@ -62,9 +62,9 @@ def _nats(task: Task, model: KneserNey, order: int) -> UnitSums:
         places = np.flatnonzero(labels >= 0)
         before = np.pad(inputs, (order - 1, 0), constant_values=UNKNOWN)
         contexts = before[places[:, None] + np.arange(1, order)]
-        found = model.probabilities(contexts, np.array(labels[places]))
-        totals.append(-np.log(found).sum())
-        counts.append(float(len(found)))
+        probabilities = model.probabilities(contexts, np.array(labels[places]))
+        totals.append(-np.log(probabilities).sum())
+        counts.append(float(len(places)))
     return UnitSums(np.array(totals), np.array(counts))
 
 
@@ -84,8 +84,8 @@ class MaskedCounts:
         """Returns each model's error on the task's masked tokens, with its paired interval."""
         inputs, labels = (x.numpy() for x in task.texts[0].take(range(len(task.texts[0].inputs))))
         rows, columns = np.nonzero(labels >= 0)
-        targets, shown = labels[rows, columns], inputs[rows, columns]
-        counted = np.concatenate([np.asarray(part) for part in self.training.parts])
+        targets, visible = labels[rows, columns], inputs[rows, columns]
+        counted = np.concatenate([np.asarray(source) for source in self.training.sources])
         size = self.training.vocabulary_size
         model = KneserNey(counted, order=CLOZE_ORDER, vocabulary_size=size)
         unmasked = np.where(inputs == self.training.mask_token, UNKNOWN, inputs)
@@ -93,49 +93,48 @@ class MaskedCounts:
         padded = np.pad(unmasked, ((0, 0), (wide, wide)), constant_values=UNKNOWN)
         around = padded[rows[:, None], columns[:, None] + np.arange(2 * wide + 1)]
         left, right = around[:, :wide], around[:, wide + 1 :]
-        candidates = self._candidates(model, left[:, -1], right[:, 0], shown)
+        candidates = self._candidates(model, left[:, -1], right[:, 0], visible)
         special = np.isin(candidates, self.training.special_tokens)  # never asked for
         likely = self._log_unigram(model)[candidates]
-        kept = self._log_kept(candidates, shown)
+        unchanged = self._log_unchanged(candidates, visible)
         near = log_likelihood(model, left[:, -1:], candidates, right[:, :1])
         far = log_likelihood(model, left, candidates, right)
         scores = {
             "unigram": likely,
-            "shown_token": likely + kept,
+            "shown_token": likely + unchanged,
             "both_neighbours": near,
             "4grams": far,
-            "4grams_shown_token": far + kept,
+            "4grams_shown_token": far + unchanged,
         }
-        count = len(labels)
-        units = np.bincount(rows, minlength=count).astype(np.float64)
-        found = {}
+        units = np.bincount(rows, minlength=len(labels)).astype(np.float64)
+        baselines = {}
         for name, score in scores.items():
             best = np.where(special, -np.inf, score).argmax(axis=1)
             chosen = candidates[np.arange(len(rows)), best]
-            missed = np.bincount(rows, chosen != targets, count).astype(np.float64)
-            measured = end_metric(UnitSums(missed, units), exact, task.metric)
-            found[name] = Baseline(tokens=counted.size, **measured)
-        return found
+            missed = np.bincount(rows, chosen != targets, len(labels)).astype(np.float64)
+            metric = end_metric(UnitSums(missed, units), exact, task.metric)
+            baselines[name] = Baseline(tokens=counted.size, **metric)
+        return baselines
 
     def _log_unigram(self, model: KneserNey) -> NDArray[np.float64]:
         """Computes log p(w) of every token, (V,); -inf for special tokens."""
-        every = np.arange(model.vocabulary_size)
-        found = np.log(model.probabilities(every[:, None][:, :0], every))
-        found[self.training.special_tokens] = -np.inf
-        return found
+        tokens = np.arange(model.vocabulary_size)
+        scores = np.log(model.probabilities(tokens[:, None][:, :0], tokens))
+        scores[self.training.special_tokens] = -np.inf
+        return scores
 
-    def _log_kept(self, candidates: Tokens, shown: Tokens) -> Probabilities:
-        """Computes log p(shown token | candidate), up to a constant; 0 where a mask is shown."""
+    def _log_unchanged(self, candidates: Tokens, visible: Tokens) -> Probabilities:
+        """Computes log p(visible token | candidate), up to a constant; 0 where it is the mask."""
         training = self.training
         ordinary = training.vocabulary_size - len(set(training.special_tokens))
-        visible = (shown != training.mask_token)[:, None]
-        same = candidates == shown[:, None]
-        return np.where(visible, np.log(RANDOM_OR_KEPT * (same + 1 / ordinary)), 0.0)
+        unmasked = (visible != training.mask_token)[:, None]
+        same = candidates == visible[:, None]
+        return np.where(unmasked, np.log(RANDOM_OR_KEPT * (same + 1 / ordinary)), 0.0)
 
-    def _candidates(self, model: KneserNey, left: Tokens, right: Tokens, shown: Tokens) -> Tokens:
+    def _candidates(self, model: KneserNey, left: Tokens, right: Tokens, visible: Tokens) -> Tokens:
         """Chooses the tokens of each gap that are scored, (gaps, K), in order of their numbers.
 
-        Among them are the most frequent token and the one shown.
+        Among them are the most frequent token and the one that stands in the gap.
         """
         likely = self._log_unigram(model)
         best = []
@@ -143,25 +142,25 @@ class MaskedCounts:
             block[:, self.training.special_tokens] = -1.0
             count = min(CANDIDATES, block.shape[1])
             best.append(np.argpartition(-block, count - 1, axis=1)[:, :count])
-        ordinary = np.where(np.isin(shown, self.training.special_tokens), likely.argmax(), shown)
-        frequent = np.full(len(shown), likely.argmax())
+        special = np.isin(visible, self.training.special_tokens)
+        ordinary = np.where(special, likely.argmax(), visible)
+        frequent = np.full(len(visible), likely.argmax())
         return np.sort(np.column_stack([frequent, ordinary, np.concatenate(best)]), axis=1)
 
 
 def _neighbour_scores(model: KneserNey, left: Tokens, right: Tokens) -> Iterator[Probabilities]:
     """Yields p(w | left) p(right | w) of every token w, (gaps, V), some gaps at a time."""
-    size, pairs, seen = model.vocabulary_size, model.orders[1], model.orders[0].keys
+    size, pairs, words = model.vocabulary_size, model.orders[1], model.orders[0].keys
     unigram = model.probabilities(np.full((size, 1), UNKNOWN), np.arange(size))
     rest = np.ones(size)
-    rest[seen[: len(pairs.highest.rest)]] = pairs.highest.rest
+    rest[words[: len(pairs.highest.rest)]] = pairs.highest.rest
     contexts, following = np.divmod(pairs.keys, size)
-    places = seen[contexts], following
-    kept = csr_array((pairs.highest.kept, places), shape=(size, size))
-    by_following = kept.tocsc()
+    places = words[contexts], following
+    discounted = csr_array((pairs.highest.discounted, places), shape=(size, size))
+    by_following = discounted.tocsc()
     for start in range(0, len(left), GAPS_AT_ONCE):
-        part = slice(start, start + GAPS_AT_ONCE)
-        before, behind = left[part], right[part]
-        forward = kept[before].toarray() + np.outer(rest[before], unigram)
+        before, behind = (side[start : start + GAPS_AT_ONCE] for side in (left, right))
+        forward = discounted[before].toarray() + np.outer(rest[before], unigram)
         backward = by_following[:, behind].toarray().T + np.outer(unigram[behind], rest)
         forward[before == UNKNOWN], backward[behind == UNKNOWN] = unigram, 1.0
         yield forward * backward

@@ -53,12 +53,12 @@ class Model:
 
     def median_errors(self, size: int) -> list[float]:
         """Returns the median error over all queries, by method; `size` is a place in `sizes`."""
-        every = [query.kept[size] for head in self.heads for query in head.queries]
+        queries = [query.kept[size] for head in self.heads for query in head.queries]
         errors = (
-            [one.error for one in kept if one.error is not None]
-            for kept in zip(*every, strict=True)
+            [keys.error for keys in column if keys.error is not None]
+            for column in zip(*queries, strict=True)
         )
-        return [median(known) if known else nan for known in errors]
+        return [median(column) if column else nan for column in errors]
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ class Exploration:
 
     def labelled(self, labels: Mapping[str, str]) -> "Exploration":
         """Keeps the models that have a label, in the order of the labels."""
-        known = {model.name: model for model in self.models}
-        models = [replace(known[name], label=labels[name]) for name in labels if name in known]
+        by_name = {model.name: model for model in self.models}
+        names = [name for name in labels if name in by_name]
+        models = (replace(by_name[name], label=labels[name]) for name in names)
         return replace(self, models=tuple(models))
 
     def to_json(self) -> str:
@@ -83,43 +84,43 @@ class Exploration:
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
         """Joins explorations; ValueError where their sizes or methods differ."""
-        first = explorations[0]
-        for other in explorations:
-            for name in ("sizes", "methods"):
-                given, known = getattr(other, name), getattr(first, name)
-                if given != known:
-                    raise ValueError(f"the {name} of explorations are {known} and {given}, not one")
+        for name in ("sizes", "methods"):
+            values = list(dict.fromkeys(getattr(other, name) for other in explorations))
+            if len(values) > 1:
+                raise ValueError(
+                    f"the {name} of explorations are {values[0]} and {values[1]}, not one"
+                )
         models = tuple(model for exploration in explorations for model in exploration.models)
-        return cls(first.sizes, first.methods, models)
+        return replace(explorations[0], models=models)
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":
         """Returns the inverse of `to_json`; ValueError where a part is missing that is shown."""
-        read = without_checksum(json.loads(text))
+        content = without_checksum(json.loads(text))
         models = tuple(
             Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))
-            for model in read["models"]
+            for model in content["models"]
         )
-        found = cls(tuple(read["sizes"]), tuple(read["methods"]), models)
-        if not (found.sizes and found.methods and found.models):
+        exploration = cls(tuple(content["sizes"]), tuple(content["methods"]), models)
+        if not (exploration.sizes and exploration.methods and models):
             raise ValueError("it has no sizes, no methods or no models")
-        for model in found.models:
+        for model in models:
             if not model.tokens or not model.heads:
                 raise ValueError(f"{model.name} has no tokens or no heads")
             if {len(head.queries) for head in model.heads} != {len(model.tokens)}:
                 raise ValueError(f"{model.name} has not a query for every token")
-        return found
+        return exploration
 
 
-def _head(read: dict[str, Any]) -> Head:
+def _head(content: Mapping[str, Any]) -> Head:
     queries = (
         Query(
             tuple(weights),
             tuple(
-                tuple(Kept(tuple(keys), tuple(kept), error) for keys, kept, error in methods)
+                tuple(Kept(tuple(keys), tuple(shares), error) for keys, shares, error in methods)
                 for methods in sizes
             ),
         )
-        for weights, sizes in read["queries"]
+        for weights, sizes in content["queries"]
     )
-    return Head(read["layer"], read["head"], tuple(queries))
+    return Head(content["layer"], content["head"], tuple(queries))

@@ -1,6 +1,9 @@
 """The token explorer: which keys each head keeps on a readable text, method by method."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,7 +19,6 @@ from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.measurement.windows import metric_of, special_tokens
 from value_aware_study.cards import cards
 from value_aware_study.evaluation.exploration import WHOLE, Exploration, Head, Kept, Model, Query
-from value_aware_study.evaluation.passage import MOST, passage
 
 SizedMethod = Callable[[int], SparseApproximation]
 """Number of keys a query may keep -> the method."""
@@ -26,6 +28,12 @@ SIZES = (2, 4, 8)
 """Numbers of keys: with one both often leave all of the error, with many both leave none."""
 HEADS = 72
 """Most heads of a model on the page: 4 KB each there"""
+FEWEST, MOST = 32, 48
+"""Tokens of a passage, special ones included"""
+CONSIDERED = 200
+"""Number of passages among which the one of the most common words is taken"""
+PARAGRAPHS, SENTENCES = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.?!])\s+")
+PROSE = re.compile(r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]")
 Ends = tuple[list[int], list[int]]
 """Special tokens before and after a text"""
 Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
@@ -49,13 +57,13 @@ def explored_model(
     """
     if calls[0].keys < len(tokens):
         raise ValueError(f"{len(tokens)} tokens given for a call of {calls[0].keys} keys")
-    found = [
+    explored = [
         head
         for layer, call in enumerate(calls)
         for head in _explored_layer(layer, call.unit(0, positions=len(tokens)), methods, sizes)
         if heads is None or (layer, head.head) in heads
     ]
-    return Model(name, tuple(tokens), tuple(found))
+    return Model(name, tuple(tokens), tuple(explored))
 
 
 def _explored_layer(
@@ -87,13 +95,13 @@ def _relative_error(
 def _query(
     at: tuple[int, int], exact: Float[Tensor, "H N M"], by_size: Sequence[Sequence[Chosen]]
 ) -> Query:
-    kept = (
+    choices = (
         tuple(_kept(weights[at], error[at]) for weights, error in by_method)
         for by_method in by_size
     )
-    seen = exact[at].nonzero()[:, 0]
-    last = int(seen[-1]) + 1 if len(seen) else 0
-    return Query(_rounded(exact[at][:last]), tuple(kept))
+    visible = exact[at].nonzero()[:, 0]
+    last = int(visible[-1]) + 1 if len(visible) else 0
+    return Query(_rounded(exact[at][:last]), tuple(choices))
 
 
 def _kept(weights: Float[Tensor, " M"], error: Float[Tensor, ""]) -> Kept:
@@ -127,21 +135,21 @@ def exploration(
     if ends is None:
         before, after = special_tokens(tokenizer)
         ends = before, [] if metric == "perplexity" else after
-    ids, shown = passage(texts, tokenizer, ends, min(most, positions(model) or most))
+    ids, pieces = passage(texts, tokenizer, ends, min(most, positions(model) or most))
     row = torch.tensor([ids])
     calls = Task(model, [Text(row, row)], metric, kernel=kernel).layer_calls()
-    every = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
-    heads = {every[place] for place in evenly_spaced(len(every), HEADS)}
+    places = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
+    heads = {places[index] for index in evenly_spaced(len(places), HEADS)}
     methods = {card.explored: card.method for card in map(cards().__getitem__, EXPLORED)}
-    found = explored_model(name, calls, shown, methods, SIZES, heads)
-    return Exploration(SIZES, tuple(methods), (found,))
+    explored = explored_model(name, calls, pieces, methods, SIZES, heads)
+    return Exploration(SIZES, tuple(methods), (explored,))
 
 
 def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> Exploration:
     """Explores a passage of the text that a model is evaluated on, between its special tokens."""
     row = task.texts[0].inputs[0].tolist()
     special = {*tokenizer.all_special_ids} - {tokenizer.mask_token_id}
-    before, after = ([one for one in ends if one in special] for ends in (row[:1], row[-1:]))
+    before, after = ([token for token in ends if token in special] for ends in (row[:1], row[-1:]))
     return exploration(
         name, task.model, tokenizer, _texts_of(task, tokenizer), kernel=task.given_kernel,
         ends=(before, after), most=min(MOST, task.length),
@@ -157,3 +165,80 @@ def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
             for special in tokenizer.all_special_tokens:
                 written = written.replace(special, "")
             yield written
+
+
+class Passage(NamedTuple):
+    """Holds a text in a model's tokens, and what a reader sees of each."""
+
+    ids: list[int]
+    pieces: list[str]
+    """Parts of the text; one that begins a word begins with a space."""
+
+
+def passage(
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Ends,
+    most: int = MOST,
+) -> Passage:
+    """Takes whole sentences of `FEWEST` to `most` tokens, or else as many whole words as fit.
+
+    Of the first `CONSIDERED` passages it is the one with the most words for its tokens. The first
+    sentence of a text is left out, since a window may begin in its midst; `ends` are the special
+    tokens before and after it. Raises ValueError for texts without a word.
+    """
+    before, after = ends
+    most = max(1, most - len(before) - len(after))
+    texts = list(texts)
+    passages = islice(_passages(texts, tokenizer, most), CONSIDERED)
+    text = max(passages, key=lambda text: len(text.split()) / _length(text, tokenizer), default="")
+    inner = _tokenized(text or _words(texts, tokenizer, most), tokenizer, most)
+    first, last = ([f" {name}" for name in tokenizer.convert_ids_to_tokens(ids)] for ids in ends)
+    return Passage([*before, *inner.ids, *after], [*first, *inner.pieces, *last])
+
+
+def _passages(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: int) -> Iterator[str]:
+    """Yields runs of whole sentences of one paragraph that are long enough."""
+    fewest = min(FEWEST, most * 2 // 3)
+    for text in texts:
+        for place, paragraph in enumerate(PARAGRAPHS.split(text)):
+            run = ""
+            for sentence in SENTENCES.split(paragraph.strip())[not place :]:
+                sentence = " ".join(sentence.split())
+                run = f"{run} {sentence}".strip() if PROSE.fullmatch(sentence) else ""
+                count = _length(run, tokenizer) if run else 0
+                if fewest <= count <= most:
+                    yield run
+                if count >= fewest:
+                    run = ""
+
+
+def _words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: int) -> str:
+    """Returns whole words of the longest text, without its first and last, which may be cut."""
+    words = max(texts, key=len, default="").split()
+    if not words:
+        raise ValueError("the text is empty")
+    words = (words[1:-1] or words)[:most]
+    while len(words) > 1 and _length(" ".join(words), tokenizer) > most:
+        words.pop()
+    return " ".join(words)
+
+
+def _length(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _tokenized(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> Passage:
+    is_fast = tokenizer.is_fast
+    encoding = tokenizer(
+        text, add_special_tokens=False, verbose=False, return_offsets_mapping=is_fast
+    )
+    ids = list(encoding["input_ids"])[:most]
+    if not is_fast:
+        return Passage(ids, [str(tokenizer.decode([token])) for token in ids])
+    padded = f" {text}"  # so that every word has a space before it
+    pieces = []
+    for start, end in encoding["offset_mapping"][:most]:
+        begins = padded[start].isspace() or padded[start + 1 : start + 2].isspace()
+        pieces.append(" " * begins + text[start:end].strip())
+    return Passage(ids, pieces)

@@ -19,7 +19,7 @@ from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, Trai
 
 
 def grid(
-    methods: Mapping[str, Mapping[str, Any]],
+    methods: Mapping[str, Mapping[str, object]],
     axes: Mapping[str, Mapping[str, Sequence[Any]]],
     length: int,
 ) -> list[Setting]:
@@ -30,8 +30,8 @@ def grid(
     """
     return [
         setting(name, {**methods[name], **parameters})
-        for name, own in axes.items()
-        for parameters in expand_axes(own, length)
+        for name, values in axes.items()
+        for parameters in expand_axes(values, length)
     ]
 
 
@@ -71,11 +71,12 @@ def own_record(task: Task, attention: TrainedAttention, kernel: str, **options: 
     `kernel` is the name that was asked for; where the method computes only another one, the record
     names that, and none for a mixing. `options` are those of `measure_own`.
     """
-    names = [known.__name__.lower() for known in attention.kernels]
-    computed = names[0] if names and kernel not in names else kernel
+    names = [computed.__name__.lower() for computed in attention.kernels]
+    if names and kernel not in names:
+        kernel = names[0]
     return replace(
         measure_own(task, **options),
-        kernel=None if attention.is_mixing else computed,
+        kernel=None if attention.is_mixing else kernel,
         trained_with=attention.name,
         arguments=dict(attention.arguments),
     )
@@ -87,7 +88,7 @@ def count_models(
     exact: Cell,
     *,
     cache: str,
-    key: Mapping[str, Any],
+    key: Mapping[str, object],
 ) -> dict[str, Baseline]:
     """Scores models that count the training tokens on the targets of `task`, or reads the scores.
 
@@ -102,14 +103,14 @@ def count_models(
         "exact": exact.unit_totals,
     }
 
-    def compute() -> dict[str, Any]:
+    def compute() -> dict[str, object]:
         return {name: asdict(model) for name, model in counted(task, sums).items()}
 
-    found = RecordCache(cache, {}).get(identity, compute)
-    return {name: read(Baseline, model) for name, model in found.items()}
+    baselines = RecordCache(cache, {}).get(identity, compute)
+    return {name: read(Baseline, model) for name, model in baselines.items()}
 
 
-def longer_text(task: Any, longer: Mapping[str, Any] | None) -> dict[str, Baseline]:
+def longer_text(task: Task, longer: Mapping[str, Any] | None) -> dict[str, Baseline]:
     """Scores a masked model on a longer model's text, cut into pieces of its own length.
 
     `longer` configures the task of the longer sequences, whose masked tokens stay the same. Returns
@@ -125,7 +126,7 @@ def longer_text(task: Any, longer: Mapping[str, Any] | None) -> dict[str, Baseli
         if "fill no sequence" not in str(error):
             raise
         return {}
-    if (cut.texts[0].inputs[:, 0] != task.texts[0].inputs[0, 0]).any():
+    if (cut.texts[0].inputs[:, 0] != task.texts[0].inputs[0][0]).any():
         return {}
     sums = cut.run(None)
     return {"longer_text": Baseline(length=length, **end_metric(sums, sums, task.metric))}

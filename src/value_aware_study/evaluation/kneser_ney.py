@@ -17,7 +17,7 @@ UNKNOWN = -1
 class _Discounted(NamedTuple):
     """Holds the discounted counts of the n-grams of one order."""
 
-    kept: Probabilities
+    discounted: Probabilities
     """max(c - D(c), 0) / c(context) of each n-gram"""
     rest: Probabilities
     """Mass that the discounts leave to the lower order, by number of the context"""
@@ -63,11 +63,11 @@ class KneserNey:
         for n in range(1, order + 1):
             keys = contexts * size + rows[:, n - 1 :]
             # pandas hashes: several times faster than the sorting of np.unique
-            numbers, found = pd.factorize(keys.ravel(), sort=True)
+            numbers, ngrams = pd.factorize(keys.ravel(), sort=True)
             contexts = numbers.reshape(keys.shape)
             preceded = pd.unique((contexts * (size + 1) + before[:, : keys.shape[1]]).ravel())
             counts = np.bincount(numbers), np.bincount(preceded // (size + 1))
-            self.orders.append(_Order(found, *(_discounted(found // size, c) for c in counts)))
+            self.orders.append(_Order(ngrams, *(_discounted(ngrams // size, c) for c in counts)))
             contexts = contexts[:, :-1]
 
     def probabilities(self, contexts: Tokens, following: Tokens) -> Probabilities:
@@ -76,25 +76,25 @@ class KneserNey:
         `contexts` are (rows, n - 1) tokens, the nearest one last, `following` (rows,) tokens. The
         tokens up to the last `UNKNOWN` of a context are left out of it.
         """
-        found = np.full(len(following), 1 / self.vocabulary_size)
+        probabilities = np.full(len(following), 1 / self.vocabulary_size)
         for n in range(1, contexts.shape[1] + 2):
             order = self.orders[n - 1]
             counted = order.highest if n == contexts.shape[1] + 1 else order.lower
-            number, known = self._number(contexts[:, contexts.shape[1] + 1 - n :])
-            known &= number < len(counted.rest)  # else no token ever followed
-            place, seen = _find(order.keys, number * self.vocabulary_size + following)
-            rest = counted.rest[np.where(known, number, 0)]
-            found *= np.where(known, rest, 1.0)
-            found += np.where(known & seen, counted.kept[place], 0.0)
-        return found
+            number, occurs = self._number(contexts[:, contexts.shape[1] + 1 - n :])
+            occurs &= number < len(counted.rest)  # else no token ever followed
+            place, follows = _find(order.keys, number * self.vocabulary_size + following)
+            rest = counted.rest[np.where(occurs, number, 0)]
+            probabilities *= np.where(occurs, rest, 1.0)
+            probabilities += np.where(occurs & follows, counted.discounted[place], 0.0)
+        return probabilities
 
     def _number(self, contexts: Tokens) -> tuple[Integers, NDArray[np.bool_]]:
         """Finds the number of each context, (rows,), and whether it occurs."""
-        number, known = np.zeros(len(contexts), dtype=np.int64), np.ones(len(contexts), dtype=bool)
+        number, occurs = np.zeros(len(contexts), dtype=np.int64), np.ones(len(contexts), dtype=bool)
         for order, token in zip(self.orders, contexts.T, strict=False):
-            number, seen = _find(order.keys, number * self.vocabulary_size + token)
-            known &= seen & (token != UNKNOWN)
-        return number, known
+            number, is_ngram = _find(order.keys, number * self.vocabulary_size + token)
+            occurs &= is_ngram & (token != UNKNOWN)
+        return number, occurs
 
 
 def _discounted(contexts: Integers, counts: Integers) -> _Discounted:
@@ -131,7 +131,7 @@ def log_likelihood(
     width = left.shape[1]
     score = np.log(model.probabilities(before, text[:, width]))
     for place in range(width + 1, text.shape[1]):
-        known = (text[:, width + 1 : place + 1] != UNKNOWN).all(axis=1)
-        context = text[known, place - width : place]
-        score[known] += np.log(model.probabilities(context, text[known, place]))
+        rows_known = (text[:, width + 1 : place + 1] != UNKNOWN).all(axis=1)
+        context = text[rows_known, place - width : place]
+        score[rows_known] += np.log(model.probabilities(context, text[rows_known, place]))
     return score.reshape(rows, count)

@@ -20,9 +20,9 @@ from value_aware_attention.models.causal_lm import CausalLanguageModel
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.data.in_context import InContextBatches, InContextTask
-from value_aware_study.data.packaged_weights import weights_folder
 from value_aware_study.data.text import Document
 from value_aware_study.data.tokens import read_tokens
+from value_aware_study.paths import weights_folder
 
 
 def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
@@ -179,16 +179,16 @@ def stream_texts(
     Raises ValueError for a stream too short for them.
     """
     stream = read_tokens(tokens, dimensions=1)
-    wanted = units * len(seeds)
-    if len(stream) < wanted * length:
+    count = units * len(seeds)
+    if len(stream) < count * length:
         raise ValueError(
-            f"the stream has {len(stream)} tokens; {wanted} windows of {length} need "
-            f"{wanted * length}"
+            f"the stream has {len(stream)} tokens; {count} windows of {length} need "
+            f"{count * length}"
         )
-    step = len(stream) // wanted
-    windows = np.stack([stream[i * step : i * step + length] for i in range(wanted)])
-    every = torch.from_numpy(windows.astype(np.int64))
-    texts = [Text.of_tokens(rows, seed) for rows, seed in _by_seed(every, seeds)]
+    step = len(stream) // count
+    windows = np.stack([stream[i * step : i * step + length] for i in range(count)])
+    rows_by_seed = _by_seed(torch.from_numpy(windows.astype(np.int64)), seeds)
+    texts = [Text.of_tokens(rows, seed) for rows, seed in rows_by_seed]
     return Task(load_model(str(checkpoint)), texts, "perplexity", first_row=length // 2)
 
 
@@ -197,11 +197,12 @@ def encoder_texts(
     length: int, seeds: Sequence[int], units: int,
 ) -> Task:  # fmt: skip
     """Takes `units` windows a seed of texts for an encoder whose weights come with a package."""
-    found = str(weights_folder(requirement=requirement, package=package, folder=folder))
-    read = [document.text for corpus in texts.values() for document in corpus]
-    windows = text_windows(read, load_tokenizer(found), length=length, windows=units * len(seeds))
+    weights = str(weights_folder(requirement=requirement, package=package, folder=folder))
+    documents = [document.text for corpus in texts.values() for document in corpus]
+    tokenizer, count = load_tokenizer(weights), units * len(seeds)
+    windows = text_windows(documents, tokenizer, length=length, windows=count)
     rows = [Text(rows, rows, seed=seed) for rows, seed in _by_seed(windows.tokens, seeds)]
-    return Task(load_model(found), rows, "cosine")
+    return Task(load_model(weights), rows, "cosine")
 
 
 def _by_seed(

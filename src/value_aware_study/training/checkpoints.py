@@ -4,23 +4,23 @@ import logging
 import os
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.plugins.io import CheckpointIO
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from value_aware_attention.files import held, new_file, remove_left_overs
+from value_aware_attention.files import held, new_file
 from value_aware_study.data.batches import MicroBatch
 
 LOG = logging.getLogger(__name__)
 
 
-class CheckpointFiles(CheckpointIO):
+class CheckpointFiles(TorchCheckpointIO):
     """Keeps last.ckpt and the one before it, previous.ckpt, in a folder of one run at a time.
 
     Lightning's own files go through the machine's temporary folder, where a kill leaves them
@@ -31,47 +31,39 @@ class CheckpointFiles(CheckpointIO):
         self.folder = folder
         self.last, self.previous = folder / "last.ckpt", folder / "previous.ckpt"
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Keeps other runs out of the folder until the process ends, even by a kill.
 
         Raises ValueError if another run holds the folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with held(self.folder, "a training run", "train in another folder"):
-            remove_left_overs(self.folder)
-            yield
+        return held(self.folder, "a training run", "train in another folder")
 
-    def newest_first(self) -> list[tuple[Path, bool]]:
-        """Lists the checkpoints, newest first, and whether their bytes are as written."""
-        return [(path, _is_whole(path)) for path in (self.last, self.previous) if path.is_file()]
+    def whole(self) -> Iterator[Path]:
+        """Yields the checkpoints whose bytes are as written, newest first; warns of the others."""
+        for path in (self.last, self.previous):
+            if _is_whole(path):
+                yield path
+            elif path.is_file():
+                LOG.warning("%s is damaged: the run continues from the one before it, if any", path)
 
     def remove(self) -> None:
         for path in (self.last, self.previous):
             path.unlink(missing_ok=True)
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+        self, checkpoint: dict[str, Any], path: Path | str, storage_options: object = None
     ) -> None:
         """Writes so that one name is a whole checkpoint at every moment, also of a power cut."""
         with new_file(self.last) as unfinished:
             with unfinished.open("wb") as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
             if self.last.exists():
                 os.replace(self.last, self.previous)
 
-    def load_checkpoint(
-        self,
-        path: Any,
-        map_location: Any | None = None,
-        weights_only: bool | None = None,
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: Path, *options: object, **named: object) -> dict[str, Any]:  # type: ignore[override]
+        """Reads a checkpoint to the CPU as `read_checkpoint` does, whatever the options."""
         return read_checkpoint(path, "cpu")
-
-    def remove_checkpoint(self, path: Any) -> None:
-        Path(path).unlink(missing_ok=True)
 
 
 class ResumableCheckpoint(Callback):
@@ -93,27 +85,29 @@ class ResumableCheckpoint(Callback):
 
     def newest(self) -> tuple[int, Path | None]:
         """Finds the newest whole checkpoint this run can continue: steps taken, and file."""
-        for path, whole in self.files.newest_first():
-            if not whole:
-                LOG.warning("%s is damaged: the run continues from the one before it, if any", path)
-                continue
-            saved = read_checkpoint(path, "meta")
-            state = saved["callbacks"].get(self.state_key, {})
+        for path in self.files.whole():
+            checkpoint = read_checkpoint(path, "meta")
+            state = checkpoint["callbacks"].get(self.state_key, {})
             if state.get("fingerprint") == self.fingerprint:
-                return int(saved["global_step"]), path
+                return int(checkpoint["global_step"]), path
         return 0, None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, str]:
         return {"fingerprint": self.fingerprint}
 
     def on_train_batch_end(
-        self, trainer: Trainer, module: Any, outputs: Any, batch: MicroBatch, batch_idx: int
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: object,
+        batch: MicroBatch,
+        batch_idx: int,
     ) -> None:
         last = batch.position + 1 == trainer.accumulate_grad_batches
         if last and trainer.global_step % self.evaluate_every:
             self._save(trainer)
 
-    def on_validation_end(self, trainer: Trainer, module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.state.fn == "fit":
             self._save(trainer)
 

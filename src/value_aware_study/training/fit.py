@@ -6,29 +6,31 @@ import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
-from value_aware_study.data.batches import MicroBatches, check_micro_batches
+from value_aware_study.data.batches import Batch, MicroBatches, check_micro_batches
 from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
 from value_aware_study.training.modules import LanguageModeling
 
-UNHELPFUL = (
-    r".*does not have many workers.*",
-    r".*is smaller than the logging interval.*",
-    r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
-    r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+UNHELPFUL = "|".join(
+    (
+        r".*does not have many workers.*",
+        r".*is smaller than the logging interval.*",
+        r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
+        r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+    )
 )
 """Warnings that no user can act on."""
 
@@ -56,8 +58,8 @@ Save = Callable[[list[dict[str, float]]], None]
 
 def fit(
     module: LanguageModeling,
-    train_batches: Dataset[Any],
-    evaluation_batches: Dataset[Any],
+    train_batches: Dataset[Batch],
+    evaluation_batches: Dataset[Batch],
     *,
     evaluate_every: int,
     checkpoint_every: int,
@@ -77,8 +79,7 @@ def fit(
     model, and removes the checkpoints after that, so that a finished training is never lost.
     `trainer` are arguments of Lightning's Trainer; its num_nodes and accumulate_grad_batches are
     `nodes` and `accumulate`. Each of `devices` on every node takes its share of a batch's rows, in
-    `accumulate` micro-batches one after the other; the step is the same. `workers` processes read
-    batches ahead.
+    `accumulate` micro-batches; the step is the same. `workers` processes read batches ahead.
     `_prepare` describes the other options.
 
     A run that was killed continues, bit by bit (`ResumableCheckpoint`). SIGTERM ends the process
@@ -99,10 +100,11 @@ def fit(
         every=checkpoint_every,
         evaluate_every=evaluate_every,
     )
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        made = _trainer(checkpoint, steps, **trainer)
-        _prepare(module, made, compile, checkpoint_activations, peak_flops)
-        _run(made, module, checkpoint, train_batches, evaluation_batches, workers, save)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.filterwarnings("ignore", message=UNHELPFUL)
+        lightning = _trainer(checkpoint, steps, **trainer)
+        _prepare(module, lightning, compile, checkpoint_activations, peak_flops)
+        _run(lightning, module, checkpoint, train_batches, evaluation_batches, workers, save)
     return module.curve
 
 
@@ -114,10 +116,12 @@ def _trainer(
     Raises ValueError for an argument that it does not have, or that is not the user's to choose,
     and for devices that are not there.
     """
+    for name in LIGHTNING:
+        logging.getLogger(name).setLevel(logging.WARNING)
     bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     try:
-        made = Trainer(
+        lightning = Trainer(
             **options,
             max_steps=steps,
             num_nodes=nodes,
@@ -136,9 +140,9 @@ def _trainer(
         )
     except (MisconfigurationException, TypeError, ImportError) as error:
         raise ValueError(" ".join(str(error).split())) from None
-    if options.get("precision") in ("16-mixed", "16") and made.precision == "bf16-mixed":
+    if options.get("precision") in ("16-mixed", "16") and lightning.precision == "bf16-mixed":
         raise ValueError(f"precision is {options['precision']}; a CPU has bf16-mixed in its place")
-    return made
+    return lightning
 
 
 def _prepare(
@@ -184,8 +188,8 @@ def _run(
     trainer: Trainer,
     module: LanguageModeling,
     checkpoint: ResumableCheckpoint,
-    train_batches: Dataset[Any],
-    evaluation_batches: Dataset[Any],
+    train_batches: Dataset[Batch],
+    evaluation_batches: Dataset[Batch],
     workers: int,
     save: Save,
 ) -> None:
@@ -248,7 +252,7 @@ class StepProgress(Callback):
     Lightning's bars count epochs, and lose the total when a run continues.
     """
 
-    def on_train_start(self, trainer: Trainer, module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.bar = tqdm(
             total=trainer.max_steps,
             initial=trainer.global_step,
@@ -258,14 +262,18 @@ class StepProgress(Callback):
             disable=None if trainer.is_global_zero else True,  # None: drawn on a terminal alone
         )
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, *arguments: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, *arguments: object
+    ) -> None:
         self.bar.set_postfix(module.latest, refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
 
-    def on_train_end(self, trainer: Trainer, module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.bar.close()
 
-    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, module: LightningModule, exception: BaseException
+    ) -> None:
         if hasattr(self, "bar"):
             self.bar.close()
 
@@ -281,20 +289,3 @@ class _Items(Sampler[int]):
 
     def __len__(self) -> int:
         return self.stop
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences Lightning's notices about hardware, and warnings that no user can act on."""
-    loggers = [logging.getLogger(name) for name in LIGHTNING]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for message in UNHELPFUL:
-            warnings.filterwarnings("ignore", message=message)
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.WARNING)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

@@ -1,24 +1,12 @@
-"""Checks of a masked training before it starts: its tokens, its attention and its first weights."""
+"""Checks of a masked training before it starts: its attention and its first weights."""
 
 from pathlib import Path
 
 from value_aware_attention.hugging_face.saved import check_files
 from value_aware_attention.kernels import Exponential
-from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models.long_roberta import read_config
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_study.data.batches import FrozenMaskedBatches
-
-
-def check_block(tokens: Path, block: int) -> None:
-    """Raises ValueError where `tokens` holds instances of other lengths than `block` alone."""
-    made_with = {int(path.name) for path in tokens.glob("*") if path.name.isdigit()}
-    if made_with and block not in made_with:
-        raise ValueError(
-            f"masked.block is {block}; {tokens} was made with {min(made_with)}: take that, or run "
-            f"python -m pipelines.tokens again"
-        )
 
 
 def check_attention(
@@ -38,13 +26,3 @@ def check_attention(
     start = TrainedAttention.of(read_config(warm_start))
     if start and start.is_mixing and not (attention and attention.is_mixing):
         raise ValueError(f"{warm_start} was trained with {start}: it has no attention")
-
-
-def check_masked(held_out: FrozenMaskedBatches) -> None:
-    """Raises ValueError for held-out text on which nothing would be predicted."""
-    batches = (held_out[index] for index in range(len(held_out)))
-    if len(held_out) and not any((batch["labels"] != IGNORED).any() for batch in batches):
-        raise ValueError(
-            f"no masked token in {held_out.count} held-out sequences; masked.fraction is "
-            f"{held_out.sequences.fraction:g}, raise it"
-        )

@@ -114,23 +114,23 @@ model = {task.auto_class}.from_pretrained({name})
 tokenizer = AutoTokenizer.from_pretrained({name})"""
 
 
-def _hyperparameters(values: Mapping[str, Any]) -> str:
-    given = [
+def _hyperparameters(values: Mapping[str, object]) -> str:
+    rows = [
         {"name": name.replace("_", " "), "value": values[name]}
         for name in sorted(values)
         if values[name] is not None
     ]
-    return _table(given, {"name": "hyperparameter", "value": "value"})
+    return _table(rows, {"name": "hyperparameter", "value": "value"})
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+def _table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> str:
     """Writes a Markdown table; columns that no row has are left out."""
     used = {key: label for key, label in columns.items() if any(key in row for row in rows)}
     cells = [[_number(row.get(key, "")) for key in used] for row in rows]
     return tabulate(cells, list(used.values()), tablefmt="pipe", disable_numparse=True)
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else escaped(str(value))

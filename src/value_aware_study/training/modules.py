@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import LinearCrossEntropyOptions
 from torch.nn.functional import cross_entropy, linear_cross_entropy
@@ -115,8 +116,8 @@ class LanguageModeling(LightningModule):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups parameters: hidden matrices, other matrices and vectors, without empty groups."""
         hidden = [p for layer in self.layers() for p in layer.parameters() if p.ndim == 2]
-        known = set(map(id, hidden))
-        others = [p for p in self.parameters() if p.ndim > 1 and id(p) not in known]
+        in_layers = set(hidden)  # tensors are hashed by identity
+        others = [p for p in self.parameters() if p.ndim > 1 and p not in in_layers]
         vectors = [p for p in self.parameters() if p.ndim <= 1]
         undecayed = {} if self.decays_vectors else {"weight_decay": 0.0}
         groups: list[dict[str, Any]] = [
@@ -126,7 +127,7 @@ class LanguageModeling(LightningModule):
         ]
         return [group for group in groups if group["params"]]
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self.make_optimizer(self.parameter_groups())
         scheduler = LambdaLR(optimizer, self.schedule)
         return {
@@ -134,7 +135,9 @@ class LanguageModeling(LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    def on_before_batch_transfer(self, batch: Batch | MicroBatch, dataloader_idx: int) -> Any:
+    def on_before_batch_transfer(
+        self, batch: Batch | MicroBatch, dataloader_idx: int
+    ) -> Batch | MicroBatch:
         """Takes this process's share of the rows; `validation_step` does so too."""
         if not isinstance(batch, MicroBatch):
             return batch
@@ -163,7 +166,7 @@ class LanguageModeling(LightningModule):
             self._pending["train/gradient_norm"] = get_total_norm(gradients)
             self._pending["train/learning_rate"] = optimizer.param_groups[0]["lr"]
 
-    def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: object, batch: MicroBatch, batch_idx: int) -> None:
         accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
         self._tokens += self.inputs(batch.rows).numel() * processes
         self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
@@ -219,8 +222,7 @@ class LanguageModeling(LightningModule):
         """Logs values to every logger, at the number of steps taken."""
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
-        shown = {name: value for name, value in values.items() if name.endswith(SHOWN)}
-        self.latest.update(shown)
+        self.latest |= {name: value for name, value in values.items() if name.endswith(SHOWN)}
 
 
 class CausalTraining(LanguageModeling):

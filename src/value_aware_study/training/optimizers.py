@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim import Muon as MatrixMuon
+from torch.optim.optimizer import ParamsT
 
 
 class _StepwiseOptimizer(Optimizer):
@@ -44,7 +46,7 @@ class BertAdam(_StepwiseOptimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        params: ParamsT,
         *,
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -129,25 +131,23 @@ class Muon(_StepwiseOptimizer):
             raise ValueError(f"adamw_rate is {adamw_rate}; it must be positive")
         groups = [group if group["hidden"] else group | {"lr": lr * adamw_rate} for group in params]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        self._hidden: dict[str, Any] = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
-        self._others: dict[str, Any] = {"betas": tuple(betas), "eps": eps, "fused": True}
-        self._parts()  # refuses now what cannot be trained, and completes the groups
+        self._muon = partial(MatrixMuon, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        self._adamw = partial(AdamW, betas=(betas[0], betas[1]), eps=eps, fused=True)
+        self._optimizers()  # refuses now what cannot be trained, and completes the groups
 
     def _take(self) -> None:
-        for part in self._parts():
-            part.step()
+        for optimizer in self._optimizers():
+            optimizer.step()
 
-    def _parts(self) -> list[Optimizer]:
+    def _optimizers(self) -> list[Optimizer]:
         """Builds torch's optimizers over our groups and state, which a checkpoint replaces."""
-        parts: list[Optimizer] = [
-            MatrixMuon([group], **self._hidden)
-            if group["hidden"]
-            else AdamW([group], **self._others)
+        optimizers: list[Optimizer] = [
+            self._muon([group]) if group["hidden"] else self._adamw([group])
             for group in self.param_groups
         ]
-        for part in parts:
-            part.state = self.state
-        return parts
+        for optimizer in optimizers:
+            optimizer.state = self.state
+        return optimizers
 
 
 class Schedule(Protocol):

@@ -47,11 +47,12 @@ def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:
 
 def with_hours(row: Mapping[str, Any], operations_per_second: float | None) -> dict[str, Any]:
     """Adds the estimated hours to a row, unless the speed is None; the longest text comes last."""
-    last = {"optimizer": row["optimizer"]}
-    if operations_per_second is None:
-        return {**row}
-    hours = row["operations"] / operations_per_second / 3600
-    return {key: value for key, value in row.items() if key not in last} | {"hours": hours} | last
+    columns = dict(row)
+    if operations_per_second is not None:
+        optimizer = columns.pop("optimizer")
+        hours = row["operations"] / operations_per_second / 3600
+        columns |= {"hours": hours, "optimizer": optimizer}
+    return columns
 
 
 def assumptions(operations: float, operations_per_second: float | None) -> str:
@@ -87,11 +88,11 @@ def sequence(section: DictConfig) -> int:
     return length
 
 
-def vocabulary_size(section: DictConfig, given: DictConfig, tokens: DictConfig) -> int:
-    """Returns a vocabulary's size: the one given, or what the tokenizer of the scale makes."""
+def vocabulary_size(section: DictConfig, chosen: DictConfig, tokens: DictConfig) -> int:
+    """Returns a vocabulary's size: the chosen one, or what the tokenizer of the scale makes."""
     task = "masked" if "positions" in section else "causal"
-    known = KNOWN_VOCABULARIES.get(class_name(tokens[f"{task}_tokenizer"]))
-    size: int = given[task] or known or tokens.vocabulary_size
+    published = KNOWN_VOCABULARIES.get(class_name(tokens[f"{task}_tokenizer"]))
+    size: int = chosen[task] or published or tokens.vocabulary_size
     return size
 
 
@@ -108,7 +109,7 @@ def untrained(section: DictConfig, vocabulary: int) -> LanguageModeling:
     return module
 
 
-def random_batch(section: DictConfig, vocabulary: int, count: int) -> Any:
+def random_batch(section: DictConfig, vocabulary: int, count: int) -> Batch:
     """Draws `count` sequences; of a masked model's the share `fraction` is asked for."""
     length = sequence(section)
     if "positions" not in section:
