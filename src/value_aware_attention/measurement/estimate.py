@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
+Array = NDArray[np.float64]
 DASH = "–"
 NONE = "none"
 """Stands for a count that no number of keys reaches, or a share of outputs that are all 0."""
@@ -125,8 +126,8 @@ class Estimate:
 
 
 def estimate(
-    totals: NDArray[np.float64],
-    counts: NDArray[np.float64],
+    totals: Array,
+    counts: Array,
     *,
     least: float = -np.inf,
     most: float = np.inf,
@@ -139,9 +140,12 @@ def estimate(
     return Estimate(value=value, low=low, high=high)
 
 
-def ratio_of_sums(
-    totals: NDArray[np.float64], counts: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def mean(units: Array, most: float = np.inf) -> Estimate:
+    """Averages numbers >= 0 of units, with the interval cut at `most`."""
+    return estimate(units, np.ones_like(units), least=0.0, most=most)
+
+
+def ratio_of_sums(totals: Array, counts: Array) -> tuple[Array, Array, Array]:
     """Computes sum(t_u) / sum(n_u) over the units u of the first axis, and its 95% interval's ends.
 
     Units (windows or sequences) are taken as independent, not their targets, which share a context:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,23 +140,6 @@ class LayerErrors:
     squared_norm: Array
     paths: Mapping[str, Array]
     matches: Mapping[str, NDArray[np.int64]]
-
-    def plain(self) -> dict[str, Any]:
-        """Returns it as lists and numbers, for JSON."""
-        arrays = {
-            name: {key: array.tolist() for key, array in getattr(self, name).items()}
-            for name in ("paths", "matches")
-        }
-        return vars(self) | arrays | {"squared_norm": self.squared_norm.tolist()}
-
-    @classmethod
-    def of_plain(cls, content: Mapping[str, Any]) -> Self:
-        """Reads what `plain` made."""
-        arrays: dict[str, Any] = {
-            name: {key: np.array(array) for key, array in content[name].items()}
-            for name in ("paths", "matches")
-        }
-        return cls(**{**content, **arrays, "squared_norm": np.array(content["squared_norm"])})
 
 
 @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any, Self, TypeVar
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, pad
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import Exact
@@ -70,7 +71,8 @@ class _ScoredRows(nn.Module):
         return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)
 
 
-P = TypeVar("P")
+R = TypeVar("R")
+S = TypeVar("S")
 Layerwise = Callable[[int], nn.Module]
 """layer index -> the method that replaces attention there."""
 Read = Callable[[Any, Tensor, Tensor], Tensor]
@@ -91,20 +93,55 @@ class UnitSums:
         return float(self.totals.sum() / self.counts.sum())
 
 
-def joined(parts: Sequence[P]) -> P:
-    """Joins the units of measured parts: dataclasses of arrays, or mappings of them, over units.
+def joined(results: Sequence[R]) -> R:
+    """Joins the units of results: dataclasses of arrays, or mappings of them, over units.
 
-    Their other fields are those of the first part.
+    Their other fields are those of the first result.
     """
 
     def together(name: str) -> Any:
-        found = [getattr(part, name) for part in parts]
-        if isinstance(found[0], Mapping):
-            return {key: np.concatenate([each[key] for each in found]) for key in found[0]}
-        return np.concatenate(found) if isinstance(found[0], np.ndarray) else found[0]
+        values = [getattr(result, name) for result in results]
+        if isinstance(values[0], Mapping):
+            return {key: np.concatenate([value[key] for value in values]) for key in values[0]}
+        return np.concatenate(values) if isinstance(values[0], np.ndarray) else values[0]
 
-    first: Any = parts[0]
+    first: Any = results[0]
     return replace(first, **{field.name: together(field.name) for field in fields(first)})
+
+
+def plain(result: Any) -> Any:
+    """Makes lists of the arrays in the fields of a result, and in mappings, for JSON."""
+    if isinstance(result, np.ndarray):
+        return result.tolist()
+    items = vars(result) if is_dataclass(result) else result
+    return {key: plain(x) for key, x in items.items()} if isinstance(items, Mapping) else items
+
+
+def arrays(content: Any) -> Any:
+    """Makes arrays of the lists that `plain` made."""
+    if isinstance(content, Mapping):
+        return {key: arrays(x) for key, x in content.items()}
+    return np.array(content) if isinstance(content, list) else content
+
+
+def measured_by_text(
+    task: "Task", settings: Sequence[S], begin: Callable[["Text"], Callable[[S], R]], progress: bool
+) -> list[R]:
+    """Measures every setting on each text, with a bar on a terminal; joins the results of texts.
+
+    `begin(text)` returns the function that measures a setting on this text.
+    """
+    rows: list[list[R]] = []
+    total = len(task.texts) * len(settings)
+    with tqdm(total=total, disable=None if progress else True, leave=False) as bar:
+        for text in task.texts:
+            measured = begin(text)
+            rows.append([])
+            for setting in settings:
+                bar.set_postfix_str(str(setting))
+                rows[-1].append(measured(setting))
+                bar.update()
+    return [joined(results) for results in zip(*rows, strict=True)]
 
 
 @dataclass(frozen=True)
