@@ -7,7 +7,6 @@ Writes outputs/<scale>/probe/<name>/, which no stage of dvc.yaml reads.
 """
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -18,7 +17,7 @@ SHORT = ("model", "text", "tokenizer", "caches")
 
 
 @app("probe", short=SHORT)
-def main(cfg: DictConfig) -> dict[str, Any]:
+def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <results>/<name>/, and returns a row for a multirun's table."""
     from pipelines.app.probing import documents, probed
     from value_aware_study.paths import inside

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -19,6 +18,7 @@ from pipelines.app.tracking import log_record, tracked
 from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.measure import Method
 from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.probe import loaded, probe
 from value_aware_study.data.text import Document, HubDocuments, TextFiles
@@ -60,7 +60,7 @@ def probed(
     folder: Path,
     description: str = "",
     named_by: str = "probe.name",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measures a checkpoint, writes the record and its page into the folder, returns a row.
 
     Raises ValueError, before it measures, where the folder holds the page of another checkpoint;
@@ -131,7 +131,7 @@ def kernel(cfg: DictConfig, model: PreTrainedModel) -> Kernel | None:
     return asked
 
 
-def methods(cfg: DictConfig) -> Mapping[str, Any]:
+def methods(cfg: DictConfig) -> Mapping[str, Method]:
     """Returns each configured approximation as a function of the number of keys and the layer."""
 
     def build(name: str, r: int, layer: int) -> nn.Module:

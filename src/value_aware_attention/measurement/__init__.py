@@ -7,7 +7,7 @@ record.to_json()
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from value_aware_attention.measurement.measure import LayerOptions, Setting, measure
@@ -20,7 +20,7 @@ _HOMES = {"Record": "record", "Task": "task", "Text": "task"}
 """Modules of the names above; the others are of `measure`"""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Imports a name only when it is asked for, so that records are read without torch."""
     if name in __all__:
         return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'measure')}"), name)
@@ -31,7 +31,7 @@ class _Package(ModuleType):
     """Has the function `measure`, where Python would put the module when it is imported."""
 
     @property
-    def measure(self) -> Any:
+    def measure(self) -> object:
         return import_module(f"{self.__name__}.measure").measure
 
     @measure.setter

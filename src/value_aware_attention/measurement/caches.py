@@ -99,7 +99,7 @@ def gaps(errors: Mapping[str, Array], **setting: Any) -> Iterator[CacheGaps]:
         pooled = {name: error.sum(axis=axes) for name, error in errors.items()}
         for place in np.ndindex(pooled["method"].shape[1:]):
             layer, head = (*place, None, None)[:2]
-            ratios = {
+            ratios: dict[str, Any] = {
                 gap: estimate(pooled[above][:, *place], pooled[below][:, *place], least=0.0)
                 for gap, (above, below) in GAPS.items()
             }

@@ -24,14 +24,16 @@ from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.run_on import run_on, seconds_now
 from value_aware_attention.measurement.task import Task, Text, measured_by_text
 
-Setting = tuple[str, float, Mapping[str, Any] | None]
+Arguments = Mapping[str, Any]
+"""Those of `compressed_cache`, by name"""
+Setting = tuple[str, float, Arguments | None]
 """Name of a cache, the share that it keeps, and `compressed_cache`'s arguments; None: full"""
 
 
 @torch.inference_mode()
 def measure_decoding(
     task: Task,
-    caches: Mapping[str, Mapping[str, Any]],
+    caches: Mapping[str, Arguments],
     *,
     keep: Sequence[float],
     prefix: int,
@@ -139,9 +141,7 @@ class _Decoded:
     """Those after the prompt"""
 
     @classmethod
-    def of(
-        cls, task: Task, text: Text, prefix: int, arguments: Mapping[str, Any] | None
-    ) -> "_Decoded":
+    def of(cls, task: Task, text: Text, prefix: int, arguments: Arguments | None) -> "_Decoded":
         """Reads the text twice."""
         tokens, labels = (x.to(task.device) for x in text.take(range(len(text.inputs))))
         forced = _read(task.model, tokens, None, prefix, arguments)
@@ -179,7 +179,7 @@ def _read(
     tokens: Int[Tensor, "B L"],
     labels: Int[Tensor, "B L"] | None,
     prefix: int,
-    arguments: Mapping[str, Any] | None,
+    arguments: Arguments | None,
 ) -> _Read:
     """Reads a prompt, then token by token; where `labels` ask for one, the token just decoded."""
     logits: list[Tensor] = []
@@ -189,7 +189,7 @@ def _read(
         begun = _time(tokens)
         model(tokens[:, :prefix], past_key_values=cache, use_cache=True)
         prompt = _time(tokens) - begun
-        full = [layer for layer in cache.layers if type(layer) is DynamicLayer]
+        full: list[Any] = [layer for layer in cache.layers if type(layer) is DynamicLayer]
         held = sum(x.keys.nbytes + x.values.nbytes for x in full if x.keys is not None)
         for at in range(prefix, tokens.shape[1]):
             token = tokens[:, at]

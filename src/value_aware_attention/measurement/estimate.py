@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,69 +20,70 @@ WIDE = 1e5
 """Smallest number that is too wide for a table of a terminal with its digits."""
 
 
-def number(value: Any, digits: int = 1) -> str:
+def number(value: float | None, digits: int = 1) -> str:
     """Writes a number with thousands separators and fixed decimals; a dash if it is missing."""
-    if _is_missing(value):
+    if not _is_known(value):
         return DASH
     return f"{float(value):,.{digits}f}" if abs(value) < LARGE else f"{float(value):.2e}"
 
 
-def whole(value: Any) -> str:
+def whole(value: float | None) -> str:
     """Writes a number without decimals."""
     return number(value, 0)
 
 
-def signed(value: Any, digits: int = 1) -> str:
+def signed(value: float | None, digits: int = 1) -> str:
     """Writes a number with its sign, which a 0 has not."""
-    if _is_missing(value):
+    if not _is_known(value):
         return DASH
     if not round(value, digits):
         return f"{0:.{digits}f}"
     return f"{'+' if value > 0 else '−'}{number(abs(value), digits)}"
 
 
-def short(value: Any, digits: int = 3) -> str:
+def short(value: float | None, digits: int = 3) -> str:
     """Writes a number to its significant digits: "0.0123"."""
-    return DASH if _is_missing(value) else f"{value:.{digits}g}"
+    return f"{value:.{digits}g}" if _is_known(value) else DASH
 
 
-def rounded(value: Any, digits: int = 3) -> str:
+def rounded(value: float | None, digits: int = 3) -> str:
     """Writes a number to its significant digits, with separators: "0.0123", "1,230"."""
-    text = DASH if _is_missing(value) else f"{float(f'{float(value):.{digits}g}'):,.10g}"
-    return text.replace("-", "−")
+    if not _is_known(value):
+        return DASH
+    return f"{float(f'{float(value):.{digits}g}'):,.10g}".replace("-", "−")
 
 
-def narrow(value: Any, digits: int = 1) -> str:
+def narrow(value: float | None, digits: int = 1) -> str:
     """Writes a number as `number` does, and from `WIDE` on with two digits and a power of ten."""
-    return number(value, digits) if _is_missing(value) or value < WIDE else short(value, 2)
+    return short(value, 2) if _is_known(value) and value >= WIDE else number(value, digits)
 
 
-def _is_missing(value: Any) -> bool:
-    """Tells whether there is no number: None, NaN, or what pandas has in the place of one."""
-    return not (isinstance(value, Real) and value == value)
+def _is_known(value: float | None) -> TypeGuard[float]:
+    """Tells a number from None, NaN and what pandas has in their place."""
+    return isinstance(value, Real) and value == value
 
 
-Writer = Callable[[Any, int], str]
+Writer = Callable[[float | None, int], str]
 """(number, digits) -> text: one of the functions above"""
 
 
-def interval(low: Any, high: Any, digits: int = 1, text: Writer = number) -> str:
+def interval(low: float | None, high: float | None, digits: int = 1, text: Writer = number) -> str:
     """Writes "1.0 to 2.5"; `text` writes its ends: `number`, `signed` or `short`."""
-    if _is_missing(low) or _is_missing(high):
+    if not (_is_known(low) and _is_known(high)):
         return DASH
     return f"{text(low, digits)} to {text(high, digits)}"
 
 
 def with_interval(
-    value: Any,
-    low: Any,
-    high: Any,
+    value: float | None,
+    low: float | None,
+    high: float | None,
     digits: int = 1,
     text: Writer = number,
     form: str = "{} ({} to {})",
 ) -> str:
     """Writes "69 (65 to 76)"; the value alone where its interval is unknown."""
-    if _is_missing(low) or _is_missing(high):
+    if not (_is_known(low) and _is_known(high)):
         return text(value, digits)
     return form.format(text(value, digits), text(low, digits), text(high, digits))
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from value_aware_attention.measurement.record import (
     Attention,
     Cell,
     CellError,
+    Parameters,
     Record,
     Skewness,
     TextRead,
@@ -68,12 +69,15 @@ SCALES = {"error": 100.0, "cosine": 1.0}
 """Factors of the metrics that are a mean over targets, and the largest values of these"""
 
 
+JsonObject = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Setting:
     """Names a method: `build` makes that of a layer, a report sorts and plots by `parameters`."""
 
     approximation: str
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     build: Layerwise
 
     def __str__(self) -> str:
@@ -102,7 +106,7 @@ def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
 
 
 @torch.inference_mode()
-def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
+def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
     """Measures ||o - o~||^2 by unit, direction and length of a layer's outputs.
 
     Of a solver that is the error which it returns itself; the keys that it returns are checked.
@@ -123,9 +127,9 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
     }
 
 
-def _known(number: Any) -> float | None:
+def _known(number: SupportsFloat) -> float | None:
     """Returns a number for JSON: None where it is not finite."""
-    return float(number) if math.isfinite(number) else None
+    return float(number) if math.isfinite(float(number)) else None
 
 
 def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
@@ -334,14 +338,14 @@ class _Measurement:
 
     def _layers(
         self, options: LayerOptions, kernel: Kernel | None, sizes: Sequence[int]
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Measures output errors and skewness of every layer, text by text."""
-        how = {
+        how: JsonObject = {
             "rows": options.rows, "search": options.search, "between": options.between,
             "matched": sorted({*MATCHED, *sizes}),
         }  # fmt: skip
 
-        def compute(number: int) -> dict[str, Any]:
+        def compute(number: int) -> JsonObject:
             calls = self.first if number == 0 else self.task.layer_calls(number)
             weighed = [replace(call, kernel=kernel or call.kernel) for call in calls]
             errors = shared_map(partial(layer_errors, **how), weighed)
@@ -369,7 +373,7 @@ class _Measurement:
             yield cell
 
     def _sums(self, setting: Setting) -> UnitSums:
-        def compute(number: int) -> dict[str, Any]:
+        def compute(number: int) -> JsonObject:
             return plain(self.task.run(setting.build, number))
 
         key = self._key(setting) | {"measured": "end metric"}
@@ -382,12 +386,12 @@ class _Measurement:
         error = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
         return read(CellError, error)
 
-    def _key(self, setting: Setting) -> dict[str, Any]:
+    def _key(self, setting: Setting) -> dict[str, object]:
         return setting_key(setting, len(attention_layers(self.task.model)))
 
     def _by_text(
-        self, key: Mapping[str, Any], compute: Callable[[int], dict[str, Any]], work: float
-    ) -> list[dict[str, Any]]:
+        self, key: Mapping[str, object], compute: Callable[[int], JsonObject], work: float
+    ) -> list[JsonObject]:
         """Finds or computes the result of every text."""
         results = []
         for number in range(self.task.parts):
@@ -396,7 +400,7 @@ class _Measurement:
             self.bar.update(work)
         return results
 
-    def _get(self, key: Mapping[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _get(self, key: Mapping[str, object], compute: Callable[[], JsonObject]) -> JsonObject:
         return compute() if self.cache is None else self.cache.get(key, compute)
 
     @contextmanager
@@ -423,7 +427,7 @@ class _Measurement:
             yield
 
 
-def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
+def setting_key(setting: Setting, layers: int) -> dict[str, object]:
     """Lists the methods of all layers and their source, on which a cell depends beside its task."""
     built = [setting.build(layer) for layer in range(layers)]
     modules = {type(module).__module__ for method in built for module in method.modules()}
@@ -450,7 +454,7 @@ def _device(task: Task) -> str:
     return device.type
 
 
-def _identity(task: Task, weights: str | None) -> dict[str, Any]:
+def _identity(task: Task, weights: str | None) -> dict[str, object]:
     """Lists the inputs that all numbers depend on: weights, kernel, device, engine, source."""
     return {
         "weights": weights or weights_hash(task.model),

@@ -19,6 +19,8 @@ OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 SHARES = (0.01, 0.05, 0.1)
 """Relative output errors for which `KeysNeeded` are counted"""
 Numbers = tuple[float, ...]
+Parameters = Mapping[str, Any]
+"""Arguments of a method by name"""
 NUMBERS = {float: (float, int)}
 """Types of JSON that are read as a number"""
 
@@ -54,9 +56,9 @@ class JsonRecord:
                 )
             content = without_checksum(content)
             del content["version"]
-            found: Self = read(cls, content, name)
-            found.check()
-        return found
+            record: Self = read(cls, content, name)
+            record.check()
+        return record
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""
@@ -122,8 +124,8 @@ class CellError:
 
 
 def _mean(layers: Sequence[float | None]) -> float | None:
-    known = [layer for layer in layers if layer is not None]
-    return fmean(known) if known and len(known) == len(layers) else None
+    numbers = [layer for layer in layers if layer is not None]
+    return fmean(numbers) if numbers and len(numbers) == len(layers) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class Cell(EndMetric):
     """One approximation with one setting of its parameters, in all layers of the model."""
 
     approximation: str
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     error: CellError | None = None
     budget: float | None = None
     """Keys a query that the setting was chosen to cost; `cost` is its real one (`error.budget`)"""
@@ -298,7 +300,7 @@ class Panel:
     """The weights, queries by keys, that one method gives in the place of attention's."""
 
     approximation: str
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     cost: float | None
     weights: tuple[Numbers, ...]
 
@@ -368,7 +370,7 @@ class Record(JsonRecord):
     picture: Picture | None = None
     trained_with: str = ""
     """Name of the method that replaced attention in training, with its `arguments`"""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Parameters = field(default_factory=dict)
     control: "Record | None" = None
     """The same architecture with random weights, measured on the same text"""
     budgets: tuple[Cell, ...] = ()
@@ -418,23 +420,23 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
     Raises ValueError, with the place in `name`, for content that does not fit the dataclass.
     """
     if isinstance(kind, type) and is_dataclass(kind):
-        known, hints = {f.name for f in fields(kind)}, get_type_hints(kind)
-        if not isinstance(content, dict) or (unknown := sorted(set(content) - known)):
+        names, hints = sorted(field.name for field in fields(kind)), get_type_hints(kind)
+        if not isinstance(content, dict) or (unknown := sorted(set(content) - set(names))):
             got = f"unknown {', '.join(unknown)}" if isinstance(content, dict) else repr(content)
-            raise ValueError(f"{name} has {got}; a {kind.__name__} has {', '.join(sorted(known))}")
-        parts = {key: read(hints[key], part, f"{name}.{key}") for key, part in content.items()}
+            raise ValueError(f"{name} has {got}; a {kind.__name__} has {', '.join(names)}")
+        values = {key: read(hints[key], item, f"{name}.{key}") for key, item in content.items()}
         try:
-            return kind(**parts)
+            return kind(**values)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from None
-    origin, given = get_origin(kind), get_args(kind)
+    origin, kinds = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return None if content is None else read(given[0], content, name)
+        return None if content is None else read(kinds[0], content, name)
     if origin is tuple and isinstance(content, (list, tuple)):
-        return tuple(read(given[0], part, f"{name}.{i}") for i, part in enumerate(content))
+        return tuple(read(kinds[0], item, f"{name}.{i}") for i, item in enumerate(content))
     if origin is Mapping and isinstance(content, dict):
-        return {key: read(given[1], part, f"{name}.{key}") for key, part in content.items()}
+        return {key: read(kinds[1], item, f"{name}.{key}") for key, item in content.items()}
     if kind is not Any and not isinstance(content, NUMBERS.get(kind, origin or kind)):
-        wanted = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
-        raise ValueError(f"{name} is {content!r:.80}; it must be a {wanted}")
+        allowed = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
+        raise ValueError(f"{name} is {content!r:.80}; it must be a {allowed}")
     return content

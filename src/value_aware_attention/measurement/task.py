@@ -1,7 +1,7 @@
 """Holds a trained model, the text that it is measured on, and the end metric of its predictions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
@@ -164,7 +164,7 @@ class Text:
     def take(self, rows: Sequence[int]) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
         """Stacks inputs and labels of rows of one length."""
         inputs, labels = (
-            torch.stack([every[row] for row in rows]) for every in (self.inputs, self.labels)
+            torch.stack([tensors[row] for row in rows]) for tensors in (self.inputs, self.labels)
         )
         return inputs, labels
 
@@ -198,7 +198,7 @@ METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
 
 
 def output_at(
-    model: PreTrainedModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"], **options: Any
+    model: PreTrainedModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"], **options: bool
 ) -> Float[Tensor, "S C"]:
     """Reads logits, or hidden states of a model without a head, at some positions."""
     # A model that finds pads in the tokens would hide them; texts have none.
@@ -258,11 +258,11 @@ class Task:
         return self.given_head_dim or self.layer_calls()[0].value.shape[-1]
 
     @torch.inference_mode()
-    def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
-        """Sums the losses of a part with attention replaced; None = with the model's own."""
-        text, scored = self.texts[part], _ScoredRows()
+    def run(self, method: Layerwise | None, number: int = 0) -> UnitSums:
+        """Sums the losses of a text with attention replaced; None = with the model's own."""
+        text, scored = self.texts[number], _ScoredRows()
         batches = list(text.batches(self.batch_size))
-        replaced: Any = nullcontext()
+        replaced: AbstractContextManager[object] = nullcontext()
         if method is not None:
             layers = len(attention_layers(self.model))
             chosen = scored.in_last_layer(method, layers) if self.scored_rows else method
@@ -272,33 +272,33 @@ class Task:
             inputs, labels = (x.to(self.device) for x in text.take(rows))
             scored.asked = labels >= 0
             output = self.read(self.model, inputs, scored.asked)
-            wanted = labels[scored.asked]
+            target = labels[scored.asked]
             if self.metric == "cosine":
-                wanted = self._exact_output(part, rows[0], inputs, scored.asked)
-            losses = METRICS[self.metric](output, wanted).double().cpu()
+                target = self._exact_output(number, rows[0], inputs, scored.asked)
+            losses = METRICS[self.metric](output, target).double().cpu()
             each = losses.split((labels >= 0).sum(dim=1).tolist())
             return np.array([float(of_row.sum()) for of_row in each])
 
         with replaced:
-            found = shared_map(losses_of, batches)
+            by_batch = shared_map(losses_of, batches)
         totals = np.zeros(len(text.inputs))
-        for rows, losses in zip(batches, found, strict=True):
+        for rows, losses in zip(batches, by_batch, strict=True):
             totals[rows] = losses
         counts = np.array([float((labels >= 0).sum()) for labels in text.labels])
         return UnitSums(*(x.reshape(-1, text.pieces).sum(axis=1) for x in (totals, counts)))
 
     def _exact_output(
-        self, part: int, row: int, inputs: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
+        self, number: int, row: int, inputs: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
     ) -> Float[Tensor, "S C"]:
         """Reads a batch with exact attention, once for all methods."""
-        if (part, row) not in self.exact:
+        if (number, row) not in self.exact:
             with replace_attention(self.model, exactly, kernel=self.given_kernel):
-                self.exact[part, row] = self.read(self.model, inputs, asked)
-        return self.exact[part, row]
+                self.exact[number, row] = self.read(self.model, inputs, asked)
+        return self.exact[number, row]
 
-    def recorded_rows(self, part: int = 0) -> list[int]:
-        """Lists the rows that layers are measured on."""
-        rows = self.texts[part].inputs
+    def recorded_rows(self, number: int = 0) -> list[int]:
+        """Lists the rows of a text that layers are measured on."""
+        rows = self.texts[number].inputs
         full = [row for row, tokens in enumerate(rows) if len(tokens) == self.length]
         if not full:
             raise ValueError(
@@ -308,15 +308,15 @@ class Task:
         return [full[index] for index in evenly_spaced(len(full), self.recorded_units)]
 
     @torch.inference_mode()
-    def layer_calls(self, part: int = 0) -> list[Call]:
+    def layer_calls(self, number: int = 0) -> list[Call]:
         """Records each layer's call in the exact model, on the recorded rows as one batch.
 
         A layer that the model runs several times (ALBERT) counts as several. Raises ValueError,
         with the layer, where exact attention gives what is not a number.
         """
         layers = []
-        for row in self.recorded_rows(part):
-            inputs, labels = (x.to(self.device) for x in self.texts[part].take([row]))
+        for row in self.recorded_rows(number):
+            inputs, labels = (x.to(self.device) for x in self.texts[number].take([row]))
             with recording(self.model, kernel=self.given_kernel) as calls:
                 output = self.read(self.model, inputs, labels >= 0)
             _check_numbers(output, calls)
@@ -328,10 +328,10 @@ class Task:
         """Returns the first tokens of one of the rows that layers are measured on."""
         return self.texts[0].inputs[self.recorded_rows()[unit]][:count].tolist()
 
-    def digest(self, part: int) -> str:
-        """Hashes the tokens and labels of a part, and its recorded rows."""
-        text = self.texts[part]
-        recorded = self.recorded_rows(part), self.first_row
+    def digest(self, number: int) -> str:
+        """Hashes the tokens and labels of a text, and its recorded rows."""
+        text = self.texts[number]
+        recorded = self.recorded_rows(number), self.first_row
         facts = (self.metric, recorded, text.pieces, [len(row) for row in text.inputs])
         digest = sha256(repr(facts).encode())
         for row in (*text.inputs, *text.labels):

@@ -7,7 +7,7 @@
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from value_aware_attention.probe.measuring import (
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Imports a name only when it is asked for: the command's help does without torch."""
     if name in __all__:
         return getattr(import_module("value_aware_attention.probe.measuring"), name)

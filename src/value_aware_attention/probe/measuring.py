@@ -293,7 +293,7 @@ def _texts(text: str | Iterable[str]) -> list[str]:
     if isinstance(text, bytes | Path) or not isinstance(text, Iterable):
         raise ValueError(f"text is {described(text)}; give a string, or several: what files hold")
     texts = [text] if isinstance(text, str) else list(text)
-    if others := [part for part in texts if not isinstance(part, str)]:
+    if others := [item for item in texts if not isinstance(item, str)]:
         raise ValueError(f"text holds one {described(others[0])}; give strings: what files hold")
     return texts
 
@@ -379,7 +379,7 @@ def _cache_losses(
     observed = [f"last {min(LAST, rows)}", "noncausal", "repeat", "hindsight"]
     settings = cache_settings(
         default_cache_methods() if methods is None else methods,
-        sizes=[max(1, (prefix or task.length) // part) for part in parts],
+        sizes=[max(1, (prefix or task.length) // share) for share in parts],
         observed=observed if causal else ["noncausal", "hindsight"],
         gaps_of=[GAPS_OF],
         pools={JOINT: {"model": ["repeat"]}} if causal else {},
