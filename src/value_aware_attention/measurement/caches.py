@@ -227,22 +227,15 @@ class _Result:
     """Holds the measurements of one setting on some units."""
 
     seeds: NDArray[np.int64]
-    norm: Array
-    """||o||^2 (units, layers, heads)"""
-    errors: Mapping[str, Array]
-    """"method", and the references where gaps are measured: (units, layers, heads)"""
-    ends: Mapping[str, Array]
-    """By name (units)"""
-    exact: Mapping[str, Array]
-    keys: Array
-    """Keys kept (units, layers, heads)"""
-    seconds: Array
-    """Time of a choice (texts)"""
-    prefill: Array
-    """Time of exact attention over the keys that are chosen from (texts)"""
+    norm: Array  # ||o||^2 (units, layers, heads)
+    errors: Mapping[str, Array]  # of "method", and of `REFERENCES` for gaps: as `norm`
+    ends: Mapping[str, Array]  # end metrics by name (units)
+    exact: Mapping[str, Array]  # those of the exact model
+    keys: Array  # kept (units, layers, heads)
+    seconds: Array  # of a choice (texts)
+    prefill: Array  # seconds of exact attention over the keys that are chosen from (texts)
     multiply_adds: float
-    shape: Sequence[int]
-    """Of a layer's queries: texts, key-value heads, query heads of each, positions, head_dim"""
+    shape: Sequence[int]  # of queries: texts, key-value heads, query heads of each, positions, D
 
     def cell(self, setting: CacheSetting) -> CacheCell:
         relative, norm = self._relative(self.errors["method"]), self._relative(self.norm)
@@ -286,14 +279,10 @@ class _Exact:
 
     task: Task
     text: Text
-    layers: Sequence[ExactRows]
-    """Served queries of each layer, on which errors are measured"""
-    served: Int[Tensor, " n"]
-    """The places of all served queries"""
-    output: Tensor
-    """Logits, or last hidden states"""
-    best: dict[str, Array] = field(default_factory=dict)
-    """Errors that best sets leave, once searched for, by their method"""
+    layers: Sequence[ExactRows]  # the served queries on which errors are measured
+    served: Int[Tensor, " n"]  # places of all served queries
+    output: Tensor  # logits, or last hidden states
+    best: dict[str, Array] = field(default_factory=dict)  # errors of best sets, by their method
 
     @classmethod
     def of(cls, task: Task, text: Text, settings: Sequence[CacheSetting]) -> "_Exact":

@@ -93,12 +93,10 @@ class _Result:
     nats: Array
     right: Array
     same: Array
-    keys: Array
-    """(texts, layers, heads)"""
+    keys: Array  # (texts, layers, heads)
     bytes: Array
     full_bytes: Array
-    token: Array
-    """Median processor seconds of a token (texts)"""
+    token: Array  # median processor seconds
     prompt: Array
     choosing: Array
 
@@ -119,16 +117,14 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Read:
+    """What a model said after a prompt, and the processor seconds that it took."""
+
     logits: Float[Tensor, "B N E"]
-    """Of the positions after the prompt"""
-    likeliest: Int[Tensor, "B N"]
-    """The most likely next token at each"""
+    likeliest: Int[Tensor, "B N"]  # next tokens
     report: CompressedCache | None
-    bytes: int
-    """Of the cache that the prompt filled"""
+    bytes: int  # of the cache that the prompt filled
     prompt: float
     tokens: list[float]
-    """Processor seconds of the prompt, and of each token"""
 
 
 @dataclass(frozen=True)
@@ -137,8 +133,7 @@ class _Decoded:
 
     forced: _Read
     free: _Read
-    labels: Int[Tensor, "B N"]
-    """Those after the prompt"""
+    labels: Int[Tensor, "B N"]  # after the prompt
 
     @classmethod
     def of(cls, task: Task, text: Text, prefix: int, arguments: Arguments | None) -> "_Decoded":

@@ -388,30 +388,25 @@ class Record(JsonRecord):
                 raise ValueError(f"{what} is {size}; it must be at least 1")
         if not self.cells or self.cells[0].approximation != "exact":
             raise ValueError("its cells do not begin with exact attention")
-        _check_cells(self)
+        self._check_cells("cells", self.cells)
+        self._check_cells("budgets", self.budgets)
         if self.control is not None:
-            _check_control(self.control, self)
+            self._check_control(self.control)
 
+    def _check_control(self, control: "Record") -> None:
+        for name in ("metric", "unit", "length", "head_dim"):
+            if vars(control)[name] != vars(self)[name]:
+                raise ValueError(f"control has another {name} than the model that it stands beside")
+        control.check()
 
-def _check_cells(record: Record) -> None:
-    for name in ("cells", "budgets"):
-        for place, cell in enumerate(getattr(record, name)):
-            _check_cell(cell, f"{name}.{place}", record)
-
-
-def _check_cell(cell: Cell, name: str, record: Record) -> None:
-    if {len(cell.unit_totals), len(cell.unit_counts)} != {len(record.cells[0].unit_totals)}:
-        raise ValueError(f"{name} has other units than exact attention")
-    least = min(end for end in (cell.value, cell.low, cell.high) if end is not None)
-    if record.metric == "perplexity" and least <= 0:
-        raise ValueError(f"{name} has a perplexity of {least}")
-
-
-def _check_control(control: Record, record: Record) -> None:
-    for name in ("metric", "unit", "length", "head_dim"):
-        if vars(control)[name] != vars(record)[name]:
-            raise ValueError(f"control has another {name} than the model that it stands beside")
-    control.check()
+    def _check_cells(self, name: str, cells: Sequence[Cell]) -> None:
+        units = len(self.cells[0].unit_totals)
+        for place, cell in enumerate(cells):
+            if {len(cell.unit_totals), len(cell.unit_counts)} != {units}:
+                raise ValueError(f"{name}.{place} has other units than exact attention")
+            least = min(end for end in (cell.value, cell.low, cell.high) if end is not None)
+            if self.metric == "perplexity" and least <= 0:
+                raise ValueError(f"{name}.{place} has a perplexity of {least}")
 
 
 def read(kind: Any, content: Any, name: str = "it") -> Any:
